@@ -7,7 +7,7 @@ from pathlib import Path
 
 from results_samples import make_memory, make_speed
 
-from tuner.core.records import Configuration, Outcome, Prediction, Status, TrialRecord
+from tuner.core.records import Configuration, MemoryBudget, Outcome, Prediction, Status, TrialRecord
 from tuner.core.units import GIB
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
@@ -58,9 +58,7 @@ def make_trial(folder: Path, gib: float, tokens_per_s: float, **settings: object
     configuration = configure(load_space(str(folder / "tiny.yaml")), settings)
     device_bytes, margin_bytes = round(gib * GIB), GIB
     prediction = Prediction(
-        fits=device_bytes + margin_bytes <= gpu.memory_bytes,
-        limit_bytes=gpu.memory_bytes,
-        margin_bytes=margin_bytes,
+        budget=MemoryBudget(gpu.memory_bytes, margin_bytes),
         memory=make_memory(device_bytes),
         speed=make_speed(tokens_per_s),
         trainable_params=12_345,

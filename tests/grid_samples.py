@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from results_samples import make_memory, make_speed
 
-from tuner.core.records import Prediction
+from tuner.core.records import MemoryBudget, Prediction
 from tuner.core.units import GIB
 from tuner.report.grid import Grid, GridCell, GridMethod, GridRun
 from tuner.searches.cost import RunCost
@@ -20,9 +20,7 @@ def make_run(
 ) -> GridRun:
     type_ = get_gpu(gpu)
     prediction = Prediction(
-        fits=gib * GIB < type_.memory_bytes,
-        limit_bytes=type_.memory_bytes,
-        margin_bytes=0,
+        budget=MemoryBudget(type_.memory_bytes, 0),
         memory=make_memory(int(gib * GIB)),
         speed=make_speed(rate * 600),
         trainable_params=1,

@@ -12,6 +12,7 @@ from tuner.core.records import (
     Configuration,
     Measurement,
     Memory,
+    MemoryBudget,
     MemoryCategory,
     Outcome,
     Prediction,
@@ -106,9 +107,7 @@ def make_record(
     memory = make_memory(device_bytes)
     speed = make_speed(tokens_per_s, sample_tokens=sample_tokens)
     prediction = Prediction(
-        fits=fits,
-        limit_bytes=gpu.memory_bytes,
-        margin_bytes=MARGIN_BYTES,
+        budget=MemoryBudget(gpu.memory_bytes, MARGIN_BYTES),
         memory=memory,
         speed=speed,
         trainable_params=908_132_352,

@@ -54,9 +54,7 @@ def prediction_of(plan: SearchPlan, device_bytes: int, samples_per_s: float) -> 
     """A prediction of any configuration of a plan; all of its memory is reserved."""
     budget = MemoryBudget.of(plan.target.gpu.memory_bytes, plan.margin_fraction)
     return Prediction(
-        fits=budget.fits(device_bytes),
-        limit_bytes=budget.limit_bytes,
-        margin_bytes=budget.margin_bytes,
+        budget=budget,
         memory=Memory(device_bytes, device_bytes, device_bytes, 0, {}, Phase.BACKWARD, {}),
         speed=Speed(1 / samples_per_s, samples_per_s, samples_per_s, samples_per_s, None),
         trainable_params=1,

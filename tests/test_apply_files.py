@@ -24,7 +24,7 @@ from tuner.program.edit.place import read_number
 from tuner.program.edit.plan import make_plan
 from tuner.program.edit.source import read_places
 from tuner.program.edit.write import MAX_BYTES, replace_files
-from tuner.space.keypath import read_key
+from tuner.space.apply import read_key
 
 
 def assign(key: str, value: KnobValue, **more: object) -> Assignment:
@@ -279,7 +279,7 @@ def test_everything_in_the_way_is_said_at_once(tmp_path):
     with pytest.raises(InputError) as refused:
         make_plan([path], [assign(k, 9, required=True) for k in ("a", "b", "c", "d")])
     message = str(refused.value)
-    assert "3 things are in the way" in message
+    assert "nothing written: 3 problems" in message
     for part in ("a is there 2 times", "is an interpolation", "there is no d"):
         assert part in message
 

@@ -14,7 +14,7 @@ from tuner.core.records import Memory
 from tuner.cost.replay.memory import peak_memory
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
-from tuner.predict.training.chunked_loss import TILE_TOKENS, TILE_WORDS, use_chunked_loss
+from tuner.predict.training.losses import TILE_TOKENS, TILE_WORDS, use_chunked_loss
 
 WORDS = 128256
 

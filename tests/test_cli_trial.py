@@ -19,7 +19,7 @@ from tuner.app.estimate import Estimate
 from tuner.app.search.supported import require_supported
 from tuner.core import host
 from tuner.core.environment import trial_environment
-from tuner.core.records import Outcome, Prediction, Status
+from tuner.core.records import MemoryBudget, Outcome, Prediction, Status
 from tuner.core.units import GIB, MIB
 from tuner.cost.speed.profile import profile_path
 from tuner.space.gpus import get_gpu
@@ -43,10 +43,8 @@ def machine(tmp_path, monkeypatch):
 
     def predicted(space, configuration, gpu, *, margin_fraction, profile):
         require_supported(configuration, gpu)
-        margin = round(gpu.memory_bytes * (margin_fraction or 0.03))
-        prediction = dataclasses.replace(
-            PREDICTION, limit_bytes=gpu.memory_bytes, margin_bytes=margin, gpu=gpu.id
-        )
+        budget = MemoryBudget.of(gpu.memory_bytes, margin_fraction)
+        prediction = dataclasses.replace(PREDICTION, budget=budget, gpu=gpu.id)
         return Estimate(space, configuration, gpu, prediction)
 
     class Runner:
@@ -69,9 +67,7 @@ def machine(tmp_path, monkeypatch):
 
 
 PREDICTION = Prediction(
-    fits=True,
-    limit_bytes=8 * GIB,
-    margin_bytes=0,
+    budget=MemoryBudget(8 * GIB, 0),
     memory=make_memory(100 * MIB),
     speed=make_speed(3000),
     trainable_params=12_345,

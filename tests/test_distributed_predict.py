@@ -111,7 +111,7 @@ def test_throughput_is_of_the_whole_and_memory_of_a_rank(predictor: Predictor) -
     alone, two = predictor.predict([configuration(), configuration(gpus_per_trial=2)], A6000)
     samples = two.speed.samples_per_s * two.speed.step_s
     assert samples == pytest.approx(2 * alone.speed.samples_per_s * alone.speed.step_s)
-    assert two.limit_bytes == alone.limit_bytes
+    assert two.budget == alone.budget
     assert "24.0 MiB of buffers of NCCL" in two.method
     assert "rank" not in alone.method
 
@@ -228,7 +228,7 @@ def test_an_unknown_link_is_said_with_the_memory_that_is_known(subject: Subject)
 def test_ranks_of_a_processor_have_a_part_of_its_memory_each(subject: Subject) -> None:
     processor = replace(A6000, compute_capability=PROCESSOR)
     found = predict(subject, configuration(gpus_per_trial=2), processor)
-    assert found.limit_bytes == A6000.memory_bytes // 2
+    assert found.budget.limit_bytes == A6000.memory_bytes // 2
 
 
 MB = 1_000_000

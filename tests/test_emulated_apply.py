@@ -14,8 +14,8 @@ from tuner.core.records import KnobValue
 from tuner.program.edit.assign import Assignment
 from tuner.program.edit.plan import make_plan
 from tuner.program.edit.source import open_source
+from tuner.space.apply import read_key
 from tuner.space.gpus import get_gpu
-from tuner.space.keypath import read_key
 
 LOOP = """\
 import sys

@@ -97,13 +97,13 @@ def test_verdict_is_on_device_memory_with_the_margin(subject, prediction):
     assert not verdict(needed - 1, 0.0).fits
     assert not verdict(needed, 0.01).fits
     tight = verdict(needed + 10 * MIB, 10 * MIB / (needed + 10 * MIB))
-    assert tight.margin_bytes == 10 * MIB
+    assert tight.budget.margin_bytes == 10 * MIB
     assert tight.fits
 
 
 def test_default_margin_is_stated(prediction):
-    assert prediction.limit_bytes == A6000.memory_bytes
-    assert prediction.margin_bytes == round(0.03 * A6000.memory_bytes)
+    assert prediction.budget.limit_bytes == A6000.memory_bytes
+    assert prediction.budget.margin_bytes == round(0.03 * A6000.memory_bytes)
 
 
 def test_context_is_that_of_the_gpu(subject, prediction):

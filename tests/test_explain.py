@@ -19,7 +19,7 @@ from tuner.app.explain import explain
 from tuner.app.predicting import SpacePredictor
 from tuner.app.speed import compute_precision, speed_notes
 from tuner.core.errors import InputError
-from tuner.core.records import Configuration, Prediction
+from tuner.core.records import Configuration, MemoryBudget, Prediction
 from tuner.core.units import GIB, MIB
 from tuner.predict.predictor import COMPILED_TOLERANCE, PredictionJob, Predictor
 from tuner.searches.store import ResultsFolder
@@ -211,9 +211,7 @@ def test_the_hardest_stage_is_explained(space, tmp_path):
 def prediction(**breakdown_s: float) -> Prediction:
     speed = dataclasses.replace(make_speed(300), breakdown_s=breakdown_s)
     return Prediction(
-        fits=True,
-        limit_bytes=48 * GIB,
-        margin_bytes=GIB,
+        budget=MemoryBudget(48 * GIB, GIB),
         memory=make_memory(30 * GIB),
         speed=speed,
         trainable_params=1,

@@ -69,7 +69,7 @@ def test_a_trainer_is_read_and_written(clone: Path) -> None:
     text = tuner(clone, "export", "--space", "qlora27b", "--gpu", "a6000", "--format", "notes")
     assert "# For: notes train FILE" in text
     assert "rank: " in text
-    assert "grad_accum" in text.partition("Not said here")[2]
+    assert "grad_accum" in text.partition("Not representable here")[2]
     (clone / "run.yaml").write_text("notes_model: qwen2.5-0.5b\nrank: 4\nbatch: 2\nseed: 1\nx: 2\n")
     plan = json.loads(tuner(clone, "check", "run.yaml", "--gpu", "a6000", "--predict", "--json"))
     assert plan["program"]["trainer"] == "Notes"

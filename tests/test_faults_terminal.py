@@ -17,7 +17,7 @@ import pytest
 from cli_samples import make_trial, write_samples
 
 from tuner.app.cli import main
-from tuner.core import scratch
+from tuner.core import files as scratch
 from tuner.core.errors import UnavailableError
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import JournalWriter, read_journal

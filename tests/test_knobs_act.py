@@ -11,7 +11,7 @@ from transformers import Gemma2Config, LlamaConfig
 
 from tuner.core.errors import InputError
 from tuner.predict.training import get_workload
-from tuner.predict.training import liger as liger_module
+from tuner.predict.training import losses as liger_module
 from tuner.predict.training.causal_lm_settings import CausalLMSettings
 from tuner.predict.training.token_data import LoaderSettings, build_loader
 from tuner.space.data import DataFacts

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tuner.app.cli.main import COMMANDS
-from tuner.core.extras import MODULES
+from tuner.core.errors import MODULES
 
 ROOT = Path(__file__).parents[1]
 

@@ -27,7 +27,7 @@ from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.predict import check_supported
 from tuner.predict.tracing.cpu_path import CpuPath
 from tuner.predict.tracing.cuda_path import CudaPath
-from tuner.predict.training.remarks import adaptable_names
+from tuner.predict.training.quantized import adaptable_names
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture, get_entry, load_catalogue, resolve_config
 from tuner.space.models.positions import table_positions

@@ -12,8 +12,7 @@ from browsing import Opened, needs_chromium
 from results_samples import GPU, SPACE, make_record, make_search, write_all
 
 from tuner.core.records import StageNumbers
-from tuner.core.text import printable
-from tuner.core.units import GIB
+from tuner.core.units import GIB, printable
 from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
 from tuner.report.report import report_html
 from tuner.searches.facts import StageFacts

@@ -16,8 +16,7 @@ from results_samples import GPU, SPACE, make_record, make_search, write_all
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Status
-from tuner.core.text import printable
-from tuner.core.units import GIB, significant
+from tuner.core.units import GIB, printable, significant
 from tuner.report.figures import KnobFigure, knob_figures
 from tuner.report.plot import pareto_png
 from tuner.report.report import report_html

@@ -175,7 +175,7 @@ def test_out_of_memory_with_numbers_violates_by_the_bytes_over_the_limit():
     scored = score(record)
     assert scored.constraints == {
         "device_bytes_over_limit": prediction.memory.device_bytes
-        + prediction.margin_bytes
+        + prediction.budget.margin_bytes
         - record.gpu_memory_bytes
     }
     assert scored.values[0] == prediction.speed.samples_per_s

@@ -9,7 +9,7 @@ import pytest
 from encoder_samples import shallow_encoder
 
 from tuner.core.errors import InputError
-from tuner.core.records import Memory, Prediction, Speed
+from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
 from tuner.predict.predict import predict, resolve_subject
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.stages import StageWork, combine, predict_stages, stage_work
@@ -25,9 +25,7 @@ def prediction(device_gib: float, step_s: float, *, limit_gib: float = 16) -> Pr
     """A stage of 32 samples a step, in 2 micro-steps, at 10 tokens a sample."""
     size = round(device_gib * GIB)
     return Prediction(
-        fits=device_gib <= limit_gib,
-        limit_bytes=round(limit_gib * GIB),
-        margin_bytes=0,
+        budget=MemoryBudget(round(limit_gib * GIB), 0),
         memory=Memory(size, size, size, 0, {}, "backward", {}),
         speed=Speed(step_s, 2 / step_s, 32 / step_s, 320 / step_s, 0.5, {"matmul": step_s}),
         trainable_params=1,

@@ -16,8 +16,8 @@ from tuner.predict.training import get_workload, tokens_per_sample
 from tuner.predict.training.causal_lm_model import linear_names
 from tuner.predict.training.causal_lm_settings import CausalLMSettings
 from tuner.predict.training.losses import use_loss
-from tuner.predict.training.optimizers import build_optimizer
 from tuner.predict.training.quantized import logical_numel, quantize_linears, quantized_tensors
+from tuner.predict.training.session import build_optimizer
 
 
 def build(model: str = "llama", **sizes):

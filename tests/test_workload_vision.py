@@ -11,7 +11,7 @@ from estimate_samples import SEVEN_LINEARS, SIZES, configuration, tiny_config, t
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict, resolve_subject
 from tuner.predict.training import get_workload
-from tuner.predict.training.flops import step_flops
+from tuner.predict.training.causal_lm import step_flops
 from tuner.space.data import DataFacts
 from tuner.space.gpus import get_gpu
 from tuner.trial.device import RealEnvironment, open_session

@@ -16,6 +16,7 @@ from tuner.core.nvml import DeviceLostError
 from tuner.core.records import (
     Configuration,
     Memory,
+    MemoryBudget,
     MemoryCategory,
     Outcome,
     Phase,
@@ -98,9 +99,7 @@ def outcome_of(configuration: Configuration, gpu: Gpu = GPU) -> Outcome:
     total = device_bytes(configuration)
     margin = gpu.memory_bytes // 50
     prediction = Prediction(
-        fits=total + margin <= gpu.memory_bytes,
-        limit_bytes=gpu.memory_bytes,
-        margin_bytes=margin,
+        budget=MemoryBudget(gpu.memory_bytes, margin),
         memory=Memory(
             peak_allocated_bytes=total,
             peak_reserved_bytes=total,

@@ -19,6 +19,7 @@ from tuner.core.records import (
     Configuration,
     KnobValue,
     Memory,
+    MemoryBudget,
     MemoryCategory,
     Outcome,
     Phase,
@@ -81,9 +82,7 @@ def outcome_of(configuration: Configuration, gpu: Gpu) -> Outcome:
     rate = 10 * batch / (batch + 4) * (0.75 if saves else 1.0) - rank / 200
     margin = gpu.memory_bytes // 50
     prediction = Prediction(
-        fits=total + margin <= gpu.memory_bytes,
-        limit_bytes=gpu.memory_bytes,
-        margin_bytes=margin,
+        budget=MemoryBudget(gpu.memory_bytes, margin),
         memory=Memory(
             peak_allocated_bytes=total,
             peak_reserved_bytes=total,

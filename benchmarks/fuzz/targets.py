@@ -453,7 +453,7 @@ def plan_changes(path: Path) -> None:
     """What `tuner apply` would write; it changes nothing itself."""
     from tuner.program.edit.assign import Assignment
     from tuner.program.edit.plan import make_plan
-    from tuner.space.keypath import read_key
+    from tuner.space.apply import read_key
 
     wanted = [
         Assignment(read_key(".batch"), "micro_batch", 16),

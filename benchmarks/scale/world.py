@@ -13,6 +13,7 @@ from tuner.core.records import (
     KnobValue,
     Measurement,
     Memory,
+    MemoryBudget,
     Outcome,
     Prediction,
     Source,
@@ -76,7 +77,7 @@ def predicted(configuration: Configuration) -> Prediction:
     loaded = int(GPU.memory_bytes * weights)
     memory = Memory(size, size, size, loaded, {}, "backward", {})
     speed = Speed(step_s, 1 / step_s, rate, rate * length, None, {"matmul": step_s})
-    return Prediction(True, GPU.memory_bytes, 0, memory, speed, 1, 2, GPU.id, "formula")
+    return Prediction(MemoryBudget(GPU.memory_bytes), memory, speed, 1, 2, GPU.id, "formula")
 
 
 def scattered(configuration: Configuration, prediction: Prediction) -> Outcome:

@@ -25,6 +25,7 @@ from tuner.core.records import (
     Configuration,
     Measurement,
     Memory,
+    MemoryBudget,
     Outcome,
     Prediction,
     Speed,
@@ -122,7 +123,7 @@ def predicted(configuration: Configuration, gpu: Gpu) -> Prediction:
     step_s = 32 / rate
     memory = Memory(int(size), int(size), int(size), int(size / 2), {}, "backward", {})
     speed = Speed(step_s, 1 / step_s, rate, rate * length, None, {"matmul": step_s})
-    return Prediction(True, gpu.memory_bytes, 0, memory, speed, 1, 2, gpu.id, "formula")
+    return Prediction(MemoryBudget(gpu.memory_bytes), memory, speed, 1, 2, gpu.id, "formula")
 
 
 def _outcome(prediction: Prediction, rng: np.random.Generator) -> Outcome:

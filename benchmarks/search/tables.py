@@ -126,8 +126,8 @@ def arrays_of(predictions: Sequence[Prediction]) -> dict[str, Floats]:
         DEVICE: [p.memory.device_bytes for p in predictions],
         LOADED: [p.memory.loaded_bytes for p in predictions],
         STEP: [p.speed.step_s for p in predictions],
-        MARGIN: [p.margin_bytes for p in predictions],
-        LIMIT: [p.limit_bytes for p in predictions],
+        MARGIN: [p.budget.margin_bytes for p in predictions],
+        LIMIT: [p.budget.limit_bytes for p in predictions],
     }
     for kind in kinds:
         values[SHARE + kind] = [

@@ -19,8 +19,8 @@ from tuner.core.records import KnobValue
 from tuner.program.edit.assign import Assignment
 from tuner.program.edit.plan import make_plan
 from tuner.program.edit.source import open_source
+from tuner.space.apply import read_key
 from tuner.space.gpus import get_gpu
-from tuner.space.keypath import read_key
 
 KBIT = """\
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
@@ -118,7 +118,7 @@ def test_kbit_preparation_keeps_checkpointing_on(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         found.require()
     text = str(caught.value)
-    assert "one value does not arrive" in text
+    assert "1 value doesn't take effect" in text
     assert "train.py:4 model = prepare_model_for_kbit_training(load())" in text
     assert "use_gradient_checkpointing=False" in text
 

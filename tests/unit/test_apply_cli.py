@@ -138,7 +138,7 @@ def test_everything_in_the_way_of_two_files_is_said_and_neither_is_written(folde
     before = contents(folder)
     assert run([*APPLY, "--to", "config.yaml", "--to", "train.py", "--yes"]) == 2
     error = capsys.readouterr().err
-    assert "2 things are in the way" in error
+    assert "nothing written: 2 problems" in error
     assert "config.yaml:6 trainer.accumulate: is an interpolation" in error
     assert "train.py: .batch is there 2 times: line 1" in error
     assert contents(folder) == before
@@ -190,7 +190,7 @@ def test_wrong_arguments_write_nothing(folder, capsys, arguments, message):
 def test_of_a_file_that_is_missing_only_that_is_said(folder, capsys):
     assert run([*APPLY, "--to", "missing.yaml", "--map", "micro_batch=a.b", "--yes"]) == 2
     printed = capsys.readouterr().err
-    assert "one thing is in the way" in printed
+    assert "nothing written: 1 problem" in printed
     assert "missing.yaml: cannot be read" in printed
 
 

@@ -13,7 +13,7 @@ from tuner.program.edit.place import Location
 from tuner.program.edit.plan import Following, make_plan
 from tuner.program.edit.source import SourceFile, open_source
 from tuner.program.names import Script, set_at
-from tuner.space.keypath import read_key
+from tuner.space.apply import read_key
 
 SCRIPT = """\
 import argparse
@@ -66,7 +66,7 @@ def test_what_is_computed_is_left_with_its_line(tmp_path: Path) -> None:
 
 def test_a_name_that_is_set_twice_is_left(tmp_path: Path) -> None:
     text = SCRIPT.replace("BATCH = 8\n", "BATCH = 8\nif input():\n    BATCH = 4\n")
-    with pytest.raises(InputError, match="in the way"):
+    with pytest.raises(InputError, match="nothing written"):
         written(tmp_path, text, batch=2)
 
 

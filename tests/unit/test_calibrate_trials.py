@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from results_samples import GPU, make_memory, make_record, make_speed
 
-from tuner.core.records import Exhausted, Measurement, Outcome, Prediction, Status, TrialRecord
+from tuner.core.records import (
+    Exhausted,
+    Measurement,
+    MemoryBudget,
+    Outcome,
+    Prediction,
+    Status,
+    TrialRecord,
+)
 from tuner.core.units import GIB
 from tuner.cost.calibration.calibrate import (
     Calibrations,
@@ -245,7 +253,7 @@ def test_a_fixed_cost_of_micro_steps_is_found():
 def test_probabilities_of_many_predictions_are_those_of_each():
     learned = calibrations_from(trial(n, memory=1 + n / 40) for n in range(5))
     predictions = [predicted(gib) for gib in (10, 30, 43, 46, 47, 60)]
-    predictions.append(replace(predicted(46), gpu="a100_80gb", limit_bytes=80 * GIB))
+    predictions.append(replace(predicted(46), gpu="a100_80gb", budget=MemoryBudget(80 * GIB)))
     predictions.append(learned.apply(predicted(46), SPACE))
     many = learned.probabilities_of_fitting(predictions, SPACE)
     each = [learned.probability_of_fitting(p, SPACE) for p in predictions]

@@ -73,7 +73,7 @@ def test_margin_applies_to_both_kinds():
     assert not with_margin(one, free + 1).fits
     changed = with_margin(record(1), free + 1)
     assert changed.outcome.prediction is not None
-    assert changed.outcome.prediction.margin_bytes == free + 1
+    assert changed.outcome.prediction.budget.margin_bytes == free + 1
     assert not changed.fits
 
 

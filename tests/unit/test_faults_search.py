@@ -15,7 +15,7 @@ from results_samples import SPACE as SAMPLE_SPACE
 from results_samples import make_record, write_all
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 
-from tuner.core.records import Exhausted, Outcome, Status
+from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.core.units import GIB
 from tuner.report.terminal.progress import progress_line
 from tuner.searches import open_trials as trial_record
@@ -96,7 +96,7 @@ class TestOutOfMemoryWithoutEnd:
     def test_what_is_predicted_is_learned_from_and_the_rest_is_not_tried(self):
         """Predictions say that all fit, and none does: a few trials rule the others out."""
         predictions = {
-            c.key: dataclasses.replace(outcome_of(c).prediction, fits=True)
+            c.key: dataclasses.replace(outcome_of(c).prediction, budget=MemoryBudget(1 << 60))
             for c in WIDE.configurations()
         }
         asked = request(searcher="guided", predictions=predictions, workload="causal_lm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.app.cli.evidence import fits_text
-from tuner.core.records import Memory, Prediction, Speed
+from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
 
 GIB = 1 << 30
 
@@ -15,7 +15,7 @@ def prediction(high_bytes: int) -> Prediction:
     )  # fmt: skip
     speed = Speed(step_s=1.0, it_per_s=1.0, samples_per_s=1.0, tokens_per_s=1.0, mfu=None)
     return Prediction(
-        fits=True, limit_bytes=24 * GIB, margin_bytes=GIB, memory=memory, speed=speed,
+        budget=MemoryBudget(24 * GIB, GIB), memory=memory, speed=speed,
         trainable_params=1, total_params=1, gpu="rtx4090", method="",
         intervals={"device_bytes": (20.0 * GIB, float(high_bytes))},
     )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import make_memory, make_speed
 
-from tuner.core.records import Configuration, Prediction
+from tuner.core.records import Configuration, MemoryBudget, Prediction
 from tuner.core.units import GIB
 from tuner.predict.inert import InertKnob, inert_knobs
 
@@ -28,9 +28,7 @@ ALL = [
 
 def prediction(device_bytes: float, step_s: float) -> Prediction:
     return Prediction(
-        fits=True,
-        limit_bytes=48 * GIB,
-        margin_bytes=0,
+        budget=MemoryBudget(48 * GIB, 0),
         memory=make_memory(round(device_bytes)),
         speed=make_speed(1000 / step_s, sample_tokens=1000),
         trainable_params=1,

@@ -162,7 +162,7 @@ def test_plain_training_arguments_keep_their_own_defaults_with_sft(tmp_path):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        (SFT.format("packing=True", ""), "train.py:7 packing: makes one row of each batch"),
+        (SFT.format("packing=True", ""), "train.py:7 packing: with sdpa attention"),
         (SFT.format("use_liger_kernel=True", ""), "use_liger_kernel: what Liger's kernels take"),
         (SFT.format("optim='galore_adamw'", ""), "optim: is galore_adamw"),
         (SFT.format("**settings", ""), "has **settings"),
@@ -317,7 +317,9 @@ def test_axolotl_without_packing(tmp_path):
 
 def test_packed_rows_are_predicted_where_flash_attention_needs_no_mask(tmp_path):
     packed = AXOLOTL + "sample_packing: true\n"
-    assert "whose mask (sdpa) is not predicted" in refusals(tmp_path, packed, name="axolotl.yml")
+    assert "with sdpa attention isn't supported by --predict yet" in refusals(
+        tmp_path, packed, name="axolotl.yml"
+    )
     plan = planned(tmp_path, packed + "flash_attention: true\n", name="axolotl.yml")
     assert knobs(plan, "micro_batch", "attention") == (2, "flash_attention_2")
     assert any(note.startswith("packed: each batch is one full row") for note in plan.notes)
@@ -480,7 +482,7 @@ def test_adapters_of_a_full_recipe_are_not_read(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"builder": "lora_qwen9_1b"}, "name it with --model"),
+        ({"builder": "lora_qwen9_1b"}, "pass --model"),
         ({"length": "null"}, "--set max_length=1024"),
         ({"more": "compile: True"}, "compiled code"),
         ({"more": "dataset: {packed: True}"}, "dataset.packed"),

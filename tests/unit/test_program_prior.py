@@ -102,7 +102,7 @@ def test_few_runs_predict_what_is_a_sum_of_its_settings() -> None:
         step_s = _micro_s(configuration) * rounds + 0.05
         assert prediction.speed.step_s == pytest.approx(step_s, rel=1e-6)
         assert prediction.speed.samples_per_s == pytest.approx(16 / step_s, rel=1e-6)
-        assert prediction.fits == (expected + prediction.margin_bytes <= GPU.memory_bytes)
+        assert prediction.fits == (expected + prediction.budget.margin_bytes <= GPU.memory_bytes)
         assert str(prediction.source) == "predicted"
         assert "5 emulated runs" in prediction.method
 

@@ -55,7 +55,7 @@ def test_gpus_have_their_memory_for_themselves() -> None:
 
 def test_what_is_to_stay_free_is_shared_by_predicted_ranks_too() -> None:
     record = make_record(300, 6 * GIB, settings=TWO, gpu=CPU)
-    half = replace(record.outcome.prediction, limit_bytes=8 * GIB, margin_bytes=MARGIN_BYTES // 2)
+    half = replace(record.outcome.prediction, budget=MemoryBudget(8 * GIB, MARGIN_BYTES // 2))
     record = replace(record, outcome=replace(record.outcome, prediction=half))
     assert with_margin(record, 4 * GIB).fits
     assert not with_margin(record, 5 * GIB).fits

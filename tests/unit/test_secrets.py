@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_bodies import measurement
 
+from tuner.core.environment import LEAST_CHARS, MASK, masked, names_secret, secret_values
 from tuner.core.outcome import Ending, Raised, classify
 from tuner.core.records import Configuration
-from tuner.core.secrets import LEAST_CHARS, MASK, masked, names_secret, secret_values
 
 # Made up, each in the form of its kind.
 KNOWN = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.core.records import Configuration, Memory, Prediction, Speed
+from tuner.core.records import Configuration, Memory, MemoryBudget, Prediction, Speed
 from tuner.predict.shortlist import NEAR_LIMIT, shortlist
 
 LIMIT, MARGIN = 1000, 30
@@ -17,9 +17,7 @@ spaces = st.lists(pairs, max_size=40)
 def predicted(speed: float, device_bytes: int) -> Prediction:
     memory = Memory(device_bytes, device_bytes, device_bytes, 1, {}, "backward", {})
     return Prediction(
-        fits=device_bytes + MARGIN <= LIMIT,
-        limit_bytes=LIMIT,
-        margin_bytes=MARGIN,
+        budget=MemoryBudget(LIMIT, MARGIN),
         memory=memory,
         speed=Speed(1.0, 1.0, float(speed), 512.0 * speed, None),
         trainable_params=1,

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.core import nvml, tree_memory
+from tuner.core.host import TreeMemory, descendants
 from tuner.core.nvml import DeviceProcess, DeviceUse
-from tuner.core.tree_memory import TreeMemory, descendants
 
 GIB = 2**30
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.core import scratch
+from tuner.core import files as scratch
 from tuner.core.errors import InputError, UnavailableError
-from tuner.core.scratch import OWNER, scratch_folder
+from tuner.core.files import OWNER, scratch_folder
 from tuner.searches.ray import cluster
 from tuner.searches.ray.cluster import connected, cpus_for, quiet
 
@@ -87,7 +87,7 @@ def test_scratch_folder_is_private_short_and_removed(tmp_path, monkeypatch):
 OWNER_OF_ONE = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from tuner.core import scratch
+from tuner.core import files as scratch
 scratch.SOCKET_ROOM = 0
 with scratch.scratch_folder() as folder:
     print(folder, flush=True)

@@ -9,7 +9,7 @@ import pytest
 from device_fakes import measured
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
-from tuner.core.records import Exhausted, Outcome, Status
+from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.cost.calibration.calibrate import calibrations_from
 from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
@@ -25,7 +25,7 @@ PREDICTED = [outcome_of(c).prediction for c in ALL]
 FITS = {
     c.key
     for c, p in zip(ALL, PREDICTED, strict=True)
-    if p.memory.device_bytes <= 0.9 * p.limit_bytes
+    if p.memory.device_bytes <= 0.9 * p.budget.limit_bytes
 }
 
 
@@ -111,7 +111,7 @@ def test_a_known_oom_prunes_with_the_trial_that_ran_out_and_the_host_s_does_not(
 
 
 def test_where_nothing_seems_to_fit_the_likeliest_is_tried_once():
-    tight = [dataclasses.replace(p, limit_bytes=1) for p in PREDICTED]
+    tight = [dataclasses.replace(p, budget=MemoryBudget(1)) for p in PREDICTED]
     adapter = Proposer(
         Candidates(ALL, tuple(SPACE.knobs)), sampler="random", seed=0, trials=9,
         knowledge=Knowledge(tight),

@@ -35,17 +35,16 @@ from tuner.program.trainer import trainer_of
 from tuner.program.training import named_models
 from tuner.searches.best import BestTrial
 from tuner.space import SearchSpace
+from tuner.space.apply import Path as KeySteps
 from tuner.space.command import Command
-from tuner.space.keypath import Path as KeySteps
 from tuner.space.models.same import same_architecture
 
 
 @dataclass(frozen=True, slots=True)
 class Applying:
-    """What is to be written.
+    """The changes to files, the `rest` of the values without a key, and the program of `user`.
 
-    `rest` are texts of values that no file has a key for, `wanted` are the values by knob that the
-    files then say, and `user` is the program that takes them.
+    `wanted` are the values of parameters that the files then have.
     """
 
     plan: EditPlan
@@ -59,11 +58,7 @@ class Applying:
         return "".join(edit.diff() for edit in self.plan.files)
 
     def write(self) -> dict[Path, Path]:
-        """Write the files; returns the dated copy of each as it was.
-
-        Raises `InputError` where a file changed meanwhile, and `UnavailableError` where the disk
-        refuses; in both cases every file is as it was.
-        """
+        """Write the files; returns the dated copies of the old ones. See `replace_files`."""
         return replace_files({edit.path: (edit.before, edit.after) for edit in self.plan.changed})
 
 
@@ -77,11 +72,11 @@ def applying(
     words: Sequence[str] = (),
     force_model: bool = False,
 ) -> Applying:
-    """How the recommended values are written into `files`; nothing is written here.
+    """Plan to write the recommended values into `files`, without writing anything.
 
-    `targets` and `maps` say where values belong, as `--as` and `--map` do; `words` start the
-    program that the files are of. Raises one `InputError` with everything that cannot be done
-    safely; one of them is a program that trains another model, unless `force_model`.
+    `targets` and `maps` are those of `--as` and `--map`; `words` start the program. Raises one
+    `InputError` with everything that cannot be done safely, such as a program that trains another
+    model, unless `force_model`.
     """
     if space.command is not None and space.command.is_program and not targets and not maps:
         return _into_program(space.command, best.configuration, files)
@@ -101,10 +96,7 @@ def applying(
 def _compare_models(
     space: SearchSpace, user: UserProgram, sources: Sequence[SourceFile]
 ) -> list[str]:
-    """A note where the model of the files could not be compared with the recommendation's.
-
-    Raises `InputError` where the files train another one.
-    """
+    """A note if the models could not be compared; `InputError` if the files train another one."""
     if space.model is None:
         return []
     named = named_models(user.program, sources)
@@ -125,7 +117,6 @@ def _compare_models(
 
 
 def _readable(files: Sequence[Path]) -> list[SourceFile]:
-    """Those of `files` that can be changed; the plan says what is wrong with the others."""
     found = []
     for path in files:
         with contextlib.suppress(InputError):
@@ -134,7 +125,7 @@ def _readable(files: Sequence[Path]) -> list[SourceFile]:
 
 
 def following(user: UserProgram) -> Following:
-    """Where the program takes values from: by default, as its script alone says."""
+    """The places that the program takes values from; without one, those of a script alone."""
     if user.program is None:
         return Following(lambda source, place: set_at(Script(source), place))
     scripts = {script.source.path.resolve(): script for script in scripts_of(user.program)}
@@ -160,7 +151,6 @@ def following(user: UserProgram) -> Following:
 def _by_knob(
     space: SearchSpace, reached: Sequence[Assignment], configuration: Configuration
 ) -> dict[str, KnobValue]:
-    """The knobs that keys say; a stage's values are those of some steps only."""
     found: dict[str, KnobValue] = {}
     for assignment in reached:
         names = space.condition(assignment.expression).names
@@ -171,7 +161,7 @@ def _by_knob(
 
 
 def _batch_notes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """That another number of samples makes an optimizer step, where that is known."""
+    """A note if another number of samples makes an optimizer step."""
     old, new = _batch(before), _batch(after)
     if old is None or new is None or old == new:
         return []
@@ -244,15 +234,14 @@ def _missing_text(assignment: Assignment) -> str:
 
 
 WAYS = ("emulate", "read", "none")
-"""How arrival is looked at: by a run, by reading files, or not at all."""
+"""Ways to check that values take effect: by a run, by reading files, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserProgram:
-    """The program that the files belong to; None where it is not known.
+    """The program that the files belong to; None if it is unknown.
 
-    `may_run` is whether people named it or one of its files: what only imports such a file is
-    read. `note` says what to do to have more looked at.
+    It `may_run` if the user named it or one of its files. `note` says how to have more checked.
     """
 
     program: Program | None
@@ -290,7 +279,6 @@ def _started(words: Sequence[str], sources: Sequence[SourceFile]) -> UserProgram
 
 
 def _of_script(script: SourceFile, sources: Sequence[SourceFile]) -> UserProgram:
-    """The script itself, or the only one beside it that imports it."""
     users = [
         path
         for path in sorted(script.path.parent.glob("*.py"))
@@ -311,7 +299,6 @@ def _of_script(script: SourceFile, sources: Sequence[SourceFile]) -> UserProgram
 
 
 def _with_sources(program: Program, sources: Sequence[SourceFile]) -> Program:
-    """`program` with files that it reads or imports by itself."""
     own = {source.path.resolve() for source in program.sources}
     more = {str(s.path): s for s in sources if s.path.resolve() not in own}
     return dataclasses.replace(program, files={**program.files, **more})

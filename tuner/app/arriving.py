@@ -1,4 +1,4 @@
-"""Whether values that are to be written reach the training: looked at before they are written."""
+"""Checks, before values are written, that they take effect in the training."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tuner.program.setting import Setting
 from tuner.program.settings import find_settings, scripts_of
 
 LONGEST_RUN_S = 900.0
-"""What the program gets for its first step; it then counts as one that could not be run."""
+"""The time limit for the program's first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One value: as it is to be, and as the training gets it; None where nobody saw it.
+    """One value that is wanted, and the one that the training gets; None if that is unknown.
 
-    `seen` says how: "emulated" by a run, "read" in the files.
+    `seen` is "emulated" by a run, or "read" in the files.
     """
 
     knob: str
@@ -50,13 +50,13 @@ class Arrival:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the training is known to get something else."""
+        """True if the training is known to get another value."""
         return self.arrived is not None and self.arrived != self.wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What was seen of each value, and what kept more from being seen."""
+    """The check of each value, and notes on values that could not be checked."""
 
     values: tuple[Arrival, ...]
     notes: tuple[str, ...]
@@ -66,9 +66,9 @@ class Arrivals:
         lost = [value for value in self.values if value.is_lost]
         if not lost:
             return
-        count = "one value does" if len(lost) == 1 else f"{len(lost)} values do"
+        count = "1 value doesn't" if len(lost) == 1 else f"{len(lost)} values don't"
         raise InputError(
-            f"nothing was written: {count} not arrive",
+            f"nothing written: {count} take effect",
             problems=[_lost(value) for value in lost],
             hint="change these lines by hand first, leave a value out with --map KNOB=, or write "
             "all the same with --check none",
@@ -89,11 +89,10 @@ def look(
     *,
     way: str | None = None,
 ) -> Arrivals:
-    """How the `wanted` values of knobs arrive in the program once `edits` are written.
+    """Check that the `wanted` values take effect in the program once `edits` are written.
 
-    It is run for one step on the emulated GPU where that can be; what no run showed is read in
-    its files. Of the ways of `tuner.app.applying.WAYS`, "emulate" raises
-    `UnavailableError` where nothing can be emulated, and "read" does not run it.
+    It runs one step on the emulated GPU if possible, and reads files for the rest. Of `WAYS`,
+    "emulate" raises `UnavailableError` if nothing can be emulated, and "read" does not run it.
     """
     notes = [user.note] if user.note else []
     if way == "emulate" and not user.may_run:
@@ -128,7 +127,6 @@ def look(
 
 
 def _after(program: Program, edits: Sequence[FileEdit]) -> Program:
-    """The program with what the edits write."""
     texts = {edit.path.resolve(): edit.after for edit in edits}
     files = {}
     for word, source in program.files.items():
@@ -138,7 +136,6 @@ def _after(program: Program, edits: Sequence[FileEdit]) -> Program:
 
 
 def _run(program: Program, after: Program, gpu: Gpu) -> tuple[Emulation | None, str]:
-    """One step of the program as it is to be; and what kept it from showing all values."""
     if is_cpu(gpu):
         return None, "not run: there is nothing to emulate for a processor"
     unread = unread_files(after, program)
@@ -163,7 +160,6 @@ def _run(program: Program, after: Program, gpu: Gpu) -> tuple[Emulation | None, 
 
 
 def _emulated(knob: str, value: KnobValue, found: Emulation) -> Arrival | None:
-    """What the run showed of a knob; None where it showed nothing."""
     if knob in found.settings:
         arrived = found.settings[knob]
         arrived = tuple(arrived) if isinstance(arrived, list) else arrived
@@ -197,7 +193,6 @@ def _forced(knob: str, wanted: Mapping[str, KnobValue], program: Program) -> Arr
 
 
 def _read_back(program: Program, knob: str, value: KnobValue, setting: Setting | None) -> Arrival:
-    """What the files say; of a value that nothing in them takes nobody knows."""
     if setting is None or setting.problem is not None or setting.value is None:
         return Arrival(knob, value)
     if not is_taken(program, setting):
@@ -217,15 +212,14 @@ def _line(setting: Setting) -> str:
 _PREPARES = "prepare_model_for_kbit_training"
 _ENABLES = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 _FIRST_NOT_REENTRANT = 5
-"""From this version of transformers on, checkpointing that is enabled without keyword arguments is
-not reentrant (`PreTrainedModel.activation_checkpointing_enable`)."""
+"""transformers' first version whose checkpointing is not reentrant by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCall:
     """A call that turns checkpointing on: its function, "train.py:12", and its line.
 
-    `reentrant` is how it then checkpoints; None where the call does not tell.
+    `reentrant` is None if the call does not tell.
     """
 
     name: str
@@ -235,12 +229,12 @@ class CheckpointCall:
 
     @property
     def prepares(self) -> bool:
-        """Whether it is k-bit preparation, which checkpoints quantised models only."""
+        """True for k-bit preparation, which checkpoints quantised models only."""
         return self.name == _PREPARES
 
     @property
     def remedy(self) -> str:
-        """What to write so that the call leaves checkpointing off."""
+        """The text to write so that the call leaves checkpointing off."""
         if self.prepares:
             return f"{self.name}(model, use_gradient_checkpointing=False)"
         return f"no call of {self.name}"
@@ -272,7 +266,6 @@ def _calls(script: Script) -> Iterator[CheckpointCall]:
 
 
 def _is_on(script: Script, call: ast.Call) -> bool:
-    """Whether k-bit preparation is certain to enable it, which is its default."""
     given = [k.value for k in call.keywords if k.arg in ("use_gradient_checkpointing", None)]
     given += call.args[1:2]
     return not given or _value(script, given[0]) is True
@@ -296,7 +289,6 @@ def _reentrant(script: Script, call: ast.Call, name: str) -> bool | None:
 
 
 def _written(script: Script, given: ast.expr) -> bool | None:
-    """What keyword arguments of checkpoints say; PyTorch's own default is reentrant."""
     if not isinstance(given, ast.Dict):
         return None
     for key, value in zip(given.keys, given.values, strict=True):
@@ -314,7 +306,7 @@ def _value(script: Script, node: ast.expr) -> object:
 
 
 def is_taken(program: Program, setting: Setting) -> bool:
-    """Whether the value is passed to a call, or its name is read somewhere in the scripts."""
+    """True if a call gets the value, or the scripts read its name."""
     place, scripts = setting.location, scripts_of(program)
     if setting.word is not None or setting.source is None or place is None or not scripts:
         return True
@@ -328,9 +320,9 @@ def is_taken(program: Program, setting: Setting) -> bool:
 
 
 def _reads(script: Script, key: str, owner: str, is_name: bool) -> bool:
-    """Whether a script reads `key`, or passes on the whole of `owner`.
+    """True if a script reads `key`, or passes on all of `owner`.
 
-    `is_name` is whether a name alone may be meant: those in a file of settings are keys.
+    A name alone counts only if `is_name`; values in settings files have keys.
     """
     for node, parent in script.parents.items():
         read = _read_key(node)

@@ -16,8 +16,7 @@ from tuner.program.edit.assign import value_of
 from tuner.program.edit.place import Location, is_wanted
 from tuner.program.edit.source import SourceFile, open_source
 from tuner.space import ApplyTarget, SearchSpace, configure
-from tuner.space.apply import is_meant
-from tuner.space.keypath import read_key
+from tuner.space.apply import is_meant, read_key
 from tuner.space.settings import default_values
 
 

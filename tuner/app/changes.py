@@ -51,7 +51,7 @@ class Suggestion:
             "set": {k: list(v) if isinstance(v, tuple) else v for k, v in self.settings.items()},
             "fits": self.prediction.fits,
             "device_bytes": self.prediction.memory.device_bytes,
-            "free_bytes": self.prediction.limit_bytes - self.prediction.memory.device_bytes,
+            "free_bytes": self.prediction.budget.limit_bytes - self.prediction.memory.device_bytes,
             "saved_bytes": self.saved_bytes,
             "samples_per_s": self.prediction.speed.samples_per_s,
             "throughput_lost": self.lost,

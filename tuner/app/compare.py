@@ -207,7 +207,7 @@ def side_of(
     cost = cost_of(evidence, configuration, SpaceFacts.of(space), gpu)
     epoch_s = cost.epoch_s if cost else None
     run_s = cost.run_s if cost else None
-    limit_bytes = prediction.limit_bytes
+    limit_bytes = prediction.budget.limit_bytes
     examples, tokens = _truncation(space, configuration)
     return Side(
         configuration=configuration,

@@ -53,7 +53,7 @@ class Estimate:
         return f"<Estimate of {self.space.name} on {self.gpu.id}: {self}>"
 
     def __str__(self) -> str:
-        used, limit = self.memory.device_bytes, self.prediction.limit_bytes
+        used, limit = self.memory.device_bytes, self.prediction.budget.limit_bytes
         fits = "fits" if self.fits else "does not fit"
         return (
             f"{fits}, {format_size(used)} of {format_size(limit)}, "

@@ -58,10 +58,7 @@ def _subject(
 
 
 def _with_names(target: Target, values: Configuration) -> Configuration:
-    """The configuration, with names in place of all-linear where peft would fail with that.
-
-    Models of the catalogue have only layers that peft takes.
-    """
+    """The configuration, with names in place of all-linear for models outside the catalogue."""
     model = target.space.model
     if (
         target.space.workload != "causal_lm"
@@ -71,14 +68,13 @@ def _with_names(target: Target, values: Configuration) -> Configuration:
         or get_entry(model) is not None
     ):
         return values
-    from tuner.predict.training.remarks import adaptable_names
+    from tuner.predict.training.quantized import adaptable_names
 
     names = adaptable_names(resolve_config(model))
     return Configuration({**values, "lora_targets": names}) if names else values
 
 
 def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str, str]]:
-    """The command of the space with these values, for a shell, and what it does not say."""
     if not command.is_program:
         told = command.environment(values)
         environment = [f"{n}={shlex.quote(told[n])}" for n in command.env]
@@ -102,7 +98,6 @@ def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str
 def _flags(
     target: Target, best: BestTrial, *, targets: tuple[str, ...], maps: tuple[str, ...]
 ) -> tuple[dict[str, KnobValue], dict[str, str]]:
-    """The flags of `--format command`, and what no flag says."""
     space, values = target.space, best.configuration
     named = assignments(space, values, targets=targets, maps=maps)
     named = [a for a in named if targets or a.required]

@@ -288,11 +288,7 @@ class _Asked:
             return traced
         memory, with_context = self._traced[kind]
         size = memory.device_bytes - with_context + context_bytes
-        return dataclasses.replace(
-            compiled,
-            memory=dataclasses.replace(memory, device_bytes=size),
-            fits=compiled.budget.fits(size),
-        )
+        return dataclasses.replace(compiled, memory=dataclasses.replace(memory, device_bytes=size))
 
     def _run(
         self, configuration: Configuration, prediction: Prediction, *, traced: bool

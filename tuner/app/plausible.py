@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from tuner.core.errors import InputError
 from tuner.core.records import KnobValue, Measurement, Prediction, Status, TrialRecord
-from tuner.core.text import printable
+from tuner.core.units import printable
 from tuner.space import SearchSpace
 
 MAX_DEVICE_BYTES = 1 << 46

@@ -128,7 +128,6 @@ def _with_reserved(prediction: Prediction, more_bytes: int) -> Prediction:
     intervals = prior_intervals(moved, prediction.speed, prediction.method)
     return replace(
         prediction,
-        fits=prediction.budget.fits(moved.device_bytes),
         memory=moved,
         intervals={
             name: intervals[name] if name in (DEVICE, RESERVED) else ends

@@ -59,7 +59,7 @@ class PredictedProgram:
     @property
     def margin_bytes(self) -> int:
         """What is to stay free."""
-        return self.prediction.margin_bytes
+        return self.prediction.budget.margin_bytes
 
     @property
     def settings(self) -> Mapping[str, Any]:

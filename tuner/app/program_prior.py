@@ -189,9 +189,7 @@ class _Model:
         step_s = micro_s * rounds + max(float(found[4]), 0.0)
         samples = self._space.command.samples(configuration) if self._space.command else None
         return Prediction(
-            fits=self._budget.fits(device),
-            limit_bytes=self._budget.limit_bytes,
-            margin_bytes=self._budget.margin_bytes,
+            budget=self._budget,
             memory=Memory(
                 peak_allocated_bytes=allocated,
                 peak_reserved_bytes=reserved,

@@ -7,14 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.app.margin import parse_margin
 from tuner.app.search.plan import SkippedGpu
 from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target, check_conditions, require_records, with_margin
 from tuner.core.errors import NothingFitsError, UnavailableError
 from tuner.core.expressions import all_of
 from tuner.core.gpu import Gpu
-from tuner.core.records import MemoryBudget, TrialRecord
+from tuner.core.records import MemoryBudget, TrialRecord, parse_margin
 from tuner.core.units import format_size
 from tuner.searches.best import BestTrial, recommend
 from tuner.searches.front import device_bytes

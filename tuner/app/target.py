@@ -200,15 +200,9 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
 
 def _judged(prediction: Prediction, share: float) -> Prediction:
     """The prediction for ranks that have this share of the memory that they had."""
-    budget = MemoryBudget(
-        round(prediction.limit_bytes * share), round(prediction.margin_bytes * share)
-    )
-    return dataclasses.replace(
-        prediction,
-        limit_bytes=budget.limit_bytes,
-        margin_bytes=budget.margin_bytes,
-        fits=budget.fits(prediction.memory.device_bytes),
-    )
+    was = prediction.budget
+    budget = MemoryBudget(round(was.limit_bytes * share), round(was.margin_bytes * share))
+    return dataclasses.replace(prediction, budget=budget)
 
 
 def _place(record: TrialRecord) -> object:
@@ -264,13 +258,9 @@ def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
     if prediction is None:
         return record
     # Ranks that share a processor's memory share what is to stay free of it, too.
-    limit_bytes = prediction.limit_bytes
+    limit_bytes = prediction.budget.limit_bytes
     budget = MemoryBudget(limit_bytes, round(margin_bytes * limit_bytes / record.gpu_memory_bytes))
-    changed = dataclasses.replace(
-        prediction,
-        margin_bytes=budget.margin_bytes,
-        fits=budget.fits(prediction.memory.device_bytes),
-    )
+    changed = dataclasses.replace(prediction, budget=budget)
     return dataclasses.replace(
         record, outcome=dataclasses.replace(record.outcome, prediction=changed)
     )

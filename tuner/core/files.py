@@ -1,14 +1,23 @@
-"""Reads files that may be from somebody else: never a pipe or a device, nor too large a one."""
+"""Files of other people, read with limits, and temporary folders.
+
+A temporary folder carries the lock of its process, so that the next process can remove what a
+killed one left behind.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
 
-from tuner.core.errors import InputError
+from tuner.core.errors import InputError, UnavailableError
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
@@ -45,3 +54,88 @@ def user_cache() -> Path | None:
         return platformdirs.user_cache_path("tuner", appauthor=False)
     except RuntimeError:  # as in some containers
         return None
+
+
+PREFIX = "tuner-"
+
+OWNER = "owner.lock"
+
+RAY_FOLDER = "r"
+
+SOCKET_ROOM = 60
+"""Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder with a path short enough for Ray's sockets, removed on leaving.
+
+    Those of processes that were killed are removed first. Raises `UnavailableError` where none can
+    be made.
+    """
+    with owned_folder() as (folder, _):
+        yield folder
+
+
+@contextlib.contextmanager
+def owned_folder(*, for_ray: bool = True) -> Iterator[tuple[Path, int]]:
+    """The same, with the descriptor by which it is owned: a process that is forked closes it.
+
+    If it is not `for_ray`, it lies where TMPDIR says, however long its path is.
+    """
+    try:
+        parent = Path(tempfile.gettempdir())
+        if for_ray and len(f"{parent}/{PREFIX}12345678/{RAY_FOLDER}") + SOCKET_ROOM > 107:
+            parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
+        clear_left(parent)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        owned = _own(folder)
+    except OSError as error:
+        raise UnavailableError(
+            f"no temporary folder can be made: {error.strerror or error}",
+            hint="name one that can be written to with TMPDIR",
+        ) from error
+    try:
+        yield folder, owned
+    finally:
+        # Processes that are still ending may write a last log line meanwhile.
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(owned)
+
+
+def clear_left(parent: Path) -> None:
+    """Remove the folders in `parent` whose processes have ended without removing them.
+
+    Only folders of this user, and none that has no lock: it may be anything.
+    """
+    if sys.platform == "win32":
+        return  # no locks of this kind, and no owners
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # of somebody else, or gone meanwhile
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _lock(descriptor)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _own(folder: Path) -> int:
+    """The descriptor of the folder's lock, which is there under its name only once it is locked."""
+    draft = folder / f"{OWNER}.new"
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: nobody clears it later
+        _lock(descriptor)
+        draft.rename(folder / OWNER)
+    return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    """Raise `OSError` where another process has the lock, and where there are no locks."""
+    if sys.platform == "win32":
+        raise OSError("no locks of this kind")
+    import fcntl  # POSIX only
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

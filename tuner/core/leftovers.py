@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tuner.core.errors import UnavailableError
+from tuner.core.files import owned_folder
 from tuner.core.processes import descendants
-from tuner.core.scratch import owned_folder
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shm_open(3) and sem_open(3) make entries
 

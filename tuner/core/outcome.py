@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tuner.core.environment import all_masked, masked
 from tuner.core.records import Exhausted, Measurement, Outcome, Phase, Source, Status
-from tuner.core.secrets import all_masked, masked
 from tuner.core.units import parse_bytes
 
 MESSAGE_CHARS = 600

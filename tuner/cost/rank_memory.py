@@ -188,7 +188,6 @@ def loaded_whole(prediction: Prediction, alone: Prediction) -> Prediction:
     }
     return replace(
         prediction,
-        fits=prediction.budget.fits(changed.device_bytes),
         memory=changed,
         intervals={**prediction.intervals, **intervals},
     )

@@ -1,7 +1,4 @@
-"""Tagged lines from training code: a step has ended, with so many samples.
-
-They go to standard output, which the runner of the trial reads (tuner.trial.command_output).
-"""
+"""Reports training steps and their samples to the trial, as tagged lines on standard output."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ _STDOUT = 1
 
 
 def in_trial() -> bool:
-    """Whether this process was started by a trial."""
+    """True in a process that a trial started."""
     return _TRIAL in os.environ
 
 
 def report_step(samples: float, *, tokens: float = 0, loss: float | None = None) -> bool:
-    """Tell the trial that an optimizer step has ended; whether that was the last that it needs.
+    """Report an optimizer step to the trial; returns True after the last step that it needs.
 
-    `samples` and `tokens` are those of the step, over all processes. Only the first process of
-    distributed training (RANK) tells. Does nothing, and is False, outside a trial.
+    `samples` and `tokens` are those of the step, over all processes. Only the first process (RANK)
+    reports. Outside a trial it does nothing and returns False.
     """
     if os.environ.get("RANK", "0") != "0":
         return False
@@ -53,7 +50,7 @@ class Reporter:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is a trial to report to."""
+        """True inside a trial."""
         return self._options is not None
 
     def parameters(self, model: Any) -> None:
@@ -79,6 +76,12 @@ class Reporter:
         return not is_finite or self._timer.reason_to_stop(self._options) is not None
 
 
+def callback_class(module: str, events: type, base: type) -> type:
+    """A library's callback: `events` on its own `base` class."""
+    text = "Reports each optimizer step to the trial, and stops training after enough of them."
+    return type("TunerCallback", (events, base), {"__doc__": text, "__module__": module})
+
+
 def _say(values: dict[str, Any]) -> None:
     """One write: lines of several processes do not mix (pipe(7), PIPE_BUF)."""
     sys.stdout.flush()
@@ -86,7 +89,6 @@ def _say(values: dict[str, Any]) -> None:
 
 
 def _device_peaks() -> dict[str, int]:
-    """PyTorch's peaks on the current GPU; nothing where it uses none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}

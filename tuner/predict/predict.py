@@ -231,11 +231,9 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     With several GPUs memory is that of each of them. `unknown` are the ends of what the step may
     take, over what is predicted (`StepTimes.unknown`).
     """
-    budget = MemoryBudget.of(memory_of_rank(gpu, parallelism or Parallelism()), margin_fraction)
+    rank_bytes = memory_of_rank(gpu, parallelism or Parallelism())
     return Prediction(
-        fits=budget.fits(memory.device_bytes),
-        limit_bytes=budget.limit_bytes,
-        margin_bytes=budget.margin_bytes,
+        budget=MemoryBudget.of(rank_bytes, margin_fraction),
         memory=memory,
         speed=speed,
         trainable_params=params[0],

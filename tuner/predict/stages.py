@@ -96,7 +96,6 @@ def combine(
         limiting=limiting,
         overall=replace(
             hardest,
-            fits=all(prediction.fits for prediction in stages.values()),
             speed=speed,
             method=f"{hardest.method}; memory of stage {limiting}, speed of {len(stages)} stages",
             intervals=_intervals(stages, speed, limiting),

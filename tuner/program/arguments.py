@@ -13,14 +13,14 @@ from tuner.program.edit.source import SourceFile
 from tuner.program.setting import typed
 
 EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
-"""What to do about a setting that is not predicted."""
+"""The advice for a setting that is not predicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument as it is written. `problem` says why its value is not known.
+    """One argument as it is written; `problem` says why its value is unknown.
 
-    `is_made` is whether the value is the text of a call that makes an object.
+    `is_made` marks the text of a call that makes an object.
     """
 
     value: Any
@@ -31,7 +31,7 @@ class Argument:
 
 @dataclass(slots=True)
 class Found:
-    """What came of reading: what could not be, what nobody set, and what is not in the numbers."""
+    """The results of reading: problems, assumed defaults, and settings that were left out."""
 
     problems: list[Problem] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Arguments:
         self.found.problems.append(Problem(why, self.where(name)))
 
     def leave_out(self, prefixes: Sequence[str] = ()) -> None:
-        """Name what nobody took; `prefixes` are those of names that take no memory."""
+        """Name the settings not taken; `prefixes` begin names without an effect on memory."""
         for name, argument in self.values.items():
             outer = {name[:end] for end, letter in enumerate(name) if letter == "."}
             if {name, *outer} & self.taken or name.startswith(tuple(prefixes)):
@@ -105,12 +105,12 @@ class ProgramTraining:
         return self.groups.get(group) or Arguments(group, {}, self.found)
 
     def has(self, group: str) -> bool:
-        """Whether there is such a call."""
+        """True if there is such a call."""
         return group in self.groups
 
 
 COMMAND_LINE = "the command line"
-"""Where a word stands."""
+"""The place of a word."""
 
 
 def values_of_files(files: Sequence[SourceFile]) -> dict[str, Argument]:
@@ -131,9 +131,9 @@ def values_of_files(files: Sequence[SourceFile]) -> dict[str, Argument]:
 
 
 def values_of_words(words: Sequence[str]) -> dict[str, Argument]:
-    """The values of options by name: of `--bf16` true, of `--modules q k` both words.
+    """The values of options by name: true for `--bf16`, both words for `--modules q k`.
 
-    The items of a dictionary in JSON are there by their keys too, with a dot before them.
+    The items of a dictionary in JSON follow it, as `name.key`.
     """
     values: dict[str, Argument] = {}
     for name, texts in _options(words):

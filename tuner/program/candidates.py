@@ -30,7 +30,7 @@ class Candidate:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is an argument of a trainer's call."""
+        """True for an argument of a trainer's call."""
         return self.script is not None and self.strength[0] == 0
 
 
@@ -40,7 +40,7 @@ class DataFile:
 
     source: SourceFile
     is_named: bool
-    """Whether people named it: what code only mentions it may also write."""
+    """True if the command names it; a file that only code mentions may also be written by it."""
     places: Sequence[Location]
 
 
@@ -92,7 +92,7 @@ def in_data(files: Sequence[DataFile], knob: str, names: Sequence[str]) -> Itera
 
 
 def _kind(script: Script, place: Location, node: ast.expr) -> int | None:
-    """How surely a place of a Python file is a setting: 0, 1 or 2; None where it is none."""
+    """The certainty that a place of a Python file is a setting: 0, 1 or 2; None for none."""
     call = script.keyword_of(node)
     if call is None:
         owner = str(place.path[-2]) if len(place.path) > 1 else ""
@@ -109,7 +109,7 @@ def _kind(script: Script, place: Location, node: ast.expr) -> int | None:
 
 
 def arguments_of_trainers(source: SourceFile, places: Sequence[Location]) -> list[Location]:
-    """Those of `places` that are arguments of a trainer's call, to which more can be added."""
+    """The `places` that are arguments of a trainer's call, to which more can be added."""
     script = Script(source)
     found = []
     for place in places:
@@ -123,7 +123,6 @@ def arguments_of_trainers(source: SourceFile, places: Sequence[Location]) -> lis
 
 
 def _data_of(script: Script, call: ast.Call | None) -> list[str]:
-    """The data that a loader is given, as it is written."""
     if call is None or last_name(call.func) != "DataLoader":
         return []
     given = call.args[:1] or [k.value for k in call.keywords if k.arg == "dataset"]
@@ -138,5 +137,5 @@ def _shuffles(call: ast.Call | None) -> bool:
 
 
 def is_collection(place: Location) -> bool:
-    """Whether a place holds other values."""
+    """True for a place that holds other values."""
     return place.is_list or place.raw[:1] in ("{", "[") or (place.problem or "").startswith("is a ")

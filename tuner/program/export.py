@@ -27,10 +27,9 @@ FORMATS: Mapping[str, Format] = {one.name: one for one in sorted(_FOUND, key=lam
 
 @dataclass(frozen=True, slots=True)
 class ExportInput:
-    """What is exported: a configuration, the model's hub id, and a line that says which it is.
+    """A configuration to export, with the hub id of its model and a title.
 
-    `flags` are the names and values of format "command"; where the space has a command of its own,
-    `own_command` is that, with the values.
+    `flags` are for format "command", unless the space has its `own_command`.
     """
 
     configuration: Configuration
@@ -106,7 +105,7 @@ def _with_header(found: Format, body: str, lines: list[str], left_out: tuple[str
     if found.suffix not in (".yaml", ".py"):
         return body
     if left_out:
-        lines = [*lines, "Not said here:", *(f"  {line}" for line in left_out)]
+        lines = [*lines, "Not representable here:", *(f"  {line}" for line in left_out)]
     return "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
 
 

@@ -42,9 +42,9 @@ def place_in(script: Script, node: ast.AST) -> str:
 
 
 def items_of(script: Script, node: ast.expr, left: int = 8) -> dict[str, ast.AST] | None:
-    """The values of a dictionary that the program writes out; None where one is not known.
+    """The values of a dictionary that the program writes out; None if one is unknown.
 
-    After `left` dictionaries inside of each other they go round in a circle.
+    After `left` nested dictionaries they are taken for a circle.
     """
     ends = script.ends(node) if left > 0 else []
     made = ends[0].node if len(ends) == 1 and isinstance(ends[0], Unclear) else None
@@ -74,7 +74,6 @@ def _parts_of(made: ast.AST) -> Iterator[tuple[Key, ast.AST]]:
 
 
 def _assigned_to(script: Script, node: ast.expr) -> Iterator[tuple[Key, ast.AST]]:
-    """What is put into a dictionary afterwards, by key."""
     base, path = unrolled(node)
     if not isinstance(base, ast.Name):
         return
@@ -134,7 +133,6 @@ class CallReader:
         yield name, self.argument(script, node)
 
     def _item(self, script: Script, node: ast.expr, key: str) -> Iterator[tuple[str, Argument]]:
-        """One item of a dictionary that a call gets with `**`."""
         ends = script.ends_at(node, key)
         made = ends[0].node if len(ends) == 1 and isinstance(ends[0], Unclear) else None
         if isinstance(made, ast.expr):
@@ -177,7 +175,6 @@ class CallReader:
         return Argument(None, where, f"is {script.shown(end.node)}, which cannot be read")
 
     def _variable(self, script: Script, end: Environment, where: str) -> Argument:
-        """An environment variable, as the program would find it now."""
         text = os.environ.get(end.name)
         if text is not None:
             return Argument(typed(text, ""), f"the environment variable {end.name}")
@@ -225,7 +222,6 @@ class CallReader:
 
 
 def _makes(node: ast.expr) -> bool:
-    """Whether an expression makes an object, rather than finding a value."""
     if isinstance(node, ast.Dict):
         return True
     if not isinstance(node, ast.Call):
@@ -236,7 +232,7 @@ def _makes(node: ast.expr) -> bool:
 
 
 PARSERS = ("HfArgumentParser", "TrlParser")
-"""What makes objects of dataclasses from a command line, or from a file that it names."""
+"""Parsers that make objects of dataclasses from a command line or a file."""
 
 
 def parsed_classes(scripts: Sequence[Script]) -> Iterator[str]:
@@ -258,7 +254,7 @@ def class_of(scripts: Sequence[Script], name: str) -> tuple[Script, ast.ClassDef
 
 
 def base_in(names: Collection[str], scripts: Sequence[Script], name: str) -> str | None:
-    """Which of `names` a class is, or is derived from; None for none of them."""
+    """The one of `names` that a class is or is derived from; None if there is none."""
     if name in names:
         return name
     definition = class_of(scripts, name)
@@ -279,7 +275,7 @@ def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
 
 
 def said_values(program: Program) -> dict[str, Argument]:
-    """What files and words behind the script say; words count more."""
+    """The values of files and words behind the script; words win."""
     command = program.command
     start = command.index(program.main) + 1 if program.main in command else len(command)
     words = command[start:]

@@ -1,8 +1,7 @@
 """Starting a program: how its command does it, and how it runs with changed files.
 
-A changed script is compiled from a copy under the script's own name: its folder, its arguments and
-the lines of its errors are those of the original. Where it imports or opens another changed file,
-it gets the copy. A settings file that the command names is replaced by a copy there.
+A changed script is compiled from a copy under its own name: folder, arguments and lines of errors
+stay. Other changed files are replaced by copies as the program imports or opens them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
-from tuner.core.scratch import scratch_folder
+from tuner.core.files import scratch_folder
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
     GPUS_PER_TRIAL,
@@ -37,7 +36,7 @@ _ALL = ("gpu", "auto")
 
 
 def read_launch(program: Program) -> Launch:
-    """How `program` is started; what cannot be read is among the problems."""
+    """Reads how `program` is started; unreadable parts become problems."""
     words = [Path(word).name for word in program.command]
     end = words.index(Path(program.main).name) if Path(program.main).name in words else len(words)
     for start, word in enumerate(words[:end]):
@@ -66,10 +65,7 @@ def _torchrun(words: Sequence[str]) -> Launch:
 
 
 def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:
-    """Knobs of the ranks: those of the launcher, and of the program's `own` where it says more.
-
-    Empty on one GPU. FSDP or ZeRO in one process shares nothing, and is a problem.
-    """
+    """Parameters of the ranks: the launcher's, and the program's `own`. Empty on one GPU."""
     ranks = launch.on(gpus)
     said = {name: own[name] for name in (DISTRIBUTED, RESHARD, REDUCE_BUCKET) if name in own}
     knobs = {**launch.knobs, **said}
@@ -104,7 +100,7 @@ else:
             _loop = globals().get("_loop") or __import__("asyncio").new_event_loop()
             _loop.run_until_complete(_more)
 """
-"""What Python is given in place of a script."""
+"""The script that Python runs in place of a changed one."""
 
 _COPIES = """\
 import builtins, importlib.machinery, io, os
@@ -137,18 +133,15 @@ if COPIES:
     io.open = builtins.open = opened
     importlib.machinery.SourceFileLoader.get_code = code
 """
-"""What a program that reads changed files gets in their place; it writes to none of them."""
+"""Code that opens and imports copies in place of changed files."""
 
 _NOTEBOOK = "def get_ipython():\n    return None\ndisplay = print\n"
-"""What Jupyter adds to the names of a notebook, as far as a program can do with it."""
+"""Names that Jupyter adds to a notebook, as far as a program can provide them."""
 
 
 @contextlib.contextmanager
 def runnable(program: Program, original: Program | None = None) -> Iterator[list[str]]:
-    """The command that starts `program`; files that differ from those of `original` are copied.
-
-    The copies are gone when the block ends.
-    """
+    """The command that starts `program`, with copies of the files that differ from `original`."""
     with scratch_folder() as folder:
         changed = _changed(program, original)
         inside = [word for word in changed if word != program.main and _is_read(program, word)]
@@ -169,10 +162,7 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
 
 
 def unread_files(program: Program, original: Program) -> list[str]:
-    """The changed files of which no copy can be given.
-
-    The command names neither them nor a script that may read them.
-    """
+    """The changed files that cannot be replaced: no word names them or a script that reads them."""
     return [
         word
         for word in _changed(program, original)
@@ -191,7 +181,6 @@ def _is_named(program: Program, word: str) -> bool:
 
 
 def _is_read(program: Program, word: str) -> bool:
-    """Whether the program's own code reads a file; a trainer is given a copy."""
     source = program.files[word]
     is_script = source.path.suffix in PYTHON
     return program.main != "" and (is_script or not _is_named(program, word))

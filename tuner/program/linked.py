@@ -21,15 +21,14 @@ from tuner.program.parsed import (
     unrolled,
 )
 from tuner.program.reads import module_path
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A value that stands in the program.
+    """A value in the program.
 
-    `option` is the attribute of a class, or the parameter of a function that the program does not
-    call itself, that has it as its default: libraries make options of both.
+    `option` names the attribute or parameter with this default, if a library may set it.
     """
 
     node: ast.expr
@@ -38,7 +37,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class OutsideKeys:
-    """What stands behind these keys in a file, or an object of another module."""
+    """The value behind these keys in a file, or in an object of another module."""
 
     keys: Path
     node: ast.expr
@@ -86,7 +85,6 @@ class LinkedScript(ParsedScript):
         return next((other for other in self.others.values() if node in other.scopes), self)
 
     def _definition(self, call: ast.Call) -> tuple[Self, ast.AST | None]:
-        """The class or function of the program that is called, and the script that has it."""
         base, keys = unrolled(call.func)
         found = self.scopes[call].find(base.id) if isinstance(base, ast.Name) else None
         if found is None or len(found[1]) != 1:
@@ -102,7 +100,7 @@ class LinkedScript(ParsedScript):
     def _imported(
         self, node: ast.Import | ast.ImportFrom, name: str, keys: Keys
     ) -> tuple[Self | None, str, Keys]:
-        """What an imported name with `keys` is: a script, a name in it, and keys of that."""
+        """The script, the name in it and the keys of that, for an imported name with `keys`."""
         for alias in node.names:
             if isinstance(node, ast.ImportFrom):
                 if (alias.asname or alias.name) != name:
@@ -126,7 +124,6 @@ class LinkedScript(ParsedScript):
     def _calls_of(
         self, function: Function, owner: Scope
     ) -> tuple[list[tuple[Self, ast.Call]], int]:
-        """The calls of a function, and how many of its parameters they do not name."""
         if not isinstance(owner.node, ast.ClassDef):
             calls = [(self, c) for c in self.calls if isinstance(c.func, ast.Name)]
             calls = [(s, c) for s, c in calls if last_name(c.func) == function.name]
@@ -139,7 +136,6 @@ class LinkedScript(ParsedScript):
         return calls, 0 if static else 1
 
     def _calls_elsewhere(self, name: str, definition: ast.AST) -> list[tuple[Self, ast.Call]]:
-        """The calls of a function or class in the scripts that import it."""
         return [
             (other, call)
             for other in self.others.values()
@@ -149,7 +145,7 @@ class LinkedScript(ParsedScript):
         ]
 
     def _is_passed_with_others(self, function: Function) -> bool:
-        """Whether a call gets a function and more: `partial(train, batch=4)`, `spawn(train, 4)`."""
+        """True for calls such as `partial(train, batch=4)` and `spawn(train, 4)`."""
         return any(
             isinstance(argument, ast.Name) and argument.id == function.name
             for call in self.calls
@@ -164,7 +160,6 @@ class LinkedScript(ParsedScript):
 
     @functools.cached_property
     def _passed_classes(self) -> list[ast.ClassDef]:
-        """The classes that calls get: `tyro.cli(Config)`, `HfArgumentParser((A, B))`."""
         passed = {
             name.id
             for call in self.calls
@@ -183,7 +178,7 @@ def with_option(end: End, option: str) -> End:
 
 
 def reads_environment(call: ast.Call) -> bool:
-    """Whether this is `os.getenv(...)` or `os.environ.get(...)`."""
+    """True for `os.getenv(...)` and `os.environ.get(...)`."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     name = last_name(call.func)
     is_get = name == "get" and owner is not None and last_name(owner) == "environ"
@@ -191,7 +186,7 @@ def reads_environment(call: ast.Call) -> bool:
 
 
 def mentions(node: ast.AST, name: ast.expr) -> bool:
-    """Whether an expression has this name in it."""
+    """True if the name occurs in an expression."""
     return any(
         isinstance(n, ast.Name) and isinstance(name, ast.Name) and n.id == name.id
         for n in ast.walk(node)
@@ -212,7 +207,7 @@ def default_of(arguments: ast.arguments, argument: ast.arg) -> ast.expr | None:
 def given_in(
     call: ast.Call, argument: ast.arg, arguments: Sequence[ast.arg], skipped: int
 ) -> ast.expr | bool | None:
-    """What a call passes for an argument: None for nothing, True for what cannot be told."""
+    """The value that a call passes for an argument: None for none, True if it is unclear."""
     for keyword in call.keywords:
         if keyword.arg == argument.arg:
             return keyword.value

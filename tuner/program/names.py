@@ -1,6 +1,6 @@
-"""Where a Python program gets a value from: names, attributes and keys, followed to a literal.
+"""Follows names, attributes and keys of a Python program to the literals behind them.
 
-The program is parsed, never run. What cannot be followed for certain ends as `Unclear`.
+The program is parsed, never run. A value that is uncertain ends as `Unclear`.
 """
 
 from __future__ import annotations
@@ -56,15 +56,12 @@ class Script(LinkedScript):
         self.given: dict[str, str | int] = {}
         """By name: what the command line says of an option, in place of its default."""
         self.words: int | None = None
-        """How many `sys.argv` has, where that is known."""
+        """The length of `sys.argv`, if it is known."""
 
     # -- following ---------------------------------------------------------------------------
 
     def ends(self, node: ast.expr) -> list[End]:
-        """Where the value of an expression may be set.
-
-        A parameter's default is followed to the calls that pass something else.
-        """
+        """The possible origins of an expression's value; a default is followed to the calls."""
         self._budget = _MOST_LOOKS
         arguments = self.parents.get(node)
         if isinstance(arguments, ast.arguments):
@@ -75,7 +72,7 @@ class Script(LinkedScript):
         return self._follow(node, (), _MOST_STEPS)
 
     def ends_at(self, node: ast.expr, key: str) -> list[End]:
-        """Where the value of an item of the dictionary `node` may be set."""
+        """The possible origins of an item of the dictionary `node`."""
         self._budget = _MOST_LOOKS
         return self._follow(node, (key,), _MOST_STEPS)
 
@@ -195,7 +192,6 @@ class Script(LinkedScript):
     def _of_import(
         self, binding: ast.Import | ast.ImportFrom, node: ast.Name, keys: Keys, left: int
     ) -> list[End] | None:
-        """What an imported name is; None for one of no other file of the program."""
         other, name, rest = self._imported(binding, node.id, keys)
         if other is None or name not in other.top.names:
             return None
@@ -292,7 +288,6 @@ class Script(LinkedScript):
         return ends
 
     def _attribute(self, definition: ast.ClassDef, keys: Keys, left: int) -> list[End]:
-        """What an attribute of a class or its objects is."""
         if left == 0:
             return [Unclear(definition, "goes round in a circle")]
         ends: list[End] = []
@@ -322,7 +317,7 @@ class Script(LinkedScript):
         return [end for end in ends if isinstance(end, Literal)]
 
     def defaults_of(self, option: Option) -> list[ast.expr]:
-        """What an option is without a word: `set_defaults` counts more than its own default."""
+        """The value of an option that is not given; `set_defaults` wins over its own default."""
         later = [
             keyword.value
             for call in self.calls
@@ -333,11 +328,7 @@ class Script(LinkedScript):
 
 
 def set_at(script: Script, place: Location) -> Location | None:
-    """The literal that a place of a Python file takes its value from.
-
-    None where that is none, or not one: the value is computed, set in several places, or in
-    another file.
-    """
+    """The only literal, in the same file, behind a place of a Python file, if there is one."""
     node = script.node_at(place)
     found: dict[int, Location] = {}
     for end in script.ends(node) if node is not None else ():
@@ -350,7 +341,6 @@ def set_at(script: Script, place: Location) -> Location | None:
 
 
 def _is_set_by(path: Keys, keys: Keys) -> bool:
-    """Whether what is assigned at `path` may be what stands behind `keys`."""
     if path[-1:] == (ANY,):
         return len(keys) >= len(path) and keys[: len(path) - 1] == path[:-1]
     return bool(keys) and path == keys

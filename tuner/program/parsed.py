@@ -33,13 +33,13 @@ class Option:
 
     @property
     def is_positional(self) -> bool:
-        """Whether it has no name on the command line."""
+        """True if it has no name on the command line."""
         return not self.names[0].startswith("-")
 
 
 @dataclass(slots=True)
 class Scope:
-    """What names mean in a module, a class or a function."""
+    """The meaning of names in a module, a class or a function."""
 
     node: ast.AST
     parent: Scope | None
@@ -48,7 +48,7 @@ class Scope:
 
     @property
     def is_class(self) -> bool:
-        """Whether this is the body of a class."""
+        """True for the body of a class."""
         return isinstance(self.node, ast.ClassDef)
 
     def find(self, name: str) -> tuple[Scope, list[ast.AST]] | None:
@@ -221,7 +221,7 @@ class ParsedScript:
         return call if isinstance(call, ast.Call) else None
 
     def is_conditional(self, node: ast.AST) -> bool:
-        """Whether an expression stands below an `if` or the like: it may never run."""
+        """True if an expression stands below an `if` or the like, and may never run."""
         own = self.parents.get(node)
         while own is not None:
             main = isinstance(own, ast.If) and "__main__" in ast.unparse(own.test)
@@ -314,7 +314,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[int, int], bool]] = {
 
 
 def holds_for_words(test: ast.expr, words: int | None) -> bool | None:
-    """Whether `len(sys.argv) > 1` holds with so many words; None for other tests."""
+    """The truth of `len(sys.argv) > 1` for a number of words; None for other tests."""
     match test:
         case ast.Compare(
             left=ast.Call(func=ast.Name("len"), args=[ast.Name() | ast.Attribute() as counted]),

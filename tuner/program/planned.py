@@ -36,12 +36,11 @@ WORKLOAD = "causal_lm"
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
-    """What is predicted in place of a program.
+    """The training that is predicted in place of a program.
 
-    - `assumed` is what nobody set, with the trainer's default. `left_out` are the settings whose
-      effect is in no number. `notes` say how else it is read.
-    - `sequences` is how many one example of the micro-batch makes.
-    - `known` are the knobs that the program or its trainer decides; others have their defaults.
+    `assumed` are defaults of the trainer, `left_out` settings that are not modelled, `notes`
+    remarks. `sequences` is their number in one example, `known` are parameters that are no
+    defaults.
     """
 
     trainer: str
@@ -62,7 +61,7 @@ class ProgramPlan:
 
     @property
     def has_whole_model_first(self) -> bool:
-        """Whether the first rank has all of a quantised model on its GPU before it is sharded."""
+        """True if the first rank loads a whole quantised model before it is sharded."""
         is_quantised = self.configuration["precision"] in ("nf4", "int8")
         return is_quantised and Parallelism.of(self.configuration).is_sharded
 
@@ -81,12 +80,11 @@ def plan_program(
     strict: bool = True,
     target: Sequence[str] = (),
 ) -> ProgramPlan:
-    """What `program` trains; `given` knobs and `model` count more than what it says.
+    """The training of `program`; `given` parameters and `model` override it.
 
-    `gpus` are those of the machine, where its launcher does not say how many ranks there are.
-    Raises one `InputError` with everything that cannot be read, or not be predicted; unless it is
-    `strict`, that is left out of the plan instead. `target` are the options of `tuner estimate`
-    that name the GPU, for a hint.
+    `gpus` is their number if the launcher does not tell. Raises one `InputError` with everything
+    that cannot be read or predicted; if not `strict`, that is left out. `target` are the options of
+    `tuner estimate` that name the GPU, for a hint.
     """
     training = read_training(program)
     reading = next((r for r in readings() if r.trainer == training.trainer), None)
@@ -96,14 +94,14 @@ def plan_program(
     found = training.found
     chosen = model or _beside(program, planned.model)
     if chosen is None:
-        found.problems.append(Problem("is not known: name it with --model", "the model"))
+        found.problems.append(Problem("couldn't determine the model; pass --model"))
     else:
         found.problems += _misnamed_in_loading(training, chosen)
     knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
     problems = [p for p in found.problems if not _is_given(p, given or {})]
     if "max_length" not in knobs:
-        text = "is set nowhere: name it with --set max_length=1024"
-        problems.append(Problem(text, "the length of the examples"))
+        text = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
+        problems.append(Problem(text))
     if strict:
         _require_start(problems)
     if (problems and strict) or chosen is None:
@@ -130,7 +128,6 @@ def plan_program(
 def _started(
     program: Program, planned: Planned, training: ProgramTraining, gpus: int | None
 ) -> dict[str, Any]:
-    """Knobs that the way in which the program is started decides."""
     found = training.found
     launch = read_launch(program)
     own = planned.knobs
@@ -159,13 +156,11 @@ def _require_packing(quantization: Arguments) -> None:
 
 
 def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
-    """Whether somebody has said what could not be read."""
     name = (problem.where or "").rpartition(" ")[2]
     return name in given
 
 
 def _require_start(problems: Sequence[Problem]) -> None:
-    """Raise `InputError` where the program itself ends with one of the problems."""
     if any(isinstance(problem, CannotStart) for problem in problems):
         others = "; ".join(_versions(held_versions()))
         raise InputError(
@@ -176,12 +171,11 @@ def _require_start(problems: Sequence[Problem]) -> None:
 
 
 def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Problem]:
-    """The arguments with which the model cannot be loaded."""
     own = training.has("model")
     group, prefix = ("model", "") if own else ("arguments", "model_init_kwargs.")
     try:
         yield from hold_loading(training[group], prefix, model)
-    except InputError as error:  # nobody knows which settings the model has
+    except InputError as error:  # the settings of the model are unknown
         yield Problem(error.message, "the model")
 
 
@@ -197,7 +191,7 @@ def _approximation(
 ) -> str | None:
     """The command that predicts the same training without its `_SAVING` settings.
 
-    None where anything else is in the way: it would predict another training.
+    None if there are other problems: it would predict another training.
     """
     names = [(problem.where or "").rpartition(" ")[2] for problem in problems]
     if not set(names) <= set(_SAVING):
@@ -211,7 +205,7 @@ def _approximation(
 
 
 def _settings_of(model: str, wanted: Configuration) -> dict[str, str] | None:
-    """What `--set` makes of the defaults of a model; None where nothing makes this of them."""
+    """The `--set` options that turn the defaults of a model into `wanted`; None if none do."""
     said: dict[str, str] = {}
     for _ in range(3):  # the default of one may follow from others that are set
         settings = {**model_defaults(model), **said}
@@ -225,8 +219,7 @@ def _settings_of(model: str, wanted: Configuration) -> dict[str, str] | None:
 
 
 def _is_unsupported(problem: Problem) -> bool:
-    """Whether a problem is one of predictions, rather than of the program or of what is said."""
-    return EMULATE in problem.message or "not predicted" in problem.message
+    return any(text in problem.message for text in (EMULATE, "not predicted", "by --predict"))
 
 
 def _unsupported(training: ProgramTraining) -> UnsupportedError:
@@ -248,7 +241,6 @@ def _beside(program: Program, model: str | None) -> str | None:
 
 
 def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """What the model decides, in place of `STORED`, `PEFT_DEFAULT` and `AUTO`."""
     values = dict(knobs)
     for name in ("precision", "compute_dtype"):
         if values.get(name) == STORED:
@@ -272,7 +264,6 @@ def _stored_dtype(model: str, knob: str) -> str:
 
 
 def _default_targets(model: str) -> tuple[str, ...]:
-    """The modules that peft adapts where `target_modules` is left out."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     kind = resolve_config(model).model_type
@@ -286,7 +277,6 @@ def _default_targets(model: str) -> tuple[str, ...]:
 
 
 def _configuration(knobs: Mapping[str, Any]) -> Configuration:
-    """All knobs, checked. Raises `InputError` with everything that is wrong."""
     terms = SCHEMAS[WORKLOAD].terms
     values: dict[str, KnobValue] = {}
     problems = []
@@ -306,7 +296,6 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
 
 
 def _versions(held: Mapping[str, str]) -> list[str]:
-    """A note for each package that is installed in another version than is held to."""
     notes = []
     for package, read in held.items():
         try:
@@ -314,5 +303,5 @@ def _versions(held: Mapping[str, str]) -> list[str]:
         except PackageNotFoundError:
             continue
         if installed.split(".")[:2] != read.split(".")[:2]:
-            notes.append(f"{package} {installed} is installed, and this is what {read} does")
+            notes.append(f"prediction assumes {package} {read} (you have {installed})")
     return notes

@@ -1,4 +1,4 @@
-"""What is behind the words `train.py --epochs 3`, `config.yml`, `run.ipynb` or `torchrun ...`."""
+"""The program behind words such as `train.py --epochs 3`, `config.yml` or `torchrun ...`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from tuner.program.arguments import file_in
 from tuner.program.edit.source import PYTHON, SourceFile, read_places
 from tuner.program.reads import SETTINGS_FILES, module_path, opened, read_by
 from tuner.program.trainer import FILE, trainer_named, trainer_of, trainers
-from tuner.space.keypath import Path as Keys
+from tuner.space.apply import Path as Keys
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of the program itself: a notebook keeps its pictures."""
+"""The largest program: a notebook keeps its pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A training program.
+    """A training program that `command` starts.
 
-    `command` starts it. `files` are those that settings can be read from: first those that its
-    words name, by the name in the word (of a notebook it is the notebook), then those that its
-    code reads by itself, by their path. `trainer` is the name of the tool whose file it is, "" for
-    a program of its own.
+    `files` are those with settings: first those that words name, by the word, then those that its
+    code reads, by path. `trainer` is the tool whose file it is, "" for a script.
     """
 
     command: tuple[str, ...]
@@ -50,7 +48,7 @@ class Program:
 
     @property
     def is_module(self) -> bool:
-        """Whether the script is named as a module, as in `python -m package.train`."""
+        """True if the script is named as a module, as in `python -m package.train`."""
         return self.main != "" and Path(self.main).suffix not in PYTHON
 
     @property
@@ -62,10 +60,9 @@ class Program:
 
 
 def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = True) -> Program:
-    """The program that `words` start: a script with arguments, a tool's file, or a command.
+    """The program that `words` start in `folder`: a script, a tool's file, or a command.
 
-    Relative files are those below `folder`. Raises `InputError` for what is none of them, and
-    `UnavailableError` for a tool that is not installed unless it is only read (not `is_run`).
+    Raises `InputError` for anything else, and `UnavailableError` for a missing tool if `is_run`.
     """
     if not words:
         raise InputError(
@@ -120,7 +117,6 @@ def _with_read(program: Program) -> Program:
 
 
 def _module_in(program: Program) -> tuple[str, SourceFile] | None:
-    """The module that `-m` names, if it is one of the folder's own."""
     for before, word in pairwise(program.command):
         if before in ("-m", "--module"):
             place = (program.folder.resolve(),)
@@ -134,7 +130,6 @@ def _module_in(program: Program) -> tuple[str, SourceFile] | None:
 
 
 def _is_behind_module(program: Program, word: str) -> bool:
-    """Whether a file is an argument of the module that `-m` names."""
     command = program.command
     start = next((n for n, w in enumerate(command) if w in ("-m", "--module")), len(command))
     return any(file_in(other) == word for other in command[start:])
@@ -154,10 +149,9 @@ def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:
 def trainers_program(
     source: SourceFile, words: Sequence[str] = (), folder: Path = Path()
 ) -> Program:
-    """The program that the file of a trainer is for; whether that is installed is not looked at.
+    """The program for a trainer's file, even if the trainer is not installed.
 
-    `words` are how people name it, and what they add. Raises `InputError` where its trainer is not
-    known.
+    `words` are the file as people name it, and more arguments.
     """
     name, *others = words or (str(source.path),)
     trainer = trainer_of(source.places)
@@ -187,7 +181,6 @@ def _start_of(words: Sequence[str], trainer: str) -> int | None:
 
 
 def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
-    """The files that words of a command name, if settings can be read from them."""
     files = {}
     for word in map(file_in, words):
         if Path(word).suffix in (*PYTHON, *SETTINGS_FILES):
@@ -200,8 +193,8 @@ def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
 def _opened(path: Path) -> SourceFile:
     """The file at `path`, which is never written: it may be read-only."""
     if not path.is_file():
-        why = "is a folder" if path.is_dir() else "is not there"
-        raise InputError(f"the program {str(path)!r} {why}", hint="name a file that exists")
+        why = "is a folder, not a program" if path.is_dir() else "file not found"
+        raise InputError(f"{why}: {path}", hint="name a file that exists")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{path}: larger than {_MOST_BYTES} bytes, too large for a program")

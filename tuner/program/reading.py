@@ -47,21 +47,21 @@ PACKED = (
 
 
 def packed_rows(arguments: Arguments, name: str, kernel: str) -> list[str]:
-    """What to note beside a training whose batches are one row each, because of setting `name`.
+    """Notes on a training with one row for each batch, because of setting `name`.
 
-    Flash attention is told where the samples end, and gets no mask (transformers'
-    `_flash_attention_forward` with `position_ids`): its tensors are those of the samples side by
-    side. Other attention (`kernel`) makes a mask of the whole row: a problem.
+    Flash attention gets the ends of the samples and no mask (transformers'
+    `_flash_attention_forward` with `position_ids`), so its tensors are those of samples side by
+    side. Other kernels make a mask of the whole row: a problem.
     """
     if kernel == "flash_attention_2":
         return [PACKED]
-    why = f"makes one row of each batch, whose mask ({kernel}) is not predicted: {EMULATE}"
-    arguments.refuse(name, why)
+    why = f"with {kernel} attention isn't supported by --predict yet: use flash attention, or the "
+    arguments.refuse(name, f"{why}emulator")
     return []
 
 
 def mixed_precision(arguments: Arguments, default: str) -> str:
-    """What `bf16` and `fp16` of TrainingArguments say."""
+    """The mixed precision of `bf16` and `fp16` of TrainingArguments."""
     bf16, fp16 = arguments.take("bf16"), arguments.take("fp16")
     if bf16 in (True, "true", "auto"):
         return "bf16"
@@ -79,10 +79,10 @@ _CHECKPOINTING_KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpoint
 def checkpointing(
     arguments: Arguments, *, default: bool, reentrant: bool = False
 ) -> dict[str, KnobValue]:
-    """Whether layers are recomputed, and how.
+    """Gradient checkpointing, and its kind.
 
-    transformers 5 enables it without reentrance unless the arguments say otherwise; `reentrant`
-    is what a trainer says where they say nothing.
+    transformers 5 is not reentrant unless arguments say otherwise; `reentrant` is the trainer's own
+    default.
     """
     # transformers 5.23 calls it activation_checkpointing, and takes the older name as well.
     word = "activation" if "activation_checkpointing" in arguments else "gradient"
@@ -104,7 +104,7 @@ def checkpointing(
 
 
 def enabled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
-    """What `model.gradient_checkpointing_enable()` says, where the arguments say nothing more."""
+    """The effect of `model.gradient_checkpointing_enable()`."""
     if not training.has("enabled"):
         return {}
     said = [
@@ -148,10 +148,7 @@ WITHOUT_MEMORY = (
 def trainer_arguments(
     arguments: Arguments, *, checkpoints: bool, precision: str
 ) -> dict[str, KnobValue]:
-    """Knobs of `transformers.TrainingArguments` and its subclasses (transformers 5.23).
-
-    `checkpoints` and `precision` are the defaults of the class.
-    """
+    """Parameters of `transformers.TrainingArguments` (5.23), with these two defaults."""
     unset(arguments, _NOT_PREDICTED)
     arguments.taken.add("0")  # output_dir, without its name
     return {
@@ -167,7 +164,7 @@ def trainer_arguments(
 
 
 def sharded(arguments: Arguments) -> dict[str, KnobValue]:
-    """What `fsdp` and `fsdp_config` of TrainingArguments say (`_process_fsdp_args`)."""
+    """Parameters of `fsdp` and `fsdp_config` of TrainingArguments (`_process_fsdp_args`)."""
     said = arguments.take("fsdp", quietly=True)
     inner = "fsdp_config"
     if said in (None, False, "", "false"):
@@ -200,10 +197,7 @@ _LOADING = (
 
 
 def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, dict[str, Any]]:
-    """The model and how its weights are kept: by `from_pretrained`, or by the trainer itself.
-
-    `default` is the dtype that the trainer loads in where it is given a name.
-    """
+    """The model and its weights' dtype; `default` applies if the trainer loads it by name."""
     arguments = training["arguments"]
     if training.has("model"):
         source, prefix = training["model"], ""
@@ -295,9 +289,9 @@ def adapters(
     dropout: float = 0.0,
     every_linear: bool = False,
 ) -> dict[str, Any]:
-    """Knobs of an adapter; `names` are what the trainer calls `LoraConfig`'s arguments.
+    """Parameters of an adapter; `names` are the trainer's names for `LoraConfig`'s arguments.
 
-    `every_linear` where the trainer adapts every linear layer, whatever modules are named.
+    With `every_linear` the trainer adapts all linear layers.
     """
     targets = names.get("target_modules", "target_modules")
     unset(lora, {names.get(name, name): why for name, why in _NO_ADAPTERS.items()})

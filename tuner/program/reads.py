@@ -1,7 +1,6 @@
 """The files that a program reads by itself: modules beside it, and settings that it opens.
 
-Nothing is run. A file counts where the code names it and it is there; what a program reads for
-certain is known only where its values are followed to it.
+Nothing is run. A file counts if the code names it and it exists.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from tuner.core.errors import InputError
 from tuner.core.files import read_file
 from tuner.program.edit.notebook import notebook_python
 from tuner.program.edit.source import READERS, SourceFile, read_places
-from tuner.space.keypath import Path as Keys
+from tuner.space.apply import Path as Keys
 
 NOTEBOOK = ".ipynb"
 SETTINGS_FILES = tuple(suffix for suffix in READERS if suffix not in (".py", NOTEBOOK))
 
 MOST_BYTES_OF_SETTINGS = 1024 * 1024
-"""Of a file that is named and not the program itself: a larger one holds data."""
+"""The largest settings file; larger ones hold data."""
 
 _MOST_FILES = 200
 """Modules and settings of one program; more are a library."""
@@ -33,7 +32,7 @@ _DEEPEST = 3
 """Folders that code may name below each other on the way to a file."""
 
 _GLOBAL = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
-"""Where Hydra puts the values of a file of a group, when not below the group's name."""
+"""The place of a file's values in Hydra, if not below the name of its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,8 @@ class ReadFile:
 def read_by(main: SourceFile, roots: Sequence[Path], words: Sequence[str]) -> dict[Path, ReadFile]:
     """The files that the script `main` and its modules read, by absolute path.
 
-    Modules lie below `roots`, settings below these or the current folder, which is the last of
-    them; `words` are those of the command line that Hydra may find a choice in.
+    Modules lie below `roots`, settings also below the current folder, the last of them; Hydra's
+    choices come from `words`.
     """
     found: dict[Path, ReadFile] = {}
     waiting = [main]
@@ -159,7 +158,6 @@ def _is_name(text: str) -> bool:
 
 
 def _of_hydra(tree: ast.Module, folder: Path, words: Sequence[str]) -> Iterator[tuple[Path, Keys]]:
-    """The files that `@hydra.main` puts together, and where their values belong."""
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("hydra.main", "main")):
             continue
@@ -187,7 +185,6 @@ def _composed(
     chosen: Mapping[str, str],
     left: int = _DEEPEST,
 ) -> Iterator[tuple[Path, Keys]]:
-    """A file of Hydra, and those of its defaults list."""
     path = folder.joinpath(*map(str, group), f"{name}.yaml")
     if left == 0 or not path.is_file():
         return

@@ -11,7 +11,7 @@ from tuner.core.records import KnobValue
 from tuner.program.edit.place import Location, Value
 from tuner.program.edit.source import SourceFile
 from tuner.program.parsed import Option
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 NAMES = PROGRAM_NAMES
 """By knob: what a program's files and options call it, the most certain name first."""
@@ -50,7 +50,7 @@ def as_named(name: str, value: KnobValue) -> KnobValue:
 
 
 def is_trainers_call(name: str) -> bool:
-    """Whether the keyword arguments of a call are settings of a training."""
+    """True if the keyword arguments of a call are settings of a training."""
     return bool(_TRAINERS_CALLS.search(name))
 
 
@@ -60,12 +60,12 @@ def words_of(text: str) -> set[str]:
 
 
 def is_other(names: Sequence[str]) -> bool:
-    """Whether one of these names says that it is not about the training."""
+    """True if one of these names belongs to evaluation or other data."""
     return any(words & _OTHER_DATA and "train" not in words for words in map(words_of, names))
 
 
 def is_meant(knob: str, own: str, around: Sequence[str]) -> bool:
-    """Whether `own` is a name of the knob inside of what is called as in `around`."""
+    """True if `own` means the parameter inside things that are named as in `around`."""
     return (knob, own) not in _ONLY_IN or any(_LORA.search(name) for name in around)
 
 
@@ -91,11 +91,10 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One knob of a program: where its value is set, or why it cannot be changed there.
+    """One parameter of a program: the place of its value, or the problem with it.
 
-    `name` is what the program calls it. `word` is the number of the word of the command that sets
-    it, where one does; else `source` and `location` say where it stands. `switch` is there where
-    an option without a value sets it.
+    `name` is the program's own. The value stands in the command's word number `word`, or at
+    `location` in `source`; `switch` marks an option without a value.
     """
 
     knob: str
@@ -115,7 +114,7 @@ class Setting:
         return f"{self.source.path}:{self.location.line}"
 
     def written(self, value: KnobValue) -> KnobValue:
-        """What the program is to say for a value of the knob."""
+        """The program's value for one of the parameter."""
         return as_named(self.name, value)
 
 
@@ -129,7 +128,7 @@ def of_word(command: Sequence[str], number: int, knob: str, name: str) -> Settin
 def word_at(
     command: Sequence[str], path: Path, knob: str, name: str | None = None
 ) -> Setting | None:
-    """What the command sets at `path`: `--train.batch 4`, `train.batch=4`, `--batch=4`.
+    """The word that sets `path`: `--train.batch 4`, `train.batch=4`, `--batch=4`.
 
     A word may leave out the beginning of the path, and may have more before it.
     """
@@ -159,7 +158,7 @@ def word_at(
 
 
 def is_option(options: Iterable[Option], option: Option, word: str) -> bool:
-    """Whether a word of the command sets `option`, one of the `options` of its script."""
+    """True if a word of the command sets `option`, one of the `options` of its script."""
     head = word.partition("=")[0]
     if head in option.names:
         return True
@@ -179,5 +178,5 @@ def plain(option: str) -> str:
 
 
 def names_itself(word: str) -> bool:
-    """Whether a word is `name=value`."""
+    """True for `name=value`."""
     return bool(re.match(r"[-+]*[A-Za-z_][\w.-]*=", word))

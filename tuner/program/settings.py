@@ -1,8 +1,7 @@
-"""The settings in a program's files and on its command line, under the names of knobs.
+"""The settings in a program's files and on its command line, under the names of parameters.
 
-A value that takes another's place is followed: `per_device_train_batch_size=BATCH_SIZE` is set
-where `BATCH_SIZE = 4` stands, `args.batch` where its option has a default, or on the command line.
-A value that may come from several places, or from none that is known, is a setting with a problem.
+A value is followed to its origin: `per_device_train_batch_size=BATCH_SIZE` to `BATCH_SIZE = 4`,
+`args.batch` to its option. An ambiguous or unknown origin makes a setting with a problem.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tuner.program.setting import (
     of_word,
     word_at,
 )
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 _MOST_STEPS = 8
 """From one `${...}` to the next; more is a circle."""
@@ -109,7 +108,6 @@ class _Finder:
     # -- candidates --------------------------------------------------------------------------
 
     def _of_files(self, knob: str, names: Sequence[str]) -> tuple[Setting | None, bool]:
-        """The setting, and whether it is written out as the argument of a call."""
         candidates = [*in_python(self.scripts, knob, names), *in_data(self.data, knob, names)]
         for strength in sorted({c.strength for c in candidates}):
             same = [c for c in candidates if c.strength == strength]
@@ -151,7 +149,6 @@ class _Finder:
         return self._one(knob, candidate, script, script.ends(candidate.node))
 
     def _one(self, knob: str, at: Candidate, script: Script, ends: Sequence[End]) -> Setting:
-        """The one setting that `ends` lead to; with a problem where there is not one."""
         found: dict[object, Setting] = {}
         for end in ends:
             setting = self._settled(knob, at, script, end)
@@ -199,7 +196,6 @@ class _Finder:
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
     def _outside(self, knob: str, at: Candidate, end: OutsideKeys) -> Setting | None:
-        """What the keys of some object are set to: by a word, in a file, or by an option."""
         keys = end.keys
         if (word := word_at(self.program.command, keys, knob, at.name)) is not None:
             return word
@@ -221,7 +217,6 @@ class _Finder:
         return None
 
     def _in_file(self, knob: str, name: str, source: SourceFile, place: Location) -> Setting:
-        """What stands in a file of settings, behind every `${...}`."""
         first = place
         for _ in range(_MOST_STEPS):
             word = word_at(self.program.command, place.path, knob, name)
@@ -243,7 +238,6 @@ class _Finder:
     def _of_option(  # noqa: PLR0911 - one for each kind of option
         self, knob: str, name: str, script: Script, option: Option
     ) -> Setting:
-        """What a script's own option is: by a word, or by its default."""
         place = script.place_of(option.call)
         at = Candidate(name, (2, 0), script.source, place, script)
         number = None

@@ -1,6 +1,6 @@
-"""The arguments that training libraries take, and the keys of their files, by version.
+"""The arguments that training libraries take, by version; others end a program with an error.
 
-`signatures.json` is written by `python -m benchmarks.signatures` from the source of the libraries.
+`python -m benchmarks.signatures` writes `signatures.json` from the source of the libraries.
 """
 
 from __future__ import annotations
@@ -74,14 +74,13 @@ _OTHERWISE: Mapping[str, Mapping[str, str]] = {
     },
     "LLaMA-Factory": dict.fromkeys(NAMES["max_length"], "cutoff_len"),
 }
-"""What to write in place of a name, where that is not the same everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What one class, function or file takes in one version of its library.
+    """The names that a class, function or file takes in one version of its library.
 
-    `is_open` is whether it takes more names than these without an error.
+    `is_open` marks one that takes more names without an error.
     """
 
     name: str
@@ -98,13 +97,13 @@ class Signature:
         return f"{self.name} in {title} {short}" if self.name != title else f"{title} {short}"
 
     def takes(self, name: str) -> bool:
-        """Whether an argument of this name, or an item of it ("name.item"), is taken."""
+        """True if an argument of this name, or its item ("name.item"), is taken."""
         return name.partition(".")[0] in self.names
 
     def instead(self, name: str, shown: str, beside: Collection[Signature] = ()) -> str:
-        """What to do about a name that is not taken; `beside` are calls that may take it.
+        """The advice for a name that is not taken, with its value as `shown`.
 
-        `shown` is its value as it is written.
+        `beside` are calls that may take it.
         """
         own = _OTHERWISE.get(self.name.rpartition(".")[2], {})
         if name in own:
@@ -122,7 +121,6 @@ class Signature:
 
 
 def _meaning(name: str) -> Iterator[str]:
-    """Other names of the same setting."""
     yield from _RENAMED.get(name, ())
     for names in NAMES.values():
         if name in names:
@@ -142,7 +140,7 @@ def held_versions() -> Mapping[str, str]:
 
 @functools.cache
 def signature(name: str) -> Signature | None:
-    """What is taken by a class, a function or a tool's file of this name; None where not known."""
+    """The signature of a class, a function or a tool's file; None if unknown."""
     for library, part in _table().items():
         if name in part["takes"]:
             row = part["takes"][name]
@@ -163,7 +161,7 @@ def beside(name: str, trainer: str = "") -> list[Signature]:
 
 
 _IGNORING = ("BitsAndBytesConfig", "Axolotl")
-"""What takes any name, and does nothing with those that it does not know."""
+"""Calls and files that ignore unknown names."""
 
 _METHODS = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 _LOADING = "from_pretrained"
@@ -203,7 +201,6 @@ def _note(found: Found, held: Signature, what: str, where: str, instead: str) ->
 
 
 def _signature_of(script: Script, call: ast.Call) -> Signature | None:
-    """What a call takes; None where that is not known, or is not the library's."""
     name = last_name(call.func) or ""
     held = signature(name) if name != _LOADING else None
     if held is None or name in _METHODS:
@@ -216,7 +213,6 @@ def _signature_of(script: Script, call: ast.Call) -> Signature | None:
 
 
 def _is_of(node: ast.AST, library: str) -> bool:
-    """Whether an import is one of this library."""
     if isinstance(node, ast.ImportFrom):
         names = [node.module or ""] if not node.level else []
     else:
@@ -275,7 +271,6 @@ def hold_words(program: Program, scripts: Sequence[Script], found: Found) -> Non
 
 
 def _options_of(program: Program) -> dict[str, Argument]:
-    """What the words behind the script, and the file behind --config, set."""
     command = program.command
     words = command[command.index(program.main) + 1 :] if program.main in command else ()
     named = [word for before, word in pairwise(words) if before == "--config"]
@@ -284,7 +279,6 @@ def _options_of(program: Program) -> dict[str, Argument]:
 
 
 def _parsed_names(scripts: Sequence[Script]) -> frozenset[str] | None:
-    """All options of the one parser of dataclasses; None where they are not known."""
     calls = [(script, call) for script in scripts for call in script.calls]
     parsers = [call for _, call in calls if last_name(call.func) in PARSERS]
     lenient = [k for _, call in calls for k in call.keywords if k.arg in _LENIENT]
@@ -300,7 +294,6 @@ def _parsed_names(scripts: Sequence[Script]) -> frozenset[str] | None:
 
 
 def _fields(scripts: Sequence[Script], name: str) -> set[str] | None:
-    """The fields of a dataclass with those of its bases."""
     own = class_of(scripts, name)
     if own is None:
         held = signature(name)

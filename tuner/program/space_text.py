@@ -27,11 +27,11 @@ def knobs_of(
     arrived: Mapping[str, KnobValue],
     asked: Sequence[str],
 ) -> dict[str, list[KnobValue]]:
-    """The values to try of each knob.
+    """The values to try of each parameter.
 
-    Those are the knobs `asked` for ("lora_rank=16,32"), else those that keep the training's
-    result. `arrived` are the settings as they reached the training. Raises one `InputError` with
-    every knob that is unknown, that the program does not let change, or that has no values.
+    The parameters are those `asked` for ("lora_rank=16,32"), else those that keep the training's
+    result. `arrived` are settings as they reached the training. Raises one `InputError` with all
+    parameters that cannot be varied.
     """
     if not asked:
         wanted: dict[str, list[KnobValue]] = {
@@ -80,7 +80,6 @@ def _value(text: str, name: str) -> KnobValue:
 def _batch(
     program: Program, settings: Mapping[str, Setting], arrived: Mapping[str, KnobValue]
 ) -> int | None:
-    """The effective batch of one rank, where the accumulation can be changed to keep it."""
     size, rounds = arrived.get("micro_batch"), arrived.get("grad_accum")
     for name, value in (("micro_batch", size), ("grad_accum", rounds)):
         if value is None and name in settings:
@@ -118,7 +117,7 @@ def space_text(
 ) -> str:
     """The file of a space that varies `knobs` of the program that `words` start.
 
-    What the program has now is the space's baseline where it `fits`.
+    The present values are its baseline if the program `fits`.
     """
     space: dict[str, object] = {
         "name": name,

@@ -22,29 +22,27 @@ FILE = "{file}"
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """The settings file of a trainer that takes all its settings from one.
+    """The file with all settings of a trainer, which `command` starts with it as `FILE`.
 
-    `command` starts the trainer, with `FILE` for the file. A file belongs to it when it has one of
-    the keys of each group in `keys`, at any depth.
+    It has one of the keys of each group in `keys`, at any depth.
     """
 
     command: tuple[str, ...]
     keys: tuple[tuple[str, ...], ...]
     takes_assignments: bool = False
-    """Whether words such as `batch_size=4` set keys of the file."""
+    """Words such as `batch_size=4` set keys of the file."""
 
     def is_of(self, places: Sequence[Location]) -> bool:
-        """Whether a file with these values belongs to the trainer."""
+        """True if a file with these values belongs to the trainer."""
         found = {str(step) for place in places for step in place.path}
         return all(any(key in found for key in group) for group in self.keys)
 
 
 @dataclass(slots=True)
 class Planned:
-    """A training as it is predicted.
+    """A training as it is predicted; `sequences` are those in one example.
 
-    Parameters may be `reading.STORED` and `reading.PEFT_DEFAULT` where the model decides.
-    `sequences` is the number of sequences in one example of the micro-batch.
+    `reading.STORED` and `reading.PEFT_DEFAULT` stand for choices of the model.
     """
 
     model: str | None
@@ -55,7 +53,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Reads the trainings of one trainer class or tool, named `trainer` by `read_training`.
+    """Reads the trainings of one class or tool, which `read_training` names `trainer`.
 
     `versions` are those of the packages whose code `plan` was written from.
     """
@@ -68,7 +66,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The settings that `tuner export --to NAME` writes; `suffix` is that of the file.
+    """The settings that `tuner export --format NAME` writes, in a file with this suffix.
 
     `use` names the command that takes the file, or makes that text from the settings.
     """
@@ -83,11 +81,7 @@ class Format:
 
 @dataclass(slots=True)
 class Launch:
-    """How a program is started.
-
-    `processes` is their number on each of the `machines`; None means one for each GPU. `knobs`
-    hold the sharding that the launcher sets.
-    """
+    """How a program is started: `processes` on each of `machines`; None is one for each GPU."""
 
     processes: int | None = 1
     machines: int = 1
@@ -95,7 +89,7 @@ class Launch:
     mixed_precision: str | None = None
     problems: list[Problem] = field(default_factory=list)
     starts_ranks: bool = True
-    """Whether it can start more than one process."""
+    """False for a command that starts one process only."""
 
     def on(self, gpus: int | None) -> int:
         """The number of ranks on machines with `gpus` each; problems are noted."""
@@ -126,10 +120,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """All that tuner knows of one trainer; every part is optional.
-
-    `launch` gets the program, and tells how the tool's own command starts it.
-    """
+    """One trainer, every part of it optional; `launch` gets the program."""
 
     name: str
     file: SettingsFile | None = None

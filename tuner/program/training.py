@@ -1,7 +1,7 @@
-"""What a program says of its training: the arguments of its trainer, its model and its adapters.
+"""The training of a program: the arguments of its trainer, its model and its adapters.
 
-`tuner.program.settings` finds the few that are changed; here is all that decides memory, under the
-names that the program has for it. The program is parsed, never run.
+`tuner.program.settings` finds the few parameters that are changed; this module reads all that
+decide memory. The program is parsed, never run.
 """
 
 from __future__ import annotations
@@ -63,17 +63,16 @@ _CALLS = {
     "activation_checkpointing_enable": "enabled",
 }
 _ARGUMENTS = tuple(name for name, group in _CALLS.items() if group == "arguments")
-"""Classes of a trainer's arguments."""
 
 _LENGTHS = ("max_length", "model_max_length")
-"""What tokenisers are told of the length of examples."""
+"""Names of the length of examples in calls of tokenisers."""
 
 _OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "deepspeed")
 """Names of libraries that train in ways of their own."""
 
 
 def read_training(program: Program) -> ProgramTraining:
-    """What `program` says of its training; problems are noted, nothing is raised for them."""
+    """The training of `program`, with problems noted, not raised."""
     found = Found()
     scripts = scripts_of(program)
     data = [source for source in program.sources if source.path.suffix not in PYTHON]
@@ -131,19 +130,17 @@ def read_training(program: Program) -> ProgramTraining:
     hold_calls(scripts, training.trainer, found)
     hold_words(program, scripts, found)
     if "adapted" in groups and "lora" not in groups:
-        text = "gets a configuration that is not seen to be a LoraConfig"
-        found.problems.append(Problem(text, "get_peft_model"))
+        text = "couldn't find the LoraConfig passed to get_peft_model"
+        found.problems.append(Problem(text))
     return training
 
 
 def _other_trainer(calls: Sequence[tuple[Script, ast.Call]]) -> str:
-    """The class of a trainer whose behaviour is not known; "" where there is none."""
     names = (last_name(call.func) or "" for _, call in calls)
     return next((name for name in names if name.endswith("Trainer") and signature(name)), "")
 
 
 def _read_trainer(training: ProgramTraining) -> None:
-    """What the call of a trainer says: its model, and what it gets that cannot be read."""
     values = training["trainer"].values
     model = values.get("model", values.get("0"))
     if model is not None and isinstance(model.value, str) and not model.is_made:
@@ -158,7 +155,6 @@ def _read_trainer(training: ProgramTraining) -> None:
 
 
 def _parsed_arguments(reader: CallReader, scripts: Sequence[Script]) -> dict[str, Arguments]:
-    """The trainer's arguments, where a parser makes them of a dataclass and the command line."""
     classes = list(parsed_classes(scripts))
     own = {name: class_of(scripts, name) for name in classes}
     bases = {name: base_in(_ARGUMENTS, scripts, name) for name in classes}
@@ -183,7 +179,7 @@ def _parsed_arguments(reader: CallReader, scripts: Sequence[Script]) -> dict[str
 
 
 def _why_unseen(made: str) -> str:
-    """Why a configuration says nothing: nobody sees it, or it is of adapters that are refused."""
+    """The reason why a configuration is not read, or its kind of adapters refused."""
     kind = made.partition("(")[0].rpartition(".")[2].removesuffix("Config").lower()
     refused = SCHEMAS["causal_lm"].terms["adapter"].refused
     nearest = {name.replace("_", ""): text for name, text in refused.items()}.get(kind)
@@ -191,7 +187,7 @@ def _why_unseen(made: str) -> str:
 
 
 def _freezes(script: Script) -> Iterator[Problem]:
-    """Weights that are frozen or trained one by one: which, nobody knows before it runs."""
+    """Problems with weights that are frozen one by one, known only when the program runs."""
     for node in script.scopes:
         is_set = isinstance(node, ast.Attribute) and node.attr == "requires_grad"
         is_called = isinstance(node, ast.Call) and last_name(node.func) == "requires_grad_"
@@ -206,7 +202,7 @@ def _is_other(call: ast.Call) -> bool:
 
 
 def loads_model(call: ast.Call) -> bool:
-    """Whether a call loads a model that is trained: `AutoModelForCausalLM.from_pretrained`."""
+    """True for a call that loads a model to train: `AutoModelForCausalLM.from_pretrained`."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     name = last_name(owner) if owner is not None else None
     return last_name(call.func) == "from_pretrained" and (name or "").endswith(_MODEL_CLASSES)
@@ -216,10 +212,8 @@ _KEYS = (
     "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
     "base_model_name", "model_path", "model",
 )  # fmt: skip
-"""What files and calls name a model by."""
 
 _BELOW = ("name", "path", "id", "name_or_path")
-"""What a model is named by below the key `model`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +225,7 @@ class NamedModel:
 
 
 def named_models(program: Program | None, sources: Sequence[SourceFile]) -> list[NamedModel]:
-    """The models that the program loads, or that its files and `sources` name; each once.
-
-    A folder is meant from the folder that the program runs in.
-    """
+    """The models that the program loads, or that its files and `sources` name; each once."""
     files = {source.path.resolve(): source for source in sources}
     folder = Path() if program is None else program.folder
     found = list(_in_calls(program)) if program is not None else []
@@ -251,7 +242,6 @@ def named_models(program: Program | None, sources: Sequence[SourceFile]) -> list
 
 
 def _in_calls(program: Program) -> Iterator[NamedModel]:
-    """The models that calls of the program load."""
     reader = CallReader(program, Found())
     for script in scripts_of(program):
         for call in script.calls:
@@ -265,7 +255,6 @@ def _in_calls(program: Program) -> Iterator[NamedModel]:
 
 
 def _takes_model(call: ast.Call) -> bool:
-    """Whether a call loads a model, or hands the name of one to a trainer."""
     name = last_name(call.func) or ""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     is_model = owner is not None and "Model" in (last_name(owner) or "")

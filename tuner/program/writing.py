@@ -59,10 +59,7 @@ class SettingsReader:
         *,
         default: KnobValue | None = None,
     ) -> None:
-        """Note that the tool always does as `value` says.
-
-        `default` is the meaning of a configuration without the name.
-        """
+        """Note that the tool always does as `value` says; `default` applies without the name."""
         if name not in self._values and default is not None:
             self._defaults[name] = default
         if self._values.get(name, default) == value:
@@ -86,7 +83,7 @@ class SettingsReader:
 
     @property
     def parallelism(self) -> Parallelism:
-        """How ranks share the work; their number, and most strategies, belong to the launcher."""
+        """The sharing of work among ranks; their number and most strategies are the launcher's."""
         found = Parallelism.of(self._values)
         if found.ranks > 1:
             self.leave(GPUS_PER_TRIAL, "belongs to the launcher: one process a GPU")
@@ -108,7 +105,7 @@ class SettingsReader:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the base weights are kept in 4 or 8 bits."""
+        """True if the base weights are kept in 4 or 8 bits."""
         return self.text("precision") in ("nf4", "int8")
 
     @property
@@ -123,7 +120,7 @@ class SettingsReader:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters are trained; without them their settings count as expressed."""
+        """True if adapters are trained; otherwise their settings count as expressed."""
         if self.get("lora_rank") != 0:
             return True
         for name in _OF_ADAPTERS:
@@ -175,7 +172,7 @@ def without_none(settings: Settings) -> Settings:
 def training_arguments(chosen: SettingsReader, loss: str | None = "transformers") -> Settings:
     """Keyword arguments of `transformers.TrainingArguments`.
 
-    `loss` is the tool's way to compute it; None where the tool handles it itself.
+    `loss` is the tool's own; None if the tool handles it itself.
     """
     chosen.get("effective_batch")  # the product of the first two
     chosen.implies("training_loop", "trainer")
@@ -202,7 +199,6 @@ def training_arguments(chosen: SettingsReader, loss: str | None = "transformers"
 
 
 def _deepspeed(zero: Settings | None) -> Settings | None:
-    """DeepSpeed's settings, which take the rest from the arguments."""
     if zero is None:
         return None
     filled = (

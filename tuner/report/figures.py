@@ -15,8 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.records import KnobValue
-from tuner.core.text import printable
-from tuner.core.units import GIB, significant
+from tuner.core.units import GIB, printable, significant
 from tuner.report.plot import (
     COLORS,
     EMULATED_COLOR,

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.records import Source
-from tuner.core.text import printable
-from tuner.core.units import GIB, format_duration, format_gib, significant
+from tuner.core.units import GIB, format_duration, format_gib, printable, significant
 from tuner.report.other_gpus import FrontPoint, GpuFront
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tuner.core.text import printable
+from tuner.core.units import printable
 
 
 def page_environment() -> Environment:

@@ -90,7 +90,7 @@ def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Pr
 def _outcome(trial: PlannedTrial) -> Outcome:
     """What comes of it if the prediction is right."""
     prediction = trial.prediction
-    ran_out = prediction.memory.device_bytes > prediction.limit_bytes
+    ran_out = prediction.memory.device_bytes > prediction.budget.limit_bytes
     return Outcome(
         status=Status.OOM if ran_out else Status.OK,
         prediction=prediction,

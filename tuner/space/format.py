@@ -13,8 +13,7 @@ from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS, KnobSchema
 from tuner.space.apply import ApplyTarget, read_apply
 from tuner.space.check import check_expressions, check_meaning
-from tuner.space.command import COMMAND, PROGRAM
-from tuner.space.command_format import read_command
+from tuner.space.command import COMMAND, PROGRAM, read_command
 from tuner.space.data import DataFacts, read_data
 from tuner.space.document import (
     Entry,
@@ -26,7 +25,7 @@ from tuner.space.document import (
     suggestion,
 )
 from tuner.space.knobs import Knob, read_knob, read_order, read_value
-from tuner.space.own_knobs import own_terms as terms_of_own_code
+from tuner.space.knobs import own_terms as terms_of_own_code
 from tuner.space.rules import Stage, stage_terms
 from tuner.space.searchspace import (
     DEFAULT_OBJECTIVES,

@@ -22,8 +22,7 @@ from yaml import Node
 from tuner.core.errors import InputError, UnavailableError, unknown
 from tuner.core.gpu import NATIVE_PRECISIONS, PRECISIONS, Gpu, not_supported
 from tuner.core.units import format_gib
-from tuner.space.gpu_entry import read_entry
-from tuner.space.gpu_file import YamlFile
+from tuner.space.gpu_entry import YamlFile, read_entry
 
 __all__ = [
     "LIMIT_OF_TYPE",

@@ -22,11 +22,10 @@ from typing import NoReturn
 
 from tuner.core import nvml
 from tuner.core.errors import InputError, UnavailableError
-from tuner.core.host import cpu_name, find_program
+from tuner.core.host import TreeMemory, cpu_name, find_program
 from tuner.core.outcome import is_out_of_memory
 from tuner.core.processes import become_subreaper, die_with
 from tuner.core.records import Configuration, Measurement
-from tuner.core.tree_memory import TreeMemory
 from tuner.core.units import format_gib
 from tuner.program.changes import change
 from tuner.program.launch import runnable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.core.errors import UnavailableError
+from tuner.core.host import TreeMemory
 from tuner.core.records import Measurement, Memory, Speed
-from tuner.core.tree_memory import TreeMemory
 from tuner.trial.base import MeasureOptions
 from tuner.trial.command_progress import CommandProgress
 

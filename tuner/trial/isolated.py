@@ -19,12 +19,11 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, Self
 
-from tuner.core.environment import joined, search_path
+from tuner.core.environment import joined, masked, search_path, secret_values
 from tuner.core.errors import UnavailableError
 from tuner.core.outcome import Ending, classify, signal_name, unavailable
 from tuner.core.processes import end_marked, oom_kills, oom_kills_since
 from tuner.core.records import Configuration, Outcome, Source, Status
-from tuner.core.secrets import masked, secret_values
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.trial.deadline import Deadline
 from tuner.trial.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop

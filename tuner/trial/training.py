@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tuner.core.host import give_back_freed
-from tuner.core.libraries import ASK_DRIVER, without_context
+from tuner.core.meanwhile import ASK_DRIVER, without_context
 from tuner.core.records import Configuration, Measurement
 from tuner.core.setup.distributed_knobs import Parallelism, gpus_per_trial
 from tuner.core.setup.schemas import SCHEMAS

@@ -15,8 +15,8 @@ from tuner.app.cli.options import (
     model_option,
     set_option,
 )
-from tuner.app.margin import parse_margin
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import parse_margin
 from tuner.program.program import read_program
 from tuner.report.terminal.render import echo, print_json
 from tuner.space import parse_settings

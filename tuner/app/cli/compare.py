@@ -21,11 +21,10 @@ from tuner.app.cli.options import (
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.correcting import Corrector, correction_text
 from tuner.app.listener import quiet_libraries
-from tuner.app.margin import parse_margin
 from tuner.app.recommendation import Criteria, recommended
 from tuner.app.target import Target, check_conditions
 from tuner.core.errors import NothingFitsError, UnavailableError
-from tuner.core.records import Configuration
+from tuner.core.records import Configuration, parse_margin
 from tuner.report.terminal.render import echo, print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.searches.best import BestTrial

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.app.cli.options import emulated_gpu_options, examples, json_option
-from tuner.app.margin import parse_margin
 from tuner.core.errors import EXIT_NOTHING_FITS, InputError
+from tuner.core.records import parse_margin
 from tuner.core.units import format_duration, format_size
 from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows

@@ -15,8 +15,8 @@ from tuner.app.cli.options import (
     examples,
     json_option,
 )
-from tuner.app.margin import parse_margin
 from tuner.core.errors import InputError
+from tuner.core.records import parse_margin
 from tuner.program.edit.source import PYTHON
 from tuner.program.launch import read_launch, runnable
 from tuner.program.program import read_program

@@ -23,8 +23,7 @@ from tuner.app.correcting import corrected, correction_text
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.app.listener import quiet_libraries
-from tuner.app.margin import parse_margin
-from tuner.core.records import Configuration
+from tuner.core.records import Configuration, parse_margin
 from tuner.report.terminal.render import print_fields, print_json, settings_text
 from tuner.searches.facts import SpaceFacts, gpus_text
 from tuner.space import parse_settings
@@ -91,7 +90,9 @@ def command(  # noqa: PLR0913 - one argument for each option
         ]
     )
     print_evidence(
-        found.prediction, fits=found.prediction.fits, limit_bytes=found.prediction.limit_bytes
+        found.prediction,
+        fits=found.prediction.fits,
+        limit_bytes=found.prediction.budget.limit_bytes,
     )
     if found.stages is not None:
         print_staged(found.stages, configuration, SpaceFacts.of(space))

@@ -66,7 +66,7 @@ def fits_text(
     """The answer with the arithmetic behind it; see `print_evidence`."""
     used_bytes = evidence.memory.device_bytes
     if margin_bytes is None:
-        margin_bytes = evidence.margin_bytes if isinstance(evidence, Prediction) else 0
+        margin_bytes = evidence.budget.margin_bytes if isinstance(evidence, Prediction) else 0
     free_bytes = limit_bytes - used_bytes
     numbers = f"{format_size(used_bytes)} of {format_size(limit_bytes)}"
     if free_bytes < 0:

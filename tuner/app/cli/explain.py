@@ -15,10 +15,9 @@ from tuner.app.cli.options import examples, json_option, set_option
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
 from tuner.app.listener import quiet_libraries
-from tuner.app.margin import parse_margin
 from tuner.app.target import Target, comparable
 from tuner.core.errors import UnavailableError
-from tuner.core.records import Configuration, Measurement
+from tuner.core.records import Configuration, Measurement, parse_margin
 from tuner.core.units import format_size, significant
 from tuner.report.terminal.progress import compiling
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
@@ -128,7 +127,7 @@ def _print(target: Target, explanation: Explanation) -> None:
             ("stage", _stage_text(explanation)),
         ]
     )
-    print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.limit_bytes)
+    print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.budget.limit_bytes)
     _print_allocations(explanation)
     _print_operators(explanation)
     _print_changes(explanation)
@@ -235,7 +234,7 @@ def _print_table(changes: Sequence[Suggestion]) -> None:
             (
                 str(change),
                 format_size(memory),
-                format_size(change.prediction.limit_bytes - memory),
+                format_size(change.prediction.budget.limit_bytes - memory),
                 significant(change.prediction.speed.samples_per_s),
                 f"{-change.lost:+.1%}",
                 _remark(change),

@@ -6,8 +6,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 
-from tuner.core.text import printable
-from tuner.core.units import GIB
+from tuner.core.units import GIB, printable
 from tuner.report.objective_plot import axes_of, points_of
 from tuner.report.plot import memory_range_gib
 from tuner.report.terminal.render import echo, width

@@ -13,8 +13,8 @@ from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import examples, json_option, set_option
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.listener import quiet_libraries
-from tuner.app.margin import parse_margin
 from tuner.core.errors import InputError, unknown
+from tuner.core.records import parse_margin
 from tuner.core.units import format_duration, significant
 from tuner.report.grid import Grid, GridCell, grid_csv
 from tuner.report.terminal.render import echo, print_fields, print_json

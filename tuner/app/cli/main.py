@@ -32,10 +32,10 @@ from tuner.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_UNAVAILABLE,
     TunerError,
+    missing_extra,
     unknown,
 )
-from tuner.core.extras import missing_extra
-from tuner.core.text import printable
+from tuner.core.units import printable
 from tuner.report.terminal.render import echo
 
 COMMANDS = {

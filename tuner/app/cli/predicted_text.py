@@ -29,4 +29,4 @@ def print_predicted(found: PredictedProgram) -> None:
         ]
     )
     prediction = found.prediction
-    print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.limit_bytes)
+    print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.budget.limit_bytes)

@@ -19,7 +19,7 @@ from tuner.app.cli.options import (
 )
 from tuner.app.cli.trial_run import Trial, TrialOptions, print_trial, run_trial, to_dict
 from tuner.app.listener import quiet_libraries
-from tuner.app.margin import parse_margin
+from tuner.core.records import parse_margin
 from tuner.report.terminal.render import print_json
 
 

@@ -18,14 +18,13 @@ from tuner.app.cli.options import (
 )
 from tuner.app.cli.searching import run_search
 from tuner.app.device import find_gpu, is_cpu
-from tuner.app.margin import parse_margin
 from tuner.app.measuring import Mode
 from tuner.app.search.plan import SearchOptions
 from tuner.app.search.supported import can_emulate
 from tuner.app.targets import load_targets
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
-from tuner.core.records import KnobValue
+from tuner.core.records import KnobValue, parse_margin
 from tuner.program.program import Program, read_program
 from tuner.program.settings import find_settings
 from tuner.program.space_text import knobs_of, space_text

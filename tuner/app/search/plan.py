@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.app.device import UNHEARD, Notices, with_profile
-from tuner.app.margin import parse_margin
 from tuner.app.measuring import (
     Measuring,
     Mode,
@@ -27,7 +26,14 @@ from tuner.app.search.supported import (
 )
 from tuner.app.target import CannotRunError, Target, check_conditions
 from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
-from tuner.core.records import Configuration, KnobValue, MemoryBudget, Source, TrialRecord
+from tuner.core.records import (
+    Configuration,
+    KnobValue,
+    MemoryBudget,
+    Source,
+    TrialRecord,
+    parse_margin,
+)
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective

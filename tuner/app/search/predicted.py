@@ -250,6 +250,5 @@ def _needing(record: TrialRecord, share: float) -> TrialRecord:
         device_bytes=memory.device_bytes + more,
         peak_reserved_bytes=memory.peak_reserved_bytes + more,
     )
-    fits = prediction.budget.fits(changed.device_bytes)
-    moved = dataclasses.replace(prediction, memory=changed, fits=fits)
+    moved = dataclasses.replace(prediction, memory=changed)
     return dataclasses.replace(record, outcome=Outcome.predicted(moved))

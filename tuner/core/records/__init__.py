@@ -6,11 +6,19 @@ and says from which; a `TrialRecord` holds one or more of them, each in its own 
 """
 
 from tuner.core.kinds import Exhausted, MemoryCategory, Phase, Source, Status
-from tuner.core.records.budget import DEFAULT_MARGIN_FRACTION, MemoryBudget
 from tuner.core.records.configuration import Configuration, KnobValue
-from tuner.core.records.measurement import Measurement, RankMemory
-from tuner.core.records.numbers import Memory, Speed, StageNumbers, hardest_stage
-from tuner.core.records.prediction import Prediction
+from tuner.core.records.evidence import (
+    DEFAULT_MARGIN_FRACTION,
+    Measurement,
+    Memory,
+    MemoryBudget,
+    Prediction,
+    RankMemory,
+    Speed,
+    StageNumbers,
+    hardest_stage,
+    parse_margin,
+)
 from tuner.core.records.trial import JOURNAL_SCHEMA, Outcome, TrialRecord
 
 __all__ = [
@@ -33,4 +41,5 @@ __all__ = [
     "Status",
     "TrialRecord",
     "hardest_stage",
+    "parse_margin",
 ]

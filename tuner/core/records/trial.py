@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.core.kinds import SAYS_NOTHING, Exhausted, Source, Status
-from tuner.core.records.budget import MemoryBudget
 from tuner.core.records.configuration import Configuration
-from tuner.core.records.measurement import Measurement
-from tuner.core.records.prediction import Prediction
+from tuner.core.records.evidence import Measurement, MemoryBudget, Prediction
 from tuner.core.records.reading import Bytes, Quantity, read
 
 JOURNAL_SCHEMA = 1
@@ -60,7 +58,7 @@ class Outcome:
 
         One that fits without its margin ends well, as a trial would.
         """
-        memory, limit_bytes = prediction.memory, prediction.limit_bytes
+        memory, limit_bytes = prediction.memory, prediction.budget.limit_bytes
         if memory.device_bytes <= limit_bytes:
             return cls(Status.OK, prediction=prediction)
         return cls(
@@ -169,7 +167,7 @@ class TrialRecord:
         if self.margin_bytes is not None:
             return MemoryBudget(limit_bytes, self.margin_bytes // self._sharing)
         predicted = self.outcome.prediction
-        return MemoryBudget(limit_bytes, predicted.margin_bytes if predicted else 0)
+        return MemoryBudget(limit_bytes, predicted.budget.margin_bytes if predicted else 0)
 
     @property
     def _sharing(self) -> int:
@@ -179,9 +177,9 @@ class TrialRecord:
             return 1
         if ran is not None:
             return max(1, len(ran.ranks))
-        if predicted is None or predicted.limit_bytes <= 0:
+        if predicted is None or predicted.budget.limit_bytes <= 0:
             return 1
-        return max(1, round(self.gpu_memory_bytes / predicted.limit_bytes))
+        return max(1, round(self.gpu_memory_bytes / predicted.budget.limit_bytes))
 
     @property
     def fits(self) -> bool:

@@ -181,7 +181,7 @@ class Calibrations:
     ) -> float:
         """The probability that device memory stays within the limit (by default the GPU's)."""
         raw = uncorrected(prediction)
-        limit = raw.limit_bytes if limit_bytes is None else limit_bytes
+        limit = raw.budget.limit_bytes if limit_bytes is None else limit_bytes
         return self.of(DEVICE, raw, space).probability_of_fitting(raw.memory.device_bytes, limit)
 
     def probabilities_of_fitting(
@@ -190,7 +190,7 @@ class Calibrations:
         """`probability_of_fitting` of many predictions at once, shape (predictions,)."""
         groups: dict[tuple[Calibration, int], list[tuple[int, int]]] = {}
         for place, prediction in enumerate(map(uncorrected, predictions)):
-            limit = prediction.limit_bytes if limit_bytes is None else limit_bytes
+            limit = prediction.budget.limit_bytes if limit_bytes is None else limit_bytes
             group = groups.setdefault((self.of(DEVICE, prediction, space), limit), [])
             group.append((place, prediction.memory.device_bytes))
         fitting = np.empty(len(predictions))
@@ -304,7 +304,7 @@ def _refused(outcome: Outcome) -> bool:
     """
     prediction = outcome.prediction
     return outcome.requested_bytes is not None or (
-        prediction is None or prediction.memory.device_bytes <= prediction.limit_bytes
+        prediction is None or prediction.memory.device_bytes <= prediction.budget.limit_bytes
     )
 
 

@@ -43,7 +43,6 @@ def multiplied(prediction: Prediction, factors: Mapping[str, float]) -> Predicti
     slower = factors.get(STEP, 1.0)
     return replace(
         prediction,
-        fits=prediction.budget.fits(memory.device_bytes),
         memory=memory,
         speed=_corrected_speed(prediction.speed, slower),
         corrections=corrections,

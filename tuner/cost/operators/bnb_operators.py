@@ -3,6 +3,6 @@
 Without touching a device, which bitsandbytes itself does when it is imported.
 """
 
-from tuner.core.libraries import import_bitsandbytes
+from tuner.core.meanwhile import import_bitsandbytes
 
 import_bitsandbytes()

@@ -28,7 +28,7 @@ from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.compiler.repetition import Depth, Group, TracedEvents
 from tuner.predict.tracing.trace import Trace, trace
 from tuner.predict.training.base import Workload
-from tuner.predict.training.offload import decoder_layers
+from tuner.predict.training.sharding import decoder_layers
 from tuner.space.models.trainable import trained_class
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tuner.predict.training.zero import require_deepspeed
+from tuner.predict.training.sharding import require_deepspeed
 
 _MUCH_BYTES = 1 << 50
 """Memory that DeepSpeed is told there is: enough to flatten weights on the device."""

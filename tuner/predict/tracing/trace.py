@@ -34,9 +34,8 @@ from tuner.predict.tracing.places import named_modules
 from tuner.predict.tracing.recorder import Recorder
 from tuner.predict.training.base import Workload
 from tuner.predict.training.known_values import KnownValues
-from tuner.predict.training.optimizers import build_optimizer, unscale_without_data
-from tuner.predict.training.quantized import logical_numel, quantized_tensors
-from tuner.predict.training.remarks import remarks
+from tuner.predict.training.quantized import logical_numel, quantized_tensors, remarks
+from tuner.predict.training.session import build_optimizer, unscale_without_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Trace:
     gradient_bytes: tuple[int, ...] = ()
     """Of each trainable parameter, in their order; of a shard, on several GPUs that share them."""
     remarks: tuple[str, ...] = ()
-    """What is not with the model as its configuration says; see `predict.training.remarks`."""
+    """What is not with the model as its configuration says; see `predict.training.quantized`."""
 
 
 class MetaEnvironment:

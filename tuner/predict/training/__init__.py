@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tuner.core.errors import InputError, unknown
-from tuner.core.extras import missing_extra
+from tuner.core.errors import InputError, missing_extra, unknown
 from tuner.core.records import Configuration
-from tuner.predict.training.base import Workload
-from tuner.predict.training.own import FunctionWorkload
+from tuner.predict.training.base import FunctionWorkload, Workload
 from tuner.predict.training.sizes import contrastive_tokens
 
 CLASSES = {

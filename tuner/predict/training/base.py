@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -101,3 +101,20 @@ class Workload(Protocol):
         self, model_config: Any, configuration: Configuration, environment: Environment
     ) -> TrainingSession:
         """Build model and optimizer. `model_config` is a transformers configuration."""
+
+
+OpenSession = Callable[[Any, Configuration, Environment], TrainingSession]
+
+
+@dataclass(slots=True)
+class FunctionWorkload:
+    """Opens sessions by calling a function; see `tuner.predict.training.base.Workload`."""
+
+    name: str
+    function: OpenSession
+
+    def open(
+        self, model_config: Any, configuration: Configuration, environment: Environment
+    ) -> TrainingSession:
+        """The session that the function opens."""
+        return self.function(model_config, configuration, environment)

@@ -18,13 +18,19 @@ from tuner.core.setup.schemas import ALL_LINEAR
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.causal_lm_settings import CausalLMSettings
 from tuner.predict.training.checkpoint import load_checkpoint
-from tuner.predict.training.chunked_loss import use_chunked_loss
-from tuner.predict.training.liger import apply_liger, fused_cross_entropy
-from tuner.predict.training.losses import use_loss
-from tuner.predict.training.offload import decoder_layers, keep_on_host, move_all_but
-from tuner.predict.training.quantized import QUANTIZED, quantize_linears
-from tuner.predict.training.remarks import unadaptable
-from tuner.predict.training.zero import share_weights
+from tuner.predict.training.losses import (
+    apply_liger,
+    fused_cross_entropy,
+    use_chunked_loss,
+    use_loss,
+)
+from tuner.predict.training.quantized import QUANTIZED, quantize_linears, unadaptable
+from tuner.predict.training.sharding import (
+    decoder_layers,
+    keep_on_host,
+    move_all_but,
+    share_weights,
+)
 from tuner.space.models.trainable import require_quantization, trained_class, trained_config
 
 

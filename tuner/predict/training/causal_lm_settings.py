@@ -16,9 +16,8 @@ from tuner.core.setup.distributed_knobs import (
     Parallelism,
 )
 from tuner.core.setup.schemas import NO_NAMES
-from tuner.predict.training.sharding import Sharding
+from tuner.predict.training.sharding import Sharding, ZeroSettings
 from tuner.predict.training.token_data import LoaderSettings
-from tuner.predict.training.zero import ZeroSettings
 
 _DTYPES = {
     "fp32": torch.float32,

@@ -15,14 +15,14 @@ from tuner.core.records import Configuration, Phase
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.contrastive_model import ContrastiveModel
 from tuner.predict.training.contrastive_settings import ContrastiveSettings
-from tuner.predict.training.encoder_settings import require_positions
 from tuner.predict.training.encoders import (
+    LossSession,
     add_adapter,
     enable_checkpointing,
     initialise_positions,
     lora_config,
+    require_positions,
 )
-from tuner.predict.training.loss_session import LossSession
 
 
 class Contrastive:

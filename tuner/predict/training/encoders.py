@@ -2,15 +2,90 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from tuner.core.errors import InputError
-from tuner.predict.training.base import Environment
+from tuner.core.records import Configuration, Phase
+from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training.session import ModelSession
+from tuner.predict.training.token_data import LoaderSettings, TokenBatches, build_loader
+from tuner.space.data import DataFacts
+from tuner.space.models.positions import length_problem, table_positions
+
+_AUTOCAST = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """What a session around an encoder needs, whatever its model computes."""
+
+    micro_batch: int
+    max_length: int
+    padded: bool
+    mixed_precision: str
+    attention: str
+    optimizer: str
+    max_grad_norm: float
+    loader: LoaderSettings
+
+    @classmethod
+    def from_configuration(cls, values: Configuration) -> EncoderSettings:
+        """Read the knobs. Raises KeyError when one of the required ones is missing."""
+        return cls(
+            micro_batch=whole(values["micro_batch"]),
+            max_length=whole(values["max_length"]),
+            padded=values.get("padding", "max_length") == "max_length",
+            mixed_precision=str(values.get("mixed_precision", "no")),
+            attention=str(values["attention"]),
+            optimizer=str(values["optimizer"]),
+            max_grad_norm=number(values.get("max_grad_norm", 1.0)),
+            loader=_loader(values),
+        )
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of autocast, or None without mixed precision."""
+        return _AUTOCAST[self.mixed_precision]
+
+
+def _loader(values: Configuration) -> LoaderSettings:
+    names = [field.name for field in fields(LoaderSettings)]
+    given: dict[str, Any] = {name: values[name] for name in names if name in values}
+    return LoaderSettings(**given)
+
+
+def whole(value: Any) -> int:
+    """`value` as a whole number. Raises `InputError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{value!r} is not a whole number")
+    return value
+
+
+def number(value: Any) -> float:
+    """`value` as a number. Raises `InputError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{value!r} is not a number")
+    return value
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """A list of names; ("none",) is the empty one, which a space file cannot write."""
+    found: Sequence[str] = (value,) if isinstance(value, str) else tuple(value)
+    return () if tuple(found) == ("none",) else tuple(found)
+
+
+def require_positions(model_config: Any, length: int, knob: str) -> None:
+    """Raise `InputError` where the model has no positions for so many tokens."""
+    problem = length_problem(table_positions(model_config.to_dict()), length, knob)
+    if problem is not None:
+        raise InputError(problem[0], hint=problem[1])
 
 
 def build_encoder(model_config: Any, attention: str) -> Any:
@@ -125,3 +200,93 @@ def mean_pooled(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
     weights = mask.unsqueeze(-1).expand(hidden.shape).float()
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
+
+
+class Field(NamedTuple):
+    """A part of every sample: so many texts of so many tokens each."""
+
+    texts: int
+    length: int
+
+
+class LossSession(ModelSession):
+    """Trains `model`, which is called with token tensors: one a field, (samples * texts, length).
+
+    `sample_tokens` are the tokens of a sample that an encoder reads; fields may hold targets
+    beside them. `after_backward` is called at the end of each micro-step. On a machine samples
+    come from PyTorch's data loader, each at its full length. Raises `InputError` for what a machine
+    cannot do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: EncoderSettings,
+        environment: Environment,
+        *,
+        vocab_size: int,
+        fields: Sequence[Field],
+        sample_tokens: int,
+        after_backward: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(model, settings, environment)
+        self._settings: EncoderSettings = settings
+        self._vocab_size = vocab_size
+        self._fields = tuple(fields)
+        self._sample_tokens = sample_tokens
+        self._after_backward = after_backward
+        if isinstance(environment, Machine):
+            self._use_data(environment)
+
+    def _use_data(self, machine: Machine) -> None:
+        settings = self._settings
+        if machine.checkpoint is not None:
+            raise InputError(
+                "only language models are trained from a checkpoint",
+                hint="synthetic weights are as fast and as large",
+            )
+        if machine.data is not None and machine.data.token_lengths is not None:
+            raise InputError(
+                "only language models are trained on the lengths of the data",
+                hint="--lengths full gives every sample the configuration's lengths",
+            )
+        if settings.loader.persistent_workers and not settings.loader.num_workers:
+            raise InputError("persistent_workers true has no effect with num_workers 0")
+        loader = build_loader(
+            settings.loader,
+            vocab_size=self._vocab_size,
+            shape=(settings.micro_batch, sum(f.texts * f.length for f in self._fields)),
+            data=DataFacts(examples=machine.data.examples) if machine.data else None,
+        )
+        self._train_on(TokenBatches(loader, machine.device), machine)
+
+    def micro_step(self, micro_step: int) -> None:
+        """Run one forward and backward pass; gradients accumulate."""
+        self._environment.enter(Phase.FORWARD, micro_step)
+        dtype = self._settings.autocast_dtype
+        precision = self._environment.autocast(dtype) if dtype else contextlib.nullcontext()
+        fields = self._next_fields()
+        with precision:
+            loss = self.model(fields)
+        self._environment.enter(Phase.BACKWARD, micro_step)
+        if self._batches is not None:
+            self.loss = loss.detach()
+        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        self._after_backward()
+
+    def _next_fields(self) -> list[torch.Tensor]:
+        """Tokens of each field. A trace has no data, only its shapes."""
+        if self._batches is None:
+            samples, device = self._settings.micro_batch, self._environment.device
+            shapes = [(samples * field.texts, field.length) for field in self._fields]
+            return [torch.randint(0, self._vocab_size, s, device=device) for s in shapes]
+        tokens = self._batches.next().inputs["input_ids"]
+        samples = tokens.shape[0]
+        self.counts.samples += samples
+        self.counts.tokens += samples * self._sample_tokens
+        self.counts.padded_tokens += samples * self._sample_tokens
+        self.counts.data_wait_s = self._batches.waited_s
+        parts = torch.split(tokens, [field.texts * field.length for field in self._fields], dim=1)
+        return [
+            part.reshape(-1, field.length) for part, field in zip(parts, self._fields, strict=True)
+        ]

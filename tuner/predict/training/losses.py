@@ -1,17 +1,15 @@
-"""Cross entropy over the vocabulary, in the ways in which versions of transformers compute it.
-
-The logits are the largest tensors of a training step, so a copy more or less decides the peak.
-"""
+"""Losses that differ from the model's own: of older transformers, fused, chunked, and Liger's."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from tuner.core.errors import unknown
+from tuner.core.errors import InputError, unknown
 
 _IGNORE_INDEX = -100
 
@@ -88,3 +86,191 @@ class _FusedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, _ = ctx.saved_tensors
         return logits.mul_(gradient), None
+
+
+TILE_TOKENS = 4096
+"""`TOKEN_CHUNK_SIZE` of trl/kernels/chunked_logprob.py, TRL 1.16."""
+
+TILE_WORDS = 32768
+"""`_CHUNKED_LOGPROB_CHUNK_SIZE` of trl/trainer/utils.py, TRL 1.16."""
+
+_STATISTICS = 7
+"""Numbers in fp32 that its forward pass keeps of each token."""
+
+_IGNORED = -100
+
+
+def use_chunked_loss(model: Any, *, real: bool) -> None:
+    """Make a transformers model return a loss and no logits, computed in tiles.
+
+    Raises `InputError` where TRL is to run and is not installed.
+    """
+    log_probabilities: Any = _kernel_of_trl() if real else _ChunkedShapes.apply
+
+    def forward(self: Any, *, labels: torch.Tensor, **inputs: Any) -> Any:
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        hidden = self.base_model(**inputs).last_hidden_state[:, :-1]
+        targets = labels[:, 1:].reshape(-1)
+        head = self.get_output_embeddings()
+        # As `hidden_states[mask]` of tokens that all count: a copy, and one of its gradient.
+        rows = torch.arange(targets.numel(), device=hidden.device)
+        chosen = torch.index_select(hidden.reshape(-1, hidden.shape[-1]), 0, rows)
+        weight, bias = _gathered(head.weight), _gathered(head.bias)
+        found: torch.Tensor = log_probabilities(chosen, weight, bias, targets.clamp(min=0))
+        counted = targets != _IGNORED
+        loss = -(found * counted).sum() / counted.sum().clamp(min=1)
+        return CausalLMOutputWithPast(loss=loss)
+
+    model.forward = types.MethodType(forward, model)
+
+
+def _gathered(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """What FSDP2 shares between ranks as a whole, for all tiles at once (TRL 1.16 does so)."""
+    from torch.distributed.tensor import DTensor
+
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+
+def _kernel_of_trl() -> Any:
+    try:
+        from trl.kernels import ChunkedLogProbFunction
+    except ImportError:
+        raise InputError(
+            "loss chunked is computed by TRL's kernel, and trl 1.16 or newer is not installed",
+            hint="pip install 'trl>=1.16'",
+        ) from None
+
+    def log_probabilities(*tensors: Any) -> Any:
+        found = ChunkedLogProbFunction.apply(*tensors, 1.0, TILE_WORDS)  # type: ignore[no-untyped-call]
+        return found[0]
+
+    return log_probabilities
+
+
+class _ChunkedShapes(torch.autograd.Function):
+    """Allocations, products and traffic of the kernel. For traces: it needs no values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        tokens = hidden.shape[0]
+        kept = [hidden.new_empty(tokens, dtype=torch.float32) for _ in range(_STATISTICS)]
+        ctx.dtype = _product_dtype(hidden)
+        buffer = _buffer(hidden, ctx.dtype)
+        for rows, words in _tiles(hidden, weight):
+            tile, _, _ = _tile(buffer, hidden[rows].to(ctx.dtype), weight[words], ctx.dtype)
+            kept[0][rows].copy_(tile[:, 0])  # reads it once: the fold
+        normaliser = kept[0] + kept[1]
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser)
+        return kept[-1] - normaliser
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        hidden, weight, bias, _, _ = ctx.saved_tensors
+        of_hidden, of_weight, of_bias = (
+            torch.zeros_like(tensor, dtype=torch.float32) if needed else None
+            for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        )
+        buffer = _buffer(hidden, ctx.dtype)
+        for rows, words in _tiles(hidden, weight):
+            tile, some, part = _tile(buffer, hidden[rows].to(ctx.dtype), weight[words], ctx.dtype)
+            tile.mul_(gradient[rows, None])
+            if of_hidden is not None:
+                _add_product(of_hidden[rows], tile, part)
+            if of_weight is not None:
+                _add_product(of_weight[words], tile.t(), some)
+        return (
+            None if of_hidden is None else of_hidden.to(hidden.dtype),
+            None if of_weight is None else of_weight.to(weight.dtype),
+            of_bias if of_bias is None or bias is None else of_bias.to(bias.dtype),
+            None,
+        )
+
+
+def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
+    """That of a product, which autocast decides: a trace emulates it for products alone."""
+    row = hidden[:1]
+    return nn.functional.linear(row, row).dtype
+
+
+def _buffer(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return hidden.new_empty((min(hidden.shape[0], TILE_TOKENS), TILE_WORDS), dtype=dtype)
+
+
+def _tiles(hidden: torch.Tensor, weight: torch.Tensor) -> list[tuple[slice, slice]]:
+    tokens, words = hidden.shape[0], weight.shape[0]
+    return [
+        (slice(row, min(row + TILE_TOKENS, tokens)), slice(word, min(word + TILE_WORDS, words)))
+        for row in range(0, tokens, TILE_TOKENS)
+        for word in range(0, words, TILE_WORDS)
+    ]
+
+
+def _tile(
+    buffer: torch.Tensor, some: torch.Tensor, words: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A tile of the logits in `buffer`, and what it is the product of, in its dtype."""
+    part = words.to(dtype)
+    tile = buffer[: some.shape[0], : part.shape[0]]
+    torch.mm(some, part.t(), out=tile)
+    return tile, some, part
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`total += left @ right` where a GPU adds to fp32 without a copy of the product.
+
+    A trace has no product with another dtype for its result: a view of `total` that has the same
+    storage takes its place.
+    """
+    same = total if total.dtype == right.dtype else total.view(right.dtype)[:, : right.shape[1]]
+    torch.addmm(same, left, right, out=same)
+
+
+_PACKAGE = "liger-kernel"
+
+
+def apply_liger(model: Any) -> None:
+    """Replace the model's norms, rotary embedding, MLP and loss by Liger's, as Trainer does.
+
+    Trainer's argument is `use_liger_kernel`. Raises `InputError` where the package is not
+    installed or has no kernels for this kind of model.
+    """
+    _require()
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    from transformers.integrations.liger import apply_liger_kernel
+
+    kind = model.config.model_type
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise InputError(
+            f"Liger has no kernels for models of type {kind!r}",
+            hint=f"it has them for {', '.join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))}",
+        )
+    apply_liger_kernel(model, None)
+
+
+def fused_cross_entropy() -> CrossEntropy:
+    """Liger's cross entropy, which turns the logits into their gradient in place.
+
+    Raises `InputError` where the package is not installed.
+    """
+    _require()
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    kernel: CrossEntropy = liger_cross_entropy
+    return kernel
+
+
+def _require() -> None:
+    from transformers.utils import is_liger_kernel_available
+
+    if not is_liger_kernel_available():
+        raise InputError(
+            f"this configuration needs {_PACKAGE}, which is not installed",
+            hint=f"pip install {_PACKAGE}",
+        )

@@ -12,9 +12,13 @@ import torch
 
 from tuner.core.records import Configuration, Phase
 from tuner.predict.training.base import Environment, Machine
-from tuner.predict.training.encoder_settings import require_positions
-from tuner.predict.training.encoders import add_adapter, initialise_positions, lora_config
-from tuner.predict.training.loss_session import LossSession
+from tuner.predict.training.encoders import (
+    LossSession,
+    add_adapter,
+    initialise_positions,
+    lora_config,
+    require_positions,
+)
 from tuner.predict.training.multitask_model import MultiTaskModel
 from tuner.predict.training.multitask_settings import MultiTaskSettings
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration
-from tuner.predict.training.encoder_settings import EncoderSettings, names, number, whole
-from tuner.predict.training.loss_session import Field
+from tuner.predict.training.encoders import EncoderSettings, Field, names, number, whole
 
 
 @dataclass(frozen=True, slots=True)

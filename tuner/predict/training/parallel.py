@@ -20,8 +20,13 @@ from torch import nn
 
 from tuner.core.setup.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.predict.training.base import Environment
-from tuner.predict.training.sharding import Sharding, shard
-from tuner.predict.training.zero import ZeroEngine, ZeroSettings, require_deepspeed
+from tuner.predict.training.sharding import (
+    Sharding,
+    ZeroEngine,
+    ZeroSettings,
+    require_deepspeed,
+    shard,
+)
 
 
 @runtime_checkable

@@ -1,11 +1,9 @@
-"""FSDP2: each rank keeps a share of every weight, and gathers a layer's just before it runs.
-
-Two ways to wrap a model are in use. transformers' Trainer leaves it to accelerate, whose own code
-runs here; loops of one's own follow PyTorch's documentation and torchtitan.
-"""
+"""Weights that are not whole on the GPU: FSDP2's shares, DeepSpeed's ZeRO, offloaded layers."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -14,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tuner.predict.training.offload import decoder_layers
+from tuner.core.errors import InputError, UnavailableError
+from tuner.predict.training.base import Environment, Machine
 
 _MESH = "dp_shard"
 _COPIES = "dp_replicate"
@@ -124,3 +123,131 @@ def _as_accelerate(model: nn.Module, mesh: Any, device: str, sharding: Sharding)
     # Values that it would load afterwards, if only the first rank had them.
     with mock.patch.object(model, "state_dict", dict):
         return fsdp2_prepare_model(accelerator, model)
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a language model, first to last, without those of a vision tower beside it.
+
+    Raises `InputError` for a model without.
+    """
+    find: Any = getattr(model, "get_decoder", None)
+    decoder: nn.Module = find() if find is not None else model
+    lists = [list(module) for module in decoder.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise InputError("offload needs a model made of layers, and this model has no list of them")
+    return max(lists, key=len)
+
+
+def keep_on_host(layers: Iterable[nn.Module], device: str) -> None:
+    """Let the frozen weights of `layers` (on the host) be copied to `device` for each use.
+
+    accelerate's hooks do the copying, as they do for what a `device_map` of `from_pretrained`
+    puts on the processor. Trainable weights, the adapters, move to the device for good.
+    """
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    for layer in layers:
+        for module in list(layer.modules()):
+            own = list(module.parameters(recurse=False))
+            if any(parameter.requires_grad for parameter in own):
+                module.to(device)
+            elif own:
+                add_hook_to_module(module, AlignDevicesHook(device, offload=True))
+
+
+def move_all_but(model: nn.Module, kept: Iterable[nn.Module], device: str) -> None:
+    """Move the tensors of all modules of `model` to `device`, except those of `kept`."""
+    stays = {id(module) for layer in kept for module in layer.modules()}
+    for module in model.modules():
+        if id(module) in stays:
+            continue
+        for parameter in module.parameters(recurse=False):
+            parameter.data = parameter.data.to(device)
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
+PACKAGE = "deepspeed"
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSettings:
+    """What DeepSpeed is told; the rest is as DeepSpeed leaves it."""
+
+    stage: int
+    micro_batch: int
+    grad_accum: int
+    max_grad_norm: float
+    mixed_precision: str
+    reduce_bucket_size: int
+
+    def as_json(self) -> dict[str, Any]:
+        """DeepSpeed's settings (`deepspeed_config`)."""
+        return {
+            "train_micro_batch_size_per_gpu": self.micro_batch,
+            "gradient_accumulation_steps": self.grad_accum,
+            "gradient_clipping": self.max_grad_norm,
+            "bf16": {"enabled": self.mixed_precision == "bf16"},
+            "zero_optimization": {
+                "stage": self.stage,
+                "reduce_bucket_size": self.reduce_bucket_size,
+            },
+            # As accelerate sets it where a program brings its optimizer.
+            "zero_allow_untested_optimizer": True,
+        }
+
+
+def require_deepspeed() -> Any:
+    """The package. Raises `UnavailableError` where it is not installed."""
+    try:
+        return importlib.import_module(PACKAGE)
+    except ImportError as error:
+        raise UnavailableError(
+            f"ZeRO is DeepSpeed's, which is not here: {error}",
+            hint="pip install deepspeed; a program of yours can be emulated (tuner emulate)",
+        ) from error
+
+
+def share_weights(model: nn.Module, environment: Environment, settings: ZeroSettings) -> None:
+    """Leave each rank its share of the weights, as `deepspeed.zero.Init` does for Trainer.
+
+    They are in the type that will run. A model on the meta device gets its weights in host memory
+    first, module by module; in a trace it gets them nowhere.
+    """
+    deepspeed = require_deepspeed()
+    if settings.mixed_precision == "bf16":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    if not isinstance(environment, Machine):
+        environment.materialize(nn.Module())
+    elif any(parameter.is_meta for parameter in model.parameters()):
+        environment.materialize(model, [m for m in model.modules() if not [*m.children()]])
+    deepspeed.zero.Init(module=model, config_dict_or_path=settings.as_json())
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(environment.device)
+
+
+class ZeroEngine:
+    """DeepSpeed's engine around `model`, from when there is an optimizer on."""
+
+    def __init__(self, model: nn.Module, settings: ZeroSettings) -> None:
+        self._deepspeed = require_deepspeed()
+        self._model = model
+        self._settings = settings
+        self._engine: Any = None
+
+    def take(self, optimizer: Any) -> Any:
+        """Share model and optimizer between the ranks; what is called in the model's place."""
+        self._engine, *_ = self._deepspeed.initialize(
+            model=self._model, optimizer=optimizer, config=self._settings.as_json()
+        )
+        return self._engine
+
+    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        """Gradients, which the engine exchanges."""
+        self._engine.set_gradient_accumulation_boundary(is_boundary=is_last)
+        self._engine.backward(loss)
+
+    def step(self) -> None:
+        """Clip, update, and forget the gradients."""
+        self._engine.step()

@@ -11,16 +11,14 @@ from tuner.core.errors import InputError, Problem, unknown
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.space import ApplyTarget, SearchSpace
-from tuner.space.apply import is_meant
-from tuner.space.keypath import KeyPath, read_key
+from tuner.space.apply import KeyPath, is_meant, read_key
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A value for a key. `files` are patterns of the files that are meant, none for all.
+    """A value for a key, in files that match one of the patterns `files`, or in all.
 
-    `required` marks what the user asked for: its key must be there. `only` is the pattern of the
-    files that the user named for it.
+    `required` keys must exist: the user asked for them, perhaps `only` for files of a pattern.
     """
 
     key: KeyPath
@@ -32,7 +30,7 @@ class Assignment:
     only: str | None = None
 
     def is_for(self, path: Path) -> bool:
-        """Whether the file at `path` is one of those that are meant."""
+        """True if the file at `path` matches."""
         return is_meant(path, self.files) and (self.only is None or path.match(self.only))
 
 
@@ -43,11 +41,11 @@ def assignments(
     targets: Sequence[str] = (),
     maps: Sequence[str] = (),
 ) -> list[Assignment]:
-    """What is to be written: the keys of `targets` (all of the space when empty), and `maps`.
+    """The values to write: for the keys of `targets` (default: all of the space), and of `maps`.
 
-    An entry of `maps` is "KNOB=KEY", "KNOB=FILE:KEY", or "KNOB=" to leave the knob out; instead
-    of a knob it may have an expression. It replaces what the space says of the same knob.
-    Raises `InputError` with everything that is wrong.
+    An entry of `maps` is "KNOB=KEY", "KNOB=FILE:KEY" or "KNOB=" (leave it out), where KNOB may be
+    an expression. It replaces the space's own. Raises one `InputError` with everything that is
+    wrong.
     """
     own = [_parse_map(text) for text in maps]
     problems: list[Problem] = []
@@ -139,10 +137,7 @@ def _parse_map(text: str) -> tuple[str, str | None, KeyPath | None]:
 
 
 def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue]) -> KnobValue:
-    """The value of an expression over the names of a configuration.
-
-    Raises `InputError` for one that has none, and for a name that the configuration lacks.
-    """
+    """The value of an expression over a configuration; `InputError` if it has none."""
     compiled = space.condition(expression)
     lacking = sorted(compiled.names - values.keys())
     if lacking:

@@ -1,7 +1,6 @@
-"""The code cells of a Jupyter notebook as one Python text, and where each character of it stands.
+"""A Jupyter notebook's code cells as one Python text, with each character's place in the file.
 
-Lines for the shell and for IPython (`!pip ...`, `%time`) and cells of `%%bash` and the like are no
-Python: a `pass` takes their place.
+A `pass` replaces lines for the shell and IPython, and cells of `%%bash` and the like.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 class Cell:
     """A code cell: its number in the notebook, from 1 on, and its Python.
 
-    `starts` has the place in the file of each character, and one more for the end.
+    `starts` has the place in the file of each character, and of the end.
     """
 
     number: int
@@ -46,10 +45,7 @@ class Cell:
 
 
 def read_notebook(text: str, file: str) -> list[Location]:
-    """Every value in the code cells, with its line in the file.
-
-    Raises `InputError` for what is no notebook.
-    """
+    """All values in the code cells, with their lines in the file."""
     python, starts = notebook_python(text, file)
     breaks = [match.start() for match in re.finditer("\n", text)]
     return [
@@ -99,10 +95,7 @@ def code_cells(text: str, file: str) -> Iterator[Cell]:
 
 
 def _source_strings(text: str) -> dict[int, list[tuple[int, int]]]:
-    """By index of the cell: where the strings of its source stand, without their marks.
-
-    `text` is known to be JSON.
-    """
+    """The spans of the source strings of each cell of a JSON text, by the index of the cell."""
     found: dict[int, list[tuple[int, int]]] = {}
     path: list[str | int] = []
     is_key: list[bool] = []
@@ -130,7 +123,6 @@ def _source_strings(text: str) -> dict[int, list[tuple[int, int]]]:
 
 
 def _without_magic(source: str) -> str:
-    """The same with as many characters, all of them Python."""
     lines = _LINE.findall(source)
     first = next((n for n, line in enumerate(lines) if line.strip()), 0)
     if lines[first].lstrip().startswith("%%"):
@@ -144,10 +136,9 @@ def _without_magic(source: str) -> str:
 
 
 def _first_lines(lines: list[str]) -> Iterator[int]:
-    """The numbers of lines that begin a statement, not inside a text, brackets or a line before.
+    """The numbers of lines that begin a statement, outside of texts, brackets and continued lines.
 
-    Each line is looked at when the one before it has been dealt with: what a line for the shell
-    quotes is gone by then.
+    Lines are examined lazily, so that the caller can blank a shell line before its quotes count.
     """
     depth, open_text, goes_on = 0, "", False
     for number in range(len(lines)):
@@ -177,7 +168,6 @@ def _first_lines(lines: list[str]) -> Iterator[int]:
 
 
 def _blank(lines: list[str], number: int) -> None:
-    """Take out a line, and those that it goes on in."""
     goes_on = lines[number].rstrip().endswith("\\")
     lines[number] = _blanked(lines[number])
     while goes_on and number + 1 < len(lines):

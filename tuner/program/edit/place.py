@@ -1,4 +1,4 @@
-"""One value in somebody's file: where it stands, what it is, and how another is written there."""
+"""One value in a file: its place, its meaning, and the text for another value there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.core.records import KnobValue
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 Value = KnobValue | None
 Language = Literal["yaml", "json", "toml", "python"]
@@ -24,16 +24,15 @@ _ALL_LINEAR = ("all-linear",)
 
 
 class NotWritableError(Exception):
-    """Why a value cannot be written at a place."""
+    """The reason why a value cannot be written at a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A value and where it stands: characters `start` to `end` of the text.
+    """A value at characters `start` to `end` of a text, which are `raw`.
 
-    `raw` is those characters, `value` what they mean (None for null, and where there is a
-    `problem`). `quote` is the quotation mark that text gets here ("" where it needs none), and
-    `document` the number of the YAML document. `problem` says why nothing can be written here.
+    `value` is None for null, or if `problem` says why nothing can be written here. `quote` is the
+    quotation mark for text, `document` the number of the YAML document.
     """
 
     path: Path
@@ -46,23 +45,32 @@ class Location:
     quote: str = ""
     document: int = 0
     problem: str | None = None
-    is_list: bool = False
-    is_reference: bool = False
-    """The value is taken over from elsewhere: `${batch}`, `config["batch"]`."""
-    is_alias: bool = False
-    """What stands below cannot be seen from here."""
+    kind: Literal["value", "list", "reference", "alias"] = "value"
+    """A reference (`${batch}`, `config["batch"]`) and an alias have their values elsewhere."""
     in_json: bool = False
     """The text stands inside a string of JSON: a cell of a notebook."""
+
+    @property
+    def is_list(self) -> bool:
+        """True for a list."""
+        return self.kind == "list"
+
+    @property
+    def is_reference(self) -> bool:
+        """True for a value that is taken over from another place."""
+        return self.kind == "reference"
+
+    @property
+    def is_alias(self) -> bool:
+        """True for a YAML alias of a collection."""
+        return self.kind == "alias"
 
     def written(self, text: str) -> str:
         """`text` as the characters of the file."""
         return json.dumps(text, ensure_ascii=False)[1:-1] if self.in_json else text
 
     def render(self, value: KnobValue) -> str:
-        """The characters that take the place of `raw`.
-
-        Raises `NotWritableError` where a value of this kind does not belong here.
-        """
+        """The characters that replace `raw`; `NotWritableError` for a value of another kind."""
         if isinstance(value, tuple):
             value = _as_text(value)
         if isinstance(value, tuple):
@@ -121,7 +129,7 @@ class Location:
 
 
 def is_wanted(written: object, wanted: object) -> bool:
-    """Whether a written value means the wanted one.
+    """True if a written value means the wanted one.
 
     True is not 1; a number may stand in quotes, and `all-linear` need not be a list.
     """
@@ -138,7 +146,7 @@ def _as_text(value: KnobValue) -> KnobValue:
 
 
 def is_writable(text: str) -> bool:
-    """Whether it can be written as UTF-8: half a surrogate pair cannot."""
+    """True if UTF-8 can encode it: half a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,8 @@
-"""Which characters of which files change: decided and checked before anything is written."""
+"""Plans changes to files, and checks them before anything is written."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,9 @@ from tuner.core.errors import InputError, Problem, nearest
 from tuner.core.expressions import show
 from tuner.program.edit.assign import Assignment
 from tuner.program.edit.place import Location, NotWritableError, is_wanted
-from tuner.program.edit.source import PYTHON, Edit, SourceFile, open_source, stale_comments
-from tuner.space.keypath import Path as KeySteps
-from tuner.space.keypath import show_path
+from tuner.program.edit.source import PYTHON, Edit, SourceFile, diff_of, open_source, stale_comments
+from tuner.space.apply import Path as KeySteps
+from tuner.space.apply import show_path
 
 Span = tuple[int, int]
 
@@ -31,20 +30,14 @@ class FileEdit:
 
     def diff(self) -> str:
         """The change as a unified diff; empty when there is none."""
-        if self.before == self.after:
-            return ""
-        old, new = (_lines(data.decode("utf-8")) for data in (self.before, self.after))
-        lines = difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
-        return "\n".join(lines) + "\n"
+        return diff_of(self.path, self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)
 class EditPlan:
-    """What is to be written.
+    """The changes to write, with values whose key is `missing` in all files, or was `reached`.
 
-    `missing` has each value that no file has a key for, `reached` each that a file has one for.
-    `notes` say what changes with a value, or still names the old one. `before` has what stands
-    there now, by the expression whose value takes its place.
+    `notes` tell about side effects. `before` has the present values by expression.
     """
 
     files: tuple[FileEdit, ...]
@@ -61,10 +54,10 @@ class EditPlan:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What is known of the program that the files belong to.
+    """The program's view of its files.
 
-    Where a Python file has a name in place of a value, `set_at` says where that is set. `used` are
-    the paths of the values in a file that the program takes its settings from.
+    `set_at` follows a name in a Python file to its value. `used` gives the paths of the values in a
+    file that the program reads.
     """
 
     set_at: Callable[[SourceFile, Location], Location | None] = lambda source, place: None
@@ -74,10 +67,10 @@ class Following:
 def make_plan(
     paths: Sequence[Path], assignments: Sequence[Assignment], following: Following | None = None
 ) -> EditPlan:
-    """How `assignments` are written into the files at `paths`; nothing is written here.
+    """Plan `assignments` in the files at `paths`, without writing anything.
 
-    A value goes to every file that has its key, or to those that the assignment names.
-    Raises one `InputError` with everything that cannot be done safely.
+    A value goes to every file that has its key, or to those that the assignment names. Raises one
+    `InputError` with everything that cannot be done safely.
     """
     planner = _Planner(following or Following())
     sources = planner.open(paths)
@@ -94,8 +87,7 @@ def make_plan(
     if planner.problems:
         count = len(planner.problems)
         raise InputError(
-            f"nothing was written: {'one thing is' if count == 1 else f'{count} things are'} "
-            "in the way",
+            f"nothing written: {count} problem{'s' if count > 1 else ''}",
             problems=planner.problems,
             hint="name another key with --map KNOB=KEY, or leave a value out with --map KNOB=",
         )
@@ -106,10 +98,10 @@ def make_plan(
 
 @dataclass(slots=True)
 class _Planner:
-    """Collects changes by file, and everything that is in the way.
+    """Collects changes by file, and all problems.
 
-    `met` are the assignments whose key is somewhere; `deferred` are keys that only take over a
-    value from elsewhere, which is fine where that is written.
+    `met` are the assignments whose key exists; `deferred` are keys that take their value from
+    another place, which is fine if that is written.
     """
 
     following: Following
@@ -153,7 +145,7 @@ class _Planner:
             self._change(source, place, assignment)
 
     def _followed(self, source: SourceFile, places: list[Location]) -> list[Location]:
-        """Where the values of references are set; the references, where that is not known."""
+        """The places where references get their values; the references themselves if unknown."""
         if source.path.suffix not in PYTHON:
             return places
         targets = [self.following.set_at(source, place) for place in places]
@@ -161,9 +153,9 @@ class _Planner:
         return list(found.values()) if found and None not in targets else places
 
     def note_entries(self) -> None:
-        """Settle keys that are there several times, by the entry that the program uses.
+        """Settle keys that occur several times, by the entry that the program uses.
 
-        One choice that is open is one problem, however many keys stand below it.
+        An open choice is one problem, whatever the number of keys below it.
         """
         for entries, waiting in self.entries.items():
             used = entries.used(self.following.used(entries.source))
@@ -176,7 +168,7 @@ class _Planner:
                 self.written.update(_meaning(a) for a, _ in waiting)  # that is said once
 
     def notes(self, source: SourceFile) -> Iterator[str]:
-        """What changes with a value of a file, and comments that name the old one."""
+        """Aliases that change with a value, and comments that name the old one."""
         edits = [e for e in self.wanted[source.path].values() if e.text != e.place.raw]
         for edit in edits:
             span = (edit.place.start, edit.place.end)
@@ -210,10 +202,7 @@ class _Planner:
             self.problems.append(Problem(text, source.at(place)))
 
     def missing(self, assignments: Sequence[Assignment]) -> list[Assignment]:
-        """Those of which no file has a key, one for each value that is meant.
-
-        What the user asked for is required in one file; stages may have none here.
-        """
+        """The assignments whose key no file has, one for each value."""
         reached = {_meaning(a) for a in assignments if id(a) in self.met}
         asked = {_asked(a) for a in assignments if a.required and id(a) in self.met}
         found: dict[object, Assignment] = {}
@@ -253,7 +242,6 @@ def _meaning(assignment: Assignment) -> object:
 
 
 def _asked(assignment: Assignment) -> object:
-    """The entry of `--map` that the assignment is of."""
     return assignment.key, assignment.expression, assignment.only
 
 
@@ -266,8 +254,7 @@ def _refusal(source: SourceFile, place: Location, assignment: Assignment) -> Pro
 class _Entries:
     """Entries of one mapping (`MODELS["7b"]`, `MODELS["27b"]`) that have the same key.
 
-    `prefix` is the path of the mapping, `names` are the entries; without names the places are
-    simply several.
+    `prefix` is the path of the mapping, `names` are the entries; empty if they are no such entries.
     """
 
     path: Path
@@ -277,7 +264,6 @@ class _Entries:
 
     @classmethod
     def of(cls, source: SourceFile, places: Sequence[Location]) -> _Entries:
-        """The entries that `places` stand in."""
         paths = [place.path for place in places]
         depth = next(
             (n for n, steps in enumerate(zip(*paths, strict=False)) if len(set(steps)) > 1), 0
@@ -287,7 +273,6 @@ class _Entries:
         return cls(source.path, paths[0][:depth], own, source)
 
     def name_in(self, place: Location) -> str | int:
-        """The entry that a place stands in."""
         return place.path[len(self.prefix)]
 
     def used(self, paths: Collection[KeySteps]) -> str | int | None:
@@ -301,7 +286,7 @@ class _Entries:
         return found.pop() if len(found) == 1 else None
 
     def problem(self, waiting: Sequence[tuple[Assignment, list[Location]]]) -> Problem:
-        """That nobody knows which entry is meant; the lines to change by hand."""
+        """The open choice, with the lines to change by hand."""
         assignment, places = waiting[0]
         where = ", ".join(f"line {p.line} ({show_path(p.path)})" for p in places)
         if len(waiting) == 1:
@@ -335,13 +320,3 @@ def _nothing_found(sources: Sequence[SourceFile], assignments: Sequence[Assignme
         hint=f"{f'looked for {tried}; ' if tried else ''}say where a value belongs with "
         "--map KNOB=KEY",
     )
-
-
-def _lines(text: str) -> list[str]:
-    """The lines as a diff shows them; a last one without an end says so."""
-    lines = text.split("\n")
-    if lines[-1]:
-        lines[-1] += "\n\\ No newline at end of file"
-    else:
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]

@@ -1,8 +1,7 @@
 """The values of a Python file: literals that are assigned, passed by name, or put in a dictionary.
 
-`CONFIG = {"batch": 4}` has the value `CONFIG.batch`, `LoraConfig(r=8)` has `LoraConfig.r`, a
-class body or a function's defaults have `Name.attribute`, and an argparse option its own name.
-The file is parsed, never run.
+`CONFIG = {"batch": 4}` has the value `CONFIG.batch`, `LoraConfig(r=8)` has `LoraConfig.r`, classes
+and defaults of functions have `Name.attribute`. The file is parsed, never run.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from typing import Any
 
 from tuner.core.errors import InputError
 from tuner.program.edit.place import Location, Value, read_number
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 _STRING = re.compile(r"""[rRuU]?("([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*')""")
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 def read_python(text: str, file: str) -> list[Location]:
-    """Every value of the module `text`, in the order of its lines.
+    """All values of the module `text`, in the order of its lines.
 
-    A literal that can be named in two ways is there twice. Raises `InputError` with the line
-    where it is not Python.
+    A literal with two names occurs twice. Raises `InputError` with the line of broken Python.
     """
     source = text.removeprefix("\ufeff")
     try:
@@ -176,7 +174,7 @@ class _Reader(PythonText):
         yield from self._calls(node.func, prefix)
 
     def _calls(self, part: Any, prefix: Path) -> Iterator[Location]:
-        """What is passed by name in the calls inside `part`, a field of a node."""
+        """The values passed by name in the calls inside `part`, a field of a node."""
         for node in part if isinstance(part, list) else [part]:
             if isinstance(node, ast.expr):
                 yield from self._value(node, [], prefix)
@@ -218,6 +216,7 @@ class _Reader(PythonText):
         is_reference: bool = False,
     ) -> Location:
         start, end = self.span(node)
+        is_list = isinstance(node, ast.List | ast.Tuple)
         return Location(
             path=path,
             line=self.line_of(start),
@@ -228,8 +227,7 @@ class _Reader(PythonText):
             value=value,
             quote=quote,
             problem=problem,
-            is_list=isinstance(node, ast.List | ast.Tuple),
-            is_reference=is_reference,
+            kind="reference" if is_reference else "list" if is_list else "value",
         )
 
 
@@ -248,7 +246,6 @@ def _is_update(node: ast.Call) -> bool:
 
 
 def _option(node: ast.Call) -> str | None:
-    """The name under which argparse's `add_argument` stores an option."""
     if last_name(node.func) != "add_argument":
         return None
     texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
@@ -277,7 +274,7 @@ def _path_of(node: ast.expr, prefix: Path) -> Path | None:
 
 
 def is_literal(node: ast.AST) -> bool:
-    """Whether this is a constant, or a number with a sign."""
+    """True for a constant, or a number with a sign."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         node = node.operand
         return isinstance(node, ast.Constant) and isinstance(node.value, int | float)

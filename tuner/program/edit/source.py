@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from tuner.program.edit.python_file import read_python
 from tuner.program.edit.toml_file import read_toml
 from tuner.program.edit.write import read_bytes
 from tuner.program.edit.yaml_file import read_json, read_yaml
-from tuner.space.keypath import KeyPath, show_path
+from tuner.space.apply import KeyPath, show_path
 
 READERS = {
     ".yaml": read_yaml,
@@ -28,7 +29,7 @@ READERS = {
 }
 
 PYTHON = (".py", ".ipynb")
-"""Of these the ones that hold Python: scripts and notebooks."""
+"""Suffixes of Python: scripts and notebooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,15 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
+class TextEdit:
+    """Characters `start` to `end` of a file become `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file as it is: its bytes, and every value in it."""
 
@@ -49,8 +59,8 @@ class SourceFile:
     places: list[Location]
 
     def at(self, place: Location) -> str:
-        """Where a place is, for people: "config.yaml:12 train.batch"."""
-        line = f":{place.line}" if place.line else ""  # nobody knows every line of a TOML file
+        """A place for people: "config.yaml:12 train.batch"."""
+        line = f":{place.line}" if place.line else ""  # unknown for some of a TOML file
         return f"{self.path}{line} {show_path(place.path)}"
 
     def line(self, place: Location) -> str:
@@ -60,10 +70,10 @@ class SourceFile:
         return re.split(r"[\r\n]", text[start:], maxsplit=1)[0].strip()
 
     def find(self, key: KeyPath) -> list[Location]:
-        """The places that `key` names; a literal that has two names is there once.
+        """The places that `key` names; a literal with two names counts once.
 
-        In a Python file a key that names nothing at the top is looked for in functions; one name
-        alone, as `batch_size`, has to be there once.
+        In a Python file, keys that are not at the top are looked for in functions; a single name,
+        as `batch_size`, must then be unique.
         """
         found = self._find(key)
         if found or self.path.suffix not in PYTHON:
@@ -82,14 +92,19 @@ class SourceFile:
 
     def changed(self, changes: Sequence[Edit]) -> bytes:
         """The bytes of the file with `changes`, which are in the order of their places."""
+        places = [(change.place, change.text) for change in changes]
+        return self.edited([TextEdit(p.start, p.end, p.written(text)) for p, text in places])
+
+    def edited(self, edits: Sequence[TextEdit]) -> bytes:
+        """The bytes of the file with `edits`; those at one place keep their order."""
         text = self.data.decode("utf-8")
-        for change in reversed(changes):
-            written = change.place.written(change.text)
-            text = text[: change.place.start] + written + text[change.place.end :]
+        ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
+        for edit in reversed(ordered):
+            text = text[: edit.start] + edit.text + text[edit.end :]
         return text.encode("utf-8")
 
     def reads_as_wanted(self, after: bytes, changes: Sequence[Edit]) -> bool:
-        """Whether in `after` the changed values, and only they, differ from what was."""
+        """True if `after` differs in the changed values and in no other."""
         try:
             places = read_places(after, self.path)
         except InputError:
@@ -123,6 +138,25 @@ def read_places(data: bytes, path: Path) -> list[Location]:
     return reader(text, str(path))
 
 
+def diff_of(path: Path, before: bytes, after: bytes, context: int = 3) -> str:
+    """A unified diff; empty if nothing changes."""
+    if before == after:
+        return ""
+    old, new = (_lines(data.decode("utf-8")) for data in (before, after))
+    lines = difflib.unified_diff(old, new, str(path), str(path), lineterm="", n=context)
+    return "\n".join(lines) + "\n"
+
+
+def _lines(text: str) -> list[str]:
+    """The lines as a diff shows them; a last one without an end says so."""
+    lines = text.split("\n")
+    if lines[-1]:
+        lines[-1] += "\n\\ No newline at end of file"
+    else:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
 def _is_inside(place: Location, lists: Sequence[tuple[str | int, ...]]) -> bool:
     return any(len(place.path) > len(path) and place.path[: len(path)] == path for path in lists)
 
@@ -144,10 +178,9 @@ _WORD = re.compile(r"[a-z]{3,}")
 
 
 def stale_comments(source: SourceFile, edits: Sequence[Edit]) -> Iterator[str]:
-    """What still names the old value: "train.py:12 still says 4: # batch 4 fits".
+    """Comments with the old value: "train.py:12 still says 4: # batch 4 fits".
 
-    A comment counts on the line of the value, on those right above it, and anywhere in the file
-    where a word of the key stands beside the value.
+    They stand on the line of the value, right above it, or anywhere with a word of the key.
     """
     if source.path.suffix == ".json":
         return  # it has no comments

@@ -1,7 +1,7 @@
 """The values of a TOML file that stand in one line, each with its exact place in the text.
 
-tomllib says what the file means and nothing of where. Lines that look like `key = value` are
-therefore only candidates: one counts when its path has its value in what tomllib read.
+tomllib gives no places, so lines such as `key = value` are candidates, confirmed by the value that
+tomllib has for their path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.core.errors import InputError
 from tuner.program.edit.place import Location, Value, read_number
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 _KEY_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\\\n]*"|'[^'\n]*')"""
 _KEY = rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART})*"
@@ -25,10 +25,7 @@ _LINE = re.compile(r"([^\n]*?)\r?(?:\n|\Z)")
 
 
 def read_toml(text: str, file: str) -> list[Location]:
-    """Every value of the TOML document `text`, those that cannot be placed last.
-
-    Raises `InputError` where it is none.
-    """
+    """All values of the TOML document `text`; those without a known place come last."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -78,12 +75,11 @@ def _place(path: Path, line: int, start: int, raw: str) -> Location:
         value=value,
         quote="'" if "'" in raw and '"' not in raw else '"',
         problem=problem,
-        is_list=raw.startswith("["),
+        kind="list" if raw.startswith("[") else "value",
     )
 
 
 def _parsed(raw: str) -> Any:
-    """What tomllib makes of a value alone; None where it makes nothing of it."""
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:

@@ -41,11 +41,10 @@ def read_bytes(path: Path) -> bytes:
 def replace_files(
     contents: Mapping[Path, tuple[bytes, bytes]], *, now: datetime | None = None
 ) -> dict[Path, Path]:
-    """Replace each file's content (before, after); returns the backup of each.
+    """Replace the content (before, after) of all files or of none; returns their backups.
 
-    Links are followed. Mode, owner and extended attributes stay. Raises `InputError` when a file
-    changed since it was read, and `UnavailableError` when the disk refuses; in both cases every
-    file is as it was.
+    Links are followed. Mode, owner and extended attributes stay. Raises `InputError` if a file was
+    changed meanwhile, and `UnavailableError` if the disk refuses.
     """
     when = (now or datetime.now().astimezone()).strftime("%Y%m%d-%H%M%S")
     _check_unchanged(contents)
@@ -93,7 +92,6 @@ def _check_unchanged(contents: Mapping[Path, tuple[bytes, bytes]]) -> None:
 
 
 def _temporary(path: Path, data: bytes) -> Path:
-    """A file beside `path` with `data`, and with mode, owner and attributes of `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _write_new(temporary, data)
@@ -106,7 +104,6 @@ def _temporary(path: Path, data: bytes) -> Path:
 
 
 def _backup(path: Path, data: bytes, when: str) -> Path:
-    """A copy of `path` beside it, under a name that nothing has yet."""
     for number in range(1, 1000):
         suffix = "" if number == 1 else f"-{number}"
         backup = path.with_name(f"{path.name}.{when}{suffix}.bak")

@@ -1,7 +1,7 @@
 """The values of a YAML or JSON file, each with its exact place in the text.
 
-PyYAML's composer gives nodes with marks; nothing is constructed, so that no tag runs code and
-`${...}`, `2e-4` and duplicate keys are seen as they were written.
+Nodes are composed, not constructed: no tag runs code, and `${...}`, `2e-4` and duplicate keys are
+seen as written.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from tuner.core.errors import InputError
 from tuner.program.edit.place import Language, Location, Value, read_number
-from tuner.space.keypath import Path, show_path
+from tuner.space.apply import Path, show_path
 
 _TAG = "tag:yaml.org,2002:"
 _LINE_BREAK = re.compile("[\n\r\x85\u2028\u2029]")
@@ -30,10 +31,7 @@ _MOST_MERGED = 100_000
 
 
 def read_yaml(text: str, file: str) -> list[Location]:
-    """Every value of the YAML documents in `text`, in the order in which they stand.
-
-    Raises `InputError` with the line where it is not YAML.
-    """
+    """All values of the YAML documents in `text`, in order; `InputError` with a broken line."""
     return _read(text, text, file, "yaml")
 
 
@@ -67,12 +65,12 @@ def _read(text: str, composable: str, file: str, language: Language) -> list[Loc
 
 
 class _TooManyMergedError(Exception):
-    """Merge keys (`<<`) bring in more than anybody writes."""
+    """Merge keys (`<<`) multiply the values of the document."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where a node was reached: by which path, in which line, with what in the way."""
+    """The path and line by which a node was reached, and the problem on the way."""
 
     path: Path
     line: int
@@ -137,7 +135,7 @@ class _Document:
             yield from self._walk(value, _Spot(path, line, problem))
 
     def _merged(self, value: Node, spot: _Spot, line: int, own: set[str]) -> Iterator[Location]:
-        """What a merge key (`<<`) brings in, less what stands in the mapping itself."""
+        """The values that a merge key (`<<`) adds to those of the mapping itself."""
         names = sorted(_merged_names(value) - own)
         self.merged += len(names)
         if self.merged > _MOST_MERGED:
@@ -161,7 +159,7 @@ class _Document:
             language=self.language,
             document=self.number,
             problem=spot.problem or problem,
-            is_alias=True,
+            kind="alias",
         )
 
     def _scalar(self, node: ScalarNode, spot: _Spot) -> Location:
@@ -211,13 +209,19 @@ class _Document:
             quote='"' if self.language == "json" else quote,
             document=self.number,
             problem=problem,
-            is_list=isinstance(node, SequenceNode),
-            is_reference=isinstance(node, ScalarNode) and bool(_INTERPOLATION.search(node.value)),
+            kind=_kind(node),
         )
 
 
+def _kind(node: Node) -> Literal["value", "list", "reference"]:
+    if isinstance(node, SequenceNode):
+        return "list"
+    is_reference = isinstance(node, ScalarNode) and _INTERPOLATION.search(node.value)
+    return "reference" if is_reference else "value"
+
+
 def _references(root: Node) -> Counter[int]:
-    """How often each node is named: more than once where there are aliases."""
+    """The number of references to each node: more than one if it has aliases."""
     counts: Counter[int] = Counter()
     pending = [root]
     while pending:
@@ -241,7 +245,6 @@ def _is_merge(key: Node) -> bool:
 
 
 def _merged_names(value: Node) -> set[str]:
-    """The keys that a merge of `value` brings in, however deep they stand."""
     names: set[str] = set()
     seen: set[int] = set()
     level = [value]
@@ -261,7 +264,6 @@ def _merged_names(value: Node) -> set[str]:
 
 
 def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:
-    """What a scalar means, or why nothing can be written in its place."""
     if raw[:1] in ("&", "!"):
         return None, "has an anchor or a tag"
     if node.style in ("|", ">") or _LINE_BREAK.search(raw):
@@ -273,7 +275,6 @@ def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:
 
 
 def _plain_value(text: str, tag: str) -> Value:
-    """What a scalar without quotes means."""
     if tag == f"{_TAG}null" or text == "???":  # OmegaConf: still to be set
         return None
     if tag == f"{_TAG}bool":

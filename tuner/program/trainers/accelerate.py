@@ -88,7 +88,6 @@ def _with_file(program: Program, options: dict[str, Any], launch: Launch) -> dic
 def _deepspeed_of(
     program: Program, options: Mapping[str, Any]
 ) -> tuple[dict[str, KnobValue], list[Problem]]:
-    """What accelerate tells DeepSpeed, by itself or with a file of its settings."""
     file = options.get("deepspeed_config_file")
     if file is not None:
         return zero_of_file(program.folder / str(file))
@@ -99,10 +98,7 @@ def _deepspeed_of(
 
 
 def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
-    """The values of accelerate's configuration file by the options that they are defaults of.
-
-    Without a name it is the one that `accelerate config` has written, if there is one.
-    """
+    """The values of accelerate's configuration file, by option; by default the user's own file."""
     if named is None:
         from accelerate.commands.config import default_config_file  # imports torch
 
@@ -136,15 +132,12 @@ _LEFT_ALONE = ("false", "none", "0", "")
 
 
 def is_true(value: object) -> bool:
-    """Whether a value of a command line or a YAML file is true."""
+    """True for a word of a command line or a YAML file that means so."""
     return value is not None and str(value).lower() not in _LEFT_ALONE
 
 
 def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobValue], list[Problem]]:
-    """Knobs of FSDP, from accelerate's settings without their "fsdp_"; and what they do not say.
-
-    The same settings are in `fsdp_config` of TrainingArguments, with other defaults.
-    """
+    """Parameters of FSDP, and problems, from settings of accelerate or `fsdp_config`."""
     problems = []
     refused = {
         "offload_params": "offload of weights",
@@ -176,7 +169,6 @@ def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobVal
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """A file of `accelerate launch --config_file`, for all its GPUs (accelerate 1.15)."""
     del model  # named by the script that is launched
     chosen.leave("grad_accum", "belongs to Accelerator(gradient_accumulation_steps=...)")
     ranks = chosen.get("gpus_per_trial") or 1
@@ -193,7 +185,6 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
 
 
 def _distributed(chosen: SettingsReader) -> Settings:
-    """How its processes share the work."""
     parallelism = chosen.parallelism
     chosen.get("distributed")
     if parallelism.ranks == 1:

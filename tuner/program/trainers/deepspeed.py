@@ -35,13 +35,13 @@ _DEFAULTS: Mapping[str, object] = {
     "stage3_param_persistence_threshold": 100_000,
     "sub_group_size": 1_000_000_000,
 }
-"""What a prediction has of these: another value is refused."""
+"""The values that are predicted; others are refused."""
 
 _WITHOUT_MEMORY = ("stage3_gather_16bit_weights_on_model_save", "ignore_unused_parameters")
 
 
 def zero_of_file(path: Path) -> tuple[dict[str, KnobValue], list[Problem]]:
-    """Knobs of the file that `deepspeed` of TrainingArguments names; and what cannot be predicted.
+    """Parameters of the file that `deepspeed` of TrainingArguments names, and problems.
 
     `reduce_bucket_size` may be `AUTO`.
     """
@@ -98,7 +98,7 @@ def _moved(settings: Mapping[str, Any]) -> set[str]:
 
 
 def launch(words: Sequence[str]) -> Launch:
-    """How the words behind `deepspeed` start the program."""
+    """Reads the words behind `deepspeed`."""
     options = options_of(words)
     found = Launch(processes=None)
     if "num_gpus" in options:
@@ -112,7 +112,6 @@ def launch(words: Sequence[str]) -> Launch:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """A DeepSpeed configuration, with ZeRO where the configuration has it."""
     del model  # named by the script that is launched
     mixed = chosen.text("mixed_precision")
     return without_none(

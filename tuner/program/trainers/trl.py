@@ -85,7 +85,6 @@ def _dpo(training: ProgramTraining) -> Planned:
 
 
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
-    """What both trainers do alike."""
     arguments = training["arguments"]
     model, loaded = loaded_model(training, "fp32")
     # TrainingArguments are taken over as they are, with their own defaults.
@@ -172,7 +171,6 @@ def _as_script(training: ProgramTraining) -> ProgramTraining:
 
 
 def _renamed(flat: Arguments, names: dict[str, str]) -> dict[str, Argument]:
-    """The values behind these names, and the items of those that are lists."""
     found = {}
     for name, argument in flat.values.items():
         first, dot, rest = name.partition(".")
@@ -185,14 +183,13 @@ def _renamed(flat: Arguments, names: dict[str, str]) -> dict[str, Argument]:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """The file of `trl sft --config`: fields of SFTConfig and ModelConfig (TRL 1.16)."""
     precision = chosen.text("precision")
     double = chosen.get("double_quant")
     chosen.implies("padding", "none")
     chosen.implies(
         "loss",
         "chunked",
-        "its nll loss (TRL 1.16) never has the whole logits: it takes less than was priced",
+        "its nll loss (TRL 1.16) never has the whole logits: it uses less memory than predicted",
     )
     if chosen.is_quantized:
         why = "SFTTrainer keeps the adapters of a quantised model in bf16"
@@ -214,7 +211,10 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
         "load_in_8bit": True if precision == "int8" else None,
     }
     if chosen.is_quantized:
-        why = "SFTTrainer (TRL 1.16) prepares nothing: all stays in the dtype of loading"
+        why = (
+            "SFTTrainer (TRL 1.16) doesn't call prepare_model_for_kbit_training; weights keep "
+            "their load dtype"
+        )
         chosen.implies("kbit_preparation", "none", why)
     else:
         chosen.get("kbit_preparation")
@@ -227,10 +227,7 @@ def _adapters(chosen: SettingsReader) -> Settings:
     targets = chosen.targets
     return {
         "use_peft": True,
-        **chosen.kind_of_adapter(),
-        "lora_r": chosen.get("lora_rank"),
-        "lora_alpha": chosen.get("lora_alpha"),
-        "lora_dropout": chosen.get("lora_dropout"),
+        **chosen.adapter("lora_r"),
         "lora_target_modules": [targets] if isinstance(targets, str) else targets,
         "lora_modules_to_save": chosen.saved_modules,
     }

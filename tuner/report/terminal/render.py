@@ -12,8 +12,7 @@ from typing import Any, TextIO
 import click
 
 from tuner.core.expressions import show
-from tuner.core.text import printable
-from tuner.core.units import GIB, MIB
+from tuner.core.units import GIB, MIB, printable
 
 PIPE_WIDTH = 80
 """Columns where nobody says how wide the output is: a log of a CI shows 80 without wrapping."""

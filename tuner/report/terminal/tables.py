@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from tuner.core.text import printable
+from tuner.core.units import printable
 from tuner.report.terminal.render import PIPE_WIDTH, is_interactive
 
 _GAP = 3

@@ -15,6 +15,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
     Memory,
+    MemoryBudget,
     Outcome,
     Phase,
     Prediction,
@@ -208,7 +209,7 @@ def check_known(
     """
     speed = Speed(step_s=1.0, it_per_s=1.0, samples_per_s=1.0, tokens_per_s=1.0, mfu=None)
     memory = Memory(1, 1, 1, 1, {}, Phase.BACKWARD, {})
-    made_up = Prediction(True, gpu.memory_bytes, 0, memory, speed, 1, 1, gpu.id, "made up")
+    made_up = Prediction(MemoryBudget(gpu.memory_bytes), memory, speed, 1, 1, gpu.id, "made up")
     records = [_as_if(configuration, made_up) for configuration in configurations]
     priceless = gpu.price_usd_per_hour is None
     plain = [o for o in objectives if POWERS[o.name] == (0.0, 0.0)]
@@ -237,7 +238,7 @@ def _as_if(configuration: Configuration, prediction: Prediction) -> TrialRecord:
         trial_id="",
         space="",
         gpu=prediction.gpu,
-        gpu_memory_bytes=prediction.limit_bytes,
+        gpu_memory_bytes=prediction.budget.limit_bytes,
         configuration=configuration,
         outcome=Outcome(Status.OK, prediction=prediction),
         seed=0,

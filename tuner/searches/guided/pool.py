@@ -146,8 +146,8 @@ class Pool:
             loaded_bytes=loaded,
             trial_s=runs * (load_s + steps_s),
             oom_s=load_s,
-            limit_bytes=float(raw[0].limit_bytes),
-            margin_bytes=float(raw[0].margin_bytes),
+            limit_bytes=float(raw[0].budget.limit_bytes),
+            margin_bytes=float(raw[0].budget.margin_bytes),
             work_shares={
                 kind: np.array([p.speed.breakdown_s.get(kind, 0.0) for p in raw]) / step_s
                 for kind in kinds

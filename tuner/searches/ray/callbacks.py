@@ -18,8 +18,8 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
+from tuner.core.environment import masked, secret_values
 from tuner.core.records import Outcome
-from tuner.core.secrets import masked, secret_values
 from tuner.searches.ray.private import (
     LOOK_PERIOD_S,
     RayLostError,

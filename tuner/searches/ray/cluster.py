@@ -21,8 +21,8 @@ from ray.exceptions import AuthenticationError
 
 from tuner.core.environment import DEVICE_ORDER
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.files import RAY_FOLDER, scratch_folder
 from tuner.core.meanwhile import environment, log_level
-from tuner.core.scratch import RAY_FOLDER, scratch_folder
 from tuner.searches.ray.private import (
     grows,
     in_own_groups,

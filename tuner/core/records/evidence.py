@@ -1,0 +1,299 @@
+"""The memory and speed of one configuration: predicted, emulated or measured.
+
+Both carriers write one flat JSON object, whose names scripts and journals rely on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.core.errors import InputError
+from tuner.core.gpu import Gpu
+from tuner.core.kinds import Source
+from tuner.core.records.reading import Bytes, Count, Ends, Quantity, read, written
+from tuner.core.units import parse_bytes
+
+DEFAULT_MARGIN_FRACTION = 0.03
+"""Part of the GPU's memory to keep free: reserved memory differed by up to 11.7 % between two
+identical published runs, and drivers and displays take their share."""
+
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """`limit_bytes` of memory, of which `margin_bytes` stay free."""
+
+    limit_bytes: Bytes
+    margin_bytes: Bytes = 0
+
+    @classmethod
+    def of(cls, limit_bytes: int, margin_fraction: float | None = None) -> MemoryBudget:
+        """The budget with a margin of this fraction, or of the default one."""
+        fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
+        return cls(limit_bytes, round(limit_bytes * fraction))
+
+    @property
+    def usable_bytes(self) -> int:
+        """The memory without the margin."""
+        return self.limit_bytes - self.margin_bytes
+
+    def fits(self, used_bytes: float) -> bool:
+        """Judge an amount of memory: True when it leaves the margin free."""
+        return used_bytes <= self.usable_bytes
+
+
+def parse_margin(text: str | None, gpu: Gpu, *, what: str = "margin") -> float | None:
+    """Read a margin such as "3%" or "2GiB" as a fraction of the memory of `gpu`; None for None.
+
+    Raises `InputError` for a number without unit (3 could be 3 % or 0.03) and for all the memory.
+    """
+    if text is None:
+        return None
+    percent = _PERCENT.fullmatch(text)
+    try:
+        if percent:
+            fraction = float(percent.group(1)) / 100
+        else:
+            fraction = parse_bytes(text) / gpu.memory_bytes
+    except InputError:
+        raise InputError(
+            f"{what} {text!r} is not a share of the memory", hint="write for example 3% or 2GiB"
+        ) from None
+    if fraction >= 1:
+        raise InputError(f"{what} {text!r} leaves nothing of the memory of {gpu.name}")
+    return fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Peak memory of a training step on one GPU, in bytes.
+
+    `device_bytes` is what NVML would show for the process (`peak_reserved_bytes` plus CUDA
+    context); `breakdown` splits `device_bytes` by `MemoryCategory` and adds up to it exactly.
+    `loaded_bytes` is allocated once model, adapters and optimizer exist and before the first
+    step. `paged_bytes` is managed memory of paged optimizers, which torch does not count and
+    the driver can move to the host: it is not part of `device_bytes`.
+    """
+
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
+    device_bytes: Bytes
+    loaded_bytes: Bytes
+    phase_peak_bytes: Mapping[str, Bytes]
+    peak_phase: str
+    breakdown: Mapping[str, Bytes]
+    paged_bytes: Bytes = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a configuration trains, at one fixed effective batch.
+
+    `step_s` is one optimizer step (all its micro-steps), `it_per_s` counts micro-steps as
+    the progress bars of trainers do, `tokens_per_s` counts tokens that are not padding.
+    `mfu` is model FLOPs per second over the GPU's dense peak in the compute precision, with
+    recomputation of checkpointed activations not counted; None where the peak is unknown.
+    `breakdown_s` splits `step_s` by kind of work and adds up to it.
+    """
+
+    step_s: Quantity
+    it_per_s: Quantity
+    samples_per_s: Quantity
+    tokens_per_s: Quantity
+    mfu: Quantity | None
+    breakdown_s: Mapping[str, Quantity] = field(default_factory=dict)
+
+    @property
+    def counts_micro_steps(self) -> bool:
+        """Whether `it_per_s` differs from optimizer steps a second.
+
+        It does not where steps have one micro-step, nor where nobody tells of micro-steps: of
+        commands and emulated programs only the updates are known.
+        """
+        return not math.isclose(self.it_per_s * self.step_s, 1, rel_tol=1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class StageNumbers:
+    """One stage of a training that has several: its peak of device memory, and its speed."""
+
+    device_bytes: Bytes
+    samples_per_s: Quantity
+    step_s: Quantity
+
+
+def hardest_stage(stages: Mapping[str, StageNumbers]) -> str | None:
+    """The stage that needs most memory; None without stages."""
+    return max(stages, key=lambda name: stages[name].device_bytes, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One configuration by a model of the GPU; nothing here was measured.
+
+    `budget` is the memory of one rank. For a training in `stages`, `memory` belongs to the stage
+    that needs most, and `speed` to all of them, one after another.
+    """
+
+    budget: MemoryBudget
+    memory: Memory
+    speed: Speed
+    trainable_params: Count
+    total_params: Count
+    gpu: str
+    method: str
+    """How it was predicted, for example "trace of two optimizer steps, full depth"."""
+    source: Source = Source.PREDICTED
+    intervals: Mapping[str, Ends] = field(default_factory=dict)
+    """Lower and upper end of 90 % intervals, of `device_bytes`, `peak_reserved_bytes`,
+    `peak_allocated_bytes`, `step_s` and `tokens_per_s`. Empty in records of older versions."""
+    corrections: Mapping[str, Quantity] = field(default_factory=dict)
+    """The factor that measured trials put on a quantity, of those named in `intervals`; the
+    model of the GPU alone said the quantity divided by it. Empty without such trials."""
+    stages: Mapping[str, StageNumbers] = field(default_factory=dict)
+    """Each stage, of a training that has some; empty otherwise."""
+
+    @property
+    def fits(self) -> bool:
+        """The verdict of the budget on `memory.device_bytes`."""
+        return self.budget.fits(self.memory.device_bytes)
+
+    @property
+    def limiting_stage(self) -> str | None:
+        """The stage that needs most memory; None where there are no stages."""
+        return hardest_stage(self.stages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat JSON object; the keys that scripts read are part of the contract."""
+        data = written(self)
+        budget, speed, stages = (data.pop(name) for name in ("budget", "speed", "stages"))
+        stages = _stages_dict(stages, self.limiting_stage)
+        return {"fits": self.fits, **budget, **data, **speed, **stages}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Prediction:
+        """The inverse of `to_dict`. Raises ValueError when malformed."""
+        return read(cls, {**data, "budget": data, "speed": data})
+
+
+def _stages_dict(stages: Mapping[str, Any], limiting: str | None) -> dict[str, Any]:
+    return {"limiting_stage": limiting, "stages": stages} if stages else {}
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Peak memory of one rank of a trial on several GPUs, in bytes, as in `Memory`."""
+
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
+    device_bytes: Bytes
+
+    @classmethod
+    def of(cls, memory: Memory) -> RankMemory:
+        """The peaks of a rank's memory."""
+        return cls(memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.device_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a device did in one trial. `device` is the exact device name.
+
+    On an emulated device `source` says so: its memory is what a real one would have counted, its
+    speed an estimate with `intervals`, as in `Prediction`. Records keep such numbers apart
+    (`Outcome.emulation`).
+
+    `steps` are the timed optimizer steps, after `warmup_steps` that were not timed. `memory` is
+    of all steps, its `phase_peak_bytes` of the warm-up. Everything with a default of None is
+    unknown where it is None: not asked of the device, or the device does not tell.
+    """
+
+    memory: Memory
+    speed: Speed
+    trainable_params: Count
+    total_params: Count
+    device: str
+    steps: Count
+    loss_finite: bool
+    source: Source = Source.MEASURED
+    warmup_steps: Count | None = None
+    load_s: Quantity | None = None
+    """From the first touch of the device until model, adapters and optimizer exist."""
+    timed_micro_steps: Count | None = None
+    """Micro-steps of the timed steps together. Where they are fewer than `steps` whole ones have,
+    `speed` was put together from micro-steps and updates, and a note says so."""
+    first_step_s: Quantity | None = None
+    """The first optimizer step, of two micro-steps at most: kernels are loaded or compiled and
+    optimizer state is made."""
+    samples_per_s_interval: Ends | None = None
+    """95 % confidence interval of the mean rate over the timed steps."""
+    stopped_by: str | None = None
+    """What ended the timed steps: "interval" (narrow enough), "budget", "loss", or, before
+    that, "memory" (beyond what may be recommended) or "dominated" (surely slower than a trial
+    that takes no more memory)."""
+    evaluation_peak_bytes: Bytes | None = None
+    checkpoint_bytes: Bytes | None = None
+    """Of a verification: the peak allocated while it evaluated and saved, and the size saved."""
+    padded_tokens_per_s: Quantity | None = None
+    """Tokens a second with padding counted; `speed.tokens_per_s` counts none."""
+    data_wait_fraction: Quantity | None = None
+    """Share of the timed steps in which the training process waited for its next batch."""
+    num_alloc_retries: Count | None = None
+    """How often PyTorch's allocator had to give cached blocks back to find memory."""
+    timed_alloc_retries: Count | None = None
+    """How many of these were in the timed steps, after caches had filled."""
+    nvml_process_bytes: Bytes | None = None
+    nvml_device_bytes: Bytes | None = None
+    """Device memory in use by this process, and by all, as the driver counts it."""
+    gpu_utilization: Quantity | None = None
+    """Share of time in which a kernel ran, 0 to 1, as the driver counts it."""
+    power_w: Quantity | None = None
+    energy_j_per_sample: Quantity | None = None
+    energy_source: str | None = None
+    """"counter" (the driver's energy counter) or "sampled power"."""
+    memory_limit_bytes: Bytes | None = None
+    """What the trial was allowed where a larger device stood in for a smaller one."""
+    weights: str | None = None
+    """"synthetic", or the checkpoint that was trained."""
+    lengths: str | None = None
+    """"full" where every sequence had the longest length, "data" where they had the data's."""
+    cpu_threads: Count | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader should know, such as a knob that cannot act on this model."""
+    stages: Mapping[str, StageNumbers] = field(default_factory=dict)
+    """Each stage, as in `Prediction`: `memory` is that of the one that needs most."""
+    ranks: tuple[RankMemory, ...] = ()
+    """Each rank of a trial on several GPUs, in their order; `memory` is that of the one that
+    needed most, `speed` that of all together. Empty for a trial on one GPU."""
+    intervals: Mapping[str, Ends] = field(default_factory=dict)
+    """Lower and upper end of 90 % intervals of what an emulated device estimates, by the names of
+    `Prediction.intervals`; empty for a real device."""
+
+    @property
+    def limiting_stage(self) -> str | None:
+        """The stage that needed most memory; None where there are no stages."""
+        return hardest_stage(self.stages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat JSON object, shaped as `Prediction.to_dict`."""
+        data = written(self)
+        speed, stages = data.pop("speed"), data.pop("stages")
+        rare = {name: data.pop(name) for name in ("ranks", "intervals")}
+        return {
+            **data,
+            **speed,
+            **_stages_dict(stages, self.limiting_stage),
+            **{name: value for name, value in rare.items() if value},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        """The inverse of `to_dict`; what older versions did not write has its default.
+
+        Raises ValueError when malformed.
+        """
+        return read(cls, {**data, "speed": data})
