@@ -14,7 +14,7 @@ from tuner.app.cli.next_commands import measure_command
 from tuner.app.target import load_target
 from tuner.core.records import Configuration
 from tuner.core.units import GIB
-from tuner.report.figures import front_figure
+from tuner.report.front_figure import front_figure
 from tuner.report.report import report_html
 from tuner.searches.best import recommend
 from tuner.searches.front import MOST_MEASURED, PAIR_ERROR, may_be_as_fast

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 
 from tuner.core.units import GIB, printable
-from tuner.report.objective_plot import axes_of, points_of
+from tuner.report.front_figure import axes_of, points_of
 from tuner.report.plot import memory_range_gib
 from tuner.report.terminal.render import echo, width
 from tuner.searches.view import Kind, View
