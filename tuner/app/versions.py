@@ -43,7 +43,7 @@ def least() -> dict[str, str]:
 
 
 def is_older(version: str, other: str) -> bool:
-    """True when `version` comes before `other`, by their numbers: "2.13.0a0" is as old as "2.13"."""
+    """True when `version` is older than `other`; "2.13.0a0" is as old as "2.13"."""
     return Version(Version(version).base_version) < Version(Version(other).base_version)
 
 

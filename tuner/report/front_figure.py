@@ -138,7 +138,10 @@ def objective_png(view: View) -> bytes:
 
 
 def objective_figure(view: View) -> dict[str, Any]:
-    """The front over other objectives, as data for plotly.js; points carry their index into the table of trials."""
+    """The front over other objectives, as data for plotly.js.
+
+    Points carry their index into the table of trials.
+    """
     import plotly.graph_objects as go  # only where a report is written
 
     figure = go.Figure()
