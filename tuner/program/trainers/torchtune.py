@@ -16,7 +16,7 @@ from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.program import Program
 from tuner.program.reading import NOT_COMPARED, listed, number, unset
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
-from tuner.program.writing import Settings, SettingsReader, without_none
+from tuner.program.writing import Settings, SettingsReader, single_optimizer, without_none
 
 _VERSIONS = {"torchtune": "0.6.1"}
 
@@ -157,7 +157,6 @@ def _loss(file: Arguments) -> str:
 
 
 def _launch(program: Program) -> Launch:
-    """`tune run RECIPE`, which starts one process; other recipes are not predicted."""
     launch = Launch(starts_ranks=False)
     names = [Path(word).name for word in program.command]
     words = names[names.index("run") + 1 :] if "run" in names else []
@@ -172,11 +171,10 @@ def _launch(program: Program) -> Launch:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """Changes to a configuration of the recipes."""
     del model  # torchtune names a builder, which does not follow from the name of the model
     precision = chosen.text("precision")
     chosen.get("effective_batch")  # the product of micro-batch and accumulation
-    optimizer = OPTIMIZERS[chosen.text("optimizer")]
+    optimizer = OPTIMIZERS[single_optimizer(chosen)]
     dtype = _DTYPES.get(chosen.dtype)
     if precision == "int8" or dtype is None:
         chosen.leave("precision", "the recipes train in fp32 and bf16, quantised to nf4 at most")
@@ -203,10 +201,7 @@ def _adapters(chosen: SettingsReader) -> Settings:
     return without_none(
         {
             **_targets(chosen),
-            "use_dora": True if chosen.text("adapter") == "dora" else None,
-            "lora_rank": chosen.get("lora_rank"),
-            "lora_alpha": chosen.get("lora_alpha"),
-            "lora_dropout": chosen.get("lora_dropout"),
+            **{k: v for k, v in chosen.adapter("lora_rank").items() if k != "use_rslora"},
             "quantize_base": chosen.text("precision") == "nf4",
         }
     )
