@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.app.program_predictions import PredictedProgram, ProgramPredictions
-from tuner.app.program_runs import ProgramRuns
+from tuner.app.program_oracle import ProgramOracle, RunAnswer
 from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.emulator.emulation import Emulation
 from tuner.program.changes import Change, can_change, change
 from tuner.program.edit.place import is_wanted
 from tuner.program.program import Program
@@ -43,10 +41,6 @@ FLASH_KERNELS = {
 
 Report = Callable[[str], None]
 """Called with what is done next."""
-
-
-RunAnswer = Emulation | PredictedProgram
-"""What is known of one run of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +104,12 @@ class CheckedProgram:
 
     @property
     def source(self) -> str:
-        """What its numbers are."""
-        return "emulated" if isinstance(self.found, Emulation) else "predicted"
+        """The source of its numbers."""
+        return self.found.source
 
 
 def check_program(
-    runs: ProgramRuns | ProgramPredictions,
+    runs: ProgramOracle[Any],
     *,
     improve: bool = True,
     report: Report = lambda text: None,
@@ -124,9 +118,8 @@ def check_program(
 
     Raises `UnavailableError` where nothing can be emulated.
     """
-    is_run = isinstance(runs, ProgramRuns)
-    report("running the program as it is" if is_run else "predicting the program as it is")
-    found = runs.as_it_is()
+    report(f"{runs.doing} the program as it is")
+    found: RunAnswer = runs.as_it_is()
     log_tail = runs.log_tail
     needed = None
     if found.ended == "oom":
@@ -189,7 +182,7 @@ class _Search:
     on a GPU with room for them, give each. What the lines promise is then run on the real one.
     """
 
-    runs: ProgramRuns | ProgramPredictions
+    runs: ProgramOracle[Any]
     base: RunAnswer
     notes: list[str]
     report: Report
@@ -308,8 +301,7 @@ class _Search:
         if not wanted:
             return []
         shown = "; ".join(" ".join(f"{n}={show(v)}" for n, v in one.items()) for one in values)
-        doing = "running" if isinstance(self.runs, ProgramRuns) else "predicting"
-        self.report(f"{doing} it with {shown}")
+        self.report(f"{self.runs.doing} it with {shown}")
         runs = []
         for (size, way), answer in zip(
             wanted, self.runs.with_values(values, roomy=roomy), strict=True

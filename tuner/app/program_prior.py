@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuner.app.program_runs import ProgramRuns
+from tuner.app.program_oracle import ProgramRuns
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, MemoryBudget, Prediction, Speed

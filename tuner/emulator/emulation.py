@@ -112,6 +112,11 @@ class Emulation:
     """A fault of tuner, after which no number of the answer can be relied on."""
 
     @property
+    def source(self) -> str:
+        """The source of its numbers, as in records."""
+        return "emulated"
+
+    @property
     def limiting(self) -> EmulatedDeviceUse | None:
         """The use of a device that takes most of it."""
         return max(self.devices, key=lambda use: use.device_bytes, default=None)
@@ -168,7 +173,7 @@ class Emulation:
         """JSON types only."""
         data = dataclasses.asdict(self)
         data.update(
-            source="emulated",
+            source=self.source,
             gpu=self.gpu.id,
             gpu_memory_bytes=self.gpu.memory_bytes,
             fits=self.fits,

@@ -95,8 +95,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.app.checking import CheckedProgram, check_program
     from tuner.app.cli.checked_text import checked_to_dict, print_checked
     from tuner.app.listener import quiet_libraries
-    from tuner.app.program_predictions import ProgramPredictions
-    from tuner.app.program_runs import ProgramRuns
+    from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
 
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
@@ -109,7 +108,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         read = read_program(program, is_run=False)
         given = parse_settings(settings)
         with quiet_libraries():
-            predictions = ProgramPredictions(read, gpu, margin_fraction, given, model, gpus)
+            predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
             return check_program(predictions, improve=improve, report=report)
 
     if predict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from tuner.app.cli.evidence import print_evidence
-from tuner.app.program_predictions import PredictedProgram
+from tuner.app.program_oracle import PredictedProgram
 from tuner.report.terminal.render import echo, print_fields, settings_text
 
 DATA = "every sequence is of full length; data, logging and evaluation take no memory"

@@ -131,7 +131,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
 def _as_it_is(program: Program, gpu: Gpu, margin_fraction: float | None) -> Emulation:
     """An emulated run of the program. Raises `InputError` where it comes to no step."""
-    from tuner.app.program_runs import ProgramRuns  # numpy
+    from tuner.app.program_oracle import ProgramRuns  # numpy
 
     with ProgramRuns(program, gpu, margin_fraction=margin_fraction) as runs:
         base = runs.as_it_is(roomy=True)
