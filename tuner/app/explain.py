@@ -1,4 +1,4 @@
-"""Why a configuration does not fit, or how close it is, what would change that, what slows it."""
+"""Explains why a configuration does not fit, what would make it fit, and what slows it down."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 class PeakAllocation:
     """`count` allocations of `size_bytes` each that are alike.
 
-    `place` is the parameter, or the module in whose forward it was made, with * for the numbers
-    of layers; empty for what a backward pass or an optimizer made. `made_by` is the operator,
-    empty for weights as they were loaded. `phase` is when it was made.
+    `place` is the parameter, or the module whose forward made it, with * for layer numbers (empty
+    in backward passes and optimizers). `made_by` is the operator; loaded weights have none.
     """
 
     size_bytes: int
@@ -54,26 +53,18 @@ class PeakAllocation:
 
     @property
     def total_bytes(self) -> int:
-        """All of them together."""
+        """The size of all."""
         return self.size_bytes * self.count
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
-        return {
-            "size_bytes": self.size_bytes,
-            "count": self.count,
-            "total_bytes": self.total_bytes,
-            "category": self.category,
-            "phase": self.phase,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "made_by": self.made_by,
-            "place": self.place,
-        }
+        data = written(self)
+        sizes = {"size_bytes": data.pop("size_bytes"), "count": data.pop("count")}
+        return {**sizes, "total_bytes": self.total_bytes, **data}
 
 
 def largest_allocations(timeline: Timeline, *, number: int = 8) -> list[PeakAllocation]:
-    """The `number` largest kinds of allocations at the peak, the largest single one first."""
+    """The largest kinds of allocations at the peak, by the size of a single one."""
     alike = Counter(
         PeakAllocation(
             size_bytes=block.size_bytes,
@@ -88,30 +79,22 @@ def largest_allocations(timeline: Timeline, *, number: int = 8) -> list[PeakAllo
         for block in live_at_peak(timeline)
     )
     kinds = sorted(alike.items(), key=lambda kind: (-kind[0].size_bytes, -kind[1]))
-    return [_times(kind, count) for kind, count in kinds[:number]]
-
-
-def _times(kind: PeakAllocation, count: int) -> PeakAllocation:
-    return replace(kind, count=count)
+    return [replace(kind, count=count) for kind, count in kinds[:number]]
 
 
 LEAST_SHARE = 0.01
-"""Smaller parts of a step are not worth a sentence: no change of them would be noticed."""
+"""Parts of a step smaller than this get no note."""
 
 _TFLOPS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One thing that takes time: what it is called, its share of a whole, and the sentence."""
+    """One cause of lost time: its name, its share, and the sentence about it."""
 
     kind: str
     share: float
     text: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
-        return {"kind": self.kind, "share": self.share, "text": self.text}
 
 
 def speed_notes(
@@ -123,9 +106,9 @@ def speed_notes(
     changes: Sequence[Suggestion] = (),
     measured: Measurement | None = None,
 ) -> list[Note]:
-    """What slows `configuration`, the largest share first; nothing is said without a number.
+    """The causes that slow `configuration` down, the largest share first.
 
-    `changes` are predictions of its neighbours, and `measured` what a trial of it came to.
+    `changes` are predictions of its neighbours, and `measured` is its trial on a device.
     """
     notes = [
         *_parts(prediction, changes),
@@ -137,7 +120,7 @@ def speed_notes(
 
 
 def compute_precision(configuration: Configuration) -> str:
-    """The precision of most matrix products: a key of `Gpu.flops`."""
+    """The precision of most matrix products, a key of `Gpu.flops`."""
     precision = str(configuration.get("precision", "fp32"))
     mixed = str(configuration.get("mixed_precision", "no"))
     if precision in ("nf4", "int8"):
@@ -151,7 +134,7 @@ def compute_precision(configuration: Configuration) -> str:
 
 
 def _parts(prediction: Prediction, changes: Sequence[Suggestion]) -> Iterator[Note]:
-    """The parts of the predicted step that are no arithmetic of the model."""
+    """Parts of the predicted step that are not arithmetic of the model."""
     for kind, text in (
         ("launch", "the GPU waits for the host to start kernels (launch-bound); {fix}"),
         ("recompute", "gradient checkpointing runs forward passes again; {fix}"),
@@ -177,11 +160,11 @@ _REMEDIES = {
     "dequantise": "precision",
     "optimizer": "optimizer",
 }
-"""The knob that acts on a part of the step."""
+"""The knob that changes each part of the step."""
 
 
 def _fix(kind: str, changes: Sequence[Suggestion]) -> str:
-    """What the fastest other value of the knob that acts on `kind` would do, in numbers."""
+    """The effect of the fastest other value of the knob behind `kind`."""
     knob = _REMEDIES.get(kind)
     others = [c for c in changes if list(c.settings) == [knob] and c.lost < 0]
     if not others:
@@ -195,7 +178,7 @@ def _fix(kind: str, changes: Sequence[Suggestion]) -> str:
 
 
 def _tensor_cores(configuration: Configuration, prediction: Prediction, gpu: Gpu) -> Iterator[Note]:
-    """Products that run at the plain rate although the GPU has tensor cores for others."""
+    """Matrix products without tensor cores, on a GPU that has them for other precisions."""
     if gpu.compute_capability < (7, 0):
         return  # a processor, or a GPU before there were any
     precision = compute_precision(configuration)
@@ -235,10 +218,9 @@ def _padding(space: SearchSpace, configuration: Configuration) -> Iterator[Note]
 def _loader(
     configuration: Configuration, prediction: Prediction, measured: Measurement | None
 ) -> Iterator[Note]:
-    """The wait for data where it was measured, and what one process has to deliver."""
-    if measured is not None and (measured.data_wait_fraction or 0) >= LEAST_SHARE:
-        assert measured.data_wait_fraction is not None
-        share = measured.data_wait_fraction
+    """The measured wait for data, and the rate that a single loader has to reach."""
+    share = measured.data_wait_fraction if measured is not None else None
+    if share is not None and share >= LEAST_SHARE:
         yield Note("data_loader", share, f"{share:.1%} of the measured steps waited for data")
     workers = configuration.get("num_workers")
     if isinstance(workers, int) and workers <= 1:
@@ -249,18 +231,12 @@ def _loader(
         )
 
 
-LEAST_SAVING = 0.01
-"""Of the device memory; a smaller saving is not pointed out."""
-
-
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything that is known of one configuration on one GPU, without running it.
+    """One configuration on one GPU, explained without running it.
 
-    `allocations` are the largest at the peak, and `operators` those that take most of a step, in
-    the stage that needs most memory. `changes` are all single changes of a knob, by throughput
-    lost, whether they fit or not; `pairs` those of two knobs that fit, looked for only where no
-    single one does. `reentrant` is the change to reentrant checkpoints, where it saves memory.
+    `allocations` and `operators` are the largest of the stage that needs most memory. `changes` are
+    all changes of a single knob; `pairs` those of two knobs that fit, when no single one does.
     """
 
     current: Predicted
@@ -273,12 +249,12 @@ class Explanation:
 
     @property
     def prediction(self) -> Prediction:
-        """The prediction of the configuration."""
+        """The prediction without any change."""
         return self.current.prediction
 
     @property
     def missing_bytes(self) -> int:
-        """Device memory that is missing, the margin counted; negative where it fits."""
+        """The missing device memory, margin included; negative when it fits."""
         p = self.prediction
         return p.memory.device_bytes - p.budget.usable_bytes
 
@@ -289,11 +265,11 @@ class Explanation:
 
     @property
     def smallest(self) -> Suggestion | None:
-        """The single change that needs least."""
+        """The single change that needs the least memory."""
         return min(self.changes, key=lambda c: c.prediction.memory.device_bytes, default=None)
 
     def shares(self) -> list[tuple[str, int, float]]:
-        """What the peak consists of: (category, bytes, share), the largest first."""
+        """The parts of the peak, largest first: (category, bytes, share)."""
         memory = self.prediction.memory
         parts = sorted(memory.breakdown.items(), key=lambda part: -part[1])
         return [(name, size, size / memory.device_bytes) for name, size in parts if size]
@@ -317,7 +293,7 @@ class Explanation:
             "reentrant_checkpointing": self.reentrant.to_dict() if self.reentrant else None,
             "smallest_change": self.smallest.to_dict() if self.smallest else None,
             "most_expensive_operators": [written(each) for each in self.operators],
-            "slowed_by": [note.to_dict() for note in self.notes],
+            "slowed_by": [written(note) for note in self.notes],
             "prediction": prediction.to_dict(),
         }
 
@@ -328,9 +304,9 @@ def explain(
     *,
     measured: Mapping[Configuration, Measurement] | None = None,
 ) -> Explanation:
-    """Explain `configuration`. `measured` has what trials of configurations came to.
+    """Explain `configuration`; `measured` has trials on a device, by configuration.
 
-    Raises `InputError` where the GPU cannot run it at all.
+    Raises `InputError` when the GPU cannot run it at all.
     """
     space, gpu = predictor.space, predictor.gpu
     (current,) = predictor.trace([configuration])
@@ -338,10 +314,6 @@ def explain(
     pairs: list[Suggestion] = []
     if not current.prediction.fits and not any(c.prediction.fits for c in changes):
         pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
-    reentrant = reentrant_change(predictor, current)
-    if reentrant is not None:
-        saved_share = reentrant.saved_bytes / current.prediction.memory.device_bytes
-        reentrant = reentrant if saved_share >= LEAST_SAVING else None
     timeline, operators = _traced(predictor, current.hardest)
     return Explanation(
         current=current,
@@ -349,7 +321,7 @@ def explain(
         operators=operators,
         changes=changes,
         pairs=pairs,
-        reentrant=reentrant,
+        reentrant=reentrant_change(predictor, current),
         notes=speed_notes(
             space,
             configuration,
@@ -364,7 +336,7 @@ def explain(
 def _traced(
     predictor: SpacePredictor, configuration: Configuration
 ) -> tuple[Timeline, tuple[OperatorTime, ...]]:
-    """A trace of the step at full depth, and its most expensive operators."""
+    """The full-depth trace of a step, and its most expensive operators."""
     from tuner.predict.compiler.deepening import trace_deep  # torch
 
     space = predictor.space

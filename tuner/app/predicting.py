@@ -141,6 +141,9 @@ MOST_TRACED = 8
 
 REENTRANT = "use_reentrant"
 
+LEAST_SAVING = 0.01
+"""Reentrant checkpointing is suggested from this share of saved device memory on."""
+
 Share = tuple[float, float]
 """The lower and upper end of a share."""
 
@@ -196,14 +199,16 @@ def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Sugges
 def reentrant_change(predictor: SpacePredictor, current: Predicted) -> Suggestion | None:
     """The change to reentrant checkpointing, which trains the same model.
 
-    None when layers are not checkpointed, or are so already. A space need not have the knob.
+    None when it saves little, or layers are not checkpointed. A space need not have the knob.
     """
     configuration = current.configuration
     if REENTRANT not in predictor.space.terms or configuration.get(REENTRANT) is True:
         return None
     if configuration.get("gradient_checkpointing") is not True:
         return None
-    return next(iter(_predicted(predictor, current, [{REENTRANT: True}])), None)
+    least_bytes = LEAST_SAVING * current.prediction.memory.device_bytes
+    found = _predicted(predictor, current, [{REENTRANT: True}])
+    return next((change for change in found if change.saved_bytes >= least_bytes), None)
 
 
 def paired_changes(

@@ -14,6 +14,7 @@ from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
+from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.supervised import Tail
 from tuner.core.units import MIB
 from tuner.cost.rank_memory import loaded_whole
@@ -21,6 +22,7 @@ from tuner.emulator.emulating import EmulateOptions, emulate, emulate_roomy
 from tuner.emulator.emulation import Emulation
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.program.changes import change
+from tuner.program.edit.place import is_wanted
 from tuner.program.launch import read_launch, runnable
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
@@ -31,6 +33,17 @@ from tuner.trial.emulated_command import STEPS
 
 AT_ONCE = 2
 """Number of programs that run side by side; each keeps about one processor busy."""
+
+
+CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
+"""Values that Unsloth and Axolotl accept for gradient checkpointing, in place of true."""
+
+FLASH_KERNELS = {
+    "flash_attention_2": ("kernels-community/flash-attn2",),
+    "flash_attention_3": ("kernels-community/vllm-flash-attn3",),
+}
+"""Kernels that transformers 5.23 gets from the hub when the package of a name is not installed
+(`modeling_flash_attention_utils.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,3 +248,30 @@ class ProgramRuns(ProgramOracle[Emulation]):
             )
         self.log_tail = tail.text
         return dataclasses.replace(found, command=tuple(program.command))
+
+
+def ignored(
+    settings: Mapping[str, Setting], found: RunAnswer
+) -> list[tuple[str, KnobValue, KnobValue]]:
+    """Settings with no effect: (knob, value in the files, value that reached the trainer)."""
+    return [
+        (knob, setting.value, found.settings[knob])
+        for knob, setting in settings.items()
+        if setting.value is not None
+        and setting.problem is None
+        and knob in found.settings
+        and not is_same(setting.value, found.settings[knob])
+    ]
+
+
+def is_same(written: object, arrived: object) -> bool:
+    """True for a setting that took effect, perhaps under another of its names."""
+    if isinstance(written, str) and isinstance(arrived, bool):
+        return (written in CHECKPOINTING_WAYS) == arrived
+    if isinstance(written, str) and isinstance(arrived, str):
+        row = OPTIMIZERS.get(written)
+        kernels = FLASH_KERNELS.get(written, ())
+        return written == arrived or arrived in kernels or (
+            row is not None and row == OPTIMIZERS.get(arrived)
+        )  # fmt: skip
+    return is_wanted(written, arrived)

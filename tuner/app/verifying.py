@@ -1,7 +1,7 @@
-"""After a predicted search: the recommendation is trained once on a GPU that is not there.
+"""Verifies the recommendation of a predicted search by one training on an emulated GPU.
 
-A verification stands beside the prediction and changes none of its numbers; one that does not fit
-takes the configuration out, and the next best is verified.
+A verification changes none of the predicted numbers. If it does not fit, the configuration is
+excluded, and the next best is verified.
 """
 
 from __future__ import annotations
@@ -31,22 +31,21 @@ from tuner.trial.base import Instructions
 from tuner.trial.staged import StagedRunner
 
 MOST_TRIES = 3
-"""When so many of the best fail, another reason than the configuration is likely."""
+"""At most this many of the best are verified: more failures have another reason."""
 
 BEGIN_WITHIN_S = 300.0
-"""Of a search of many GPU types: no verification begins later than this after the first one."""
+"""In a search of many GPU types, later verifications are skipped after this time."""
 
 SWITCH = "TUNER_VERIFY"
-"""Environment variable; with the value "no" nothing is verified."""
+"""Environment variable that turns verification off with the value "no"."""
 
 
 def verify_all(
     done: Sequence[tuple[SearchPlan, JournalWriter, SearchOutcome | None]], listener: Listener
 ) -> None:
-    """Verify what each predicted search recommends, and write that into its journal.
+    """Verify the recommendation of each predicted search, and write that into its journal.
 
-    Nothing is verified where nothing can be emulated. Ctrl-C ends the verification, and the search
-    goes on to its results.
+    Does nothing where GPUs cannot be emulated. Ctrl-C ends the verification only.
     """
     wanted = [
         (plan, writer) for plan, writer, result in done if result and _is_wanted(plan, result)
@@ -77,7 +76,7 @@ def _is_wanted(plan: SearchPlan, result: SearchOutcome) -> bool:
 
 
 def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener) -> None:
-    """Verify the best, and the next best where it does not fit, so many times."""
+    """Verify the best, and the next best if it does not fit, at most `MOST_TRIES` times."""
     gpu, run_id = plan.target.gpu, uuid.uuid4().hex[:8]
     for number in range(MOST_TRIES):
         best = _best(plan)
@@ -98,7 +97,7 @@ def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener) -> None
 
 
 def _best(plan: SearchPlan) -> BestTrial | None:
-    """What the journal recommends now, under the conditions of the search."""
+    """The current recommendation under the conditions of the search."""
     records = comparable(plan.target.folder.read_all(), plan.target)
     return build_view(
         [with_margin(record, plan.margin_bytes) for record in records],
