@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from tuner.app.listener import Listener
 from tuner.app.measuring import Predicting, emulating, gpus_of_trials
@@ -127,18 +126,11 @@ def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
 
 
 def _record(plan: SearchPlan, best: BestTrial, outcome: Outcome, *, trial_id: str) -> TrialRecord:
-    return TrialRecord(
+    return plan.record(
+        best.configuration,
+        dataclasses.replace(outcome, prediction=best.record.outcome.prediction),
         trial_id=trial_id,
-        space=plan.part.space.name,
-        gpu=plan.target.gpu.id,
-        gpu_memory_bytes=plan.target.gpu.memory_bytes,
-        configuration=best.configuration,
-        outcome=dataclasses.replace(outcome, prediction=best.record.outcome.prediction),
-        seed=plan.options.seed,
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=plan.versions,
         searcher=plan.options.searcher,
-        run_id=trial_id.partition("-")[0],
         emulated_device=emulating(plan.target.gpu).names[0],
         margin_bytes=plan.margin_bytes,
         verification=True,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
+from tuner.core.gpu import Gpu
 from tuner.core.kinds import SAYS_NOTHING, Exhausted, Source, Status
 from tuner.core.records.configuration import Configuration
 from tuner.core.records.evidence import Measurement, MemoryBudget, Prediction
@@ -16,6 +18,11 @@ JOURNAL_SCHEMA = 1
 
 PROCESSOR = "cpu"
 """The "GPU type" of trials on a processor, whose ranks share its memory."""
+
+
+def utc_now() -> str:
+    """The time in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,36 @@ class TrialRecord:
     """The verification on an emulated device of what this record predicts. It stands beside the
     prediction and changes none of its numbers. In journals it is a record of its own
     (`tuner.searches.journal.latest` puts the two together)."""
+
+    @classmethod
+    def of(
+        cls, space: str, gpu: Gpu, configuration: Configuration, outcome: Outcome, **more: Any
+    ) -> TrialRecord:
+        """A record of a trial that begins now, unless `more` has other values."""
+        rest = {"trial_id": "", "seed": 0, "versions": {}, "searcher": "", **more}
+        rest.setdefault("started_at", utc_now())
+        return cls(
+            space=space,
+            gpu=gpu.id,
+            gpu_memory_bytes=gpu.memory_bytes,
+            configuration=configuration,
+            outcome=outcome,
+            **rest,
+        )
+
+    def alike(self, other: TrialRecord, *, versions: bool = True) -> bool:
+        """True if both ran in the same place, and with the same `versions` of libraries."""
+        mine, others = (
+            (
+                one.device,
+                one.emulated_device,
+                one.memory_limit_bytes,
+                one.gpu_memory_bytes,
+                dict(one.versions) if versions else one.versions.get("model"),
+            )
+            for one in (self, other)
+        )
+        return mine == others
 
     @property
     def verified(self) -> bool:
