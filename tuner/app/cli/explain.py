@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.app.cli.evidence import print_evidence
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import examples, json_option, set_option
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
-from tuner.app.explain import PeakAllocation
 from tuner.app.listener import quiet_libraries
 from tuner.app.target import Target, comparable
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Measurement, parse_margin
 from tuner.core.units import format_size, significant
+from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.progress import compiling
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.report.terminal.tables import print_rows
 from tuner.space import configure, parse_settings
 
 if TYPE_CHECKING:
-    from tuner.app.explain import Explanation
+    from tuner.app.explain import Explanation, PeakAllocation
     from tuner.app.predicting import SpacePredictor, Suggestion
 
 MAX_PAIRS = 12
