@@ -23,8 +23,8 @@ from tuner.core.records import (
     Status,
     TrialRecord,
 )
+from tuner.core.setup.schemas import memory_order
 from tuner.predict.shortlist import shortlist
-from tuner.predict.training.memory_order import memory_order
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.goals import staircase
 from tuner.searches.proposer import Proposer
@@ -51,7 +51,7 @@ class Measured:
 
 
 class Proposed(Measured):
-    """A sampler of `search.sampler_adapter`: each configuration at most once, OOM a constraint.
+    """A strategy of a `Proposer`: each configuration at most once, OOM a constraint.
 
     That is more than plain Optuna has, which proposes invalid and repeated configurations.
     """

@@ -23,8 +23,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, MemoryBudget, Outcome, Prediction, Status, TrialRecord
+from tuner.core.setup.schemas import MemoryOrder
 from tuner.predict.training import load_object
-from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.failures import failure_of
 from tuner.searches.guided.goals import Goal

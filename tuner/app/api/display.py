@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tuner.app.recommendation import Answer
 from tuner.core.units import format_duration, format_size, significant
-from tuner.report.objective_plot import objective_png
+from tuner.report.front_figure import objective_png
 from tuner.report.plot import pareto_png
 from tuner.report.table import value_text
 from tuner.report.terminal.tables import Sheet

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from tuner.app.cli.comparison import more_text, params_text, print_comparison, print_ran
-from tuner.app.cli.data_file import DataFile
-from tuner.app.cli.evidence import fits_text
+from tuner.app.cli.data import DataFile
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.stages import print_stages
 from tuner.app.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.app.measuring import (
@@ -48,6 +44,14 @@ from tuner.core.setup.distributed_knobs import gpus_per_trial, machines
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
 from tuner.predict.stages import hardest_first
+from tuner.report.terminal.evidence import (
+    fits_text,
+    more_text,
+    params_text,
+    print_comparison,
+    print_ran,
+    print_stages,
+)
 from tuner.report.terminal.render import echo, print_fields, settings_text
 from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.space import SearchSpace, parse_settings
@@ -259,17 +263,13 @@ def _record(
     margin_fraction: float | None,
 ) -> TrialRecord:
     outcome, prediction = ended
-    return TrialRecord(
+    return TrialRecord.of(
+        space.name,
+        gpu,
+        configuration,
+        dataclasses.replace(outcome, prediction=prediction),
         trial_id="by-hand",
-        space=space.name,
-        gpu=gpu.id,
-        gpu_memory_bytes=gpu.memory_bytes,
-        configuration=configuration,
-        outcome=dataclasses.replace(outcome, prediction=prediction),
-        seed=0,
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=outcome_versions(),
-        searcher="",
         device=None if trials_on.emulated else trials_on.names[0],
         emulated_device=trials_on.names[0] if trials_on.emulated else None,
         memory_limit_bytes=trials_on.memory_limit_bytes,

@@ -1,0 +1,307 @@
+"""`tuner best`, `show`, `report` and `report-run`: answers from the journal of a search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from tuner.app.cli import completing
+from tuner.app.cli.answers import measure_command, print_answers, use_commands, verify_command
+from tuner.app.cli.options import examples, json_option, objective_option, where_option
+from tuner.app.cli.target_options import Selected, criteria_options, target_options
+from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
+from tuner.app.search.result_files import redraw, reported_runs
+from tuner.app.target import Target, check_conditions, stale_text, usable
+from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
+from tuner.core.records import TrialRecord
+from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
+from tuner.report.terminal.front import (
+    conditions_text,
+    counts_text,
+    print_front,
+    print_levels,
+    record_dict,
+)
+from tuner.report.terminal.recommendation import print_recommendation
+from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
+from tuner.searches.best import check_text
+from tuner.searches.facts import gpus_text
+from tuner.searches.objectives import require_known
+from tuner.searches.view import View, build_view, levels
+
+
+@click.command(
+    "best",
+    epilog=examples(
+        "tuner best --space qlora27b --gpu a6000 --headroom 10%",
+        "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
+    ),
+)
+@target_options("The --model of the search.")
+@criteria_options
+@json_option
+def best(
+    *,
+    selected: Selected,
+    criteria: Criteria,
+    as_json: bool,
+) -> None:
+    """Print the fastest configuration that fits, from a finished search.
+
+    --gpu all compares every searched GPU type, --gpu a6000,t4 the named ones. Exit code 1 if
+    nothing tried fits.
+    """
+    targets = selected.targets()
+    if selected.is_several:
+        print_answers(
+            answers(targets, lambda target: recommended(target, criteria)), as_json=as_json
+        )
+        return
+    target = targets[0]
+    best = recommended(target, criteria)
+    use = use_commands(target, criteria)
+    measure = measure_command(target, best)
+    if as_json:
+        print_json({"by_gpus": [], **best.to_dict(), "use": list(use), "measure": measure})
+        return
+    echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
+    if target.known != target.folder:
+        echo("from the results that come with tuner; nothing was searched here")
+    print_recommendation(best, use=use, measure=measure, verify=verify_command(target, best))
+
+
+@click.command(
+    "show",
+    epilog=examples(
+        "tuner show --space qlora27b --gpu a6000",
+        "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
+        "tuner show --space qlora27b --gpu a6000 --levels",
+        "tuner show --space qlora27b --gpu a6000 --objective cost",
+    ),
+)
+@click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)
+@target_options("The --model of the search.")
+@where_option
+@objective_option
+@click.option("--levels", "by_level", is_flag=True, help="One front per level of rank and length.")
+@click.option(
+    "--stale", "with_stale", is_flag=True, help="Include trials of other library versions."
+)
+@json_option
+def show(
+    *,
+    trial_id: str | None,
+    selected: Selected,
+    where: tuple[str, ...],
+    objectives: tuple[str, ...],
+    by_level: bool,
+    with_stale: bool,
+    as_json: bool,
+) -> None:
+    """Print the front of a search, or everything known about one TRIAL."""
+    target = selected.target()
+    records, old, _ = usable(target)
+    if trial_id is None:
+        show = Shown(where, objectives, by_level=by_level, as_json=as_json)
+        if with_stale:
+            show = replace(show, stale=frozenset(record.trial_id for record in old))
+            records = (*old, *records)
+        elif old:
+            show = replace(show, note=f"{stale_text(old, records)} left out; --stale includes them")
+        _show_front(target, records, show)
+    else:
+        _show_trial(target, _find((*old, *records), trial_id), old, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a search is shown, and how."""
+
+    where: tuple[str, ...]
+    objectives: tuple[str, ...]
+    by_level: bool
+    as_json: bool
+    stale: frozenset[str] = frozenset()
+    """Ids of trials of other library versions that are among those shown."""
+    note: str = ""
+
+
+def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> None:
+    where = show.where
+    conditions = check_conditions(target, where)
+    view = build_view(
+        records,
+        target.facts,
+        target.gpu,
+        where=lambda configuration: target.space.matches(configuration, where),
+        conditions=conditions,
+        objectives=show.objectives,
+    )
+    require_known(view.records, view.objectives)
+    if show.as_json:
+        print_json(
+            {
+                "space": target.space.name,
+                "gpu": target.gpu.id,
+                "source": view.source,
+                "conditions": list(conditions),
+                "trials": len(view.records),
+                "stale": sorted(r.trial_id for r in view.records if r.trial_id in show.stale),
+                "objectives": [objective.name for objective in view.objectives],
+                "front": [record_dict(record) for record in view.front],
+                **({"levels": _levels_dict(view)} if show.by_level else {}),
+                "best": view.best.to_dict() if view.best else None,
+            }
+        )
+        return
+    print_fields(
+        [
+            ("space", f"{target.space.name}: {target.space.subject}"),
+            ("GPU", target.gpu.name),
+            ("where", conditions_text(conditions)),
+            ("of all", counts_text(view.records)),
+            ("stale", show.note),
+        ]
+    )
+    if show.by_level:
+        echo()
+        print_levels(view)
+        return
+    if not view.front:
+        met = [r for r in view.records if target.space.matches(r.configuration, where)]
+        raise nothing_fits_error(target, met, conditions)
+    echo()
+    print_front(view, stale=show.stale)
+
+
+def _levels_dict(view: View) -> list[dict[str, Any]]:
+    return [
+        {
+            "level": dict(level.values),
+            "trials": level.trials,
+            "front": [record.trial_id for record in level.front()],
+        }
+        for level in levels(view)
+    ]
+
+
+def _show_trial(
+    target: Target, record: TrialRecord, old: Sequence[TrialRecord], *, as_json: bool
+) -> None:
+    if as_json:
+        print_json(record_dict(record))
+        return
+    outcome = record.outcome
+    print_fields(
+        [
+            ("trial", f"{record.trial_id} of {record.started_at}"),
+            ("space", f"{target.space.name}: {target.space.subject_of(record.configuration)}"),
+            ("GPU", gpus_text(record.configuration, target.gpu)),
+            ("ran on", record.device or ""),
+            ("emulated", record.emulated_device or ""),
+            ("verified", check_text(record)),
+            ("status", f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"),
+            ("stale", "other versions than the newest trials" if record in old else ""),
+            ("message", outcome.message),
+            ("settings", settings_text(record.configuration)),
+            ("versions", ", ".join(f"{k} {v}" for k, v in record.versions.items())),
+        ]
+    )
+    if outcome.evidence is not None:
+        echo()
+        print_evidence(
+            outcome.evidence,
+            fits=record.fits,
+            limit_bytes=record.budget.limit_bytes,
+            margin_bytes=record.budget.margin_bytes,
+        )
+        print_stages(record, target.facts)
+    ran = outcome.ran
+    if ran is not None and outcome.prediction is not None:
+        echo()
+        print_fields([(str(ran.source), more_text(ran))])
+        print_comparison(outcome.prediction, ran, ran.source)
+
+
+def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
+    """The trial of that id, or the only one whose id begins so. Raises `InputError`."""
+    by_id = {record.trial_id: record for record in records}  # the last line of a trial counts
+    if trial_id in by_id:
+        return by_id[trial_id]
+    begun = [name for name in by_id if name.startswith(trial_id)]
+    if len(begun) == 1:
+        return by_id[begun[0]]
+    if begun:
+        raise InputError(
+            f"trial {trial_id!r} is ambiguous: {len(begun)} trials begin with it",
+            hint=f"for example {begun[0]}",
+        )
+    raise unknown("trial", trial_id, by_id, list_command="tuner show")
+
+
+@click.command(
+    "report",
+    epilog=examples(
+        "tuner report --space qlora27b --gpu a6000 --open",
+        "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
+    ),
+)
+@target_options("The --model of the search.")
+@where_option
+@click.option("--open", "is_opened", is_flag=True, help="Open the report in a browser.")
+@json_option
+def report(
+    *,
+    selected: Selected,
+    where: tuple[str, ...],
+    is_opened: bool,
+    as_json: bool,
+) -> int:
+    """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
+
+    Runs no trial. Without --where, the search's conditions stay. --gpu all draws every searched GPU
+    type, --gpu a6000,t4 the named ones; each report shows the others too. Exit code 1 if nothing
+    tried fits.
+    """
+    targets = selected.targets()
+    views = redraw(targets, where)
+    files = [target.folder.report_html for target in targets]
+    if as_json:
+        print_json(
+            [
+                {"gpu": view.gpu.id, "report": str(path), "trials": len(view.records)}
+                for view, path in zip(views, files, strict=True)
+            ]
+        )
+    else:
+        print_fields([(view.gpu.id, str(path)) for view, path in zip(views, files, strict=True)])
+    if is_opened:
+        click.launch(str(files[0]))
+    return EXIT_FOUND if any(view.best for view in views) else EXIT_NOTHING_FITS
+
+
+@click.command(
+    "report-run",
+    epilog=examples(
+        "tuner report-run --space tiny_cpu --gpu cpu",
+        "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
+    ),
+)
+@target_options("The --model of the search.")
+def report_run(*, selected: Selected) -> None:
+    """Print measured trials as rows to give away: predicted numbers beside measured ones.
+
+    One line of JSON for each measured configuration, the fastest first: the model's public name,
+    the GPU, the knobs, the versions, memory and time. No path, no name of a space or a machine, no
+    date. A pull request that adds the lines to benchmarks/reported_runs.jsonl improves the
+    predictions of everybody. Exit code 3 if nothing was measured.
+    """
+    rows = reported_runs(selected.target())
+    for row in rows:
+        echo(json.dumps(row))
+    plural = "s" if len(rows) > 1 else ""
+    echo(f"{len(rows)} measured configuration{plural}; nothing was sent", err=True)
