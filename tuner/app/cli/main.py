@@ -67,6 +67,15 @@ COMMANDS = {
 }
 """Commands with a line on each, in the order in which people need them."""
 
+GROUPS = {
+    "Your program": ("check", "tune", "emulate", "diff"),
+    "Spaces": ("search", "estimate", "trial", "explain", "data"),
+    "Results": ("best", "show", "report", "compare", "apply", "export", "report-run"),
+    "Machine": ("doctor", "monitor", "calibrate", "node-resources", "completion"),
+    "Catalogues": ("gpus", "models", "spaces", "grid"),
+}
+"""Headings of `tuner --help`."""
+
 _SHARED = {
     "apply": ("apply", "export"),
     "catalogues": ("gpus", "spaces"),
@@ -118,8 +127,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of `--help`, for which no command is imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name]) for name in commands])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """As click does, without importing the commands."""

@@ -76,7 +76,8 @@ def _search_options(function: _Decorated) -> _Decorated:
             "run none; auto: measure if there is such a GPU, else predict.",
         ),
         click.option(
-            "--address", metavar="ADDRESS", help="Ray cluster address.  [default: start a local one]"
+            "--address", metavar="ADDRESS",
+            help="Ray cluster address.  [default: start a local one]",
         ),
         click.option("--quiet", is_flag=True, help="Print the result only."),
         click.option(
