@@ -10,7 +10,7 @@ from device_fakes import measured
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
-from tuner.cost.calibration.calibrate import calibrations_from
+from tuner.cost.calibrate import calibrations_from
 from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.held_back import MOST_RISK

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.cost.memory import category_of, live_at_peak
 from tuner.cost.operators.timeline import Timeline
-from tuner.cost.replay.memory import category_of, live_at_peak
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

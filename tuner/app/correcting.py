@@ -15,7 +15,7 @@ from tuner.core.records import Prediction, Source, TrialRecord
 from tuner.searches.store import ResultsFolder
 
 if TYPE_CHECKING:
-    from tuner.cost.calibration.calibrate import Calibrations
+    from tuner.cost.calibrate import Calibrations
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Corrector:
         Trials of other GPU types, devices and memory sizes say nothing, nor do predicted ones.
         Raises `InputError` for a journal that cannot be read.
         """
-        from tuner.cost.calibration.calibrate import calibrations_from
+        from tuner.cost.calibrate import calibrations_from
 
         ran = _on_device(comparable(folder.read().records, target), target.gpu)
         return cls(len(ran), target.space.name, calibrations_from(ran))

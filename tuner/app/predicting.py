@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Prediction
-from tuner.cost.calibration.calibrate import prior_intervals
-from tuner.cost.calibration.correction import DEVICE, RESERVED
+from tuner.cost.calibrate import prior_intervals
+from tuner.cost.correction import DEVICE, RESERVED
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict.predictor import OnProgress, PredictionJob, Predictor
 from tuner.predict.stages import Predict, predict_stages

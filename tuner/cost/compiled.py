@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.kinds import MemoryCategory, Phase
-from tuner.cost.operators.workspace import CUBLAS_WORKSPACE_BYTES
-from tuner.cost.polynomial import Terms
-from tuner.cost.replay.allocator import (
+from tuner.cost.allocator import (
     MIN_BLOCK_BYTES,
     SMALL_LIMIT_BYTES,
     SMALL_SEGMENT_BYTES,
     replay,
 )
+from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
+from tuner.cost.polynomial import Terms
 
 CATEGORIES = tuple(MemoryCategory)
 

@@ -17,8 +17,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import format_gib
+from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.operators.timeline import Timeline
-from tuner.cost.operators.workspace import PROCESSOR
 from tuner.cost.rank_memory import buckets_of, memory_of_rank, replicated
 from tuner.cost.speed.processor import on_its_device
 from tuner.cost.speed.profile import DeviceProfile

@@ -2,7 +2,7 @@
 
 DistributedDataParallel keeps a second copy of all gradients in buckets. Sources:
 torch/csrc/distributed/c10d/reducer.cpp and comm.cpp, torch/nn/parallel/distributed.py
-(PyTorch 2.13). What NCCL takes says `tuner.cost.nccl`.
+(PyTorch 2.13). What NCCL takes says `tuner.cost.library_memory`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryCategory, Phase, Prediction
 from tuner.core.setup.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.core.units import MIB, format_size
-from tuner.cost.nccl import nccl_bytes
-from tuner.cost.operators.workspace import PROCESSOR
-from tuner.cost.replay.allocator import round_size
+from tuner.cost.allocator import round_size
+from tuner.cost.library_memory import PROCESSOR, nccl_bytes
 from tuner.cost.speed.profile import DeviceProfile
 
 FIRST_BUCKET_BYTES = MIB

@@ -18,10 +18,15 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Prediction
 from tuner.cost.compiled import CompiledPasses, Replays
-from tuner.cost.operators.workspace import CUBLAS_WORKSPACE_BYTES
+from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.predict.compiler.overhead import LARGEST_GPU_BYTES, Point, anchors, replay_all
-from tuner.predict.compiler.structure import Structure
+from tuner.predict.compiler.structure import (
+    LARGEST_GPU_BYTES,
+    Point,
+    Structure,
+    anchors,
+    replay_all,
+)
 from tuner.predict.predict import Subject, predict
 
 Answer = tuple[CompiledPasses | str, dict[Point, Replays]]

@@ -13,8 +13,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryBudget, Prediction, Speed
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.core.setup.schemas import unmodelled
-from tuner.cost.calibration.calibrate import prior_intervals
-from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.calibrate import prior_intervals
+from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.parallel import exchange_of, times_of_ranks
 from tuner.cost.rank_memory import (
     buckets_of,
@@ -26,8 +26,8 @@ from tuner.cost.rank_memory import (
 )
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.processor import on_its_device
-from tuner.cost.speed.product_rates import matmul_peak
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.speed.rates import matmul_peak
 from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
 from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
 from tuner.predict.training import get_workload, tokens_per_sample
@@ -125,7 +125,7 @@ def predict(
     A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot run
     it or the model cannot be built from it.
     """
-    from tuner.cost.replay.memory import peak_memory
+    from tuner.cost.memory import peak_memory
     from tuner.predict.compiler.deepening import trace_deep
 
     gpu, kernel_times, rates = on_measured_device(gpu, profile)

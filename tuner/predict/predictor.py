@@ -26,9 +26,15 @@ from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.processor import on_its_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict import cache
+from tuner.predict.cache import (
+    build_optimizer,
+    read_optimizer,
+    read_passes,
+    read_prediction,
+    read_replays,
+)
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer
-from tuner.predict.compiler.overhead import Point
-from tuner.predict.compiler.structure import Structure
+from tuner.predict.compiler.structure import Point, Structure
 from tuner.predict.compiling import Circumstances, Request, answers, trace_all
 from tuner.predict.evaluation import Evaluation, gradient_bytes, point_of
 from tuner.predict.predict import (
@@ -39,13 +45,6 @@ from tuner.predict.predict import (
     require_supported,
     resolve_subject,
     speed_of,
-)
-from tuner.predict.stored import (
-    build_optimizer,
-    read_optimizer,
-    read_passes,
-    read_prediction,
-    read_replays,
 )
 from tuner.space.models.catalogue import architecture
 

@@ -11,7 +11,7 @@ from tuner.report.plot import COLORS
 from tuner.searches.view import Kind
 
 if TYPE_CHECKING:
-    from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
+    from tuner.cost.step_details import MemoryTimeline, PhaseSpan
 
 
 def timeline_figure(

@@ -16,7 +16,7 @@ from tuner.core.files import read_file
 from tuner.searches.best import BestTrial
 
 if TYPE_CHECKING:
-    from tuner.cost.memory_timeline import MemoryTimeline
+    from tuner.cost.step_details import MemoryTimeline
 
 MAX_BYTES = 64 << 20
 
@@ -45,7 +45,7 @@ def _subject(best: BestTrial) -> dict[str, Any]:
 
 def _stored(path: Path, best: BestTrial) -> MemoryTimeline | None:
     """What `path` holds, if it is of `best` and whole; None to trace it again."""
-    from tuner.cost.memory_timeline import MemoryTimeline
+    from tuner.cost.step_details import MemoryTimeline
 
     try:
         found = json.loads(read_file(path, MAX_BYTES))

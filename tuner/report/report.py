@@ -30,7 +30,7 @@ from tuner.searches.front import UNDECIDED, room_bytes
 from tuner.searches.view import SHOWN_LEVELS, Level, View, levels
 
 if TYPE_CHECKING:
-    from tuner.cost.memory_timeline import MemoryTimeline
+    from tuner.cost.step_details import MemoryTimeline
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",

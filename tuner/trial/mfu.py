@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
-from tuner.cost.speed.product_rates import matmul_peak
+from tuner.cost.speed.rates import matmul_peak
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 

@@ -30,7 +30,7 @@ from tuner.searches.request import SearchOutcome, SearchRequest, write_pruned
 from tuner.searches.view import View
 
 if TYPE_CHECKING:
-    from tuner.cost.memory_timeline import MemoryTimeline
+    from tuner.cost.step_details import MemoryTimeline
 
 
 HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"

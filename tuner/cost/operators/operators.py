@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from tuner.cost.operators.attention_kernels import attention_by_name
-from tuner.cost.operators.leaf_kernels import Kernels
+from tuner.cost.operators.aten_kernels import Kernels, attention_by_name
 from tuner.cost.operators.timeline import MASK, Work
 
 _aten = torch.ops.aten
@@ -201,3 +201,19 @@ def _touched_bytes(tensor: torch.Tensor) -> int:
         size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0
     ]
     return math.prod(sizes) * tensor.element_size()
+
+
+def following_sizes(resized: Callable[[torch.UntypedStorage], None]) -> Any:
+    """A patch, for `start` and `stop`, that calls `resized` with each storage of another size.
+
+    FSDP2 frees gathered weights that autograd still refers to by taking their storage away
+    (`storage.resize_(0)`), and gives it back before the backward pass.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def followed(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        resized(storage)
+        return result
+
+    return mock.patch.object(torch.UntypedStorage, "resize_", followed)

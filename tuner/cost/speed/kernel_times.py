@@ -13,7 +13,7 @@ import numpy as np
 
 from tuner.core.gpu import Gpu
 from tuner.cost.compiled import Floats
-from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
 from tuner.cost.speed.roofline import KernelTimes, Roofline
 from tuner.cost.work_arrays import WorkArrays

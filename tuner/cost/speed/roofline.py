@@ -16,12 +16,18 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
-from tuner.cost.calibration.interval import in_quadrature
 from tuner.cost.compiled import SEGMENTS, Floats
+from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK
-from tuner.cost.speed.attention_rates import MASKED, attention_flops_per_s
-from tuner.cost.speed.power import BOARDS_DIFFER
-from tuner.cost.speed.product_rates import matmul_peak, power_limit, rate_of, tile_use
+from tuner.cost.speed.rates import (
+    BOARDS_DIFFER,
+    MASKED,
+    attention_flops_per_s,
+    matmul_peak,
+    power_limit,
+    rate_of,
+    tile_use,
+)
 from tuner.cost.work_arrays import WorkArrays
 
 LAUNCH_S = 25e-6

@@ -31,10 +31,10 @@ from tuner.predict.compiler.layouts import (
     Layout,
     Moments,
     SizeTable,
+    WorkTable,
     category_index,
 )
 from tuner.predict.compiler.structure import Structure
-from tuner.predict.compiler.work_table import WorkTable
 from tuner.predict.tracing.trace import PassTrace, trace_passes
 from tuner.predict.training.base import Workload
 

@@ -22,8 +22,8 @@ import torch
 
 from tuner.core.records import Configuration
 from tuner.core.setup.distributed_knobs import gpus_per_trial
+from tuner.predict.compiler.alignment import Different
 from tuner.predict.compiler.compile import layer_types, with_layers
-from tuner.predict.compiler.free_rules import Different
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.compiler.repetition import Depth, Group, TracedEvents
 from tuner.predict.tracing.trace import Trace, trace

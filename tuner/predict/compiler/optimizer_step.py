@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.records import MemoryCategory
-from tuner.cost.replay.allocator import replay, settled_size
+from tuner.cost.allocator import replay, settled_size
 from tuner.cost.work_arrays import WorkArrays, optimizer_executions_of
 
 

@@ -15,19 +15,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tuner.cost.allocator import round_size
+from tuner.cost.memory import category_of
 from tuner.cost.operators.timeline import Block, Timeline
-from tuner.cost.replay.allocator import round_size
-from tuner.cost.replay.memory import category_of
-from tuner.predict.compiler.alignment import align
-from tuner.predict.compiler.free_rules import (
+from tuner.predict.compiler.alignment import (
     Different,
     Free,
     FreeRule,
+    align,
     constant_rule,
+    line,
+    operators,
     run_rule,
     shared_rule,
 )
-from tuner.predict.compiler.repeated_work import line, operators
 from tuner.predict.tracing.trace import Trace
 
 Group = tuple[int, str, bool, bool]

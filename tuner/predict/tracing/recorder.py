@@ -16,11 +16,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.records import MemoryCategory, Phase
+from tuner.cost.operators.aten_kernels import Kernels
 from tuner.cost.operators.kernels import CUDA_KERNELS
-from tuner.cost.operators.leaf_kernels import Kernels
 from tuner.cost.operators.operators import (
     NO_KERNEL,
     WRAPPING,
+    following_sizes,
     from_layouts,
     layouts_of,
     makes_new_tensors,
@@ -30,7 +31,6 @@ from tuner.cost.operators.operators import (
     touches_gpu,
     work_of,
 )
-from tuner.cost.operators.resizing import following_sizes
 from tuner.cost.operators.timeline import Block, Mark, Op, Timeline
 
 _aten = torch.ops.aten

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 
 from tuner.core.records import MemoryBudget, Prediction
-from tuner.cost.calibration.calibrate import prior_of
-from tuner.cost.calibration.correction import DEVICE, STEP, uncorrected
+from tuner.cost.calibrate import prior_of
+from tuner.cost.correction import DEVICE, STEP, uncorrected
 from tuner.cost.speed.profile import uses_profile
 from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates, Parameter

@@ -3,7 +3,7 @@
 Trials of one workload on one GPU share an error: a clock that the board's power does not
 sustain, an allocator's habit, a kernel that is slower than its kind. `calibrations_from` learns
 it from a journal, separately for each GPU and search space, with the model of
-`tuner.cost.calibration.interval`; `Calibrations.apply` corrects a prediction by it. Before
+`tuner.cost.interval`; `Calibrations.apply` corrects a prediction by it. Before
 anything is measured, a prediction carries the interval of the prior: what the errors of published
 runs let expect of a GPU and workload never seen.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tuner.core.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
-from tuner.cost.calibration.correction import (
+from tuner.cost.correction import (
     ALLOCATED,
     DEVICE,
     QUANTITIES,
@@ -28,7 +28,7 @@ from tuner.cost.calibration.correction import (
     sizes_of,
     uncorrected,
 )
-from tuner.cost.calibration.interval import (
+from tuner.cost.interval import (
     Calibration,
     ErrorPrior,
     Floats,

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tuner.core.records import Memory, MemoryCategory, Phase
+from tuner.cost.allocator import AllocatorSettings, replay, round_size
 from tuner.cost.operators.timeline import Block, Mark, Timeline
-from tuner.cost.replay.allocator import AllocatorSettings, replay, round_size
 
 _HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)
 """Categories that give way to LOGITS_AND_LOSS where a tensor has the vocabulary's width."""

@@ -1,7 +1,14 @@
-"""What fused attention reaches: a property of the kernel, its direction, head size and GPU.
+"""Rates of products and fused attention on a GPU: peaks, power limits, tiles, kernels.
 
-Which kernel runs is PyTorch's choice and known from the trace (`tracing.cuda_path`): a dense mask
-rules flash attention out, as do fp32 and heads of more than 256; Turing and older have only the
+A data sheet's rates hold at boost clock. Under steady matrix products many boards reach their
+power limit first and lower the clock until they stay below it ("SW power cap" in nvidia-smi;
+NVIDIA calls 24 of the T4's 65 TFLOP/s expected for that reason). The memory clock stays, so
+traffic is not slower. A product then runs at power / energy of an operation, and that energy
+is a property of the chip: four boards with GA10x chips and limits of 70 to 300 W agree on it
+within 6 %, so that it can be taken from one board and used for another of the generation.
+
+Which kernel runs is PyTorch's choice and known from the trace (`predict.tracing.cuda_path`): a
+dense mask rules flash attention out, as do fp32 and heads of more than 256; Turing and older have only the
 memory-efficient kernel. Shares are of the dense peak that `Gpu.flops` has for 16-bit operands.
 
 FLASH_2, by compute capability. 8.0: FlashAttention-2 paper (arxiv.org/abs/2307.08691, figures 4
@@ -9,7 +16,8 @@ to 6), A100, causal and not, 2k to 8k tokens. 8.6: github.com/gpu-mode/ring-atte
 an RTX A5000 (111 TFLOP/s): 82 forward, 63 to 77 backward; 8.9 and 12.0 have the same instructions.
 9.0: FlashAttention-3 paper (arxiv.org/abs/2407.08608, figures 5 and 6), which compares with it on
 an H100, and github.com/pytorch/pytorch/pull/128888. 10.0: the same rate for each multiprocessor
-as on 9.0, because the kernel uses none of Blackwell's instructions; nobody published its steps.
+as on 9.0, because the kernel uses none of Blackwell's instructions; it has no
+published steps.
 
 EFFICIENT, on 8.0: github.com/facebookresearch/xformers/pull/587, whose kernels PyTorch bundles;
 64 x 16 heads of 1,024 tokens on an A100: 165, 184, 158 TFLOP/s forward with heads of 64, 128 and
@@ -27,6 +35,7 @@ TFLOP/s with heads of 128, 51 with 96, 37 with 256, against 120, 90 and 61 witho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -35,6 +44,114 @@ from tuner.core.gpu import Gpu
 from tuner.cost.compiled import Floats
 from tuner.cost.operators.timeline import MASK
 from tuner.cost.work_arrays import WorkArrays
+
+_PJ = 1e-12
+
+JOULES_PER_FLOP: Mapping[tuple[int, int], Mapping[str, float]] = {
+    (7, 0): {"fp16": 2.8 * _PJ},
+    (7, 5): {"fp16": 2.9 * _PJ, "fp32": 16 * _PJ},
+    (8, 0): {"fp16": 1.21 * _PJ, "tf32": 2.5 * _PJ},
+    (8, 6): {"fp16": 2.47 * _PJ, "tf32": 4.9 * _PJ, "fp32": 12.6 * _PJ},
+    (8, 9): {"fp16": 1.31 * _PJ, "tf32": 2.8 * _PJ, "fp32": 6.6 * _PJ},
+    (9, 0): {"fp16": 0.75 * _PJ, "tf32": 1.5 * _PJ, "fp32": 9.7 * _PJ},
+    (12, 0): {"fp16": 1.66 * _PJ, "tf32": 3.15 * _PJ, "fp32": 8.5 * _PJ},
+}
+"""Joules of a board per floating-point operation of large products, by compute capability.
+
+Power limit over the steady rate of boards that run at their limit; fp16 stands for bf16 too.
+The rates are public measurements of torch.mm with random square matrices (github.com/zzc0721/
+torch-performance-test-data): of issues 72, 95, 96, 97, 108, 120, 124, 160, 161 and 185 the sizes
+8192 and 10240, which take seconds; of database.md the best size, marked *, because it has no other:
+
+- 7.0: V100S, 250 W: 88.9* TFLOP/s in fp16.
+- 7.5: T4, 70 W: 24 in fp16 (4096, 100 times; forums.developer.nvidia.com/t/264462, with
+  NVIDIA's explanation), 4.2* to 4.4* in fp32; T10, 150 W: 9.5* in fp32.
+- 8.0: A100 PCIe 40 GB, 250 W: 198 to 215 in fp16 and bf16, 97 to 102 in tf32.
+- 8.6: RTX A2000, 70 W: 28, 14.3, 5.2 in fp16, tf32, fp32; RTX A4000, 140 W: 58, 30, 11.4;
+  A40, 300 W: 114, 59.5, 23.3; RTX A6000, 300 W: 120* in fp16, 23.9* in fp32.
+- 8.9: L4, 72 W: 53 to 58, 26, 10.9; L40S, 350 W: 264* in fp16.
+- 9.0: H100 PCIe, 350 W: 444 to 482, 233, 36.
+- 12.0: RTX PRO 6000 Workstation Edition, 600 W: 318 to 350, 181, 69; Server Edition, 600 W: 374 to
+  417, 202, 77; RTX 5090, 575 W: 66 in fp32. These three boards agree within 10 % of the mean.
+
+A precision that is missing was not seen to run at the limit of any board.
+"""
+
+BOARDS_DIFFER = 1.10
+"""How many times faster or slower a board may be at its power limit: the rates above of the three
+boards of 12.0 lie within 10 % of their mean, those of one type (A100, H100, L4) within 5 %."""
+
+
+def sustained_flops(gpu: Gpu, precision: str) -> float:
+    """FLOP/s of steady products that the power limit allows; infinite where it is not known.
+
+    `precision` is a key of `Gpu.flops`. For int8 nobody published rates: it keeps the same
+    share of its peak as fp16, which is the same clock.
+    """
+    joules = JOULES_PER_FLOP.get(gpu.compute_capability)
+    if gpu.power_w is None or joules is None:
+        return math.inf
+    if precision == "int8":
+        return sustained_flops(gpu, "fp16") * gpu.flops["int8"] / gpu.flops["fp16"]
+    energy = joules.get("fp16" if precision == "bf16" else precision)
+    return math.inf if energy is None else gpu.power_w / energy
+
+
+_PRECISION_OF_DTYPE = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    # Data sheets of Ada, Hopper and Blackwell give 8-bit floats the rate of 8-bit integers.
+    "float8_e4m3fn": "int8",
+    "float8_e5m2": "int8",
+}
+
+
+def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
+    """Dense FLOP/s of the GPU for operands of `dtype` (a torch dtype name).
+
+    A type without tensor cores for it (bf16 on Turing, int8 on Volta) runs at the fp32 rate.
+    """
+    return gpu.flops[rate_of(gpu, dtype, allow_tf32)]
+
+
+def power_limit(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
+    """FLOP/s of steady products of `dtype` that the GPU's power limit allows."""
+    return sustained_flops(gpu, rate_of(gpu, dtype, allow_tf32))
+
+
+def rate_of(gpu: Gpu, dtype: str, allow_tf32: bool) -> str:
+    """The key of `Gpu.flops` whose rate operands of `dtype` run at."""
+    if dtype == "float32" and allow_tf32 and "tf32" in gpu.flops:
+        return "tf32"
+    precision = _PRECISION_OF_DTYPE.get(dtype, "fp32")
+    return precision if precision in gpu.flops else "fp32"
+
+
+def tile_use(works: WorkArrays, gpu: Gpu, tile: int, fill: float) -> Floats:
+    """Share of each product's tiles and waves that is not padding, shape (W, P).
+
+    A product of m x n runs as tiles of at most 128 x 128, `sm_count` at a time (NVIDIA, Matrix
+    Multiplication Background User's Guide, "Tile quantization" and "Wave quantization"). Thin
+    products, as LoRA's, take smaller tiles, down to 16 wide, and split a long k over the
+    multiprocessors that would idle. `fill` is how many waves it takes to fill and drain the
+    pipeline.
+    """
+    batch, m, n, k = (works.shapes[:, axis, :] for axis in range(4))
+    tile_m, tile_n = _tile_side(m, tile), _tile_side(n, tile)
+    tiles_m, tiles_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
+    waves = batch * tiles_m * tiles_n / gpu.sm_count
+    split = np.minimum(1.0, waves * np.maximum(1.0, np.floor(k / 512)))
+    waves = np.where(waves < 1, split, waves)
+    full = (m * n) / (tiles_m * tiles_n * tile_m * tile_n)
+    used: Floats = np.where(works.has_shape[:, None], full * waves / (np.ceil(waves) + fill), 1.0)
+    return used
+
+
+def _tile_side(size: Floats, tile: int) -> Floats:
+    side: Floats = np.where(size >= tile, float(tile), np.ceil(size / 16) * 16)
+    return side
+
 
 _Capability = tuple[int, int]
 _ByHead = tuple[tuple[int, float, float], ...]

@@ -1,0 +1,197 @@
+"""Configurations of a predicted space that deserve a trial, and settings without an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.records import Configuration, KnobValue, Prediction
+
+NEAR_LIMIT = 0.05
+"""Configurations this close above the memory that may be used are tried too: the prediction's
+own error decides about them."""
+
+
+def shortlist(
+    configurations: Sequence[Configuration], predictions: Sequence[Prediction], number: int
+) -> list[Configuration]:
+    """Up to `number` configurations, best first, from a prediction of each.
+
+    In turn: the fastest that fit, the predicted front of throughput against memory from fast to
+    small, and the fastest that are just too large. Configurations with equal numbers count once.
+    """
+    indices = sorted(
+        range(len(predictions)),
+        key=lambda i: (-predictions[i].speed.samples_per_s, predictions[i].memory.device_bytes, i),
+    )
+    fitting = [i for i in indices if predictions[i].fits]
+    near = [i for i in indices if _slightly_too_large(predictions[i])]
+    fastest = _without_twins(fitting, predictions)
+    front = _front(fitting, predictions)
+    turns = chain.from_iterable(zip_longest(fastest, front, _every_third(near)))
+    chosen = dict.fromkeys(i for i in turns if i is not None)
+    return [configurations[i] for i in list(chosen)[:number]]
+
+
+def _slightly_too_large(prediction: Prediction) -> bool:
+    return not prediction.fits and prediction.budget.fits(
+        prediction.memory.device_bytes / (1 + NEAR_LIMIT)
+    )
+
+
+def _without_twins(indices: Iterable[int], predictions: Sequence[Prediction]) -> list[int]:
+    seen = set()
+    kept = []
+    for index in indices:
+        prediction = predictions[index]
+        numbers = (prediction.memory.device_bytes, f"{prediction.speed.samples_per_s:.6g}")
+        if numbers not in seen:
+            seen.add(numbers)
+            kept.append(index)
+    return kept
+
+
+def _front(by_throughput: Sequence[int], predictions: Sequence[Prediction]) -> list[int]:
+    front: list[int] = []
+    smallest = None
+    for index in by_throughput:
+        size = predictions[index].memory.device_bytes
+        if smallest is None or size < smallest:
+            front.append(index)
+            smallest = size
+    return front
+
+
+def _every_third(indices: Sequence[int]) -> list[int | None]:
+    """Spread so that a third as many of these are taken as of the others."""
+    return list(chain.from_iterable((None, None, index) for index in indices))
+
+
+Gains = Sequence[Sequence[float]]
+"""Of each configuration a number for each goal, to be large; minus infinity where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The configurations at one end of their bounds: their gains, and which of them fit."""
+
+    gains: Gains
+    fits: Sequence[bool]
+
+
+def undecided(best: Bound, worst: Bound) -> list[int]:
+    """Places of what may be on the front, the best of the first goal first.
+
+    That is what fits at its best, and then is not beaten by what fits at its worst.
+    """
+    hopes, certain = (np.array(bound.gains, dtype=float) for bound in (best, worst))
+    may_fit, surely = (np.array(bound.fits, dtype=bool) for bound in (best, worst))
+    places = np.flatnonzero(may_fit & ~_beaten(hopes, certain[surely]))
+    found: list[int] = places[np.argsort(-hopes[places, 0], kind="stable")].tolist()
+    return found
+
+
+def _beaten(hopes: NDArray[np.float64], certain: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which rows are worse than a row of `certain` whatever comes: shapes (N, goals), (M, goals).
+
+    Only its front is looked at: what it beats, beats nothing that it does not beat itself.
+    """
+    beaten = np.zeros(len(hopes), dtype=bool)
+    left = certain[np.lexsort(-certain.T[::-1])]
+    while len(left):
+        best = left[0]
+        beaten |= (hopes <= best).all(axis=1) & (hopes < best).any(axis=1)
+        left = left[~(left <= best).all(axis=1)]
+    return beaten
+
+
+TOLERANCE = 1e-4
+"""Largest relative difference of predictions that counts as none; predictions have no noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class InertKnob:
+    """A knob whose values make no difference to memory or time.
+
+    `beside` is another knob and those of its values where this holds; None where it holds
+    everywhere. `compared` counts the groups of configurations that differ in this knob alone.
+    """
+
+    knob: str
+    compared: int
+    beside: tuple[str, tuple[KnobValue, ...]] | None = None
+
+    def __str__(self) -> str:
+        """A sentence for people."""
+        text = f"{self.knob} changes neither memory nor time"
+        if self.beside is None:
+            return text
+        name, values = self.beside
+        return f"{text} where {name} is {' or '.join(map(str, values))}"
+
+
+def inert_knobs(
+    configurations: Sequence[Configuration],
+    predictions: Sequence[Prediction],
+    knobs: Sequence[str],
+    *,
+    tolerance: float = TOLERANCE,
+) -> list[InertKnob]:
+    """The inert ones of `knobs`, from a prediction of each configuration.
+
+    Only configurations that differ in one knob and in no other are compared; what is derived
+    from the knobs may differ. A knob that is never the only difference is not judged.
+    """
+    numbers = np.array(
+        [(p.memory.device_bytes, p.speed.step_s) for p in predictions], dtype=float
+    ).reshape(-1, 2)
+    values, codes = _coded(configurations, knobs)
+    found = []
+    for column, knob in enumerate(knobs):
+        others = np.delete(codes, column, axis=1)
+        rows, equal = _groups(others, numbers, tolerance)
+        if len(rows) and equal.all():
+            found.append(InertKnob(knob, len(rows)))
+            continue
+        names = [name for name in knobs if name != knob]
+        for place, name in enumerate(names):
+            inert = _inert_values(rows[:, place], equal)
+            if inert:
+                beside = (name, tuple(values[name][code] for code in inert))
+                compared = int(np.isin(rows[:, place], inert).sum())
+                found.append(InertKnob(knob, compared, beside))
+    return found
+
+
+def _coded(
+    configurations: Sequence[Configuration], knobs: Sequence[str]
+) -> tuple[dict[str, list[KnobValue]], NDArray[np.int64]]:
+    """Each knob's values in the order of their first use, and (N, K) their numbers."""
+    values = {knob: list(dict.fromkeys(c[knob] for c in configurations)) for knob in knobs}
+    numbers = {knob: {value: i for i, value in enumerate(of)} for knob, of in values.items()}
+    rows = [[numbers[knob][c[knob]] for knob in knobs] for c in configurations]
+    return values, np.array(rows, dtype=np.int64).reshape(len(configurations), len(knobs))
+
+
+def _groups(
+    others: NDArray[np.int64], numbers: NDArray[np.float64], tolerance: float
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Groups of two and more that agree in all other knobs, and whether their numbers do too."""
+    if not len(others):
+        return others, np.zeros(0, dtype=bool)
+    rows, group, sizes = np.unique(others, axis=0, return_inverse=True, return_counts=True)
+    low, high = (np.full((len(rows), 2), bound) for bound in (np.inf, -np.inf))
+    np.minimum.at(low, group.ravel(), numbers)
+    np.maximum.at(high, group.ravel(), numbers)
+    equal = (high - low <= tolerance * high).all(axis=1)
+    several = sizes > 1
+    return rows[several], equal[several]
+
+
+def _inert_values(codes: NDArray[np.int64], equal: NDArray[np.bool_]) -> list[int]:
+    """The values beside which every group is equal."""
+    return [int(code) for code in np.unique(codes) if equal[codes == code].all()]
