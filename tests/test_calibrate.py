@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from tuner.app.cli.calibrate import command
+from tuner.app.cli.machine import calibrate as command
 from tuner.core.errors import InputError, UnavailableError
 from tuner.cost.speed import microbench
 from tuner.cost.speed.measure_plan import cuda_plan, fitting

@@ -56,7 +56,7 @@ def test_compiled_predictions_are_those_of_full_traces(model, tmp_path):
     number = FEWER.get(model, STRUCTURES)
     sizes = SIZES
     if "CI" in os.environ:
-        number, sizes = number // 2, 4
+        number, sizes = number // 4 + 1, 3
     for structure in itertools.islice(structures(SEED + len(model)), number):
         chosen = configurations(structure, source, window=window, number=sizes)
         gpu = gpu_for(chosen[0], source)

@@ -11,7 +11,7 @@ from device_fakes import A6000, pretend
 
 from tuner.app import probe as probing
 from tuner.app import versions
-from tuner.app.cli import doctor
+from tuner.app.cli import machine as doctor
 from tuner.app.cli.main import run
 from tuner.app.doctor import DeviceFacts, Finding, MachineFacts, Severity, examine
 from tuner.app.own_settings import own_settings
@@ -232,7 +232,7 @@ def test_own_settings_that_cost_speed(tmp_path, name, text, said):
 class TestCommand:
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
-        monkeypatch.setattr("tuner.app.cli.doctor.probe", lambda: dict(WELL.probe))
+        monkeypatch.setattr("tuner.app.cli.machine.probe", lambda: dict(WELL.probe))
         monkeypatch.setenv("COLUMNS", "100")
 
     def test_without_a_gpu_it_says_so_and_ends_well(self, monkeypatch, capsys):
@@ -244,7 +244,7 @@ class TestCommand:
 
     def test_a_problem_is_an_exit_code(self, monkeypatch, capsys):
         pretend(monkeypatch)
-        monkeypatch.setattr("tuner.app.cli.doctor.probe", lambda: {"error": "no torch"})
+        monkeypatch.setattr("tuner.app.cli.machine.probe", lambda: {"error": "no torch"})
         assert run(["doctor", "--json"]) == 3
         found = json.loads(capsys.readouterr().out)
         assert found["ok"] is False

@@ -10,7 +10,8 @@ import click
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner.app.cli import main, searching
+from tuner.app.cli import main
+from tuner.app.cli import search as searching
 from tuner.app.cli.main import COMMANDS, cli, run
 from tuner.app.search.plan import SearchOptions
 from tuner.app.search.run import SearchedGpu
@@ -133,7 +134,7 @@ def test_a_search_that_broke_off_does_not_say_that_nothing_fits(monkeypatch, fai
     found = SearchedGpu(plan=None, result=result, view=SimpleNamespace(best=None))
     monkeypatch.setattr(searching, "make_plans", lambda *_: [])
     monkeypatch.setattr(searching, "run_plans", lambda *_, **__: [found, found])
-    monkeypatch.setattr(searching, "print_answers", lambda *_, **__: None)
+    monkeypatch.setattr(searching, "print_all_searched", lambda *_, **__: None)
     done = searching.run_search([], SearchOptions(), as_json=False, quiet=True, dry=False)
     assert done == code
 

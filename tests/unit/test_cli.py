@@ -406,7 +406,7 @@ class TestBadInput:
         def bug(*arguments, **options):
             raise ZeroDivisionError
 
-        monkeypatch.setattr("tuner.app.cli.gpus.load_catalogue", bug)
+        monkeypatch.setattr("tuner.app.cli.catalogues.load_catalogue", bug)
         with pytest.raises(ZeroDivisionError):
             run(["gpus"])
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record
 
-from tuner.app.cli.answers import print_front, print_recommendation, sources_text
-from tuner.app.cli.comparison import print_ran
 from tuner.core.records import Outcome, Source, Status, TrialRecord
 from tuner.core.units import GIB
 from tuner.report.plot import emulated_among_others, labels
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
+from tuner.report.terminal.evidence import print_ran
+from tuner.report.terminal.front import print_front, sources_text
+from tuner.report.terminal.recommendation import print_recommendation
 from tuner.searches.best import best_yaml, check_text, recommend
 from tuner.searches.front import trusted
 from tuner.searches.journal import encode, latest, read_journal

@@ -551,7 +551,7 @@ def test_what_best_suggests_works(name, monkeypatch, capsys):
 
     The trial that verifies is one of the recommended configuration.
     """
-    from tuner.app.cli.next_commands import use_commands, verify_command
+    from tuner.app.cli.answers import use_commands, verify_command
     from tuner.app.cli.trial import command
     from tuner.app.recommendation import recommended
     from tuner.app.target import load_target

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuner.app.cli.evidence import fits_text
 from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
+from tuner.report.terminal.evidence import fits_text
 
 GIB = 1 << 30
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from results_samples import GPU, SPACE, make_record, make_search
 
-from tuner.app.cli.front_plot import HEIGHT, plot_text
+from tuner.report.terminal.front import HEIGHT, plot_text
 from tuner.searches.view import build_view
 
 

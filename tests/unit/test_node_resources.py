@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from device_fakes import A6000, H200, T4, UNKNOWN, pretend
 
-from tuner.app.cli.node_resources import command
+from tuner.app.cli.machine import node_resources as command
 from tuner.core import nvml
 from tuner.core.nvml import DeviceIdentity
 from tuner.core.units import GIB

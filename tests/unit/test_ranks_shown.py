@@ -8,14 +8,15 @@ import pytest
 import yaml
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record
 
-from tuner.app.cli.answers import print_front, print_recommendation
-from tuner.app.cli.every_gpu import print_answers
+from tuner.app.cli.answers import print_answers
 from tuner.app.recommendation import Answer
 from tuner.app.target import with_margin
 from tuner.core.records import MemoryBudget, RankMemory, Source, TrialRecord
 from tuner.core.units import GIB
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
+from tuner.report.terminal.front import print_front
+from tuner.report.terminal.recommendation import print_recommendation
 from tuner.searches.best import best_yaml, recommend
 from tuner.searches.cost import trade_text
 from tuner.searches.view import build_view

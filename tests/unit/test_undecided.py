@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 from results_samples import GPU, SPACE, make_record
 
-from tuner.app.cli.answers import print_front, print_recommendation
-from tuner.app.cli.next_commands import measure_command
+from tuner.app.cli.answers import measure_command
 from tuner.app.target import load_target
 from tuner.core.records import Configuration
 from tuner.core.units import GIB
 from tuner.report.figures import front_figure
 from tuner.report.report import report_html
+from tuner.report.terminal.front import print_front
+from tuner.report.terminal.recommendation import print_recommendation
 from tuner.searches.best import recommend
 from tuner.searches.front import MOST_MEASURED, PAIR_ERROR, may_be_as_fast
 from tuner.searches.view import build_view

@@ -117,7 +117,6 @@ def _compare_models(
 
 
 def _readable(files: Sequence[Path]) -> list[SourceFile]:
-    """The `files` that can be changed; the plan reports the others."""
     found = []
     for path in files:
         with contextlib.suppress(InputError):
@@ -152,7 +151,6 @@ def following(user: UserProgram) -> Following:
 def _by_knob(
     space: SearchSpace, reached: Sequence[Assignment], configuration: Configuration
 ) -> dict[str, KnobValue]:
-    """The knobs that keys say; a stage's values are those of some steps only."""
     found: dict[str, KnobValue] = {}
     for assignment in reached:
         names = space.condition(assignment.expression).names
@@ -281,7 +279,6 @@ def _started(words: Sequence[str], sources: Sequence[SourceFile]) -> UserProgram
 
 
 def _of_script(script: SourceFile, sources: Sequence[SourceFile]) -> UserProgram:
-    """The script itself, or the only one beside it that imports it."""
     users = [
         path
         for path in sorted(script.path.parent.glob("*.py"))
@@ -302,7 +299,6 @@ def _of_script(script: SourceFile, sources: Sequence[SourceFile]) -> UserProgram
 
 
 def _with_sources(program: Program, sources: Sequence[SourceFile]) -> Program:
-    """`program` with files that it reads or imports by itself."""
     own = {source.path.resolve() for source in program.sources}
     more = {str(s.path): s for s in sources if s.path.resolve() not in own}
     return dataclasses.replace(program, files={**program.files, **more})

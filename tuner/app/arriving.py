@@ -127,7 +127,6 @@ def look(
 
 
 def _after(program: Program, edits: Sequence[FileEdit]) -> Program:
-    """The program with what the edits write."""
     texts = {edit.path.resolve(): edit.after for edit in edits}
     files = {}
     for word, source in program.files.items():
@@ -137,7 +136,6 @@ def _after(program: Program, edits: Sequence[FileEdit]) -> Program:
 
 
 def _run(program: Program, after: Program, gpu: Gpu) -> tuple[Emulation | None, str]:
-    """One step of the program as it is to be; and what kept it from showing all values."""
     if is_cpu(gpu):
         return None, "not run: there is nothing to emulate for a processor"
     unread = unread_files(after, program)
@@ -162,7 +160,6 @@ def _run(program: Program, after: Program, gpu: Gpu) -> tuple[Emulation | None, 
 
 
 def _emulated(knob: str, value: KnobValue, found: Emulation) -> Arrival | None:
-    """The value that the run showed of a parameter; None if it showed none."""
     if knob in found.settings:
         arrived = found.settings[knob]
         arrived = tuple(arrived) if isinstance(arrived, list) else arrived
@@ -196,7 +193,6 @@ def _forced(knob: str, wanted: Mapping[str, KnobValue], program: Program) -> Arr
 
 
 def _read_back(program: Program, knob: str, value: KnobValue, setting: Setting | None) -> Arrival:
-    """The value in the files; unknown if nothing takes it."""
     if setting is None or setting.problem is not None or setting.value is None:
         return Arrival(knob, value)
     if not is_taken(program, setting):
@@ -270,7 +266,6 @@ def _calls(script: Script) -> Iterator[CheckpointCall]:
 
 
 def _is_on(script: Script, call: ast.Call) -> bool:
-    """True if k-bit preparation certainly turns it on, as by default."""
     given = [k.value for k in call.keywords if k.arg in ("use_gradient_checkpointing", None)]
     given += call.args[1:2]
     return not given or _value(script, given[0]) is True
@@ -294,7 +289,6 @@ def _reentrant(script: Script, call: ast.Call, name: str) -> bool | None:
 
 
 def _written(script: Script, given: ast.expr) -> bool | None:
-    """The reentrance in keyword arguments of checkpoints; PyTorch's own default is reentrant."""
     if not isinstance(given, ast.Dict):
         return None
     for key, value in zip(given.keys, given.values, strict=True):

@@ -75,7 +75,6 @@ def _with_names(target: Target, values: Configuration) -> Configuration:
 
 
 def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str, str]]:
-    """The command of the space with these values, for a shell, and what it does not say."""
     if not command.is_program:
         told = command.environment(values)
         environment = [f"{n}={shlex.quote(told[n])}" for n in command.env]
@@ -99,7 +98,6 @@ def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str
 def _flags(
     target: Target, best: BestTrial, *, targets: tuple[str, ...], maps: tuple[str, ...]
 ) -> tuple[dict[str, KnobValue], dict[str, str]]:
-    """The flags of `--format command`, and what no flag says."""
     space, values = target.space, best.configuration
     named = assignments(space, values, targets=targets, maps=maps)
     named = [a for a in named if targets or a.required]

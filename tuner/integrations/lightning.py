@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tuner.integrations.reporting import Reporter
+from tuner.integrations.reporting import Reporter, callback_class
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Their classes are not each other's, and a trainer takes only its own."""
@@ -27,9 +27,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _callback_class() -> type:
-    text = "Reports each optimizer step to the trial, and stops training after enough of them."
-    bases = (_StepReports, _base_class())
-    return type("TunerCallback", bases, {"__doc__": text, "__module__": __name__})
+    return callback_class(__name__, _StepReports, _base_class())
 
 
 def _base_class() -> type:
@@ -73,7 +71,6 @@ class _StepReports:
 
 
 def _first_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor in a batch of tensors, lists and mappings."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None

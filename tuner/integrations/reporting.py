@@ -76,6 +76,12 @@ class Reporter:
         return not is_finite or self._timer.reason_to_stop(self._options) is not None
 
 
+def callback_class(module: str, events: type, base: type) -> type:
+    """A library's callback: `events` on its own `base` class."""
+    text = "Reports each optimizer step to the trial, and stops training after enough of them."
+    return type("TunerCallback", (events, base), {"__doc__": text, "__module__": module})
+
+
 def _say(values: dict[str, Any]) -> None:
     """One write: lines of several processes do not mix (pipe(7), PIPE_BUF)."""
     sys.stdout.flush()
@@ -83,7 +89,6 @@ def _say(values: dict[str, Any]) -> None:
 
 
 def _device_peaks() -> dict[str, int]:
-    """PyTorch's peaks on the current GPU; nothing where it uses none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}

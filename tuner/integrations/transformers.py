@@ -9,7 +9,7 @@ import contextlib
 import functools
 from typing import Any
 
-from tuner.integrations.reporting import Reporter
+from tuner.integrations.reporting import Reporter, callback_class
 
 
 def __getattr__(name: str) -> Any:
@@ -26,8 +26,7 @@ def _callback_class() -> type:
         from transformers import TrainerCallback
 
         base = TrainerCallback
-    text = "Reports each optimizer step to the trial, and stops training after enough of them."
-    return type("TunerCallback", (_StepReports, base), {"__doc__": text, "__module__": __name__})
+    return callback_class(__name__, _StepReports, base)
 
 
 class _StepReports:

@@ -123,7 +123,6 @@ def arguments_of_trainers(source: SourceFile, places: Sequence[Location]) -> lis
 
 
 def _data_of(script: Script, call: ast.Call | None) -> list[str]:
-    """The data that a loader is given, as it is written."""
     if call is None or last_name(call.func) != "DataLoader":
         return []
     given = call.args[:1] or [k.value for k in call.keywords if k.arg == "dataset"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.candidates import arguments_of_trainers
 from tuner.program.edit.place import Location, NotWritableError, is_wanted
-from tuner.program.edit.source import PYTHON, SourceFile, read_places
+from tuner.program.edit.source import PYTHON, SourceFile, TextEdit, diff_of, read_places
 from tuner.program.program import Program
 from tuner.program.setting import Setting, Switch, as_named
 from tuner.program.settings import find_settings
@@ -31,15 +30,6 @@ _BESIDE: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Names of omitted settings beside one that is there: of TrainingArguments, and of Axolotl."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextEdit:
-    """Characters `start` to `end` of a file become `text`."""
-
-    start: int
-    end: int
-    text: str
 
 
 @dataclass(slots=True)
@@ -82,7 +72,8 @@ class Change:
     def difference(self) -> str:
         """A unified diff of the files; below it the command, where that changes."""
         texts = [
-            _diff(self.before.files[word], self.after.files[word]) for word in self.before.files
+            diff_of(source.path, source.data, self.after.files[word].data, context=1)
+            for word, source in self.before.files.items()
         ]
         if self.before.command != self.after.command:
             texts.append(f"-$ {shlex.join(self.before.command)}\n")
@@ -99,7 +90,6 @@ def can_change(program: Program, settings: Mapping[str, Setting], knob: str) -> 
 
 
 def _is_text(setting: Setting) -> bool:
-    """True for a word, such as "auto", in place of a number."""
     return setting.knob in ("micro_batch", "grad_accum") and isinstance(setting.value, str)
 
 
@@ -265,11 +255,7 @@ def _beside(source: SourceFile, place: Location, name: str, value: KnobValue) ->
 def _edited(source: SourceFile, edits: list[TextEdit]) -> SourceFile:
     if not edits:
         return source
-    text = source.data.decode("utf-8")
-    ordered = sorted(enumerate(edits), key=lambda e: (e[1].start, e[1].end, e[0]), reverse=True)
-    for _, edit in ordered:
-        text = text[: edit.start] + edit.text + text[edit.end :]
-    data = text.encode("utf-8")
+    data = source.edited(edits)
     return SourceFile(source.path, data, read_places(data, source.path))
 
 
@@ -289,11 +275,3 @@ def _require_read_back(
         wrong.append(Problem(f"{knob} is to {text}, and would read as {shown}"))
     if wrong:
         raise InputError("the values cannot be written safely", problems=wrong)
-
-
-def _diff(before: SourceFile, after: SourceFile) -> str:
-    if before.data == after.data:
-        return ""
-    old, new = (source.data.decode("utf-8").splitlines() for source in (before, after))
-    lines = difflib.unified_diff(old, new, str(before.path), str(before.path), lineterm="", n=1)
-    return "\n".join(lines) + "\n"

@@ -74,7 +74,6 @@ def _parts_of(made: ast.AST) -> Iterator[tuple[Key, ast.AST]]:
 
 
 def _assigned_to(script: Script, node: ast.expr) -> Iterator[tuple[Key, ast.AST]]:
-    """The items that are put into a dictionary later, by key."""
     base, path = unrolled(node)
     if not isinstance(base, ast.Name):
         return
@@ -134,7 +133,6 @@ class CallReader:
         yield name, self.argument(script, node)
 
     def _item(self, script: Script, node: ast.expr, key: str) -> Iterator[tuple[str, Argument]]:
-        """One item of a dictionary that a call gets with `**`."""
         ends = script.ends_at(node, key)
         made = ends[0].node if len(ends) == 1 and isinstance(ends[0], Unclear) else None
         if isinstance(made, ast.expr):
@@ -177,7 +175,6 @@ class CallReader:
         return Argument(None, where, f"is {script.shown(end.node)}, which cannot be read")
 
     def _variable(self, script: Script, end: Environment, where: str) -> Argument:
-        """An environment variable, as the program would find it now."""
         text = os.environ.get(end.name)
         if text is not None:
             return Argument(typed(text, ""), f"the environment variable {end.name}")
@@ -225,7 +222,6 @@ class CallReader:
 
 
 def _makes(node: ast.expr) -> bool:
-    """True if an expression makes an object rather than finding a value."""
     if isinstance(node, ast.Dict):
         return True
     if not isinstance(node, ast.Call):

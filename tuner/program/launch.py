@@ -181,7 +181,6 @@ def _is_named(program: Program, word: str) -> bool:
 
 
 def _is_read(program: Program, word: str) -> bool:
-    """True if the program's own code reads a file; a trainer gets a copy."""
     source = program.files[word]
     is_script = source.path.suffix in PYTHON
     return program.main != "" and (is_script or not _is_named(program, word))

@@ -85,7 +85,6 @@ class LinkedScript(ParsedScript):
         return next((other for other in self.others.values() if node in other.scopes), self)
 
     def _definition(self, call: ast.Call) -> tuple[Self, ast.AST | None]:
-        """The class or function of the program that is called, and the script that has it."""
         base, keys = unrolled(call.func)
         found = self.scopes[call].find(base.id) if isinstance(base, ast.Name) else None
         if found is None or len(found[1]) != 1:
@@ -125,7 +124,6 @@ class LinkedScript(ParsedScript):
     def _calls_of(
         self, function: Function, owner: Scope
     ) -> tuple[list[tuple[Self, ast.Call]], int]:
-        """The calls of a function, and how many of its parameters they do not name."""
         if not isinstance(owner.node, ast.ClassDef):
             calls = [(self, c) for c in self.calls if isinstance(c.func, ast.Name)]
             calls = [(s, c) for s, c in calls if last_name(c.func) == function.name]
@@ -138,7 +136,6 @@ class LinkedScript(ParsedScript):
         return calls, 0 if static else 1
 
     def _calls_elsewhere(self, name: str, definition: ast.AST) -> list[tuple[Self, ast.Call]]:
-        """The calls of a function or class in the scripts that import it."""
         return [
             (other, call)
             for other in self.others.values()
@@ -163,7 +160,6 @@ class LinkedScript(ParsedScript):
 
     @functools.cached_property
     def _passed_classes(self) -> list[ast.ClassDef]:
-        """The classes that calls get: `tyro.cli(Config)`, `HfArgumentParser((A, B))`."""
         passed = {
             name.id
             for call in self.calls

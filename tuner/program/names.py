@@ -192,7 +192,6 @@ class Script(LinkedScript):
     def _of_import(
         self, binding: ast.Import | ast.ImportFrom, node: ast.Name, keys: Keys, left: int
     ) -> list[End] | None:
-        """The value of an imported name; None if no file of the program has it."""
         other, name, rest = self._imported(binding, node.id, keys)
         if other is None or name not in other.top.names:
             return None
@@ -289,7 +288,6 @@ class Script(LinkedScript):
         return ends
 
     def _attribute(self, definition: ast.ClassDef, keys: Keys, left: int) -> list[End]:
-        """The value of an attribute of a class or its objects."""
         if left == 0:
             return [Unclear(definition, "goes round in a circle")]
         ends: list[End] = []
@@ -343,7 +341,6 @@ def set_at(script: Script, place: Location) -> Location | None:
 
 
 def _is_set_by(path: Keys, keys: Keys) -> bool:
-    """True if an assignment to `path` may set the value behind `keys`."""
     if path[-1:] == (ANY,):
         return len(keys) >= len(path) and keys[: len(path) - 1] == path[:-1]
     return bool(keys) and path == keys

@@ -128,7 +128,6 @@ def plan_program(
 def _started(
     program: Program, planned: Planned, training: ProgramTraining, gpus: int | None
 ) -> dict[str, Any]:
-    """Knobs that the way in which the program is started decides."""
     found = training.found
     launch = read_launch(program)
     own = planned.knobs
@@ -157,13 +156,11 @@ def _require_packing(quantization: Arguments) -> None:
 
 
 def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
-    """True if the user has set the value that could not be read."""
     name = (problem.where or "").rpartition(" ")[2]
     return name in given
 
 
 def _require_start(problems: Sequence[Problem]) -> None:
-    """Raise `InputError` where the program itself ends with one of the problems."""
     if any(isinstance(problem, CannotStart) for problem in problems):
         others = "; ".join(_versions(held_versions()))
         raise InputError(
@@ -174,7 +171,6 @@ def _require_start(problems: Sequence[Problem]) -> None:
 
 
 def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Problem]:
-    """The arguments with which the model cannot be loaded."""
     own = training.has("model")
     group, prefix = ("model", "") if own else ("arguments", "model_init_kwargs.")
     try:
@@ -223,7 +219,6 @@ def _settings_of(model: str, wanted: Configuration) -> dict[str, str] | None:
 
 
 def _is_unsupported(problem: Problem) -> bool:
-    """True for a limit of predictions, rather than an error in the program."""
     return any(text in problem.message for text in (EMULATE, "not predicted", "by --predict"))
 
 
@@ -246,7 +241,6 @@ def _beside(program: Program, model: str | None) -> str | None:
 
 
 def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The values with those of the model in place of `STORED`, `PEFT_DEFAULT` and `AUTO`."""
     values = dict(knobs)
     for name in ("precision", "compute_dtype"):
         if values.get(name) == STORED:
@@ -270,7 +264,6 @@ def _stored_dtype(model: str, knob: str) -> str:
 
 
 def _default_targets(model: str) -> tuple[str, ...]:
-    """The modules that peft adapts where `target_modules` is left out."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     kind = resolve_config(model).model_type
@@ -284,7 +277,6 @@ def _default_targets(model: str) -> tuple[str, ...]:
 
 
 def _configuration(knobs: Mapping[str, Any]) -> Configuration:
-    """All knobs, checked. Raises `InputError` with everything that is wrong."""
     terms = SCHEMAS[WORKLOAD].terms
     values: dict[str, KnobValue] = {}
     problems = []
@@ -304,7 +296,6 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
 
 
 def _versions(held: Mapping[str, str]) -> list[str]:
-    """A note for each package that is installed in another version than is held to."""
     notes = []
     for package, read in held.items():
         try:

@@ -117,7 +117,6 @@ def _with_read(program: Program) -> Program:
 
 
 def _module_in(program: Program) -> tuple[str, SourceFile] | None:
-    """The module that `-m` names, if it is one of the folder's own."""
     for before, word in pairwise(program.command):
         if before in ("-m", "--module"):
             place = (program.folder.resolve(),)
@@ -131,7 +130,6 @@ def _module_in(program: Program) -> tuple[str, SourceFile] | None:
 
 
 def _is_behind_module(program: Program, word: str) -> bool:
-    """True if a file is an argument of the module that `-m` names."""
     command = program.command
     start = next((n for n, w in enumerate(command) if w in ("-m", "--module")), len(command))
     return any(file_in(other) == word for other in command[start:])
@@ -183,7 +181,6 @@ def _start_of(words: Sequence[str], trainer: str) -> int | None:
 
 
 def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
-    """The files that words of a command name, if settings can be read from them."""
     files = {}
     for word in map(file_in, words):
         if Path(word).suffix in (*PYTHON, *SETTINGS_FILES):

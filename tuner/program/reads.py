@@ -158,7 +158,6 @@ def _is_name(text: str) -> bool:
 
 
 def _of_hydra(tree: ast.Module, folder: Path, words: Sequence[str]) -> Iterator[tuple[Path, Keys]]:
-    """The files that `@hydra.main` puts together, and where their values belong."""
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("hydra.main", "main")):
             continue
@@ -186,7 +185,6 @@ def _composed(
     chosen: Mapping[str, str],
     left: int = _DEEPEST,
 ) -> Iterator[tuple[Path, Keys]]:
-    """A file of Hydra, and those of its defaults list."""
     path = folder.joinpath(*map(str, group), f"{name}.yaml")
     if left == 0 or not path.is_file():
         return

@@ -108,7 +108,6 @@ class _Finder:
     # -- candidates --------------------------------------------------------------------------
 
     def _of_files(self, knob: str, names: Sequence[str]) -> tuple[Setting | None, bool]:
-        """The setting, and whether it is written out as the argument of a call."""
         candidates = [*in_python(self.scripts, knob, names), *in_data(self.data, knob, names)]
         for strength in sorted({c.strength for c in candidates}):
             same = [c for c in candidates if c.strength == strength]
@@ -150,7 +149,6 @@ class _Finder:
         return self._one(knob, candidate, script, script.ends(candidate.node))
 
     def _one(self, knob: str, at: Candidate, script: Script, ends: Sequence[End]) -> Setting:
-        """The one setting that `ends` lead to; with a problem where there is not one."""
         found: dict[object, Setting] = {}
         for end in ends:
             setting = self._settled(knob, at, script, end)
@@ -198,7 +196,6 @@ class _Finder:
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
     def _outside(self, knob: str, at: Candidate, end: OutsideKeys) -> Setting | None:
-        """The value of the keys of an object: from a word, a file, or an option."""
         keys = end.keys
         if (word := word_at(self.program.command, keys, knob, at.name)) is not None:
             return word
@@ -220,7 +217,6 @@ class _Finder:
         return None
 
     def _in_file(self, knob: str, name: str, source: SourceFile, place: Location) -> Setting:
-        """The value in a file of settings, behind every `${...}`."""
         first = place
         for _ in range(_MOST_STEPS):
             word = word_at(self.program.command, place.path, knob, name)
@@ -242,7 +238,6 @@ class _Finder:
     def _of_option(  # noqa: PLR0911 - one for each kind of option
         self, knob: str, name: str, script: Script, option: Option
     ) -> Setting:
-        """The value of a script's own option: from a word, or its default."""
         place = script.place_of(option.call)
         at = Candidate(name, (2, 0), script.source, place, script)
         number = None

@@ -74,7 +74,6 @@ _OTHERWISE: Mapping[str, Mapping[str, str]] = {
     },
     "LLaMA-Factory": dict.fromkeys(NAMES["max_length"], "cutoff_len"),
 }
-"""Replacements for names that differ between libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,6 @@ class Signature:
 
 
 def _meaning(name: str) -> Iterator[str]:
-    """Other names of the same setting."""
     yield from _RENAMED.get(name, ())
     for names in NAMES.values():
         if name in names:
@@ -203,7 +201,6 @@ def _note(found: Found, held: Signature, what: str, where: str, instead: str) ->
 
 
 def _signature_of(script: Script, call: ast.Call) -> Signature | None:
-    """The signature of a call; None if it is unknown, or another library's."""
     name = last_name(call.func) or ""
     held = signature(name) if name != _LOADING else None
     if held is None or name in _METHODS:
@@ -216,7 +213,6 @@ def _signature_of(script: Script, call: ast.Call) -> Signature | None:
 
 
 def _is_of(node: ast.AST, library: str) -> bool:
-    """True for an import from this library."""
     if isinstance(node, ast.ImportFrom):
         names = [node.module or ""] if not node.level else []
     else:
@@ -275,7 +271,6 @@ def hold_words(program: Program, scripts: Sequence[Script], found: Found) -> Non
 
 
 def _options_of(program: Program) -> dict[str, Argument]:
-    """The values of the words behind the script, and of the file behind --config."""
     command = program.command
     words = command[command.index(program.main) + 1 :] if program.main in command else ()
     named = [word for before, word in pairwise(words) if before == "--config"]
@@ -284,7 +279,6 @@ def _options_of(program: Program) -> dict[str, Argument]:
 
 
 def _parsed_names(scripts: Sequence[Script]) -> frozenset[str] | None:
-    """All options of the one parser of dataclasses; None where they are not known."""
     calls = [(script, call) for script in scripts for call in script.calls]
     parsers = [call for _, call in calls if last_name(call.func) in PARSERS]
     lenient = [k for _, call in calls for k in call.keywords if k.arg in _LENIENT]
@@ -300,7 +294,6 @@ def _parsed_names(scripts: Sequence[Script]) -> frozenset[str] | None:
 
 
 def _fields(scripts: Sequence[Script], name: str) -> set[str] | None:
-    """The fields of a dataclass with those of its bases."""
     own = class_of(scripts, name)
     if own is None:
         held = signature(name)

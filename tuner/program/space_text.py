@@ -80,7 +80,6 @@ def _value(text: str, name: str) -> KnobValue:
 def _batch(
     program: Program, settings: Mapping[str, Setting], arrived: Mapping[str, KnobValue]
 ) -> int | None:
-    """The effective batch of one rank, where the accumulation can be changed to keep it."""
     size, rounds = arrived.get("micro_batch"), arrived.get("grad_accum")
     for name, value in (("micro_batch", size), ("grad_accum", rounds)):
         if value is None and name in settings:

@@ -63,7 +63,6 @@ _CALLS = {
     "activation_checkpointing_enable": "enabled",
 }
 _ARGUMENTS = tuple(name for name, group in _CALLS.items() if group == "arguments")
-"""Classes of a trainer's arguments."""
 
 _LENGTHS = ("max_length", "model_max_length")
 """Names of the length of examples in calls of tokenisers."""
@@ -137,13 +136,11 @@ def read_training(program: Program) -> ProgramTraining:
 
 
 def _other_trainer(calls: Sequence[tuple[Script, ast.Call]]) -> str:
-    """The class of a trainer whose behaviour is not known; "" where there is none."""
     names = (last_name(call.func) or "" for _, call in calls)
     return next((name for name in names if name.endswith("Trainer") and signature(name)), "")
 
 
 def _read_trainer(training: ProgramTraining) -> None:
-    """Reads the call of a trainer: its model, and arguments that cannot be read."""
     values = training["trainer"].values
     model = values.get("model", values.get("0"))
     if model is not None and isinstance(model.value, str) and not model.is_made:
@@ -158,7 +155,6 @@ def _read_trainer(training: ProgramTraining) -> None:
 
 
 def _parsed_arguments(reader: CallReader, scripts: Sequence[Script]) -> dict[str, Arguments]:
-    """The trainer's arguments, where a parser makes them of a dataclass and the command line."""
     classes = list(parsed_classes(scripts))
     own = {name: class_of(scripts, name) for name in classes}
     bases = {name: base_in(_ARGUMENTS, scripts, name) for name in classes}
@@ -216,10 +212,8 @@ _KEYS = (
     "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
     "base_model_name", "model_path", "model",
 )  # fmt: skip
-"""Names of a model in files and calls."""
 
 _BELOW = ("name", "path", "id", "name_or_path")
-"""Names of a model below the key `model`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +242,6 @@ def named_models(program: Program | None, sources: Sequence[SourceFile]) -> list
 
 
 def _in_calls(program: Program) -> Iterator[NamedModel]:
-    """The models that calls of the program load."""
     reader = CallReader(program, Found())
     for script in scripts_of(program):
         for call in script.calls:
@@ -262,7 +255,6 @@ def _in_calls(program: Program) -> Iterator[NamedModel]:
 
 
 def _takes_model(call: ast.Call) -> bool:
-    """True for a call that loads a model, or gives its name to a trainer."""
     name = last_name(call.func) or ""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     is_model = owner is not None and "Model" in (last_name(owner) or "")

@@ -199,7 +199,6 @@ def training_arguments(chosen: SettingsReader, loss: str | None = "transformers"
 
 
 def _deepspeed(zero: Settings | None) -> Settings | None:
-    """DeepSpeed's settings, which take the rest from the arguments."""
     if zero is None:
         return None
     filled = (

@@ -1,292 +1,353 @@
-"""The answers that `search`, `best` and `show` print: a front, a recommendation."""
+"""Answers of a search: one GPU type, several side by side, and the commands to go on with."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tuner.app.cli.front_plot import print_plot
-from tuner.app.cli.stages import print_stages
-from tuner.core.expressions import all_of, show
-from tuner.core.records import KnobValue, Source, Status, TrialRecord
-from tuner.core.setup.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, MACHINES
-from tuner.core.units import format_duration, format_size, significant
-from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
-from tuner.report.terminal.render import count, echo, print_fields, settings_text
-from tuner.report.terminal.tables import Sheet, print_rows, print_sheet, print_wider
-from tuner.searches.best import BestTrial, near_tie_text
-from tuner.searches.cost import COLUMNS, RunCost, row_texts, run_cost, trade_text
-from tuner.searches.facts import OF_ONE, counted_gpus, gpus_text, ranks_text
-from tuner.searches.front import UNDECIDED, room_bytes
-from tuner.searches.view import SHOWN_LEVELS, View, levels
+from tuner.app.measuring import Predicting
+from tuner.app.recommendation import (
+    ANY_THAT_FITS,
+    Answer,
+    Criteria,
+    answers_found,
+    nothing_fits,
+    require_an_answer,
+)
+from tuner.app.search.plan import SearchOptions, SearchPlan, SkippedGpu
+from tuner.app.search.run import SearchedGpu
+from tuner.app.target import Target
+from tuner.core.expressions import show
+from tuner.core.records import Source
+from tuner.core.units import GIB, format_duration, significant
+from tuner.program.edit.source import PYTHON, READERS
+from tuner.program.export import FORMATS
+from tuner.report.terminal.front import (
+    print_front,
+    print_prediction_error,
+    record_dict,
+    sources_text,
+)
+from tuner.report.terminal.recommendation import print_recommendation
+from tuner.report.terminal.render import (
+    echo,
+    print_fields,
+    print_json,
+    settings_text,
+    size_text,
+)
+from tuner.report.terminal.tables import Sheet, print_wider
+from tuner.searches.best import BestTrial
+from tuner.searches.facts import OF_ONE, times_text
+from tuner.space import SearchSpace
+from tuner.space.settings import default_values
 
-_NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
-_SHOWN_OBJECTIVES = ("device_bytes", "samples_per_s", "tokens_per_s", "step_s", "epoch_usd")
-_MAIN_NUMBERS = _NUMBERS[:3]
-"""Those for which there is room in 80 columns beside the settings."""
+if TYPE_CHECKING:
+    pass
 
 
-def conditions_text(conditions: Sequence[str]) -> str:
-    """The conditions as one sentence part; empty when there are none."""
-    return all_of(conditions)
+def stopped_text(options: SearchOptions, stopped_by: str) -> str:
+    """Why a search ended, where that is not the number of trials."""
+    limits = {
+        "gpu_hours": options.gpu_hours,
+        "max_cost": options.max_cost_usd,
+        "min_gain": options.min_gain and 100 * options.min_gain,
+    }
+    text = {
+        "budget": "",
+        "exhausted": "every configuration has been tried",
+        "nothing_left": "no remaining configuration may fit",
+        "time_limit": "the time limit was reached",
+        "gpu_hours": "one more may go beyond {:g} GPU hours",
+        "max_cost": "one more may cost more than {:g} USD",
+        "min_gain": "no trial is expected to gain {:g}% of hypervolume or throughput",
+        "interrupted": "interrupted; the same command continues from here",
+    }[stopped_by].format(limits.get(stopped_by))
+    return f"; {text}" if text else ""
 
 
-def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
-    """The front as a table and as a picture: what differs between its configurations, in numbers.
-
-    The knobs are columns where the screen is wide enough, else one column of settings. `stale`
-    are ids of trials to mark as those of other library versions.
-    """
-    if not view.front:
-        return
-    # Derived values follow from the knobs and would only take their room.
-    names = view.space.knobs or view.knobs
-    differing = [n for n in names if len({r.configuration.get(n) for r in view.front}) > 1]
-    echo(f"Front ({view.source}): {_front_text(view)}")
-    same = [n for n in names if n not in differing]
-    print_fields([("all with", settings_text(view.front[0].configuration, same))])
-    echo()
-    # Those objectives that no column shows already.
-    more = [o for o in view.objectives if o.name not in (*_SHOWN_OBJECTIVES, *differing)]
-    labels = [o.name for o in more]
-    wide = Sheet(["", *_NUMBERS, *labels, *differing], right=(*_NUMBERS, *labels))
-    narrow = Sheet(
-        ["", *_MAIN_NUMBERS, *labels, "settings"],
-        right=(*_MAIN_NUMBERS, *labels),
-        drop=("epoch", *reversed(labels)),
+def _done_text(found: SearchedGpu) -> str:
+    """What ran, how long it took, and why it ended."""
+    result, stopped_by = found.result, str(found.result.stopped_by)
+    took = format_duration(result.duration_s)
+    if not isinstance(found.plan.trials_on, Predicting):
+        ended = stopped_text(found.plan.options, stopped_by)
+        return f"{len(result.records) - result.reused} new trials in {took}{ended}"
+    text = f"traced {result.traced} of them in full in {took}"
+    if stopped_by == "exhausted":
+        return text
+    ended = {"budget": "; the front may hold others, too"}.get(
+        stopped_by, stopped_text(found.plan.options, stopped_by)
     )
-    undecided = view.undecided
-    for record in view.front:
-        mark = "*" if view.best and view.best.configuration == record.configuration else ""
-        mark += "~" if record.trial_id in stale else ""
-        mark += "?" if record in undecided else ""
-        numbers = _numbers(record, view)
-        values = [_cell(record.configuration.get(name)) for name in differing]
-        others = [significant(o.value(record) or 0.0) for o in more]
-        wide.add_row(mark, *numbers, *others, *values)
-        settings = settings_text(record.configuration, differing)
-        narrow.add_row(mark, *numbers[: len(_MAIN_NUMBERS)], *others, settings)
-    print_wider(wide, narrow)
-    if view.best is not None:
-        echo("* recommended")
-    if undecided:
-        echo(f"? {UNDECIDED}")
-    if any(counted_gpus(record.configuration) > 1 for record in view.front):
-        echo(f"of several GPUs {OF_ONE}")
-    if any(record.trial_id in stale for record in view.front):
-        echo("~ stale: of other library versions than the newest trials")
-    print_plot(view)
+    return text + ended
 
 
-def print_levels(view: View) -> None:
-    """One front for each level of rank and length, as one table; says so where there is none."""
-    found = levels(view)
-    if not found:
-        echo("There are no levels: no capacity knob (rank, length) has two values here.")
+def print_searched(found: SearchedGpu, *, as_json: bool) -> None:
+    """The front, the recommendation and how good predictions were; JSON where asked for."""
+    plan, view = found.plan, found.view
+    if as_json:
+        print_json(answer_dict(found))
         return
-    shown = [(level, level.front()) for level in found[:SHOWN_LEVELS]]
-    names = list(dict.fromkeys(name for level, _ in shown for name in level.values))
-    echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
-    echo(f"{_front_text(view)}; floors do not apply")
+    echo(_done_text(found))
+    echo(sources_text(view.records))
     echo()
-    rows = Sheet(
-        [*names, *_MAIN_NUMBERS, "settings"], right=(*names, *_MAIN_NUMBERS), drop=("epoch",)
-    )
-    knobs = [name for name in view.space.knobs or view.knobs if name not in names]
-    on_front = [record for _, front in shown for record in front]
-    differing = [n for n in knobs if len({r.configuration.get(n) for r in on_front}) > 1]
-    for level, front in shown:
-        values = [_cell(level.values.get(name)) for name in names]
-        if not front:
-            rows.add_row(*values, *[""] * len(_MAIN_NUMBERS), f"none of {level.trials} fits")
-        for record in front:
-            numbers = _numbers(record, view)[: len(_MAIN_NUMBERS)]
-            rows.add_row(*values, *numbers, settings_text(record.configuration, differing))
-            values = [""] * len(names)
-    print_sheet(rows)
-    if len(found) > SHOWN_LEVELS:
-        echo(f"and {len(found) - SHOWN_LEVELS} more levels, which --json lists")
-
-
-def _front_text(view: View) -> str:
-    if view.is_default:
-        return "none is both faster and smaller"
-    labels = " and ".join(objective.label for objective in view.objectives)
-    return f"no configuration is better in {labels}"
-
-
-def _cell(value: KnobValue | None) -> str:
-    return "" if value is None else show(value)
-
-
-def _numbers(record: TrialRecord, view: View) -> list[str]:
-    evidence = record.outcome.evidence
-    assert evidence is not None  # without numbers a trial is on no front
-    cost = run_cost(record, view.space, view.gpu)
-    used_bytes = evidence.memory.device_bytes
-    return [
-        format_size(used_bytes),
-        significant(evidence.speed.samples_per_s),
-        format_duration(cost.epoch_s) if cost else "?",
-        significant(evidence.speed.tokens_per_s),
-        format_size(room_bytes(record, view.gpu.memory_bytes) - used_bytes),
-        format_duration(evidence.speed.step_s),
-        f"{cost.epoch_usd:.2f}" if cost and cost.epoch_usd is not None else "?",
-    ]
-
-
-def print_recommendation(
-    best: BestTrial, *, use: Sequence[str] = (), measure: str = "", verify: str = ""
-) -> None:
-    """The recommended configuration with what it needs and what follows from it.
-
-    `use` are commands that bring it to where training is configured, `measure` the one whose
-    trials decide between it and what may be as fast, and `verify` the one that tries it.
-    """
-    speed, memory = best.evidence.speed, best.evidence.memory
-    echo(f"Recommended ({best.source}): {best.title}")
-    free = f"{format_size(best.free_bytes)} free"
-    around = best.device_bytes_interval
-    size = format_size(memory.device_bytes) + (f" ({around.text(format_size)})" if around else "")
-    margin = best.record.budget.margin_bytes
-    mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
-    # Code of the user's own need not count tokens.
-    tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
-    names = best.space.knobs or tuple(best.configuration)
+    if view.best is None:
+        met = [r for r in view.records if plan.meets(r.configuration)]
+        echo(nothing_fits(plan.target, met, plan.conditions))
+        echo("Lower the floors with --where, widen the space, or choose a larger GPU.")
+    else:
+        print_front(view)
+        echo()
+        measure = measure_command(plan.target, view.best)
+        verify = verify_command(plan.target, view.best)
+        print_recommendation(view.best, use=_use(plan), measure=measure, verify=verify)
+    print_prediction_error(view.records)
+    echo()
+    for note in view.notes:
+        print_fields([("note", note)])
+    folder = plan.target.folder
     print_fields(
         [
-            ("GPUs", gpus_text(best.configuration, best.gpu) if best.gpus > 1 else ""),
-            ("set", settings_text(best.configuration, names)),
-            ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
-            (
-                "memory",
-                f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
-                f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, "
-                f"margin {format_size(margin)}",
-            ),
-            ("ranks", ranks_text(best.evidence)),
-            (
-                "speed",
-                f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
-                f"{format_duration(speed.step_s)} an optimizer step{mfu}",
-            ),
-            ("verified", best.verified_text),
-            ("time", _time_text(best.cost)),
-            ("cost", _cost_text(best.cost)),
-            ("against", _gain_text(best)),
-            ("chosen", best.chosen_from),
-            ("near tie", near_tie_text(best)),
-        ],
-        indent=2,
-    )
-    for name, line in (("verify", verify), ("measure", measure)):
-        if line:
-            echo(f"  {name:<10}{line}")
-    print_stages(best.record, best.space)
-    _print_by_gpus(best)
-    for number, line in enumerate(use):
-        # A command is one line, however long: it is there to be copied.
-        echo(f"  {'' if number else 'use':<10}{line}")
-    if best.space.model is not None and any(line.endswith(" --to train.py") for line in use):
-        echo(f"  {'':<10}(train.py is your file that trains {best.space.model})")
+            ("files", f"{folder.path}/: best.yaml, pareto.csv, pareto.png, report.html, "
+             f"{folder.journal.name}"),
+            ("study", _study_text(plan)),
+            ("more", plan.target.command("show")),
+        ]
+    )  # fmt: skip
 
 
-def _print_by_gpus(best: BestTrial) -> None:
-    """What an epoch takes and costs on each number of GPUs; nothing where there is one number."""
-    if not best.by_gpus:
+def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bool) -> None:
+    """What each GPU type came to, and all of them side by side; a list where JSON is asked for.
+
+    The list is in the order of the comparison: the cheapest epoch first.
+    """
+    answers = answers_found(found)
+    if as_json:
+        order = [answer.gpu.id for answer in answers]
+        dicts = {(one["gpu"]): one for one in map(_any_dict, found)}
+        print_json([dicts[gpu] for gpu in order])
         return
-    echo(f"\nThe fastest that fits on each number of GPUs ({best.source}); {OF_ONE}\n")
-    hidden = (GPUS_PER_TRIAL, DISTRIBUTED, MACHINES)
-    knobs = [name for name in best.space.knobs if name not in hidden]
-    of = [row.record.configuration for row in best.by_gpus]
-    differing = [name for name in knobs if len({c.get(name) for c in of}) > 1]
-    rows = Sheet([*COLUMNS, "settings"], right=COLUMNS[2:], drop=("epoch",))
-    for row in best.by_gpus:
-        rows.add_row(*row_texts(row), settings_text(row.record.configuration, differing))
-    print_sheet(rows)
-    echo("< no other number is both faster and cheaper")
-    print_fields([("trade", trade_text(best.by_gpus))])
+    ran = [one for one in found if isinstance(one, SearchedGpu)]
+    for one in ran:
+        _print_part(one)
     echo()
+    print_comparison_of(answers)
+    echo()
+    for note in dict.fromkeys(note for one in ran for note in one.view.notes):
+        print_fields([("note", note)])
+    folders = [str(one.plan.target.folder.path) for one in ran]
+    cheapest = answers[0].gpu.id if answers[0].best else ""
+    best = next((one.plan for one in ran if one.plan.target.gpu.id == cheapest), None)
+    print_fields(
+        [
+            ("files", f"best.yaml, pareto.csv, pareto.png, report.html and trials.jsonl in "
+             f"{'/, '.join(folders)}/"),
+            ("study", _study_text(ran[0].plan)),
+            ("more", best.target.command("best") if best else ""),
+        ]
+    )  # fmt: skip
 
 
-def _others(best: BestTrial, names: Sequence[str]) -> list[str]:
-    """What the space sets or derives besides `names`: its defaults would bury that."""
-    of_stages = {name for stage in best.space.stages for name in stage.values}
-    hidden = {*names, *best.space.defaults, *of_stages}
-    return [name for name in best.configuration if name not in hidden]
+def _print_part(found: SearchedGpu) -> None:
+    """The front of one GPU type of several."""
+    plan, view = found.plan, found.view
+    echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}")
+    echo(_done_text(found))
+    echo(sources_text(view.records))
+    if view.best is not None:
+        print_front(view)
+    print_prediction_error(view.records)
 
 
-def _interval_text(best: BestTrial) -> str:
-    interval = best.samples_per_s_interval
-    return f" ({interval.text(significant)})" if interval else ""
+def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:
+    if isinstance(found, SearchedGpu):
+        return answer_dict(found)
+    target = found.target
+    return {
+        "space": target.space.name,
+        "model": target.space.model,
+        "gpu": target.gpu.id,
+        "reason": found.reason,
+        "best": None,
+        "front": [],
+    }
 
 
-def _time_text(cost: RunCost | None) -> str:
-    if cost is None:
-        return ""
-    of_stages = f"of {cost.stages} stages with " if cost.stages else "of "
-    text = f"{format_duration(cost.epoch_s)} an epoch {of_stages}{count(cost.examples)} examples"
-    if cost.run_s is not None:
-        text += f", {format_duration(cost.run_s)} for {cost.epochs_text}"
-    return f"{text} (training only, every example at full length)"
-
-
-def _cost_text(cost: RunCost | None) -> str:
-    if cost is None or cost.epoch_usd is None:
-        return ""
-    text = f"{cost.epoch_usd:,.2f} USD an epoch"
-    if cost.run_usd is not None:
-        text += f", {cost.run_usd:,.2f} USD for {cost.epochs_text}"
-    each = f" for each of {cost.gpus} GPUs" if cost.gpus > 1 else ""
-    when = f" (price of {cost.price_date})" if cost.price_date else ""
-    return f"{text}, at {cost.price_usd_per_hour:g} USD per hour{each}{when}"
-
-
-def _gain_text(best: BestTrial) -> str:
-    gain = best.gain
-    if gain is None or gain.speedup is None or gain.saved_bytes is None:
-        return ""
-    if gain.baseline.configuration == best.configuration:
-        return "the baseline itself: no other configuration that fits is faster"
-    baseline = settings_text(gain.baseline.configuration, best.space.knobs)
-    more = "less" if gain.saved_bytes >= 0 else "more"
-    fits = "" if gain.baseline_fits else " (which does not fit)"
-    return (
-        f"{gain.speedup:.2f} x the samples/s of the baseline{fits}, with "
-        f"{format_size(abs(gain.saved_bytes))} {more}: {baseline}"
+def _use(plan: SearchPlan) -> tuple[str, ...]:
+    """The commands that bring the recommendation to use, under what this search asked for."""
+    own = plan.target.space.conditions(())
+    where = [text for text in plan.all_conditions if text not in own]
+    return use_commands(
+        plan.target, Criteria(where=tuple(where), objectives=plan.options.objectives)
     )
 
 
-def print_prediction_error(records: Sequence[TrialRecord]) -> None:
-    """How close the predictions came, where trials were measured; else nothing."""
-    found = pairs(records)
-    rows = prediction_error_rows(found)
-    text = verdict_text(verdicts(records))
-    if rows:
-        echo(f"\nPredicted against measured ({len(found)} trials)")
-        columns = list(rows[0])
-        print_rows(columns, [list(row.values()) for row in rows], right=columns[1:])
-    if text:
-        echo(text)
+def _study_text(plan: SearchPlan) -> str:
+    path = plan.options.study
+    return shlex.join(["optuna-dashboard", str(path)]) if path is not None else ""
 
 
-def record_dict(record: TrialRecord) -> dict[str, Any]:
-    """A trial for `--json`: the journal's record, and whether it fits."""
-    return {**record.to_dict(), "fits": record.fits}
+def answer_dict(found: SearchedGpu) -> dict[str, Any]:
+    """What a search of one GPU type came to, for `--json`."""
+    plan, result, view = found.plan, found.result, found.view
+    folder = plan.target.folder
+    return {
+        "space": plan.target.space.name,
+        "model": plan.target.space.model,
+        "gpu": plan.target.gpu.id,
+        "source": view.source,
+        "stopped_by": str(result.stopped_by),
+        "duration_s": round(result.duration_s, 3),
+        "conditions": list(plan.all_conditions),
+        "candidates": result.candidates,
+        "left_out": plan.part.left_out,
+        "notes": list(view.notes),
+        "trials": len(result.records) if result.traced is None else 0,
+        **({} if result.traced is None else {"traced": result.traced}),
+        "reused": result.reused,
+        "statuses": {str(status): number for status, number in result.counts.items()},
+        "front": [record_dict(record) for record in view.front],
+        "best": view.best.to_dict() if view.best else None,
+        "files": {
+            "journal": str(folder.journal),
+            "pareto_csv": str(folder.pareto_csv),
+            "best_yaml": str(folder.best_yaml),
+            "pareto_png": str(folder.pareto_png),
+            "report_html": str(folder.report_html),
+        },
+    }
 
 
-def sources_text(records: Sequence[TrialRecord]) -> str:
-    """How the trials ended, in words: those that ran, and what was predicted."""
-    by_source = {s: [r for r in records if r.source is s] for s in reversed(Source)}
-    return "; ".join(f"{counts_text(found)} ({s})" for s, found in by_source.items() if found)
+def print_answers(found: Sequence[Answer], *, as_json: bool) -> None:
+    """The comparison as a table. Raises `NothingFitsError` where no type fits anything."""
+    require_an_answer(found)
+    if as_json:
+        print_json(
+            [
+                a.best.to_dict() if a.best else {"gpu": {"id": a.gpu.id}, "reason": a.reason}
+                for a in found
+            ]
+        )
+        return
+    print_comparison_of(found)
 
 
-def counts_text(records: Sequence[TrialRecord]) -> str:
-    """How the trials ended, in words."""
-    oom = sum(r.outcome.status is Status.OOM for r in records)
-    tight = sum(r.outcome.status is Status.OK and not r.fits for r in records)
-    failed = sum(r.outcome.status not in (Status.OK, Status.OOM) for r in records)
-    parts = [f"{sum(r.fits for r in records):,} fit", f"{oom:,} out of memory"]
-    parts += [f"{tight} without the margin"] if tight else []
-    parts += [f"{failed} failed"] if failed else []
-    return f"{len(records):,} configurations: {', '.join(parts)}"
+def print_comparison_of(found: Sequence[Answer]) -> None:
+    """The recommendations side by side, and why a type has none."""
+    if any(answer.best for answer in found):
+        _print_gpus([answer for answer in found if answer.best])
+    print_fields([(a.gpu.id, a.reason) for a in found if a.best is None])
+    unpriced = [a.gpu.id for a in found if a.best and a.epoch_usd is None]
+    if unpriced:
+        echo(f"no price is known of {', '.join(unpriced)}: see `tuner gpus`")
+
+
+def _print_gpus(found: Sequence[Answer]) -> None:
+    bests = [answer.best for answer in found if answer.best]
+    knobs = bests[0].space.knobs
+    differing = [
+        name for name in knobs if len({str(best.configuration.get(name)) for best in bests}) > 1
+    ]
+    sources = [str(source) for source in Source if source in {best.source for best in bests}]
+    echo(f"{bests[0].space.name}, the cheapest epoch first ({' and '.join(sources)})")
+    same = [name for name in knobs if name not in differing]
+    print_fields([("all with", settings_text(bests[0].configuration, same) if same else "")])
+    echo()
+    numbers = ("USD/epoch", "epoch", "samples/s", "GiB of")
+    columns = ["GPU", *numbers, *(["source"] if len(sources) > 1 else [])]
+    wide = Sheet([*columns, *differing], right=numbers)
+    narrow = Sheet(
+        [*columns, *(["settings"] if differing else [])], right=numbers, drop=("source", "epoch")
+    )
+    for answer, best in zip(found, bests, strict=True):
+        cost, usd = best.cost, answer.epoch_usd
+        size = best.evidence.memory.device_bytes
+        cells = [
+            times_text(best.gpus, answer.gpu.id),
+            "?" if usd is None else f"{usd:,.2f}",
+            format_duration(cost.epoch_s) if cost else "?",
+            significant(best.evidence.speed.samples_per_s),
+            f"{size / GIB:.1f} of {best.memory_bytes / GIB:.1f}",
+            *([str(best.source)] if len(sources) > 1 else []),
+        ]
+        values = (settings_text(best.configuration, [name]) for name in differing)
+        wide.add_row(*cells, *(text.partition("=")[2] for text in values))
+        settings = [settings_text(best.configuration, differing)] if differing else []
+        narrow.add_row(*cells, *settings)
+    print_wider(wide, narrow)
+    if any(best.gpus > 1 for best in bests):
+        echo(f"of several GPUs {OF_ONE}")
+
+
+def measure_command(target: Target, best: BestTrial) -> str:
+    """The search whose trials decide between the recommendation and its rivals; empty without."""
+    chosen = best.to_measure
+    words: list[str] = []
+    for name, knob in target.space.knobs.items():
+        values = list(dict.fromkeys(c[name] for c in chosen if name in c))
+        if len(knob.values) == 1 or any(isinstance(value, tuple) for value in values[1:]):
+            continue  # nothing to choose, or lists, which no condition can name
+        if len(values) == 1 and values[0] != "":
+            words += ["--set", f"{name}={show(values[0])}"]
+        elif values:
+            # A word of an expression stands in quotes.
+            among = ", ".join(f'"{v}"' if isinstance(v, str) else show(v) for v in values)
+            is_one_of = f"in ({among})" if len(values) > 1 else f"== {among}"
+            words += ["--where", f"{name} {is_one_of}"]
+    return target.command("search", *words) if chosen else ""
+
+
+def verify_command(target: Target, best: BestTrial) -> str:
+    """The trial of the recommendation on an emulated GPU; "" where one has been, or cannot be."""
+    is_tried = best.source is not Source.PREDICTED or best.record.verified_by is not None
+    if is_tried or target.gpu.id == "cpu":
+        return ""
+    taken = ("--space", "--model", "--gpu", "--gpu-memory")
+    words = [w for name, value in _pairs(target.arguments) if name in taken for w in (name, value)]
+    usual = default_values(target.space)
+    values = {n: best.configuration.get(n) for n in target.space.knobs}
+    values = {n: value for n, value in values.items() if value != usual[n]}
+    if any(value in ("", None) for value in values.values()):
+        return ""  # which no command line can say
+    words += [word for n, value in values.items() for word in ("--set", f"{n}={show(value)}")]
+    return shlex.join(["tuner", "trial", *words, "--mode", "emulate"])
+
+
+def _pairs(arguments: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Options that all have a value."""
+    return list(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[str, ...]:
+    """What brings the recommendation by `criteria` into one's own file, and to another tool."""
+    words = [word for text in criteria.where for word in ("--where", text)]
+    if criteria.max_memory is not None:
+        words += ["--max-memory", size_text(criteria.max_memory)]
+    words += ["--headroom", criteria.headroom] if criteria.headroom is not None else []
+    words += [word for name in criteria.objectives for word in ("--objective", name)]
+    command = target.space.command
+    if command is None:
+        file = _file_of(target.space)
+        apply = [target.command("apply", *words, "--to", file)] if file is not None else []
+        trained = FORMATS["trl"].workloads
+        able = "trl" if target.space.workload in trained else "accelerate"
+        return (*apply, target.command("export", *words, "--format", able))
+    if not command.is_program:
+        return (target.command("export", *words, "--format", "command"),)
+    named = [Path(command.cwd, word) for word in command.argv if Path(word).suffix in READERS]
+    # A launcher's file may stand before the script.
+    named.sort(key=lambda path: path.suffix not in PYTHON)
+    return tuple(target.command("apply", *words, "--to", str(path)) for path in named[:1])
+
+
+def _file_of(space: SearchSpace) -> str | None:
+    """A file that the mappings of a space are for; None where it has none."""
+    for mapping in space.apply.values():
+        if not mapping.files or "*.py" in mapping.files:
+            return "train.py"
+        plain = [name for name in mapping.files if "*" not in name]
+        if plain:
+            return plain[0]
+    return None

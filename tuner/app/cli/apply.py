@@ -1,4 +1,4 @@
-"""`tuner apply`: the recommended values into the user's own configuration files."""
+"""`tuner apply` and `tuner export`: the recommendation in your own files, or another tool's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import click
 from tuner.app.applying import WAYS, Applying, applying
 from tuner.app.cli.options import examples
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
+from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, recommended
+from tuner.core.errors import InputError, unknown
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.units import format_size
 from tuner.program.edit.plan import EditPlan
+from tuner.program.export import FORMATS
 from tuner.report.terminal.render import echo
+from tuner.searches.store import write_atomically
 
 
 @click.command(
@@ -65,7 +69,7 @@ from tuner.report.terminal.render import echo
 @click.option("--dry-run", is_flag=True, help="Show the diff and write nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def command(  # noqa: PLR0913 - one argument for each option
+def apply(  # noqa: PLR0913 - one argument for each option
     *,
     selected: Selected,
     criteria: Criteria,
@@ -105,9 +109,9 @@ def command(  # noqa: PLR0913 - one argument for each option
         force_model=force_model,
     )
     plan = found.plan
-    _show(found)
+    _print_difference(found)
     if way != "none":
-        _check(found, target.gpu, way)
+        _print_arrivals(found, target.gpu, way)
     if dry_run or not plan.changed:
         return
     if yes or click.confirm(f"Write {_names(plan)}?", err=True):
@@ -117,7 +121,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         echo("nothing was written", err=True)
 
 
-def _show(found: Applying) -> None:
+def _print_difference(found: Applying) -> None:
     """The difference on stdout; on stderr what stays, and what no file has a key for."""
     echo(found.difference, nl=False)
     for edit in found.plan.files:
@@ -130,7 +134,7 @@ def _show(found: Applying) -> None:
             echo(f"  {text}", err=True)
 
 
-def _check(found: Applying, gpu: Gpu, way: str | None) -> None:
+def _print_arrivals(found: Applying, gpu: Gpu, way: str | None) -> None:
     """Say how each value arrives. Raises `InputError` where one does not."""
     from tuner.app.arriving import look  # numpy, for which no other command need wait
 
@@ -150,3 +154,70 @@ def _check(found: Applying, gpu: Gpu, way: str | None) -> None:
 
 def _names(plan: EditPlan) -> str:
     return " and ".join(str(edit.path) for edit in plan.changed)
+
+
+@click.command(
+    "export",
+    epilog=examples(
+        "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
+        "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
+    ),
+)
+@target_options("The --model of the search.")
+@criteria_options
+@click.option(
+    "--format",
+    "name",
+    required=True,
+    metavar="NAME",
+    help=f"One of {', '.join(FORMATS)}.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="New file to write.  [default: print]",
+)
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="KNOB=FLAG",
+    help="Name of a flag, for --format command; repeatable.",
+)
+@click.option(
+    "--as",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    help="Mapping under apply in the space that names the flags, for --format command.",
+)
+def export(
+    *,
+    selected: Selected,
+    criteria: Criteria,
+    name: str,
+    output: Path | None,
+    maps: tuple[str, ...],
+    targets: tuple[str, ...],
+) -> None:
+    """Print the recommended configuration as the settings of another tool.
+
+    Settings that the tool does not have are named in a comment and on stderr.
+    """
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+    if name != "command" and (maps or targets):
+        raise InputError("--map and --as name the flags of --format command", hint="leave them out")
+    if output is not None and output.exists():
+        raise InputError(f"{str(output)!r} is there already", hint="name another file")
+    target = selected.target()
+    best = recommended(target, criteria)
+    exported = export_recommended(target, best, name, targets=targets, maps=maps)
+    if output is None:
+        click.echo(exported.text, nl=False)
+    else:
+        write_atomically(output, exported.text.encode("utf-8"))
+        click.echo(f"wrote {output}", err=True)
+    for line in exported.left_out:
+        click.echo(f"not said: {line}", err=True)

@@ -1,8 +1,9 @@
-"""`tuner check`: whether somebody's program fits a GPU, and which change would be better."""
+"""`tuner check`: whether a program fits on a GPU, and the change that makes it fit."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +22,9 @@ from tuner.program.program import read_program
 from tuner.report.terminal.render import echo, print_json
 from tuner.space import parse_settings
 from tuner.space.gpus import get_gpu
+
+if TYPE_CHECKING:
+    from tuner.app.checking import CheckedProgram
 
 
 @click.command(
@@ -92,7 +96,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     4 unknown.
     """
     # numpy, which no `--help` needs to wait for
-    from tuner.app.checking import CheckedProgram, check_program
+    from tuner.app.checking import check_program
     from tuner.app.cli.checked_text import checked_to_dict, print_checked
     from tuner.app.listener import quiet_libraries
     from tuner.app.program_predictions import ProgramPredictions

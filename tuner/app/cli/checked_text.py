@@ -1,16 +1,18 @@
-"""How `tuner check` prints its answer."""
+"""The answer of `tuner check`, printed and as JSON."""
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from tuner.app.checking import BetterChange, CheckedProgram
 from tuner.app.cli.emulated_text import print_emulation, print_last_lines
-from tuner.app.cli.predicted_text import print_predicted
+from tuner.app.program_predictions import PredictedProgram
 from tuner.core.expressions import show
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.emulation import Emulation
-from tuner.report.terminal.render import echo, print_fields
+from tuner.report.terminal.evidence import print_evidence
+from tuner.report.terminal.render import echo, print_fields, settings_text
 from tuner.space.gpus import load_catalogue
 
 
@@ -110,3 +112,27 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
         "runs": checked.runs,
         "notes": list(checked.notes),
     }
+
+
+DATA = "every sequence is of full length; data, logging and evaluation take no memory"
+"""What every prediction of a program assumes."""
+
+
+def print_predicted(found: PredictedProgram) -> None:
+    """What was read, assumed and left out, and the numbers."""
+    plan = found.plan
+    echo()
+    print_fields(
+        [
+            ("program", shlex.join(found.command)),
+            ("trainer", plan.trainer),
+            ("model", plan.model),
+            ("GPU", found.gpu.name),
+            ("read as", settings_text(plan.configuration)),
+            ("assumed", "; ".join((*plan.assumed, DATA))),
+            ("left out", ", ".join(plan.left_out)),
+            ("notes", "; ".join(plan.notes)),
+        ]
+    )
+    prediction = found.prediction
+    print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.budget.limit_bytes)

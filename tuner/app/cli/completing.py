@@ -1,7 +1,7 @@
 """Values that a shell completes while a command is typed.
 
-Each function answers within tenths of a second: it reads names, and no numbers. What is typed so
-far may be wrong in any way, and then there is nothing to complete.
+Each function answers within tenths of a second: it reads names, and no numbers. Input that is wrong
+in any way has no completions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, split_arg_string
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    split_arg_string,
+)
 
 from tuner.core.errors import TunerError
 from tuner.report.terminal.render import settings_text
@@ -21,9 +25,15 @@ from tuner.space import list_spaces, load_space
 from tuner.space.gpus import load_catalogue
 from tuner.space.models.catalogue import load_catalogue as load_models
 
+COMPLETE_VARIABLE = "_TUNER_COMPLETE"
+"""Set by the script of `tuner completion`, when a shell asks how a word may end."""
+
 _TRIAL_ID = re.compile(rb'"trial_id":\s*"([^"\\]{1,80})"')
+
+
 SEARCHES = frozenset({"search", "estimate", "grid", "trial", "calibrate"})
 """Commands that need no results: every GPU type may follow."""
+
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 

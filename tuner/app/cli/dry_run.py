@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.app.cli.search_text import stopped_text
+from tuner.app.cli.answers import stopped_text
 from tuner.app.listener import Listener
 from tuner.app.measuring import Measuring, Predicting
 from tuner.app.search.plan import SearchPlan, SkippedGpu

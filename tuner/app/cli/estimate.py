@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from tuner.app.cli.evidence import print_evidence
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
     calibration_option,
@@ -18,14 +17,16 @@ from tuner.app.cli.options import (
     set_option,
     space_option,
 )
-from tuner.app.cli.stages import print_staged
 from tuner.app.correcting import corrected, correction_text
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.app.listener import quiet_libraries
 from tuner.core.records import Configuration, parse_margin
+from tuner.core.units import format_duration
+from tuner.predict.stages import StagedPrediction
+from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
 from tuner.report.terminal.render import print_fields, print_json, settings_text
-from tuner.searches.facts import SpaceFacts, gpus_text
+from tuner.searches.facts import SpaceFacts, gpus_text, stage_rows
 from tuner.space import parse_settings
 from tuner.space.models.trainable import model_defaults
 
@@ -119,3 +120,16 @@ def _chosen_text(model: str | None, settings: tuple[str, ...]) -> str:
     chosen = {k: v for k, v in model_defaults(str(model)).items() if k not in given}
     text = settings_text(Configuration(chosen))
     return f"{text}: transformers has nothing else for this kind of model" if chosen else ""
+
+
+def print_staged(staged: StagedPrediction, configuration: Configuration, space: SpaceFacts) -> None:
+    """The stages of one prediction, and how long they take together."""
+    overall = staged.overall
+    rows = stage_rows(overall, configuration, space, overall.budget)
+    print_rows_of_stages(rows, str(overall.source))
+    fields = []
+    if staged.epoch_s is not None:
+        fields.append(("one epoch of each", format_duration(staged.epoch_s)))
+    if staged.run_s is not None and staged.run_s != staged.epoch_s:
+        fields.append(("all epochs", format_duration(staged.run_s)))
+    print_fields(fields, indent=2)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.app.allocations import PeakAllocation
-from tuner.app.cli.evidence import print_evidence
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import examples, json_option, set_option
 from tuner.app.cli.target_options import Selected, target_options
@@ -19,6 +18,7 @@ from tuner.app.target import Target, comparable
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Measurement, parse_margin
 from tuner.core.units import format_size, significant
+from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.progress import compiling
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.report.terminal.tables import print_rows

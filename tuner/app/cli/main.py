@@ -20,10 +20,10 @@ from types import FrameType
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, add_completion_class
+from click.shell_completion import CompletionItem, add_completion_class, get_completion_class
 
 from tuner import __version__
-from tuner.app.cli import completing
+from tuner.app.cli.completing import COMPLETE_VARIABLE, Bash
 from tuner.app.cli.options import examples, with_help_all
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
@@ -65,21 +65,36 @@ COMMANDS = {
     "spaces": "List the search spaces, or print one.",
     "completion": "Print the shell completion script.",
 }
-"""What each does, in the order in which people need them. Each is `command` in the module of its
-name."""
+"""Commands with a line on each, in the order in which people need them."""
+
+_SHARED = {
+    "apply": ("apply", "export"),
+    "catalogues": ("gpus", "spaces"),
+    "main": ("completion",),
+    "machine": ("calibrate", "node-resources", "doctor"),
+    "results": ("best", "show", "report", "report-run"),
+}
+"""Modules of several commands, which have the names of these; others have one, `command`."""
 
 
 def module_of(command: str) -> str:
-    """The module of a command: `tuner.app.cli.node_resources` for "node-resources"."""
-    return f"tuner.app.cli.{command.replace('-', '_')}"
+    """The module of a command: `tuner.app.cli.machine` for "node-resources"."""
+    shared = (module for module, commands in _SHARED.items() if command in commands)
+    return f"tuner.app.cli.{next(shared, command)}"
+
+
+def load(command: str) -> click.Command:
+    """The command of that name; its module is imported."""
+    module = importlib.import_module(module_of(command))
+    shared = getattr(module, command.replace("-", "_"), None)
+    found = shared if isinstance(shared, click.Command) else module.command
+    assert isinstance(found, click.Command)
+    return found
 
 
 ANSWERS = ("best", "show", "report")
 """Commands that read a journal, answer and end: of 100,000 trials, looking for cycles, of which
 records have none, took seconds while they ran and two more at the end."""
-
-COMPLETE_VARIABLE = "_TUNER_COMPLETE"
-"""Set by the script of `tuner completion`, when a shell asks how a word may end."""
 
 AT_ONCE_S = 1.0
 """SIGTERMs that are not further apart are one."""
@@ -99,9 +114,7 @@ class LazyGroup(click.Group):
         """The subcommand, or None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        found = importlib.import_module(module_of(cmd_name)).command
-        assert isinstance(found, click.Command)
-        return with_help_all(found)
+        return with_help_all(load(cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of `--help`, for which no command is imported."""
@@ -150,6 +163,31 @@ def cli() -> None:
     No GPU and no model weights are needed: memory and speed are predicted from the training
     step itself.
     """
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(
+    "completion",
+    epilog=examples(
+        "tuner completion bash >> ~/.bashrc",
+        "tuner completion zsh >> ~/.zshrc",
+        "tuner completion fish > ~/.config/fish/completions/tuner.fish",
+    ),
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(*, shell: str) -> None:
+    """Print the completion script of SHELL, for commands, options and values.
+
+    It completes search spaces, GPU types, models, knobs and trials too. Open a new shell after
+    adding the script.
+    """
+    found = get_completion_class(shell)
+    assert found is not None  # click knows the three
+    template = found(cli, {}, "tuner", COMPLETE_VARIABLE)
+    # `source()` of bash starts bash to look at its version, which may be another one.
+    click.echo(template.source_template % template.source_vars())
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -211,7 +249,7 @@ def main() -> None:
             # A name that the terminal's encoding lacks is spelled out, and ends nothing.
             stream.reconfigure(errors="backslashreplace")
     if COMPLETE_VARIABLE in os.environ:
-        add_completion_class(completing.Bash)
+        add_completion_class(Bash)
     if sys.argv[1:2] and sys.argv[1] in ANSWERS:
         gc.disable()
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tuner.app.cli.data_file import data_options
+from tuner.app.cli.data import data_options
 from tuner.app.cli.options import (
     MemoryLimitType,
     SizeType,

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tuner.app.cli.comparison import more_text, params_text, print_comparison, print_ran
-from tuner.app.cli.data_file import DataFile
-from tuner.app.cli.evidence import fits_text
+from tuner.app.cli.data import DataFile
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.stages import print_stages
 from tuner.app.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.app.measuring import (
@@ -48,6 +45,14 @@ from tuner.core.setup.distributed_knobs import gpus_per_trial, machines
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
 from tuner.predict.stages import hardest_first
+from tuner.report.terminal.evidence import (
+    fits_text,
+    more_text,
+    params_text,
+    print_comparison,
+    print_ran,
+    print_stages,
+)
 from tuner.report.terminal.render import echo, print_fields, settings_text
 from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.space import SearchSpace, parse_settings

@@ -16,7 +16,7 @@ from tuner.app.cli.options import (
     json_option,
     results_option,
 )
-from tuner.app.cli.searching import run_search
+from tuner.app.cli.search import run_search
 from tuner.app.device import find_gpu, is_cpu
 from tuner.app.measuring import Mode
 from tuner.app.search.plan import SearchOptions

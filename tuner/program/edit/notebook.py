@@ -123,7 +123,6 @@ def _source_strings(text: str) -> dict[int, list[tuple[int, int]]]:
 
 
 def _without_magic(source: str) -> str:
-    """The source with `pass` in place of magic lines, at the same length."""
     lines = _LINE.findall(source)
     first = next((n for n, line in enumerate(lines) if line.strip()), 0)
     if lines[first].lstrip().startswith("%%"):
@@ -169,7 +168,6 @@ def _first_lines(lines: list[str]) -> Iterator[int]:
 
 
 def _blank(lines: list[str], number: int) -> None:
-    """Take out a line, and those that it goes on in."""
     goes_on = lines[number].rstrip().endswith("\\")
     lines[number] = _blanked(lines[number])
     while goes_on and number + 1 < len(lines):

@@ -45,13 +45,25 @@ class Location:
     quote: str = ""
     document: int = 0
     problem: str | None = None
-    is_list: bool = False
-    is_reference: bool = False
-    """The value is taken over from elsewhere: `${batch}`, `config["batch"]`."""
-    is_alias: bool = False
-    """The values below it are defined elsewhere."""
+    kind: Literal["value", "list", "reference", "alias"] = "value"
+    """A reference (`${batch}`, `config["batch"]`) and an alias have their values elsewhere."""
     in_json: bool = False
     """The text stands inside a string of JSON: a cell of a notebook."""
+
+    @property
+    def is_list(self) -> bool:
+        """True for a list."""
+        return self.kind == "list"
+
+    @property
+    def is_reference(self) -> bool:
+        """True for a value that is taken over from another place."""
+        return self.kind == "reference"
+
+    @property
+    def is_alias(self) -> bool:
+        """True for a YAML alias of a collection."""
+        return self.kind == "alias"
 
     def written(self, text: str) -> str:
         """`text` as the characters of the file."""

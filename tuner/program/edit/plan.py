@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from tuner.core.errors import InputError, Problem, nearest
 from tuner.core.expressions import show
 from tuner.program.edit.assign import Assignment
 from tuner.program.edit.place import Location, NotWritableError, is_wanted
-from tuner.program.edit.source import PYTHON, Edit, SourceFile, open_source, stale_comments
+from tuner.program.edit.source import PYTHON, Edit, SourceFile, diff_of, open_source, stale_comments
 from tuner.space.apply import Path as KeySteps
 from tuner.space.apply import show_path
 
@@ -31,11 +30,7 @@ class FileEdit:
 
     def diff(self) -> str:
         """The change as a unified diff; empty when there is none."""
-        if self.before == self.after:
-            return ""
-        old, new = (_lines(data.decode("utf-8")) for data in (self.before, self.after))
-        lines = difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
-        return "\n".join(lines) + "\n"
+        return diff_of(self.path, self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +242,6 @@ def _meaning(assignment: Assignment) -> object:
 
 
 def _asked(assignment: Assignment) -> object:
-    """The entry of `--map` that the assignment is of."""
     return assignment.key, assignment.expression, assignment.only
 
 
@@ -270,7 +264,6 @@ class _Entries:
 
     @classmethod
     def of(cls, source: SourceFile, places: Sequence[Location]) -> _Entries:
-        """The entries that `places` stand in."""
         paths = [place.path for place in places]
         depth = next(
             (n for n, steps in enumerate(zip(*paths, strict=False)) if len(set(steps)) > 1), 0
@@ -280,7 +273,6 @@ class _Entries:
         return cls(source.path, paths[0][:depth], own, source)
 
     def name_in(self, place: Location) -> str | int:
-        """The entry that a place stands in."""
         return place.path[len(self.prefix)]
 
     def used(self, paths: Collection[KeySteps]) -> str | int | None:
@@ -328,13 +320,3 @@ def _nothing_found(sources: Sequence[SourceFile], assignments: Sequence[Assignme
         hint=f"{f'looked for {tried}; ' if tried else ''}say where a value belongs with "
         "--map KNOB=KEY",
     )
-
-
-def _lines(text: str) -> list[str]:
-    """The lines as a diff shows them; a last one without an end says so."""
-    lines = text.split("\n")
-    if lines[-1]:
-        lines[-1] += "\n\\ No newline at end of file"
-    else:
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]

@@ -216,6 +216,7 @@ class _Reader(PythonText):
         is_reference: bool = False,
     ) -> Location:
         start, end = self.span(node)
+        is_list = isinstance(node, ast.List | ast.Tuple)
         return Location(
             path=path,
             line=self.line_of(start),
@@ -226,8 +227,7 @@ class _Reader(PythonText):
             value=value,
             quote=quote,
             problem=problem,
-            is_list=isinstance(node, ast.List | ast.Tuple),
-            is_reference=is_reference,
+            kind="reference" if is_reference else "list" if is_list else "value",
         )
 
 
@@ -246,7 +246,6 @@ def _is_update(node: ast.Call) -> bool:
 
 
 def _option(node: ast.Call) -> str | None:
-    """The name under which argparse's `add_argument` stores an option."""
     if last_name(node.func) != "add_argument":
         return None
     texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,15 @@ class Edit:
 
     place: Location
     value: KnobValue
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextEdit:
+    """Characters `start` to `end` of a file become `text`."""
+
+    start: int
+    end: int
     text: str
 
 
@@ -82,10 +92,15 @@ class SourceFile:
 
     def changed(self, changes: Sequence[Edit]) -> bytes:
         """The bytes of the file with `changes`, which are in the order of their places."""
+        places = [(change.place, change.text) for change in changes]
+        return self.edited([TextEdit(p.start, p.end, p.written(text)) for p, text in places])
+
+    def edited(self, edits: Sequence[TextEdit]) -> bytes:
+        """The bytes of the file with `edits`; those at one place keep their order."""
         text = self.data.decode("utf-8")
-        for change in reversed(changes):
-            written = change.place.written(change.text)
-            text = text[: change.place.start] + written + text[change.place.end :]
+        ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
+        for edit in reversed(ordered):
+            text = text[: edit.start] + edit.text + text[edit.end :]
         return text.encode("utf-8")
 
     def reads_as_wanted(self, after: bytes, changes: Sequence[Edit]) -> bool:
@@ -121,6 +136,25 @@ def read_places(data: bytes, path: Path) -> list[Location]:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}:{line}: not text in UTF-8") from None
     return reader(text, str(path))
+
+
+def diff_of(path: Path, before: bytes, after: bytes, context: int = 3) -> str:
+    """A unified diff; empty if nothing changes."""
+    if before == after:
+        return ""
+    old, new = (_lines(data.decode("utf-8")) for data in (before, after))
+    lines = difflib.unified_diff(old, new, str(path), str(path), lineterm="", n=context)
+    return "\n".join(lines) + "\n"
+
+
+def _lines(text: str) -> list[str]:
+    """The lines as a diff shows them; a last one without an end says so."""
+    lines = text.split("\n")
+    if lines[-1]:
+        lines[-1] += "\n\\ No newline at end of file"
+    else:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
 
 
 def _is_inside(place: Location, lists: Sequence[tuple[str | int, ...]]) -> bool:

@@ -75,12 +75,11 @@ def _place(path: Path, line: int, start: int, raw: str) -> Location:
         value=value,
         quote="'" if "'" in raw and '"' not in raw else '"',
         problem=problem,
-        is_list=raw.startswith("["),
+        kind="list" if raw.startswith("[") else "value",
     )
 
 
 def _parsed(raw: str) -> Any:
-    """A value alone, as tomllib reads it; None if it is broken."""
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:

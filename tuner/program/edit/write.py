@@ -92,7 +92,6 @@ def _check_unchanged(contents: Mapping[Path, tuple[bytes, bytes]]) -> None:
 
 
 def _temporary(path: Path, data: bytes) -> Path:
-    """A file beside `path` with `data`, and with mode, owner and attributes of `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _write_new(temporary, data)
@@ -105,7 +104,6 @@ def _temporary(path: Path, data: bytes) -> Path:
 
 
 def _backup(path: Path, data: bytes, when: str) -> Path:
-    """A copy of `path` beside it, under a name that nothing has yet."""
     for number in range(1, 1000):
         suffix = "" if number == 1 else f"-{number}"
         backup = path.with_name(f"{path.name}.{when}{suffix}.bak")

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -158,7 +159,7 @@ class _Document:
             language=self.language,
             document=self.number,
             problem=spot.problem or problem,
-            is_alias=True,
+            kind="alias",
         )
 
     def _scalar(self, node: ScalarNode, spot: _Spot) -> Location:
@@ -208,9 +209,15 @@ class _Document:
             quote='"' if self.language == "json" else quote,
             document=self.number,
             problem=problem,
-            is_list=isinstance(node, SequenceNode),
-            is_reference=isinstance(node, ScalarNode) and bool(_INTERPOLATION.search(node.value)),
+            kind=_kind(node),
         )
+
+
+def _kind(node: Node) -> Literal["value", "list", "reference"]:
+    if isinstance(node, SequenceNode):
+        return "list"
+    is_reference = isinstance(node, ScalarNode) and _INTERPOLATION.search(node.value)
+    return "reference" if is_reference else "value"
 
 
 def _references(root: Node) -> Counter[int]:
@@ -238,7 +245,6 @@ def _is_merge(key: Node) -> bool:
 
 
 def _merged_names(value: Node) -> set[str]:
-    """The keys that a merge of `value` brings in, however deep they stand."""
     names: set[str] = set()
     seen: set[int] = set()
     level = [value]
@@ -258,7 +264,6 @@ def _merged_names(value: Node) -> set[str]:
 
 
 def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:
-    """The meaning of a scalar, or the reason why it cannot be replaced."""
     if raw[:1] in ("&", "!"):
         return None, "has an anchor or a tag"
     if node.style in ("|", ">") or _LINE_BREAK.search(raw):
@@ -270,7 +275,6 @@ def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:
 
 
 def _plain_value(text: str, tag: str) -> Value:
-    """The meaning of a scalar without quotes."""
     if tag == f"{_TAG}null" or text == "???":  # OmegaConf: still to be set
         return None
     if tag == f"{_TAG}bool":

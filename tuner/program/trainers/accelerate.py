@@ -88,7 +88,6 @@ def _with_file(program: Program, options: dict[str, Any], launch: Launch) -> dic
 def _deepspeed_of(
     program: Program, options: Mapping[str, Any]
 ) -> tuple[dict[str, KnobValue], list[Problem]]:
-    """The settings that accelerate gives DeepSpeed, from its options or a file."""
     file = options.get("deepspeed_config_file")
     if file is not None:
         return zero_of_file(program.folder / str(file))
@@ -170,7 +169,6 @@ def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobVal
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """A file of `accelerate launch --config_file`, for all its GPUs (accelerate 1.15)."""
     del model  # named by the script that is launched
     chosen.leave("grad_accum", "belongs to Accelerator(gradient_accumulation_steps=...)")
     ranks = chosen.get("gpus_per_trial") or 1
@@ -187,7 +185,6 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
 
 
 def _distributed(chosen: SettingsReader) -> Settings:
-    """The settings by which processes share the work."""
     parallelism = chosen.parallelism
     chosen.get("distributed")
     if parallelism.ranks == 1:

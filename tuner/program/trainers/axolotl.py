@@ -140,7 +140,6 @@ def _fused_kernels(file: Arguments) -> None:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """An Axolotl configuration (0.19), less data sets and schedule."""
     precision = chosen.text("precision")
     arguments = training_arguments(chosen)
     chosen.leave_preparation()
@@ -188,10 +187,7 @@ def _adapters(chosen: SettingsReader, precision: str) -> Settings:
     targets = chosen.targets
     return {
         "adapter": "qlora" if precision == "nf4" else "lora",
-        **chosen.kind_of_adapter("peft_"),
-        "lora_r": chosen.get("lora_rank"),
-        "lora_alpha": chosen.get("lora_alpha"),
-        "lora_dropout": chosen.get("lora_dropout"),
+        **chosen.adapter("lora_r", "peft_"),
         "lora_target_linear": True if isinstance(targets, str) else None,
         "lora_target_modules": targets if isinstance(targets, list) else None,
         "lora_modules_to_save": chosen.saved_modules,

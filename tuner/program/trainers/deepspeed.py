@@ -112,7 +112,6 @@ def launch(words: Sequence[str]) -> Launch:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """A DeepSpeed configuration, with ZeRO where the configuration has it."""
     del model  # named by the script that is launched
     mixed = chosen.text("mixed_precision")
     return without_none(

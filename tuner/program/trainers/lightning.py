@@ -7,7 +7,6 @@ from tuner.program.writing import Settings, SettingsReader, without_none
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """The part `trainer` of the file: arguments of `lightning.Trainer` (2.6)."""
     del model  # the model is the user's own module
     mixed, precision = chosen.text("mixed_precision"), chosen.text("precision")
     known = {"bf16": "bf16-mixed", "fp16": "16-mixed"}.get(mixed)

@@ -123,7 +123,6 @@ _FLASH_ATTN = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """The file of `llamafactory-cli train` (0.9.5), less data set, template and schedule."""
     precision = chosen.text("precision")
     arguments = training_arguments(chosen)
     arguments.pop("gradient_checkpointing_kwargs", None)
@@ -164,10 +163,7 @@ def _adapters(chosen: SettingsReader) -> Settings:
     targets, saved = chosen.targets, chosen.saved_modules
     return {
         "finetuning_type": "lora",
-        **chosen.kind_of_adapter(),
-        "lora_rank": chosen.get("lora_rank"),
-        "lora_alpha": chosen.get("lora_alpha"),
-        "lora_dropout": chosen.get("lora_dropout"),
+        **chosen.adapter("lora_rank"),
         "lora_target": "all" if isinstance(targets, str) else ",".join(targets or []),
         "additional_target": ",".join(saved) if saved else None,
     }

@@ -157,7 +157,6 @@ def _loss(file: Arguments) -> str:
 
 
 def _launch(program: Program) -> Launch:
-    """`tune run RECIPE`, which starts one process; other recipes are not predicted."""
     launch = Launch(starts_ranks=False)
     names = [Path(word).name for word in program.command]
     words = names[names.index("run") + 1 :] if "run" in names else []
@@ -172,7 +171,6 @@ def _launch(program: Program) -> Launch:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """Changes to a configuration of the recipes."""
     del model  # torchtune names a builder, which does not follow from the name of the model
     precision = chosen.text("precision")
     chosen.get("effective_batch")  # the product of micro-batch and accumulation
@@ -203,10 +201,7 @@ def _adapters(chosen: SettingsReader) -> Settings:
     return without_none(
         {
             **_targets(chosen),
-            "use_dora": True if chosen.text("adapter") == "dora" else None,
-            "lora_rank": chosen.get("lora_rank"),
-            "lora_alpha": chosen.get("lora_alpha"),
-            "lora_dropout": chosen.get("lora_dropout"),
+            **{k: v for k, v in chosen.adapter("lora_rank").items() if k != "use_rslora"},
             "quantize_base": chosen.text("precision") == "nf4",
         }
     )

@@ -63,7 +63,6 @@ def _plan(training: ProgramTraining) -> Planned:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """Dictionaries for a script around transformers' Trainer, peft and bitsandbytes."""
     training = training_arguments(chosen) | machine_arguments(chosen)
     if chosen.is_quantized and chosen.text("kbit_preparation") == "trl":
         chosen.leave("kbit_preparation", "widen the norms to fp32 as TRL's SFTTrainer does")
@@ -93,7 +92,6 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
 
 
 def _lora(chosen: SettingsReader) -> Settings:
-    """Keyword arguments of `peft.LoraConfig`; empty in full fine-tuning."""
     if not chosen.has_adapters:
         return {}
     return without_none(
@@ -110,7 +108,6 @@ def _lora(chosen: SettingsReader) -> Settings:
 
 
 def _quantization(chosen: SettingsReader) -> Settings:
-    """Keyword arguments of `transformers.BitsAndBytesConfig`; empty without quantisation."""
     double = chosen.get("double_quant")
     if chosen.text("precision") == "int8":
         return {"load_in_8bit": True}
@@ -141,7 +138,6 @@ def _preparation(chosen: SettingsReader, training: Settings) -> Settings:
 
 
 def _use(settings: Mapping[str, Any]) -> str:
-    """The calls that take the dictionaries which are there."""
     quantization = ", quantization_config=BitsAndBytesConfig(**QUANTIZATION)"
     calls = {
         "MODEL": f"from_pretrained(**MODEL{quantization if 'QUANTIZATION' in settings else ''})",

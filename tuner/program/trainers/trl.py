@@ -85,7 +85,6 @@ def _dpo(training: ProgramTraining) -> Planned:
 
 
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
-    """The common part of both trainers."""
     arguments = training["arguments"]
     model, loaded = loaded_model(training, "fp32")
     # TrainingArguments are taken over as they are, with their own defaults.
@@ -172,7 +171,6 @@ def _as_script(training: ProgramTraining) -> ProgramTraining:
 
 
 def _renamed(flat: Arguments, names: dict[str, str]) -> dict[str, Argument]:
-    """The values behind these names, and the items of those that are lists."""
     found = {}
     for name, argument in flat.values.items():
         first, dot, rest = name.partition(".")
@@ -185,7 +183,6 @@ def _renamed(flat: Arguments, names: dict[str, str]) -> dict[str, Argument]:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """The file of `trl sft --config`: fields of SFTConfig and ModelConfig (TRL 1.16)."""
     precision = chosen.text("precision")
     double = chosen.get("double_quant")
     chosen.implies("padding", "none")
@@ -230,10 +227,7 @@ def _adapters(chosen: SettingsReader) -> Settings:
     targets = chosen.targets
     return {
         "use_peft": True,
-        **chosen.kind_of_adapter(),
-        "lora_r": chosen.get("lora_rank"),
-        "lora_alpha": chosen.get("lora_alpha"),
-        "lora_dropout": chosen.get("lora_dropout"),
+        **chosen.adapter("lora_r"),
         "lora_target_modules": [targets] if isinstance(targets, str) else targets,
         "lora_modules_to_save": chosen.saved_modules,
     }

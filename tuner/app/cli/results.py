@@ -1,7 +1,8 @@
-"""`tuner show`: the front of a search, or one of its trials."""
+"""`tuner best`, `show`, `report` and `report-run`: answers from the journal of a search."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,32 +10,68 @@ from typing import Any
 import click
 
 from tuner.app.cli import completing
-from tuner.app.cli.answers import (
+from tuner.app.cli.answers import measure_command, print_answers, use_commands, verify_command
+from tuner.app.cli.options import examples, json_option, objective_option, where_option
+from tuner.app.cli.target_options import Selected, criteria_options, target_options
+from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
+from tuner.app.search.result_files import redraw, reported_runs
+from tuner.app.target import Target, check_conditions, stale_text, usable
+from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
+from tuner.core.records import TrialRecord
+from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
+from tuner.report.terminal.front import (
     conditions_text,
     counts_text,
     print_front,
     print_levels,
     record_dict,
 )
-from tuner.app.cli.comparison import more_text, print_comparison
-from tuner.app.cli.evidence import print_evidence
-from tuner.app.cli.options import examples, json_option, objective_option, where_option
-from tuner.app.cli.stages import print_stages
-from tuner.app.cli.target_options import Selected, target_options
-from tuner.app.recommendation import nothing_fits_error
-from tuner.app.target import (
-    Target,
-    check_conditions,
-    stale_text,
-    usable,
-)
-from tuner.core.errors import InputError, unknown
-from tuner.core.records import TrialRecord
+from tuner.report.terminal.recommendation import print_recommendation
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.searches.best import check_text
 from tuner.searches.facts import gpus_text
 from tuner.searches.objectives import require_known
 from tuner.searches.view import View, build_view, levels
+
+
+@click.command(
+    "best",
+    epilog=examples(
+        "tuner best --space qlora27b --gpu a6000 --headroom 10%",
+        "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
+    ),
+)
+@target_options("The --model of the search.")
+@criteria_options
+@json_option
+def best(
+    *,
+    selected: Selected,
+    criteria: Criteria,
+    as_json: bool,
+) -> None:
+    """Print the fastest configuration that fits, from a finished search.
+
+    --gpu all compares every searched GPU type, --gpu a6000,t4 the named ones. Exit code 1 if
+    nothing tried fits.
+    """
+    targets = selected.targets()
+    if selected.is_several:
+        print_answers(
+            answers(targets, lambda target: recommended(target, criteria)), as_json=as_json
+        )
+        return
+    target = targets[0]
+    best = recommended(target, criteria)
+    use = use_commands(target, criteria)
+    measure = measure_command(target, best)
+    if as_json:
+        print_json({"by_gpus": [], **best.to_dict(), "use": list(use), "measure": measure})
+        return
+    echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
+    if target.known != target.folder:
+        echo("from the results that come with tuner; nothing was searched here")
+    print_recommendation(best, use=use, measure=measure, verify=verify_command(target, best))
 
 
 @click.command(
@@ -55,7 +92,7 @@ from tuner.searches.view import View, build_view, levels
     "--stale", "with_stale", is_flag=True, help="Include trials of other library versions."
 )
 @json_option
-def command(
+def show(
     *,
     trial_id: str | None,
     selected: Selected,
@@ -204,3 +241,67 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
             hint=f"for example {begun[0]}",
         )
     raise unknown("trial", trial_id, by_id, list_command="tuner show")
+
+
+@click.command(
+    "report",
+    epilog=examples(
+        "tuner report --space qlora27b --gpu a6000 --open",
+        "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
+    ),
+)
+@target_options("The --model of the search.")
+@where_option
+@click.option("--open", "is_opened", is_flag=True, help="Open the report in a browser.")
+@json_option
+def report(
+    *,
+    selected: Selected,
+    where: tuple[str, ...],
+    is_opened: bool,
+    as_json: bool,
+) -> int:
+    """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
+
+    Runs no trial. Without --where, the search's conditions stay. --gpu all draws every searched GPU
+    type, --gpu a6000,t4 the named ones; each report shows the others too. Exit code 1 if nothing
+    tried fits.
+    """
+    targets = selected.targets()
+    views = redraw(targets, where)
+    files = [target.folder.report_html for target in targets]
+    if as_json:
+        print_json(
+            [
+                {"gpu": view.gpu.id, "report": str(path), "trials": len(view.records)}
+                for view, path in zip(views, files, strict=True)
+            ]
+        )
+    else:
+        print_fields([(view.gpu.id, str(path)) for view, path in zip(views, files, strict=True)])
+    if is_opened:
+        click.launch(str(files[0]))
+    return EXIT_FOUND if any(view.best for view in views) else EXIT_NOTHING_FITS
+
+
+@click.command(
+    "report-run",
+    epilog=examples(
+        "tuner report-run --space tiny_cpu --gpu cpu",
+        "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
+    ),
+)
+@target_options("The --model of the search.")
+def report_run(*, selected: Selected) -> None:
+    """Print measured trials as rows to give away: predicted numbers beside measured ones.
+
+    One line of JSON for each measured configuration, the fastest first: the model's public name,
+    the GPU, the knobs, the versions, memory and time. No path, no name of a space or a machine, no
+    date. A pull request that adds the lines to benchmarks/reported_runs.jsonl improves the
+    predictions of everybody. Exit code 3 if nothing was measured.
+    """
+    rows = reported_runs(selected.target())
+    for row in rows:
+        echo(json.dumps(row))
+    plural = "s" if len(rows) > 1 else ""
+    echo(f"{len(rows)} measured configuration{plural}; nothing was sent", err=True)

@@ -1,0 +1,275 @@
+"""`tuner doctor`, `calibrate` and `node-resources`: this machine and its GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from tuner.app import versions
+from tuner.app.cli.options import DurationType, examples, json_option
+from tuner.app.device import LocalGpu, local_gpus, lost_gpus
+from tuner.app.doctor import DeviceFacts, MachineFacts, Severity, examine
+from tuner.app.listener import quiet_libraries
+from tuner.app.own_settings import own_settings
+from tuner.app.probe import probe
+from tuner.core import host, nvml
+from tuner.core.errors import EXIT_FOUND, EXIT_UNAVAILABLE
+from tuner.core.units import format_duration, format_gib, significant
+from tuner.cost.speed.profile import DeviceProfile, profile_path, profiles_folder
+from tuner.report.terminal.render import echo, print_fields, print_json
+
+_DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
+
+
+@click.command(
+    "doctor",
+    epilog=examples("tuner doctor", "tuner doctor --config conf/config.yaml --json"),
+)
+@click.option(
+    "--config",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Your configuration file (YAML, JSON, TOML, Python), checked for slow settings; "
+    "repeatable.",
+)
+@json_option
+def doctor(*, files: tuple[Path, ...], as_json: bool) -> int:
+    """Check driver, libraries, free memory and settings that cost speed.
+
+    Each line is ok, a warning or a problem, with what to do about it. Exit code 3 if there is a
+    problem.
+    """
+    own = [finding for path in files for finding in own_settings(path, host.usable_cpus())]
+    findings = [*examine(gather()), *own]
+    worst = EXIT_UNAVAILABLE if any(f.level is Severity.PROBLEM for f in findings) else EXIT_FOUND
+    if as_json:
+        print_json({"ok": worst == EXIT_FOUND, "findings": [f.to_dict() for f in findings]})
+        return worst
+    lines = []
+    for finding in findings:
+        lines.append((f"{finding.level!s:9}{finding.check}", finding.text))
+        lines.append(("", f"-> {finding.fix}" if finding.fix else ""))
+    print_fields(lines)
+    counts = [
+        sum(f.level is level for f in findings) for level in (Severity.PROBLEM, Severity.WARNING)
+    ]
+    echo(f"\n{_number(counts[0], 'problem')}, {_number(counts[1], 'warning')}")
+    return worst
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def gather() -> MachineFacts:
+    """What is so on this machine. PyTorch is looked at in a process of its own."""
+    found = local_gpus()
+    identity = nvml.device_identity(found[0].index) if found else None
+    return MachineFacts(
+        devices=tuple(map(_facts_of, found)),
+        lost=tuple(lost_gpus()),
+        driver=identity.driver if identity else None,
+        driver_cuda=nvml.driver_cuda_version() if found else None,
+        has_device_files=_DEVICE_FILES.is_dir() and any(_DEVICE_FILES.iterdir()),
+        probe=probe(),
+        versions=versions.installed(),
+        tested=versions.tested(),
+        least=versions.least(),
+        environment=dict(os.environ),
+        flash_attn=find_spec("flash_attn") is not None,
+        cpus=host.usable_cpus(),
+        host_total_bytes=host.usable_memory_bytes(),
+        host_available_bytes=host.available_memory_bytes(),
+        shared_bytes=host.shared_memory_bytes(),
+    )
+
+
+def _facts_of(device: LocalGpu) -> DeviceFacts:
+    identity = nvml.device_identity(device.index)
+    use = nvml.device_use(device.index)
+    return DeviceFacts(
+        index=device.index,
+        name=device.name,
+        total_bytes=device.total_bytes,
+        compute_capability=identity.compute_capability if identity else (0, 0),
+        gpu=device.gpu,
+        used_bytes=use.used_bytes if use else None,
+        processes=nvml.device_processes(device.index) or (),
+    )
+
+
+DEFAULT_BUDGET_S = 90.0
+
+
+@click.command(
+    "calibrate",
+    epilog=examples("tuner calibrate", "tuner calibrate --device cpu --output cpu.yaml"),
+)
+@click.option(
+    "--device",
+    default="cuda:0",
+    show_default=True,
+    metavar="DEVICE",
+    help="cuda:0, cuda:1, ... or cpu.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File of the profile.  [default: ~/.config/tuner/profiles/GPU.yaml]",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    type=DurationType(),
+    default=DEFAULT_BUDGET_S,
+    metavar="TIME",
+    help="Time after which remaining measurements are skipped.  [default: 90s]",
+)
+@click.option(
+    "--smoke", is_flag=True, help="Test the code, not the device, with a few tiny shapes."
+)
+@json_option
+def calibrate(
+    *, device: str, output: Path | None, budget_s: float, smoke: bool, as_json: bool
+) -> None:
+    """Measure a GPU in about a minute and save the figures as its device profile.
+
+    Measures matrix products of many shapes, memory traffic, attention, 4-bit and 8-bit
+    dequantisation, the launch cost and the size of the CUDA context. Predictions for this GPU type
+    then use these figures instead of the data sheet's. Nothing else should run on the GPU
+    meanwhile.
+    """
+    output or profiles_folder()  # a minute of measuring must not end at a missing folder
+    with quiet_libraries():
+        # Seconds to import: torch and bitsandbytes.
+        from tuner.predict.measure_device import measure_device
+
+        profile = measure_device(
+            device, budget_s=budget_s, smoke=smoke, report=lambda line: echo(line, err=True)
+        )
+    path = output or profile_path(profile.gpu or profile.device)
+    profile.save(path)
+    if as_json:
+        print_json(_summary(profile, path))
+    else:
+        _print_profile(profile, path)
+
+
+def _summary(profile: DeviceProfile, path: Path) -> dict[str, object]:
+    dtypes = sorted({rate.dtype for rate in profile.matmul})
+    return {
+        "path": str(path),
+        "device": profile.device,
+        "gpu": profile.gpu,
+        "peak_flops_per_s": {dtype: profile.peak_flops_per_s(dtype) for dtype in dtypes},
+        "bandwidth_bytes_per_s": profile.bandwidth_bytes_per_s(),
+        "launch_s": profile.launch_s,
+        "kernel_s": profile.kernel_s,
+        "context_bytes": profile.context_bytes,
+        "products": len(profile.matmul),
+        "skipped": list(profile.skipped),
+        "duration_s": profile.duration_s,
+    }
+
+
+def _print_profile(profile: DeviceProfile, path: Path) -> None:
+    dtypes = dict.fromkeys(rate.dtype for rate in profile.matmul)
+    rates = ", ".join(
+        f"{dtype} {significant((profile.peak_flops_per_s(dtype) or 0) / 1e12)}" for dtype in dtypes
+    )
+    bandwidth = profile.bandwidth_bytes_per_s()
+    context = profile.context_bytes
+    print_fields(
+        [
+            ("device", profile.device),
+            ("GPU type", profile.gpu or "not in the catalogue"),
+            ("best TFLOP/s", rates),
+            ("bandwidth", f"{significant(bandwidth / 1e9)} GB/s" if bandwidth else ""),
+            ("launch", f"{significant(profile.launch_s * 1e6)} us per operator"),
+            ("shortest kernel", f"{significant(profile.kernel_s * 1e6)} us"),
+            ("CUDA context", format_gib(context) if context is not None else "unknown"),
+            ("figures", str(len(profile.matmul) + len(profile.traffic) + len(profile.attention))),
+            ("skipped", "; ".join(profile.skipped)),
+            ("took", format_duration(profile.duration_s)),
+            ("profile", str(path)),
+        ]
+    )
+
+
+@click.command(
+    "node-resources",
+    epilog=examples(
+        "tuner node-resources",
+        'ray start --head --resources="$(tuner node-resources)"',
+        'ray start --address=HEAD:6379 --resources="$(tuner node-resources)"',
+    ),
+)
+@json_option
+def node_resources(*, as_json: bool) -> None:
+    """Print this machine's resources for `ray start --resources`.
+
+    A resource is named after its GPU type (`tuner gpus`), because Ray's own labels are coarser: to
+    Ray, A100s with 40 and 80 GB are the same. Without a GPU it prints {}. Only GPUs that
+    CUDA_VISIBLE_DEVICES shows are counted. Unusable GPUs, such as one that does not answer its
+    driver, are named on stderr.
+
+    --json prints everything found: {"resources": ..., "num_gpus": ..., "devices": [...]}.
+    """
+    devices = local_gpus()
+    resources = dict(Counter(device.gpu.id for device in devices if device.gpu is not None))
+    for line in (*lost_gpus(), *warnings(devices)):
+        click.echo(f"warning: {line}", err=True)
+    if not as_json:
+        click.echo(json.dumps(resources))
+        return
+
+    print_json(
+        {
+            "resources": resources,
+            "num_gpus": len(devices),
+            "devices": [
+                {
+                    "index": device.index,
+                    "name": device.name,
+                    "memory_bytes": device.total_bytes,
+                    "gpu": device.gpu.id if device.gpu else None,
+                }
+                for device in devices
+            ],
+        }
+    )
+
+
+def warnings(devices: Sequence[LocalGpu]) -> list[str]:
+    """What is to be said of a machine whose GPUs Ray would not use as they are.
+
+    Ray hands out GPUs by number and knows nothing of the types behind them: a worker that gets
+    another device than it was promised refuses it, which costs the trial a new worker.
+    """
+    found = [
+        f"{device.name} with {format_gib(device.total_bytes)} (GPU {device.index}) is of no known "
+        "type, and no trial will run on it: `tuner calibrate` measures it, or describe it in "
+        "~/.config/tuner/gpus.yaml"
+        for device in devices
+        if device.gpu is None
+    ]
+    kinds: dict[str, list[str]] = {}
+    for device in devices:
+        kinds.setdefault(device.gpu.id if device.gpu else "unknown", []).append(str(device.index))
+    if len(kinds) > 1:
+        of_each = ", ".join(f"{kind}: {','.join(indices)}" for kind, indices in kinds.items())
+        found.append(
+            f"GPUs of several types ({of_each}): Ray may hand a worker the wrong type, which it "
+            "then refuses. Start Ray once for each type, with only its GPUs in "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return found

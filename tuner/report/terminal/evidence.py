@@ -1,0 +1,278 @@
+"""The numbers of one configuration, their breakdown, and predicted beside measured ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tuner.core.records import Measurement, Prediction, Source, TrialRecord
+from tuner.core.units import format_duration, format_range, format_size, significant
+from tuner.report.terminal.render import count, echo, print_fields
+from tuner.report.terminal.tables import print_rows
+from tuner.searches.facts import SpaceFacts, StageRow, ranks_text, rows_of
+
+
+def print_evidence(
+    evidence: Prediction | Measurement,
+    *,
+    fits: bool,
+    limit_bytes: int,
+    margin_bytes: int | None = None,
+) -> None:
+    """Whether it fits, the memory and the time by what they are used for, and the speed.
+
+    `limit_bytes` is the memory that there is, of a rank where there are several, and
+    `margin_bytes` what to keep free of it where the evidence does not say it.
+    """
+    print_fields(
+        [
+            ("source", str(evidence.source)),
+            (
+                "fits",
+                fits_text(evidence, fits=fits, limit_bytes=limit_bytes, margin_bytes=margin_bytes),
+            ),
+            ("memory", _memory_text(evidence)),
+            ("ranks", ranks_text(evidence)),
+            ("speed", _speed_text(evidence)),
+            ("limited by", _limit_text(evidence.speed.breakdown_s)),
+            (
+                "parameters",
+                f"{count(evidence.trainable_params)} trainable of {count(evidence.total_params)}",
+            ),
+            # It ends with the settings and the layers that the numbers know nothing of.
+            ("method", evidence.method if isinstance(evidence, Prediction) else ""),
+        ]
+    )
+    if evidence.memory.breakdown:
+        echo()
+        _print_breakdown(
+            f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_size
+        )
+    if evidence.speed.breakdown_s:
+        echo()
+        _print_breakdown(
+            f"time of one optimizer step ({evidence.source})",
+            evidence.speed.breakdown_s,
+            format_duration,
+        )
+
+
+def fits_text(
+    evidence: Prediction | Measurement,
+    *,
+    fits: bool,
+    limit_bytes: int,
+    margin_bytes: int | None = None,
+) -> str:
+    """The answer with the arithmetic behind it; see `print_evidence`."""
+    used_bytes = evidence.memory.device_bytes
+    if margin_bytes is None:
+        margin_bytes = evidence.budget.margin_bytes if isinstance(evidence, Prediction) else 0
+    free_bytes = limit_bytes - used_bytes
+    numbers = f"{format_size(used_bytes)} of {format_size(limit_bytes)}"
+    if free_bytes < 0:
+        return f"no: {numbers}, {format_size(-free_bytes)} too much"
+    margin = f"margin {format_size(margin_bytes)}" if margin_bytes else "no margin asked"
+    text = f"{'yes' if fits else 'no'}: {numbers}, {format_size(free_bytes)} free, {margin}"
+    _, high_bytes = evidence.intervals.get("device_bytes", (0.0, 0.0))
+    if fits and high_bytes > limit_bytes:
+        text += f"; at the upper end of its interval, {format_size(int(high_bytes))}, it does not"
+    return text
+
+
+def _memory_text(evidence: Prediction | Measurement) -> str:
+    memory = evidence.memory
+    text = (
+        f"device memory {format_size(memory.device_bytes)}"
+        f"{_interval_text(evidence, 'device_bytes', format_size)}, "
+        f"peak of {format_size(memory.peak_allocated_bytes)} allocated and "
+        f"{format_size(memory.peak_reserved_bytes)} reserved, in the {memory.peak_phase} phase"
+    )
+    if memory.paged_bytes:
+        text += f"; {format_size(memory.paged_bytes)} more in managed memory of the optimizer"
+    return text
+
+
+def _speed_text(evidence: Prediction | Measurement) -> str:
+    speed = evidence.speed
+    micro_steps = f"{significant(speed.it_per_s)} micro-steps/s, "
+    mfu = f", MFU {speed.mfu:.0%}" if speed.mfu is not None else ""
+    return (
+        f"{significant(speed.samples_per_s)} samples/s, {significant(speed.tokens_per_s)} "
+        f"tokens/s{_interval_text(evidence, 'tokens_per_s', significant)}, "
+        f"{micro_steps if speed.counts_micro_steps else ''}"
+        f"{format_duration(speed.step_s)} an optimizer step{mfu}"
+    )
+
+
+def _interval_text(
+    evidence: Prediction | Measurement, name: str, text: Callable[[float], str]
+) -> str:
+    """The 90 % interval of a quantity that is estimated, after the quantity itself."""
+    if name not in evidence.intervals:
+        return ""
+    low, high = evidence.intervals[name]
+    return f" (90 %: {format_range(low, high, text)})"
+
+
+def _limit_text(breakdown_s: Mapping[str, float]) -> str:
+    total_s = sum(breakdown_s.values())
+    if total_s <= 0:
+        return ""
+    name, seconds = max(breakdown_s.items(), key=lambda item: item[1])
+    return f"{name} ({seconds / total_s:.0%} of the time)"
+
+
+def _print_breakdown(title: str, parts: Mapping[str, float], text: object) -> None:
+    assert callable(text)
+    total = sum(parts.values())
+    rows = [
+        (str(name).replace("_", " "), text(value), f"{value / total:.1%}")
+        for name, value in sorted(parts.items(), key=lambda item: -item[1])
+        if value
+    ]
+    print_rows([title, "", "share"], [*rows, ("total", text(total), "")], right=("", "share"))
+
+
+Evidence = Prediction | Measurement
+
+
+def print_comparison(
+    predicted: Prediction, ran: Measurement | None, source: Source = Source.MEASURED
+) -> None:
+    """A table of every number that is predicted or of a trial that ran, with their ratio.
+
+    `source` says of what kind the numbers of the trial are, or would have been.
+    """
+    print_rows(
+        ["", "predicted", str(source), "ratio"],
+        _compared_rows(predicted, ran),
+        right=("predicted", str(source), "ratio"),
+    )
+
+
+def print_ran(ran: Measurement) -> None:
+    """A table of every number of a trial that ran, where nothing was predicted."""
+    rows = [
+        [label, text(value(ran) or 0)]
+        for label, value, text in _compared_numbers(None, ran)
+        if value(ran)
+    ]
+    print_rows(["", str(ran.source)], rows, right=(str(ran.source),))
+
+
+def _compared_rows(predicted: Prediction, ran: Measurement | None) -> Iterator[list[str]]:
+    for label, value, text in _compared_numbers(predicted, ran):
+        said, seen = value(predicted), value(ran) if ran else None
+        if said is None and seen is None:
+            continue
+        ratio = f"{said / seen:.3f}" if said and seen else ""
+        yield [label, _text(said, text), _text(seen, text), ratio]
+
+
+def _text(number: float | None, text: Callable[[float], str]) -> str:
+    return "" if number is None else text(number)
+
+
+def _compared_numbers(
+    predicted: Prediction | None, ran: Measurement | None
+) -> Iterator[tuple[str, Callable[[Evidence], float | None], Callable[[float], str]]]:
+    """Each number: its label, where it is found, and how it is written."""
+    yield "device memory", lambda e: e.memory.device_bytes, format_size
+    yield "peak reserved", lambda e: e.memory.peak_reserved_bytes, format_size
+    yield "peak allocated", lambda e: e.memory.peak_allocated_bytes, format_size
+    yield "loaded", lambda e: e.memory.loaded_bytes, format_size
+    phases = [*predicted.memory.phase_peak_bytes] if predicted else []
+    phases += [p for p in (ran.memory.phase_peak_bytes if ran else ()) if p not in phases]
+    for phase in phases:
+
+        def peak(evidence: Evidence, phase: str = phase) -> float | None:
+            return evidence.memory.phase_peak_bytes.get(phase)
+
+        yield f"  peak in {phase}", peak, format_size
+    yield "paged", lambda e: e.memory.paged_bytes or None, format_size
+    yield "optimizer step", lambda e: e.speed.step_s, format_duration
+    yield "samples/s", lambda e: e.speed.samples_per_s, significant
+    yield "tokens/s", lambda e: e.speed.tokens_per_s, significant
+    yield "micro-steps/s", _micro_steps_per_s, significant
+    yield "MFU", lambda e: e.speed.mfu, lambda share: f"{share:.1%}"
+
+
+def _micro_steps_per_s(evidence: Evidence) -> float | None:
+    return evidence.speed.it_per_s if evidence.speed.counts_micro_steps else None
+
+
+def params_text(ran: Measurement) -> str:
+    """How many parameters are trained; empty where code of the user's own does not tell."""
+    if not ran.total_params:
+        return ""
+    return f"{count(ran.trainable_params)} trainable of {count(ran.total_params)}"
+
+
+def more_text(ran: Measurement) -> str:
+    """What only a trial that ran knows, where it is known."""
+    values: Mapping[str, Any] = ran.to_dict()
+    interval = values.get("samples_per_s_interval")
+    parts = [f"{ran.steps} step{'s' * (ran.steps != 1)} timed"]
+    if around := ran.intervals.get("step_s"):
+        ends = format_range(*around, format_duration)
+        parts.append(f"90 %: {ends} an optimizer step")
+    if interval:
+        parts.append(f"95 %: {significant(interval[0])} to {significant(interval[1])} samples/s")
+    for name, text in _ONLY_OF_TRIALS.items():
+        if values.get(name) is not None:
+            parts.append(text(values[name]))
+    if ran.source is Source.MEASURED and not ran.loss_finite:
+        parts.append("loss not finite")
+    return ", ".join(parts)
+
+
+_ONLY_OF_TRIALS: Mapping[str, Callable[[Any], str]] = {
+    "load_s": lambda s: f"loaded in {format_duration(s)}",
+    "first_step_s": lambda s: f"first step {format_duration(s)}",
+    "data_wait_fraction": lambda share: f"{share:.1%} of the time waiting for data",
+    "num_alloc_retries": lambda n: f"{n} allocator retries",
+    "nvml_device_bytes": lambda size: f"{format_size(size)} in use on the device (NVML)",
+    "gpu_utilization": lambda share: f"{share:.0%} GPU utilisation",
+    "power_w": lambda watts: f"{watts:.0f} W",
+    "energy_j_per_sample": lambda joule: f"{significant(joule)} J a sample",
+    "cpu_threads": lambda n: f"{n} processor threads",
+    "weights": lambda which: f"weights {which}",
+    "lengths": lambda which: f"lengths {which}",
+}
+
+
+_STAGE_NUMBERS = ("memory", "samples/s", "step", "time")
+
+
+def print_stages(record: TrialRecord, space: SpaceFacts) -> None:
+    """Every stage of a trial with its memory, speed and time; nothing where there are none."""
+    evidence = record.outcome.evidence
+    if evidence is not None:
+        print_rows_of_stages(rows_of(record, space), str(evidence.source))
+
+
+def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
+    """The stages as a table."""
+    if not rows:
+        return
+    echo(f"\nStages ({source})")
+    print_rows(
+        ["", "stage", *_STAGE_NUMBERS, "sets"],
+        [
+            (
+                "!" if not row.fits else "*" if row.hardest else "",
+                row.label,
+                format_size(row.numbers.device_bytes),
+                significant(row.numbers.samples_per_s),
+                format_duration(row.numbers.step_s),
+                row.time_text,
+                row.settings,
+            )
+            for row in rows
+        ],
+        right=_STAGE_NUMBERS,
+    )
+    echo("* needs the most memory and decides what fits")
+    if not all(row.fits for row in rows):
+        echo("! does not fit")

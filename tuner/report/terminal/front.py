@@ -1,0 +1,257 @@
+"""The Pareto front as a table and as a picture of characters, and how the trials ended."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.core.expressions import all_of, show
+from tuner.core.records import KnobValue, Source, Status, TrialRecord
+from tuner.core.units import GIB, format_duration, format_size, printable, significant
+from tuner.report.objective_plot import axes_of, points_of
+from tuner.report.plot import memory_range_gib
+from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
+from tuner.report.terminal.render import echo, print_fields, settings_text, width
+from tuner.report.terminal.tables import Sheet, print_rows, print_sheet, print_wider
+from tuner.searches.cost import run_cost
+from tuner.searches.facts import OF_ONE, counted_gpus
+from tuner.searches.front import UNDECIDED, room_bytes
+from tuner.searches.view import SHOWN_LEVELS, Kind, View, levels
+
+_NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
+
+
+_SHOWN_OBJECTIVES = ("device_bytes", "samples_per_s", "tokens_per_s", "step_s", "epoch_usd")
+
+
+_MAIN_NUMBERS = _NUMBERS[:3]
+"""Those for which there is room in 80 columns beside the settings."""
+
+
+def conditions_text(conditions: Sequence[str]) -> str:
+    """The conditions as one sentence part; empty when there are none."""
+    return all_of(conditions)
+
+
+def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
+    """The front as a table and as a picture: what differs between its configurations, in numbers.
+
+    The knobs are columns where the screen is wide enough, else one column of settings. `stale`
+    are ids of trials to mark as those of other library versions.
+    """
+    if not view.front:
+        return
+    # Derived values follow from the knobs and would only take their room.
+    names = view.space.knobs or view.knobs
+    differing = [n for n in names if len({r.configuration.get(n) for r in view.front}) > 1]
+    echo(f"Front ({view.source}): {_front_text(view)}")
+    same = [n for n in names if n not in differing]
+    print_fields([("all with", settings_text(view.front[0].configuration, same))])
+    echo()
+    # Those objectives that no column shows already.
+    more = [o for o in view.objectives if o.name not in (*_SHOWN_OBJECTIVES, *differing)]
+    labels = [o.name for o in more]
+    wide = Sheet(["", *_NUMBERS, *labels, *differing], right=(*_NUMBERS, *labels))
+    narrow = Sheet(
+        ["", *_MAIN_NUMBERS, *labels, "settings"],
+        right=(*_MAIN_NUMBERS, *labels),
+        drop=("epoch", *reversed(labels)),
+    )
+    undecided = view.undecided
+    for record in view.front:
+        mark = "*" if view.best and view.best.configuration == record.configuration else ""
+        mark += "~" if record.trial_id in stale else ""
+        mark += "?" if record in undecided else ""
+        numbers = _numbers(record, view)
+        values = [_cell(record.configuration.get(name)) for name in differing]
+        others = [significant(o.value(record) or 0.0) for o in more]
+        wide.add_row(mark, *numbers, *others, *values)
+        settings = settings_text(record.configuration, differing)
+        narrow.add_row(mark, *numbers[: len(_MAIN_NUMBERS)], *others, settings)
+    print_wider(wide, narrow)
+    if view.best is not None:
+        echo("* recommended")
+    if undecided:
+        echo(f"? {UNDECIDED}")
+    if any(counted_gpus(record.configuration) > 1 for record in view.front):
+        echo(f"of several GPUs {OF_ONE}")
+    if any(record.trial_id in stale for record in view.front):
+        echo("~ stale: of other library versions than the newest trials")
+    print_plot(view)
+
+
+def print_levels(view: View) -> None:
+    """One front for each level of rank and length, as one table; says so where there is none."""
+    found = levels(view)
+    if not found:
+        echo("There are no levels: no capacity knob (rank, length) has two values here.")
+        return
+    shown = [(level, level.front()) for level in found[:SHOWN_LEVELS]]
+    names = list(dict.fromkeys(name for level, _ in shown for name in level.values))
+    echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
+    echo(f"{_front_text(view)}; floors do not apply")
+    echo()
+    rows = Sheet(
+        [*names, *_MAIN_NUMBERS, "settings"], right=(*names, *_MAIN_NUMBERS), drop=("epoch",)
+    )
+    knobs = [name for name in view.space.knobs or view.knobs if name not in names]
+    on_front = [record for _, front in shown for record in front]
+    differing = [n for n in knobs if len({r.configuration.get(n) for r in on_front}) > 1]
+    for level, front in shown:
+        values = [_cell(level.values.get(name)) for name in names]
+        if not front:
+            rows.add_row(*values, *[""] * len(_MAIN_NUMBERS), f"none of {level.trials} fits")
+        for record in front:
+            numbers = _numbers(record, view)[: len(_MAIN_NUMBERS)]
+            rows.add_row(*values, *numbers, settings_text(record.configuration, differing))
+            values = [""] * len(names)
+    print_sheet(rows)
+    if len(found) > SHOWN_LEVELS:
+        echo(f"and {len(found) - SHOWN_LEVELS} more levels, which --json lists")
+
+
+def _front_text(view: View) -> str:
+    if view.is_default:
+        return "none is both faster and smaller"
+    labels = " and ".join(objective.label for objective in view.objectives)
+    return f"no configuration is better in {labels}"
+
+
+def _cell(value: KnobValue | None) -> str:
+    return "" if value is None else show(value)
+
+
+def _numbers(record: TrialRecord, view: View) -> list[str]:
+    evidence = record.outcome.evidence
+    assert evidence is not None  # without numbers a trial is on no front
+    cost = run_cost(record, view.space, view.gpu)
+    used_bytes = evidence.memory.device_bytes
+    return [
+        format_size(used_bytes),
+        significant(evidence.speed.samples_per_s),
+        format_duration(cost.epoch_s) if cost else "?",
+        significant(evidence.speed.tokens_per_s),
+        format_size(room_bytes(record, view.gpu.memory_bytes) - used_bytes),
+        format_duration(evidence.speed.step_s),
+        f"{cost.epoch_usd:.2f}" if cost and cost.epoch_usd is not None else "?",
+    ]
+
+
+def print_prediction_error(records: Sequence[TrialRecord]) -> None:
+    """How close the predictions came, where trials were measured; else nothing."""
+    found = pairs(records)
+    rows = prediction_error_rows(found)
+    text = verdict_text(verdicts(records))
+    if rows:
+        echo(f"\nPredicted against measured ({len(found)} trials)")
+        columns = list(rows[0])
+        print_rows(columns, [list(row.values()) for row in rows], right=columns[1:])
+    if text:
+        echo(text)
+
+
+def record_dict(record: TrialRecord) -> dict[str, Any]:
+    """A trial for `--json`: the journal's record, and whether it fits."""
+    return {**record.to_dict(), "fits": record.fits}
+
+
+def sources_text(records: Sequence[TrialRecord]) -> str:
+    """How the trials ended, in words: those that ran, and what was predicted."""
+    by_source = {s: [r for r in records if r.source is s] for s in reversed(Source)}
+    return "; ".join(f"{counts_text(found)} ({s})" for s, found in by_source.items() if found)
+
+
+def counts_text(records: Sequence[TrialRecord]) -> str:
+    """How the trials ended, in words."""
+    oom = sum(r.outcome.status is Status.OOM for r in records)
+    tight = sum(r.outcome.status is Status.OK and not r.fits for r in records)
+    failed = sum(r.outcome.status not in (Status.OK, Status.OOM) for r in records)
+    parts = [f"{sum(r.fits for r in records):,} fit", f"{oom:,} out of memory"]
+    parts += [f"{tight} without the margin"] if tight else []
+    parts += [f"{failed} failed"] if failed else []
+    return f"{len(records):,} configurations: {', '.join(parts)}"
+
+
+HEIGHT = 16
+
+
+MAX_WIDTH = 80
+
+
+LEAST_POINTS = 3
+"""Fewer points say no more than the table above them."""
+
+
+_MARKS: Mapping[Kind, tuple[str, str]] = {  # how it is drawn, and what it is called
+    Kind.BEST: ("*", "recommended"),
+    Kind.FRONT: ("o", "front"),
+    Kind.FITS: (".", "fits"),
+    Kind.OUTSIDE: (",", "fits, excluded"),
+    Kind.UNTRIED: (",", "predicted to fit"),
+    Kind.TOO_LARGE: ("x", "does not fit"),
+    Kind.FAILED: ("!", "failed"),
+}
+
+
+# What plotext draws its frame with, in the characters that every encoding has.
+_ASCII = str.maketrans("─│┌┐└┘├┤┬┴┼╷╵╴╶", "-|+++++++++||--")
+
+
+def print_plot(view: View) -> None:
+    """Every trial as a character, with a legend; nothing where there is too little to see."""
+    text = plot_text(view, columns=min(width(), MAX_WIDTH), is_ascii=not _can_draw())
+    if text:
+        echo(f"\n{text}")
+
+
+def plot_text(view: View, *, columns: int, is_ascii: bool) -> str:
+    """The picture, without colour or any control character; empty where there is too little."""
+    import plotext  # 40 ms, where a front is shown
+
+    across, up = axes_of(view)
+    drawn = points_of(view)
+    low, high = memory_range_gib(view) if across.objective.name == "device_bytes" else (None, None)
+    shown = {
+        points.kind: [
+            (x, y) for x, y in zip(points.xs, points.ys, strict=True) if high is None or x <= high
+        ]
+        for points in drawn
+    }
+    if len({point for found in shown.values() for point in found}) < LEAST_POINTS:
+        return ""
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(columns, HEIGHT)
+    limit = view.gpu.memory_bytes / GIB
+    has_limit = high is not None and limit < high
+    if high is not None:
+        plotext.xlim(low, high)
+    if has_limit:
+        plotext.vline(limit)
+    for kind, found in shown.items():  # the recommended one comes last, over all others
+        if found:
+            xs, ys = zip(*found, strict=True)
+            plotext.scatter(xs, ys, marker=_MARKS[kind][0])
+    lines = [line.rstrip() for line in plotext.uncolorize(plotext.build()).splitlines()]
+    title = f"{up.title} over {across.title}, {view.drawn_source}"
+    picture = "\n".join([textwrap.fill(title, columns), *lines])
+    if is_ascii:
+        picture = picture.translate(_ASCII)
+    kinds = [kind for kind in _MARKS if shown.get(kind)]
+    return f"{printable(picture)}\n{_legend(kinds, has_limit=has_limit)}"
+
+
+def _legend(kinds: list[Kind], *, has_limit: bool) -> str:
+    named = [" ".join(_MARKS[kind]) for kind in kinds]
+    return "  ".join([*named, *(["| the GPU's memory"] if has_limit else [])])
+
+
+def _can_draw() -> bool:
+    """Whether stdout can show the characters of a frame."""
+    try:
+        "─│┌┐└┘┤┬".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,136 @@
+"""The recommended configuration, with what it needs and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.core.setup.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, MACHINES
+from tuner.core.units import format_duration, format_size, significant
+from tuner.report.terminal.evidence import print_stages
+from tuner.report.terminal.render import count, echo, print_fields, settings_text
+from tuner.report.terminal.tables import Sheet, print_sheet
+from tuner.searches.best import BestTrial, near_tie_text
+from tuner.searches.cost import COLUMNS, RunCost, row_texts, trade_text
+from tuner.searches.facts import OF_ONE, gpus_text, ranks_text
+
+
+def print_recommendation(
+    best: BestTrial, *, use: Sequence[str] = (), measure: str = "", verify: str = ""
+) -> None:
+    """The recommended configuration with what it needs and what follows from it.
+
+    `use` are commands that bring it to where training is configured, `measure` the one whose
+    trials decide between it and what may be as fast, and `verify` the one that tries it.
+    """
+    speed, memory = best.evidence.speed, best.evidence.memory
+    echo(f"Recommended ({best.source}): {best.title}")
+    free = f"{format_size(best.free_bytes)} free"
+    around = best.device_bytes_interval
+    size = format_size(memory.device_bytes) + (f" ({around.text(format_size)})" if around else "")
+    margin = best.record.budget.margin_bytes
+    mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
+    # Code of the user's own need not count tokens.
+    tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
+    names = best.space.knobs or tuple(best.configuration)
+    print_fields(
+        [
+            ("GPUs", gpus_text(best.configuration, best.gpu) if best.gpus > 1 else ""),
+            ("set", settings_text(best.configuration, names)),
+            ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
+            (
+                "memory",
+                f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
+                f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, "
+                f"margin {format_size(margin)}",
+            ),
+            ("ranks", ranks_text(best.evidence)),
+            (
+                "speed",
+                f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
+                f"{format_duration(speed.step_s)} an optimizer step{mfu}",
+            ),
+            ("verified", best.verified_text),
+            ("time", _time_text(best.cost)),
+            ("cost", _cost_text(best.cost)),
+            ("against", _gain_text(best)),
+            ("chosen", best.chosen_from),
+            ("near tie", near_tie_text(best)),
+        ],
+        indent=2,
+    )
+    for name, line in (("verify", verify), ("measure", measure)):
+        if line:
+            echo(f"  {name:<10}{line}")
+    print_stages(best.record, best.space)
+    _print_by_gpus(best)
+    for number, line in enumerate(use):
+        # A command is one line, however long: it is there to be copied.
+        echo(f"  {'' if number else 'use':<10}{line}")
+    if best.space.model is not None and any(line.endswith(" --to train.py") for line in use):
+        echo(f"  {'':<10}(train.py is your file that trains {best.space.model})")
+
+
+def _print_by_gpus(best: BestTrial) -> None:
+    """What an epoch takes and costs on each number of GPUs; nothing where there is one number."""
+    if not best.by_gpus:
+        return
+    echo(f"\nThe fastest that fits on each number of GPUs ({best.source}); {OF_ONE}\n")
+    hidden = (GPUS_PER_TRIAL, DISTRIBUTED, MACHINES)
+    knobs = [name for name in best.space.knobs if name not in hidden]
+    of = [row.record.configuration for row in best.by_gpus]
+    differing = [name for name in knobs if len({c.get(name) for c in of}) > 1]
+    rows = Sheet([*COLUMNS, "settings"], right=COLUMNS[2:], drop=("epoch",))
+    for row in best.by_gpus:
+        rows.add_row(*row_texts(row), settings_text(row.record.configuration, differing))
+    print_sheet(rows)
+    echo("< no other number is both faster and cheaper")
+    print_fields([("trade", trade_text(best.by_gpus))])
+    echo()
+
+
+def _others(best: BestTrial, names: Sequence[str]) -> list[str]:
+    """What the space sets or derives besides `names`: its defaults would bury that."""
+    of_stages = {name for stage in best.space.stages for name in stage.values}
+    hidden = {*names, *best.space.defaults, *of_stages}
+    return [name for name in best.configuration if name not in hidden]
+
+
+def _interval_text(best: BestTrial) -> str:
+    interval = best.samples_per_s_interval
+    return f" ({interval.text(significant)})" if interval else ""
+
+
+def _time_text(cost: RunCost | None) -> str:
+    if cost is None:
+        return ""
+    of_stages = f"of {cost.stages} stages with " if cost.stages else "of "
+    text = f"{format_duration(cost.epoch_s)} an epoch {of_stages}{count(cost.examples)} examples"
+    if cost.run_s is not None:
+        text += f", {format_duration(cost.run_s)} for {cost.epochs_text}"
+    return f"{text} (training only, every example at full length)"
+
+
+def _cost_text(cost: RunCost | None) -> str:
+    if cost is None or cost.epoch_usd is None:
+        return ""
+    text = f"{cost.epoch_usd:,.2f} USD an epoch"
+    if cost.run_usd is not None:
+        text += f", {cost.run_usd:,.2f} USD for {cost.epochs_text}"
+    each = f" for each of {cost.gpus} GPUs" if cost.gpus > 1 else ""
+    when = f" (price of {cost.price_date})" if cost.price_date else ""
+    return f"{text}, at {cost.price_usd_per_hour:g} USD per hour{each}{when}"
+
+
+def _gain_text(best: BestTrial) -> str:
+    gain = best.gain
+    if gain is None or gain.speedup is None or gain.saved_bytes is None:
+        return ""
+    if gain.baseline.configuration == best.configuration:
+        return "the baseline itself: no other configuration that fits is faster"
+    baseline = settings_text(gain.baseline.configuration, best.space.knobs)
+    more = "less" if gain.saved_bytes >= 0 else "more"
+    fits = "" if gain.baseline_fits else " (which does not fit)"
+    return (
+        f"{gain.speedup:.2f} x the samples/s of the baseline{fits}, with "
+        f"{format_size(abs(gain.saved_bytes))} {more}: {baseline}"
+    )
