@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from tuner.core.records import Configuration, KnobValue, Prediction
 
@@ -72,7 +70,7 @@ def _every_third(indices: Sequence[int]) -> list[int | None]:
 
 
 Gains = Sequence[Sequence[float]]
-"""Of each configuration a number for each goal, to be large; minus infinity where there is none."""
+"""Numbers of each configuration for each goal, to be maximised; minus infinity where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +82,33 @@ class Bound:
 
 
 def undecided(best: Bound, worst: Bound) -> list[int]:
-    """Places of what may be on the front, the best of the first goal first.
+    """Places of configurations that may be on the front, the best of the first goal first.
 
-    That is what fits at its best, and then is not beaten by what fits at its worst.
+    Each fits at its best, and isn't dominated by one that fits at its worst.
     """
+    import numpy as np
+
     hopes, certain = (np.array(bound.gains, dtype=float) for bound in (best, worst))
     may_fit, surely = (np.array(bound.fits, dtype=bool) for bound in (best, worst))
-    places = np.flatnonzero(may_fit & ~_beaten(hopes, certain[surely]))
+    places = np.flatnonzero(may_fit & ~_dominated(hopes, certain[surely]))
     found: list[int] = places[np.argsort(-hopes[places, 0], kind="stable")].tolist()
     return found
 
 
-def _beaten(hopes: NDArray[np.float64], certain: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which rows are worse than a row of `certain` whatever comes: shapes (N, goals), (M, goals).
+def _dominated(hopes: Any, certain: Any) -> Any:
+    """Mask of rows (N, goals) that a row of `certain` (M, goals) dominates.
 
-    Only its front is looked at: what it beats, beats nothing that it does not beat itself.
+    It is enough to compare with the front of `certain`: dominance is transitive.
     """
-    beaten = np.zeros(len(hopes), dtype=bool)
+    import numpy as np
+
+    dominated = np.zeros(len(hopes), dtype=bool)
     left = certain[np.lexsort(-certain.T[::-1])]
     while len(left):
         best = left[0]
-        beaten |= (hopes <= best).all(axis=1) & (hopes < best).any(axis=1)
+        dominated |= (hopes <= best).all(axis=1) & (hopes < best).any(axis=1)
         left = left[~(left <= best).all(axis=1)]
-    return beaten
+    return dominated
 
 
 TOLERANCE = 1e-4

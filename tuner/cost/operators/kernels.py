@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from tuner.core.meanwhile import import_bitsandbytes
-from tuner.cost.operators import bnb_operators  # noqa: F401  (registers them)
 from tuner.cost.operators.aten_kernels import (
     ATEN_DECOMPOSITIONS,
     ATEN_LEAVES,
