@@ -23,7 +23,7 @@ from tuner.core.records import (
     Status,
     TrialRecord,
 )
-from tuner.predict.candidates import shortlist
+from tuner.predict.shortlist import shortlist
 from tuner.predict.training.memory_order import memory_order
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.goals import staircase

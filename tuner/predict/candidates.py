@@ -1,76 +1,17 @@
-"""Configurations of a predicted space that deserve a trial, and settings without an effect."""
+"""Predicted configurations that may be on the front, and settings without an effect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tuner.core.records import Configuration, KnobValue, Prediction
 
-NEAR_LIMIT = 0.05
-"""Configurations this close above the memory that may be used are tried too: the prediction's
-own error decides about them."""
-
-
-def shortlist(
-    configurations: Sequence[Configuration], predictions: Sequence[Prediction], number: int
-) -> list[Configuration]:
-    """Up to `number` configurations, best first, from a prediction of each.
-
-    In turn: the fastest that fit, the predicted front of throughput against memory from fast to
-    small, and the fastest that are just too large. Configurations with equal numbers count once.
-    """
-    indices = sorted(
-        range(len(predictions)),
-        key=lambda i: (-predictions[i].speed.samples_per_s, predictions[i].memory.device_bytes, i),
-    )
-    fitting = [i for i in indices if predictions[i].fits]
-    near = [i for i in indices if _slightly_too_large(predictions[i])]
-    fastest = _without_twins(fitting, predictions)
-    front = _front(fitting, predictions)
-    turns = chain.from_iterable(zip_longest(fastest, front, _every_third(near)))
-    chosen = dict.fromkeys(i for i in turns if i is not None)
-    return [configurations[i] for i in list(chosen)[:number]]
-
-
-def _slightly_too_large(prediction: Prediction) -> bool:
-    return not prediction.fits and prediction.budget.fits(
-        prediction.memory.device_bytes / (1 + NEAR_LIMIT)
-    )
-
-
-def _without_twins(indices: Iterable[int], predictions: Sequence[Prediction]) -> list[int]:
-    seen = set()
-    kept = []
-    for index in indices:
-        prediction = predictions[index]
-        numbers = (prediction.memory.device_bytes, f"{prediction.speed.samples_per_s:.6g}")
-        if numbers not in seen:
-            seen.add(numbers)
-            kept.append(index)
-    return kept
-
-
-def _front(by_throughput: Sequence[int], predictions: Sequence[Prediction]) -> list[int]:
-    front: list[int] = []
-    smallest = None
-    for index in by_throughput:
-        size = predictions[index].memory.device_bytes
-        if smallest is None or size < smallest:
-            front.append(index)
-            smallest = size
-    return front
-
-
-def _every_third(indices: Sequence[int]) -> list[int | None]:
-    """Spread so that a third as many of these are taken as of the others."""
-    return list(chain.from_iterable((None, None, index) for index in indices))
-
-
 Gains = Sequence[Sequence[float]]
-"""Numbers of each configuration for each goal, to be maximised; minus infinity where there is none."""
+"""One number a goal for each configuration, to be maximised; minus infinity for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +27,6 @@ def undecided(best: Bound, worst: Bound) -> list[int]:
 
     Each fits at its best, and isn't dominated by one that fits at its worst.
     """
-    import numpy as np
-
     hopes, certain = (np.array(bound.gains, dtype=float) for bound in (best, worst))
     may_fit, surely = (np.array(bound.fits, dtype=bool) for bound in (best, worst))
     places = np.flatnonzero(may_fit & ~_dominated(hopes, certain[surely]))
@@ -95,13 +34,11 @@ def undecided(best: Bound, worst: Bound) -> list[int]:
     return found
 
 
-def _dominated(hopes: Any, certain: Any) -> Any:
+def _dominated(hopes: NDArray[np.float64], certain: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Mask of rows (N, goals) that a row of `certain` (M, goals) dominates.
 
     It is enough to compare with the front of `certain`: dominance is transitive.
     """
-    import numpy as np
-
     dominated = np.zeros(len(hopes), dtype=bool)
     left = certain[np.lexsort(-certain.T[::-1])]
     while len(left):

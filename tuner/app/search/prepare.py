@@ -16,7 +16,7 @@ from tuner.app.search.supported import GUIDED, has_program_prior, trial_job
 from tuner.app.target import sorted_by_use
 from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.units import format_duration, format_size
-from tuner.predict.candidates import shortlist
+from tuner.predict.shortlist import shortlist
 from tuner.predict.stages import hardest_first, predict_overall
 from tuner.program.program import read_program
 from tuner.searches.request import SearchRequest

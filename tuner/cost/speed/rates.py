@@ -9,7 +9,8 @@ within 6 %, so that it can be taken from one board and used for another of the g
 
 Which kernel runs is PyTorch's choice and known from the trace (`predict.tracing.cuda_path`): a
 dense mask rules flash attention out, as do fp32 and heads of more than 256;
-Turing and older have only the memory-efficient kernel. Shares are of the dense peak that `Gpu.flops` has for 16-bit operands.
+Turing and older have only the memory-efficient kernel. Shares are of
+the dense peak that `Gpu.flops` has for 16-bit operands.
 
 FLASH_2, by compute capability. 8.0: FlashAttention-2 paper (arxiv.org/abs/2307.08691, figures 4
 to 6), A100, causal and not, 2k to 8k tokens. 8.6: github.com/gpu-mode/ring-attention/issues/10,
