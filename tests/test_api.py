@@ -398,3 +398,26 @@ def test_a_real_search_from_a_program(tmp_path, monkeypatch):
     assert len(result.records) == 15
     assert result.best().configuration["precision"] == "fp16"
     assert "trace" in result.front[-1].outcome.prediction.method
+
+
+class TestProgram:
+    def test_check_predicts_what_the_command_predicts(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        Path("sft.py").write_text(
+            "from trl import SFTConfig, SFTTrainer\n"
+            "SFTTrainer('Qwen/Qwen2.5-0.5B', SFTConfig(max_length=512, bf16=True)).train()\n"
+        )
+        found = tuner.check("sft.py", gpu="rtx4090", predict=True, changes=False)
+        words = ["check", "sft.py", "--gpu", "rtx4090", "--predict", "--no-changes", "--json"]
+        assert run(words) == found.found.exit_code == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["program"] == json.loads(json.dumps(found.found.to_dict()))
+
+    def test_load_is_load_results(self):
+        assert tuner.load is tuner.load_results
+
+    def test_wrong_arguments_are_named(self):
+        with pytest.raises(tuner.InputError, match="1 or more"):
+            tuner.emulate(["python", "train.py"], gpu="rtx4090", gpus=0)
+        with pytest.raises(tuner.InputError, match="a processor is not emulated"):
+            tuner.tune("train.py", gpu="cpu")

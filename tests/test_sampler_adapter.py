@@ -15,7 +15,7 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Status, TrialRecord
-from tuner.predict.training.memory_order import MemoryOrder
+from tuner.core.setup.schemas import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.request import SEARCHERS, check_searcher
 from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror

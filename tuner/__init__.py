@@ -16,9 +16,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tuner.app.api.programs import Check, check, emulate, tune
     from tuner.app.api.recommended import Recommendation
     from tuner.app.api.result import SearchResult, SearchResults
-    from tuner.app.api.searching import estimate, load_results, search
+    from tuner.app.api.searching import estimate, load, load_results, search
     from tuner.app.estimate import Estimate
     from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
     from tuner.space import SearchSpace, load_space
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Check": "tuner.app.api.programs",
     "Estimate": "tuner.app.estimate",
     "InputError": "tuner.core.errors",
     "NothingFitsError": "tuner.core.errors",
@@ -35,13 +37,18 @@ _HOMES = {
     "SearchSpace": "tuner.space",
     "TunerError": "tuner.core.errors",
     "UnavailableError": "tuner.core.errors",
+    "check": "tuner.app.api.programs",
+    "emulate": "tuner.app.api.programs",
     "estimate": "tuner.app.api.searching",
+    "load": "tuner.app.api.searching",
     "load_results": "tuner.app.api.searching",
     "load_space": "tuner.space",
     "search": "tuner.app.api.searching",
+    "tune": "tuner.app.api.programs",
 }
 
 __all__ = [
+    "Check",
     "Estimate",
     "InputError",
     "NothingFitsError",
@@ -52,10 +59,14 @@ __all__ = [
     "TunerError",
     "UnavailableError",
     "__version__",
+    "check",
+    "emulate",
     "estimate",
+    "load",
     "load_results",
     "load_space",
     "search",
+    "tune",
 ]
 
 

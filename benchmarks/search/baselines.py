@@ -23,8 +23,8 @@ from tuner.core.records import (
     Status,
     TrialRecord,
 )
+from tuner.core.setup.schemas import memory_order
 from tuner.predict.shortlist import shortlist
-from tuner.predict.training.memory_order import memory_order
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.goals import staircase
 from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter

@@ -31,7 +31,7 @@ from tuner.core.records import (
     Speed,
     Status,
 )
-from tuner.predict.training.memory_order import memory_order
+from tuner.core.setup.schemas import memory_order
 from tuner.searches.candidates import Candidates
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter

@@ -9,8 +9,8 @@ import optuna
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.records import MemoryBudget, Status
+from tuner.core.setup.schemas import MemoryOrder
 from tuner.core.units import GIB
-from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.sampler import GuidedSampler

@@ -10,8 +10,8 @@ from device_fakes import measured
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
+from tuner.core.setup.schemas import MemoryOrder
 from tuner.cost.calibrate import calibrations_from
-from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.held_back import MOST_RISK
 from tuner.searches.request import write_pruned

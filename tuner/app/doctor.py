@@ -11,7 +11,7 @@ from typing import Any
 from tuner.app.versions import Versions, differs, is_older
 from tuner.core.gpu import Gpu
 from tuner.core.nvml import DeviceProcess
-from tuner.core.setup.machine_knobs import ALLOCATOR_OPTIONS
+from tuner.core.setup.common import ALLOCATOR_OPTIONS
 from tuner.core.units import GIB, format_gib, format_size
 
 IDLE_BYTES = 1 * GIB

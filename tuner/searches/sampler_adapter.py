@@ -27,7 +27,7 @@ from tuner.core.records import (
     Status,
     TrialRecord,
 )
-from tuner.predict.training.memory_order import MemoryOrder
+from tuner.core.setup.schemas import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.failures import Failures, failure_of
 from tuner.searches.guided.experience import HIGHEST_RISK, never_fitted

@@ -205,6 +205,9 @@ def load_results(
     return SearchResults({one.gpu.id: one for one in found}) if several else found[0]
 
 
+load = load_results
+
+
 def estimate(  # noqa: PLR0913 - one argument for each option
     space: str | Path | SearchSpace | None = None,
     *,

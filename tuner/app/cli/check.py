@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,15 +15,11 @@ from tuner.app.cli.options import (
     model_option,
     set_option,
 )
-from tuner.core.errors import InputError, UnavailableError
+from tuner.app.programs import check
 from tuner.core.records import parse_margin
-from tuner.program.program import read_program
 from tuner.report.terminal.render import echo, print_json
 from tuner.space import parse_settings
 from tuner.space.gpus import get_gpu
-
-if TYPE_CHECKING:
-    from tuner.app.checking import CheckedProgram
 
 
 @click.command(
@@ -82,54 +77,37 @@ def command(  # noqa: PLR0913 - one argument for each option
     as_json: bool,
     program: tuple[str, ...],
 ) -> None:
-    """Check whether PROGRAM fits a GPU, and find the fastest change that does.
+    """Check whether PROGRAM fits on a GPU. If not, suggest the smallest change that makes it fit.
 
     PROGRAM is a script with its arguments, a notebook, an Axolotl, LLaMA-Factory, TRL or torchtune
     file, or any command after --. It runs unchanged for a few steps on an emulated GPU. Then
     micro-batch, accumulation and checkpointing are varied; effective batch, adapters and lengths
     stay. The change is shown as a diff; no file is written.
 
-    Where nothing can be emulated, or with --predict, memory and speed are predicted from its
-    settings and the trainer's defaults; --set and --model add what the program does not say.
+    With --predict (or when the emulator is unavailable), estimate from the script's settings
+    without running it. Use --set and --model for values it doesn't specify.
 
     Exit codes: 0 fits, 1 doesn't fit, 2 the program failed, 3 can't be emulated or predicted,
     4 unknown.
     """
-    # numpy, which no `--help` needs to wait for
-    from tuner.app.checking import check_program
-    from tuner.app.cli.checked_text import checked_to_dict, print_checked
-    from tuner.app.listener import quiet_libraries
-    from tuner.app.program_predictions import ProgramPredictions
-    from tuner.app.program_runs import ProgramRuns
+    from tuner.app.cli.checked_text import checked_to_dict, print_checked  # numpy
 
-    if gpus is not None and gpus < 1:
-        raise InputError("--gpus is 1 or more")
-    predict = predict or model is not None or bool(settings)
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    margin_fraction = parse_margin(margin, gpu)
-    report = _nothing if quiet else _say
-
-    def predicted() -> CheckedProgram:
-        read = read_program(program, is_run=False)
-        given = parse_settings(settings)
-        with quiet_libraries():
-            predictions = ProgramPredictions(read, gpu, margin_fraction, given, model, gpus)
-            return check_program(predictions, improve=improve, report=report)
-
-    if predict:
-        checked = predicted()
-    else:
-        try:
-            read = read_program(program)
-            with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout) as runs:
-                checked = check_program(runs, improve=improve, report=report)
-        except UnavailableError as error:
-            _say(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
-            checked = predicted()
-    if as_json:
-        print_json(checked_to_dict(checked))
-    else:
-        print_checked(checked)
+    checked = check(
+        program,
+        gpu,
+        gpus=gpus,
+        margin_fraction=parse_margin(margin, gpu),
+        timeout_s=timeout,
+        improve=improve,
+        predict=predict,
+        model=model,
+        settings=parse_settings(settings),
+        seed=seed,
+        report=_nothing if quiet else _say,
+        warn=_say,
+    )
+    print_json(checked_to_dict(checked)) if as_json else print_checked(checked)
     raise click.exceptions.Exit(checked.found.exit_code)
 
 
@@ -139,4 +117,4 @@ def _say(text: str) -> None:
 
 
 def _nothing(text: str) -> None:
-    """Where only the answer is wanted."""
+    """Says nothing, for --quiet."""

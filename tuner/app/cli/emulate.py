@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,12 +14,8 @@ from tuner.app.cli.options import (
     examples,
     json_option,
 )
-from tuner.core.errors import InputError
+from tuner.app.programs import emulate
 from tuner.core.records import parse_margin
-from tuner.program.edit.source import PYTHON
-from tuner.program.launch import read_launch, runnable
-from tuner.program.program import read_program
-from tuner.program.trainer import Launch
 from tuner.report.terminal.render import print_json
 from tuner.space.gpus import get_gpu
 
@@ -84,39 +79,20 @@ def command(  # noqa: PLR0913 - one argument for each option
     Exit codes: 0 fits, 1 doesn't fit, 2 the program failed, 3 something isn't emulated, 4 unknown.
     """
     from tuner.app.cli.emulated_text import print_emulation
-    from tuner.emulator.emulating import EmulateOptions, emulate
 
-    if steps < 0 or (gpus is not None and gpus < 1):
-        raise InputError("--steps is 0 or more, and --gpus 1 or more")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    launch = _launch_of(program)
-    options = EmulateOptions(
-        gpus=gpus or launch.processes or 1,
-        machines=launch.machines,
+    found = emulate(
+        program,
+        gpu,
+        gpus=gpus,
         all_ranks=all_ranks,
         steps=steps,
         seed=seed,
         margin_fraction=parse_margin(margin, gpu),
         snapshot=snapshot,
         timeout_s=timeout,
+        # The program's output must not mix with the JSON.
+        output=sys.stderr if as_json else None,
     )
-    # What the program prints must not mix with the answer that another program reads.
-    output = sys.stderr if as_json else None
-    if Path(program[0]).suffix in PYTHON:  # a script or a notebook, as `tuner check` takes it
-        with runnable(read_program(program)) as command:
-            found = emulate(command, gpu, options, output=output)
-    else:
-        found = emulate(program, gpu, options, output=output)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        print_emulation(found)
+    print_json(found.to_dict()) if as_json else print_emulation(found)
     raise click.exceptions.Exit(found.exit_code)
-
-
-def _launch_of(words: Sequence[str]) -> Launch:
-    """What the launcher of a program starts; one process where it does not say."""
-    try:
-        return read_launch(read_program(words, is_run=False))
-    except InputError:  # whatever it is, it is started as it stands
-        return Launch()

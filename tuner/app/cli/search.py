@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from tuner.app.cli.answers import print_all_searched as print_answers
-from tuner.app.cli.answers import print_searched as print_answer
+from tuner.app.cli.answers import print_all_searched, print_searched
 from tuner.app.cli.dry_run import dry_run
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
@@ -218,9 +217,9 @@ def run_search(
         found = run_plans(plans, command=_command_line(), listener=printer)
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     if len(found) == 1:
-        print_answer(ran[0], as_json=as_json)
+        print_searched(ran[0], as_json=as_json)
     else:
-        print_answers(found, as_json=as_json)
+        print_all_searched(found, as_json=as_json)
     if any(one.result.interrupted for one in ran):
         return EXIT_INTERRUPTED
     if any(one.view.best for one in ran):

@@ -19,7 +19,7 @@ from ray.util.placement_group import PlacementGroup
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import scratch_folder
 from tuner.core.records import Configuration, MemoryBudget, Prediction, TrialRecord
-from tuner.predict.training.memory_order import memory_order
+from tuner.core.setup.schemas import memory_order
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.goals import goals_of
 from tuner.searches.interrupts import Interrupts

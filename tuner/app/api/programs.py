@@ -1,0 +1,134 @@
+"""`tuner.check`, `tuner.emulate` and `tuner.tune`: a program of yours, as the commands take it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tuner.app import programs
+from tuner.app.api.result import SearchResult
+from tuner.app.api.searching import search
+from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
+from tuner.app.checking import CheckedProgram as Check
+from tuner.core.records import KnobValue, parse_margin
+from tuner.emulator.emulation import Emulation
+from tuner.space.gpus import get_gpu
+
+__all__ = ["Check", "check", "emulate", "tune"]
+
+
+def check(  # noqa: PLR0913 - one argument for each option
+    program: str | Path | Sequence[str],
+    *,
+    gpu: str,
+    gpus: int | None = None,
+    margin: float | str | None = None,
+    timeout_s: float | None = None,
+    changes: bool = True,
+    predict: bool = False,
+    model: str | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+    gpu_memory: int | str | None = None,
+    seed: int = 0,
+) -> Check:
+    """Check whether a program fits on a GPU, and suggest a change: `tuner check`.
+
+    ::
+
+        found = tuner.check("train.py", gpu="rtx4090")
+        print(found.found.fits, found.suggestion)
+
+    `program` is a script, or a list of words that start it. The arguments are the options of the
+    command; `changes=False` only checks the program as it is. No file is written.
+    """
+    device = get_gpu(gpu, memory_bytes=as_bytes(gpu_memory, "gpu_memory"))
+    return programs.check(
+        _words(program),
+        device,
+        gpus=gpus,
+        margin_fraction=parse_margin(as_share(margin, "margin"), device),
+        timeout_s=timeout_s,
+        improve=changes,
+        predict=predict,
+        model=model,
+        settings=settings,
+        seed=seed,
+    )
+
+
+def emulate(  # noqa: PLR0913 - one argument for each option
+    command: str | Path | Sequence[str],
+    *,
+    gpu: str,
+    gpus: int | None = None,
+    steps: int = 3,
+    margin: float | str | None = None,
+    timeout_s: float | None = None,
+    all_ranks: bool = False,
+    snapshot: str | Path | None = None,
+    gpu_memory: int | str | None = None,
+    seed: int = 0,
+) -> Emulation:
+    """Run a program on an emulated GPU for a few steps: `tuner emulate`.
+
+    ::
+
+        run = tuner.emulate(["python", "train.py"], gpu="h100_sxm")
+        print(run.fits, run.limiting.device_bytes, run.time.step_s)
+
+    The arguments are the options of the command. The program's output goes where this process
+    prints.
+    """
+    device = get_gpu(gpu, memory_bytes=as_bytes(gpu_memory, "gpu_memory"))
+    return programs.emulate(
+        _words(command),
+        device,
+        gpus=gpus,
+        steps=steps,
+        margin_fraction=parse_margin(as_share(margin, "margin"), device),
+        timeout_s=timeout_s,
+        all_ranks=all_ranks,
+        snapshot=None if snapshot is None else Path(snapshot),
+        seed=seed,
+    )
+
+
+def tune(  # noqa: PLR0913 - one argument for each option
+    program: str | Path | Sequence[str],
+    *,
+    gpu: str,
+    knobs: str | Sequence[str] = (),
+    mode: Literal["emulate", "measure"] = "emulate",
+    trials: int = programs.DEFAULT_TRIALS,
+    space: str | Path | None = None,
+    margin: float | str | None = None,
+    gpu_memory: int | str | None = None,
+    **arguments: Any,
+) -> SearchResult:
+    """Search the settings of a program for the fastest that fits on a GPU: `tuner tune`.
+
+    ::
+
+        result = tuner.tune("train.py", gpu="rtx4090", knobs=["micro_batch", "lora_rank=16,32"])
+        print(result.best().configuration)
+
+    Writes the search space to `space`, by default "tune-PROGRAM.yaml". Further arguments are those
+    of `tuner.search`.
+    """
+    path = programs.write_space(
+        _words(program),
+        gpu,
+        gpu_memory=as_bytes(gpu_memory, "gpu_memory"),
+        mode=as_mode(mode),
+        margin_fraction=lambda device: parse_margin(as_share(margin, "margin"), device),
+        knobs=as_texts(knobs),
+        path=None if space is None else Path(space),
+    )
+    return search(
+        path, gpu=gpu, mode=mode, trials=trials, margin=margin, gpu_memory=gpu_memory, **arguments
+    )
+
+
+def _words(program: str | Path | Sequence[str]) -> tuple[str, ...]:
+    return (str(program),) if isinstance(program, (str, Path)) else tuple(program)

@@ -1,0 +1,154 @@
+"""Checks, emulates and tunes a program of the user's: for the commands and the Python API."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tuner.app.device import find_gpu, is_cpu
+from tuner.app.listener import quiet_libraries
+from tuner.app.measuring import Mode
+from tuner.app.search.supported import can_emulate
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.gpu import Gpu
+from tuner.core.records import KnobValue
+from tuner.program.edit.source import PYTHON
+from tuner.program.launch import read_launch, runnable
+from tuner.program.program import Program, read_program
+from tuner.program.settings import find_settings
+from tuner.program.space_text import knobs_of, space_text
+from tuner.program.trainer import Launch
+
+if TYPE_CHECKING:
+    from tuner.app.checking import CheckedProgram
+    from tuner.emulator.emulation import Emulation
+
+DEFAULT_TRIALS = 6
+Report = Callable[[str], None]
+
+
+def check(  # noqa: PLR0913 - one argument for each option
+    program: Sequence[str],
+    gpu: Gpu,
+    *,
+    gpus: int | None = None,
+    margin_fraction: float | None = None,
+    timeout_s: float | None = None,
+    improve: bool = True,
+    predict: bool = False,
+    model: str | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+    seed: int = 0,
+    report: Report = lambda text: None,
+    warn: Report = lambda text: None,
+) -> CheckedProgram:
+    """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails."""
+    from tuner.app.checking import check_program  # numpy
+    from tuner.app.program_predictions import ProgramPredictions
+    from tuner.app.program_runs import ProgramRuns
+
+    if gpus is not None and gpus < 1:
+        raise InputError("--gpus is 1 or more")
+    given = settings or {}
+    if not (predict or model is not None or given):
+        try:
+            read = read_program(program)
+            with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s) as runs:
+                return check_program(runs, improve=improve, report=report)
+        except UnavailableError as error:
+            warn(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
+    read = read_program(program, is_run=False)
+    with quiet_libraries():
+        predictions = ProgramPredictions(read, gpu, margin_fraction, given, model, gpus)
+        return check_program(predictions, improve=improve, report=report)
+
+
+def emulate(
+    program: Sequence[str],
+    gpu: Gpu,
+    *,
+    gpus: int | None = None,
+    steps: int = 3,
+    output: IO[Any] | None = None,
+    **how: Any,
+) -> Emulation:
+    """Run a script, a notebook or any command on an emulated `gpu`; `how` as `EmulateOptions`."""
+    from tuner.emulator import emulating
+
+    if steps < 0 or (gpus is not None and gpus < 1):
+        raise InputError("--steps is 0 or more, and --gpus 1 or more")
+    launch = _launch_of(program)
+    options = emulating.EmulateOptions(
+        gpus=gpus or launch.processes or 1, machines=launch.machines, steps=steps, **how
+    )
+    if Path(program[0]).suffix not in PYTHON:
+        return emulating.emulate(program, gpu, options, output=output)
+    with runnable(read_program(program)) as command:
+        return emulating.emulate(command, gpu, options, output=output)
+
+
+def _launch_of(words: Sequence[str]) -> Launch:
+    """The processes that a program's launcher starts; one if it can't be read."""
+    try:
+        return read_launch(read_program(words, is_run=False))
+    except InputError:  # whatever it is, it is started as it stands
+        return Launch()
+
+
+def write_space(  # noqa: PLR0913 - one argument for each option
+    program: Sequence[str],
+    gpu_name: str,
+    *,
+    gpu_memory: int | None,
+    mode: Mode,
+    margin_fraction: Callable[[Gpu], float | None],
+    knobs: Sequence[str] = (),
+    path: Path | None = None,
+    report: Report = lambda text: None,
+) -> Path:
+    """Write the search space of a program's settings. Returns its path."""
+    gpu = find_gpu(gpu_name, memory_bytes=gpu_memory)
+    if mode is Mode.EMULATE and is_cpu(gpu):
+        raise InputError(
+            "a processor is not emulated", hint="--mode measure runs the trials on this one"
+        )
+    read = read_program(program)
+    path = path or Path(f"tune-{Path(read.main or program[0]).stem}.yaml")
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError(f"--space {str(path)!r} is not a .yaml file")
+    settings = find_settings(read)
+    arrived: Mapping[str, KnobValue] = {}
+    fits = True
+    if mode is Mode.EMULATE or can_emulate(gpu):
+        report("running the unchanged program ...")
+        base = _unchanged(read, gpu, margin_fraction(gpu))
+        arrived, fits = base.settings, bool(base.fits)
+    else:
+        report("settings are read from its files: nothing was run to see which take effect")
+    found = knobs_of(read, settings, arrived, knobs)
+    text = space_text(path.stem, read, program, settings, arrived, found, fits=fits)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        search = ("tuner", "search", "--space", str(path), "--gpu", gpu_name)
+        raise InputError(
+            f"{path} exists with other content",
+            hint=f"search it with `{shlex.join(search)}`, or name another with --space",
+        )
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _unchanged(program: Program, gpu: Gpu, margin_fraction: float | None) -> Emulation:
+    """An emulated run of the program. Raises `InputError` if it reaches no step."""
+    from tuner.app.program_runs import ProgramRuns  # numpy
+
+    with ProgramRuns(program, gpu, margin_fraction=margin_fraction) as runs:
+        base = runs.as_it_is(roomy=True)
+    if base.steps == 0:
+        why = f": {base.error.message}" if base.error else ""
+        raise InputError(
+            f"the program reached no optimizer step{why}",
+            hint=f"`tuner check` shows why; its last lines: {runs.log_tail[-600:].strip()}",
+        )
+    return base
