@@ -116,7 +116,7 @@ def _breakdown(blocks: list[Block], rounded: list[int], peak_at: int) -> dict[Me
 
 
 def category_of(block: Block) -> MemoryCategory:
-    """What a block is for, from its label, its width and the phase in which it was made."""
+    """The purpose of a block, by its label, its width and the phase that made it."""
     if block.is_logits and block.category in _HOLDS_LOGITS:
         return MemoryCategory.LOGITS_AND_LOSS
     if block.category is not None:

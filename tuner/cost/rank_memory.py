@@ -155,7 +155,7 @@ def nccl_of(gpu: Gpu, configuration: Configuration) -> int | None:
 
 
 def nccl_text(gpu: Gpu, configuration: Configuration) -> str:
-    """What a prediction of several GPUs says of NCCL; empty on a processor."""
+    """Notes on NCCL in a prediction of several GPUs; empty on a processor."""
     if gpu.compute_capability == PROCESSOR:
         return ""
     counted = nccl_of(gpu, configuration)
@@ -193,7 +193,7 @@ def loaded_whole(prediction: Prediction, alone: Prediction) -> Prediction:
 
 
 def _live_broadcasting(live_bytes: int, gpu: Gpu, profile: DeviceProfile | None) -> int:
-    """What is resident while ranks on a processor broadcast, as live bytes of a step.
+    """Resident bytes while ranks on a processor broadcast, as live bytes of a step.
 
     `on_its_device` makes resident bytes of live ones as they are in a step. The copies have gone
     by then: they are whole blocks, which malloc gives back, and most of what a step needs beside
@@ -205,7 +205,7 @@ def _live_broadcasting(live_bytes: int, gpu: Gpu, profile: DeviceProfile | None)
 
 
 def pages_of(profile: DeviceProfile | None, configuration: Configuration) -> int | None:
-    """What is resident beside the tensors of ranks on a processor that give back what they free.
+    """Resident bytes beside the tensors of ranks on a processor that return freed memory.
 
     None where they do not, and where the profile does not know.
     """
@@ -220,7 +220,7 @@ def pages_of(profile: DeviceProfile | None, configuration: Configuration) -> int
 
 
 def memory_of_rank(gpu: Gpu, parallelism: Parallelism) -> int:
-    """What one rank may take: a GPU of its own, or its part of the machine's memory."""
+    """Memory of one rank: a GPU of its own, or its part of the machine's memory."""
     if gpu.compute_capability == PROCESSOR:
         return gpu.memory_bytes // parallelism.ranks
     return gpu.memory_bytes

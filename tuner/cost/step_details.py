@@ -29,7 +29,7 @@ _WORTH_SAYING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """What one kind of call takes in a step: how often it runs, and seconds of all of them.
+    """The calls of one kind in a step: how many, and their seconds in all.
 
     `share` is that of the step. `limited_by` is one of `LIMITS`, and `cheaper` what would make it
     cheaper, in words; both are empty where nobody knows.
@@ -126,7 +126,7 @@ def _label(works: WorkArrays, row: int) -> str:
 
 
 def _limits(works: WorkArrays, gpu: Gpu, allow_tf32: bool) -> list[str]:
-    """Which of `LIMITS` each operator takes as long as, by the GPU's data sheet."""
+    """The one of `LIMITS` that decides each operator's time, by the GPU's data sheet."""
     roofline = Roofline()
     bounds = roofline.bounds(works, gpu, allow_tf32)
     each = [*(bound[:, 0] for bound in bounds), np.full(len(works.kinds), roofline.shortest_s)]
@@ -136,7 +136,7 @@ def _limits(works: WorkArrays, gpu: Gpu, allow_tf32: bool) -> list[str]:
 def _cheaper(  # noqa: PLR0911 - one answer for each class of kernel
     works: WorkArrays, row: int, limit: str, gpu: Gpu, allow_tf32: bool, used: float
 ) -> str:
-    """What would make an operator cheaper; empty where nothing but another GPU would."""
+    """A change that would make an operator cheaper; empty if only another GPU would."""
     name, kind = str(works.names[row]), str(works.kinds[row])
     if limit == "launch":
         return "a larger micro_batch"
@@ -187,7 +187,7 @@ class MemoryTimeline:
     reserved_bytes: tuple[int, ...]
     spans: tuple[PhaseSpan, ...]
     operators: tuple[OperatorTime, ...] = ()
-    """Those that take most of the step's time; empty where nobody asked."""
+    """The operators that take most of the step's time; empty unless requested."""
 
     @property
     def totals(self) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ _CHECKSUM_BYTES = 32
 
 
 def cache_folder() -> Path | None:
-    """Where entries are kept: $TUNER_CACHE, else the user's cache folder; None when off."""
+    """The folder of entries: $TUNER_CACHE, else the user's cache folder; None when off."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named == "off":
         return None
@@ -127,7 +127,7 @@ def delete(name: str) -> None:
 
 
 def _checksum(file: str, content: bytes) -> bytes:
-    """Of an entry under its name: one that was put under another is as good as damaged."""
+    """Digest of an entry under its name: an entry under another name counts as damaged."""
     return hashlib.sha256(file.encode() + b"\0" + content).digest()
 
 
@@ -208,7 +208,7 @@ _Stored = TypeVar("_Stored")
 
 
 def _parsed(entry: str, parse: Callable[[Any], _Stored]) -> _Stored | None:
-    """What `parse` makes of the JSON in this entry; deleted where it makes nothing of it."""
+    """The entry's JSON as parsed by `parse`; an entry that cannot be parsed is deleted."""
     stored = read_json(entry)
     if stored is None:
         return None

@@ -62,7 +62,7 @@ def answers(
     *,
     workers: int,
 ) -> Iterable[tuple[Request, Answer]]:
-    """What each request asks for, in the order in which it is done.
+    """The parts of each request, in the order of work.
 
     `known` are the replays that there are; `subject` is needed where a structure is to be
     compiled. With fewer than two workers, or one request, this process does it.
@@ -78,7 +78,7 @@ def answers(
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is the same for all configurations that are traced."""
+    """The facts shared by all traced configurations."""
 
     gpu: Gpu
     margin_fraction: float | None

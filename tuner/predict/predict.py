@@ -48,7 +48,7 @@ _COMPUTE_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained: the workload and model of a search, the configuration resolved once."""
+    """A training: the workload and model of a search, the configuration resolved once."""
 
     workload: Workload
     model: str
@@ -63,7 +63,7 @@ def resolve_subject(workload: str, model: str) -> Subject:
 def check_supported(
     configuration: Configuration, gpu: Gpu, *, positions: int | None = None
 ) -> list[Problem]:
-    """What GPU or model cannot do of what the configuration asks; empty when it can run.
+    """Demands of the configuration that GPU or model cannot meet; empty if it can run.
 
     `positions` is how many tokens the model has positions for, where that is limited.
     """
@@ -175,7 +175,7 @@ def predict(
 
 
 def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
-    """What a rank would do without the others."""
+    """Prediction of a rank without the others."""
     from tuner.predict.compiler.deepening import trace_deep
 
     return trace_deep(
@@ -193,7 +193,7 @@ def method_text(
     gpu: Gpu,
     remarks: Sequence[str] = (),
 ) -> str:
-    """How a prediction came about, and which of the configuration's knobs it knows nothing of.
+    """The method of a prediction, and the settings that it doesn't model.
 
     `remarks` are those of its trace.
     """

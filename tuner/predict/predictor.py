@@ -64,7 +64,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PredictionJob:
-    """What is predicted: a workload and a model, by name; cheap to make and to send."""
+    """The subject of predictions: a workload and a model, by name; cheap to make and to send."""
 
     workload: str
     model: str
@@ -130,7 +130,7 @@ class Predictor:
 
     @property
     def at_once(self) -> int:
-        """How many configurations `traced` works on at the same time."""
+        """Number of configurations that `traced` works on at the same time."""
         return max(1, self._workers)
 
     def traced(
@@ -141,7 +141,7 @@ class Predictor:
         margin_fraction: float | None = None,
         profile: DeviceProfile | None = None,
     ) -> list[Prediction]:
-        """The same as `predict` from traces at full depth: seconds for each, kept on disk."""
+        """Predict from traces at full depth: seconds for each, kept on disk."""
         self._require_supported(configurations, gpu)
         entries = [
             cache.entry_name(
@@ -294,7 +294,7 @@ class Predictor:
 
 
 def _is_traced_in_full(configuration: Configuration) -> bool:
-    """Whether sizes are no polynomials of those of a few layers.
+    """True if sizes are not polynomials of those of a few layers.
 
     What is sharded is rounded, tiles have a largest, and some optimizers depend on shapes.
     """

@@ -77,7 +77,7 @@ class ReferenceRun:
 
     @property
     def configuration(self) -> Configuration:
-        """What was trained."""
+        """The reference training."""
         return configuration(self.precision, self.micro_batch, self.length)
 
 

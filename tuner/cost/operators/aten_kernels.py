@@ -189,7 +189,7 @@ def _pairs(given: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor, len
 
 
 def _lengths(starts: torch.Tensor, tokens: int) -> list[float]:
-    """Of the sequences that begin at `starts`; all alike where those have no values."""
+    """Lengths of sequences that begin at `starts`; all equal where those have no values."""
     if starts.is_meta:
         return [tokens / (starts.numel() - 1)] * (starts.numel() - 1)
     return [float(length) for length in starts.detach().cpu().diff().tolist()]

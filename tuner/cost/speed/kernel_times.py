@@ -1,4 +1,4 @@
-"""How long each kernel takes on a GPU that was measured.
+"""Kernel times on a GPU that was measured.
 
 `MeasuredKernelTimes` answers from a device profile what `Roofline` answers from the peaks of
 a data sheet: the seconds of kernels, and the cost of launching one.

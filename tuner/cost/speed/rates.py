@@ -86,7 +86,7 @@ boards of 12.0 lie within 10 % of their mean, those of one type (A100, H100, L4)
 def sustained_flops(gpu: Gpu, precision: str) -> float:
     """FLOP/s of steady products that the power limit allows; infinite where it is not known.
 
-    `precision` is a key of `Gpu.flops`. For int8 nobody published rates: it keeps the same
+    `precision` is a key of `Gpu.flops`. No rates are published for int8: it keeps the same
     share of its peak as fp16, which is the same clock.
     """
     joules = JOULES_PER_FLOP.get(gpu.compute_capability)
@@ -235,7 +235,7 @@ def _in_fp32(gpu: Gpu, head: int, is_backward: bool) -> tuple[float, float]:
 
 
 def _generation(gpu: Gpu, head: int, is_backward: bool) -> float:
-    """What this GPU's generation makes of the A100's share of the peak."""
+    """Factor of this GPU's generation on the A100's share of the peak."""
     if gpu.compute_capability[0] in (9, 10):
         multiprocessors = gpu.sm_count / _H100_MULTIPROCESSORS
         return EFFICIENT_ON_HOPPER * multiprocessors * _A100_PEAK / _peak(gpu, "float16")

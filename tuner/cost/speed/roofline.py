@@ -89,7 +89,7 @@ class Efficiency:
 
 
 class KernelTimes(Protocol):
-    """How long kernels take on a GPU, and what launching one costs the host."""
+    """Seconds of kernels on a GPU, and the host's cost of launching one."""
 
     launch_s: float
     hosts: tuple[float, float]
@@ -127,7 +127,7 @@ class Roofline:
     def ends(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
     ) -> Iterator[tuple[Floats, Floats]]:
-        """Of kernels whose rate has no source, and of a board at its power limit."""
+        """The ends of kernels whose rate has no source, and of a board at its power limit."""
         arithmetic_s, limited_s, traffic_s = self.bounds(works, gpu, allow_tf32)
         slowest = self._efficiency.slowest
         may_take = np.array(

@@ -27,7 +27,7 @@ class Alignment(NamedTuple):
 
 
 def align(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> Alignment | None:
-    """How `theirs` arises from `ours` by inserting as few runs as possible; None if it does not.
+    """The fewest runs whose insertion turns `ours` into `theirs`; None if none do.
 
     Exact, by dynamic programming over element and shift: O(len(ours) * number inserted).
     """
@@ -71,7 +71,7 @@ def _costs(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _shifts(costs: NDArray[np.int32], end: int, *, late: bool) -> NDArray[np.int64]:
-    """How many elements are inserted before each one, from the last to the first."""
+    """Number of elements inserted before each one, from the last to the first."""
     shifts = np.empty(len(costs), dtype=np.int64)
     shift = end
     for element in range(len(costs) - 1, 0, -1):
@@ -98,7 +98,7 @@ class Free(NamedTuple):
 
 
 class FreeRule(NamedTuple):
-    """Which of the live blocks of its group a free is of, counted from the newest or the oldest.
+    """The freed one of the live blocks of a group, counted from the newest or the oldest.
 
     `first` in the base model, `by_kind` more for each further layer of a kind, and in the runs of
     layers `by_run` more from one run to the next.
@@ -110,7 +110,7 @@ class FreeRule(NamedTuple):
     by_run: int = 0
 
     def place(self, more: Sequence[int], run: int) -> int:
-        """That of a model with so many more layers of each kind, in its run of this number."""
+        """The block in a model with `further` layers of each kind, in its run of this number."""
         by_layer = sum(each * number for each, number in zip(self.by_kind, more, strict=True))
         return self.first + by_layer + self.by_run * run
 
@@ -155,7 +155,7 @@ def constant_rule(one: Free, two: Sequence[Free | None], *, kinds: int) -> FreeR
 
 
 def line(values: Sequence[int], more: Sequence[int]) -> int:
-    """What follows for so many further layers of each kind. Raises `Different`.
+    """The rule for `further` layers of each kind. Raises `Different`.
 
     `values` are those of the base model, of one more layer of each kind, and of two more layers.
     """

@@ -73,7 +73,7 @@ def with_layers(model_config: Any, types: list[str]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which shallow models are traced, and at which points."""
+    """The shallow models to trace, and the points to trace them at."""
 
     base: list[str]
     missing: dict[str, int]
@@ -272,7 +272,7 @@ def _possible_peaks(counts: Any, segments: Any, terms: Terms, grid: Any) -> Any:
 
 
 _CHECK_LAYERS = 4
-"""Layers that the held-back trace has more than the base, where the full model has so many."""
+"""Additional layers of the held-back trace over the base, for the full model's number."""
 
 
 def _check_layers(plan: _Plan) -> dict[str, int]:

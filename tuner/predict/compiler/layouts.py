@@ -66,11 +66,11 @@ class SizeTable:
 
     @property
     def ambiguous(self) -> bool:
-        """Whether different polynomials have the same value at the first probe."""
+        """True if different polynomials have the same value at the first probe."""
         return len({(one, kind) for one, _, kind in self._numbers}) < len(self._numbers)
 
     def workspace_index(self) -> int:
-        """Which polynomial is the cuBLAS workspace, whose size depends on the GPU; or -1."""
+        """Index of the cuBLAS workspace, whose size depends on the GPU; or -1."""
         return next((i for (_, _, workspace), i in self._numbers.items() if workspace), -1)
 
     def _fit(self, first: int, second: int) -> Polynomial:
@@ -85,7 +85,7 @@ def _is_workspace(block: Block) -> bool:
 
 
 def size_keys(first: Timeline, second: Timeline) -> list[tuple[int, int, bool]]:
-    """What identifies the polynomial of each block of a model that was traced at both probes."""
+    """A key of the polynomial of each block of a model that was traced at both probes."""
     if first.events != second.events:
         raise CompileError("the sequence of allocations depends on batch, length or rank")
     return [
@@ -172,7 +172,7 @@ class Moments:
     def _added_by_layers(
         self, positions: list[int], boundaries: list[int]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What one more layer of each kind adds at each position, by the two alignments."""
+        """Contribution of one more layer of each kind at each position, by the two alignments."""
         found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         for kind, layout in self.deeper.items():
             for added, matched in zip(found, aligned(self.base, layout), strict=True):
@@ -190,7 +190,7 @@ class Moments:
 
 
 def aligned(base: Layout, deeper: Layout) -> tuple[dict[int, int], dict[int, int]]:
-    """Where the deeper model is at the moment when the base model is at each position.
+    """Position in the deeper model for each position of the base model.
 
     In each segment the deeper model's events are the base model's with a few runs inserted
     (the layer itself; what is freed for it at the end of the pass). Raises `CompileError`
@@ -226,11 +226,11 @@ class WorkTable:
 
     @property
     def ambiguous(self) -> bool:
-        """Whether different operators do the same work at the first probe."""
+        """True if different operators do the same work at the first probe."""
         return len({one for one, _ in self.pairs}) < len(set(self.pairs))
 
     def add_layers(self, layers: int, first: Timeline, second: Timeline | None) -> None:
-        """Count the work of so many further layers, given a model with one more.
+        """Count the work of further layers, given a model with one more.
 
         The second trace may be missing where nothing is ambiguous.
         """

@@ -1,4 +1,4 @@
-"""What of a configuration changes the sequence of operators, and what only their sizes."""
+"""Settings of a configuration that change the operators' sequence, and those that change sizes."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ Point = tuple[int, ...]
 """Micro-batch, length, rank, negatives."""
 
 EXACT_UP_TO = 6
-"""So many points are replayed themselves."""
+"""Up to this number of points, each is replayed itself."""
 
 LARGEST_GPU_BYTES = 288 * 1024**3
 """What allocates more fits no GPU of the catalogue (B300: 268 GiB): its overhead is left 0."""
@@ -205,7 +205,7 @@ def anchors(points: Floats, passes: CompiledPasses) -> dict[Point, list[Point]]:
 
 
 def replay_all(passes: CompiledPasses, points: Sequence[Point]) -> dict[Point, Replays]:
-    """What a replay adds at each of these points, with one micro-step and with more."""
+    """Bytes that a replay adds at each of these points, with one micro-step and with more."""
     return {point: passes.replayed(np.array(point, dtype=float)) for point in points}
 
 

@@ -168,7 +168,7 @@ def _math_attention(
     weights = tensor(_aten._safe_softmax(scores, -1))
     if dropout_p > 0:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
-    # The formula returns its weights too, narrowed, before it multiplies; nobody takes them.
+    # The formula returns its weights too, narrowed, before it multiplies; they stay unused.
     narrowed = weights.to(dtype)
     result = torch.matmul(weights, value).to(dtype)
     del narrowed

@@ -34,7 +34,7 @@ def _no(*_: Any, **__: Any) -> bool:
 
 
 def _accelerator(streams: Any) -> Any:
-    """What DeepSpeed takes for its device: asynchronous as CUDA, with tensors on meta."""
+    """DeepSpeed's device: asynchronous as CUDA, with tensors on meta."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     class MetaAccelerator(CPU_Accelerator):  # type: ignore[misc]
@@ -158,7 +158,7 @@ class _Event:
         """Nothing is on its way."""
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Always true: the event has happened."""
         return True
 
 
@@ -183,7 +183,7 @@ class _Stream:
 
 
 class _Streams:
-    """What FSDP2 asks of `torch.cuda`, for a trace: `enter` hears where allocations go."""
+    """FSDP2's view of `torch.cuda` in a trace; `enter` hears where allocations go."""
 
     def __init__(self, enter: Enter) -> None:
         self._enter = enter
