@@ -16,8 +16,7 @@ from typing import Any
 
 from tuner.core.environment import all_masked, masked
 from tuner.core.records import Exhausted, Measurement, Outcome, Phase, Source, Status
-from tuner.core.text import last_lines
-from tuner.core.units import parse_bytes
+from tuner.core.units import last_lines, parse_bytes
 
 MESSAGE_CHARS = 600
 """Messages in the journal are cut to this length; the runner's `last_log` has the whole log."""
@@ -268,14 +267,12 @@ def _died(ending: Ending) -> Outcome:
         text = "interrupted, because the process that starts trials ended"
         return _outcome(ending, Status.INTERRUPTED, text)
     tail = ending.log_tail[-LOG_CHARS:]
+    log = last_lines(tail, MESSAGE_CHARS // 2)
     # Signals other than abort()'s come from outside or from a bug: the trial survived any lack of
     # memory in its log.
     verdict = _verdict(tail) if _ended_by_itself(ending.exit_code) else None
     if verdict in (_Verdict.DEVICE, _Verdict.HOST):
-        return _out_of_memory(
-            ending, verdict, f"{_exit_text(ending)}: {last_lines(tail, MESSAGE_CHARS // 2)}"
-        )
-    log = last_lines(tail, MESSAGE_CHARS // 2)
+        return _out_of_memory(ending, verdict, f"{_exit_text(ending)}: {log}")
     text = f"{_exit_text(ending)}; its log ends: {log}" if log else _exit_text(ending)
     return _outcome(ending, Status.CRASHED, text)
 
