@@ -68,7 +68,6 @@ def test_dora_compiles():
         ("adapter", "vera", "lora_rank 1"),
         ("adapter", "oft", "as many trainable parameters"),
         ("optimizer", "galore_adamw", "adafactor"),
-        ("optimizer", "muon", "lion_32bit"),
         ("optimizer", "lomo", "sgd"),
         ("loss", "cut_cross_entropy", "chunked"),
         ("precision", "gptq", "nf4"),

@@ -11,11 +11,11 @@ from measure_samples import knobs, model_folder
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
 from tuner.core.setup.distributed_knobs import gpus_per_trial
+from tuner.core.setup.schemas import memory_order
 from tuner.cost.nccl import nccl_bytes
 from tuner.predict import predictor as predictor_module
 from tuner.predict.predict import Subject, predict, resolve_subject
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.training.memory_order import memory_order
 from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")

@@ -10,10 +10,10 @@ from benchmarks.emulated import compare
 from benchmarks.emulated_cases import Case
 from tuner.app.estimate import one_configuration
 from tuner.core.records import Phase
+from tuner.core.setup.schemas import memory_order
 from tuner.predict.predict import predict, resolve_subject
 from tuner.predict.predictor import FALLBACK, PredictionJob, Predictor
 from tuner.predict.tracing.recorder import Recorder
-from tuner.predict.training.memory_order import memory_order
 from tuner.space.gpus import get_gpu
 
 MODEL = "tiny-llama-3m"

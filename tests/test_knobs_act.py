@@ -10,10 +10,11 @@ from measure_samples import SHAPE, knobs
 from transformers import Gemma2Config, LlamaConfig
 
 from tuner.core.errors import InputError
+from tuner.core.setup.common import Loader
 from tuner.predict.training import get_workload
 from tuner.predict.training import losses as liger_module
-from tuner.predict.training.causal_lm_settings import CausalLMSettings
-from tuner.predict.training.token_data import LoaderSettings, build_loader
+from tuner.predict.training.causal_lm_settings import TrainingSetup
+from tuner.predict.training.token_data import build_loader
 from tuner.space.data import DataFacts
 from tuner.trial.device import RealEnvironment, open_session
 from tuner.trial.settings import ALLOCATOR_VARIABLES, apply_settings, set_allocator
@@ -196,7 +197,7 @@ def pids(loader, epochs):
 
 def loader(**settings):
     return build_loader(
-        LoaderSettings(**settings), vocab_size=100, shape=(2, 8), data=DataFacts(examples=8)
+        Loader(**settings), vocab_size=100, shape=(2, 8), data=DataFacts(examples=8)
     )
 
 
@@ -326,7 +327,7 @@ NEED_A_GPU = {
 def test_what_cannot_act_on_a_processor_is_refused(knob, value):
     with pytest.raises(InputError, match=f"{knob}: "):
         opened(**{knob: value})
-    CausalLMSettings.from_configuration(knobs(**{knob: value})).check_machine("cuda:0")
+    TrainingSetup.of(knobs(**{knob: value})).check_machine("cuda:0")
 
 
 def test_all_refusals_are_said_at_once():

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from encoder_samples import shallow_encoder
 
+from tuner.core.setup.schemas import MEMORY_ORDERS
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.training.memory_order import MEMORY_ORDERS
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 

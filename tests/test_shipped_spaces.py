@@ -21,7 +21,7 @@ from tuner.core.records import Outcome, Source, TrialRecord
 from tuner.predict.predict import check_supported, predict, resolve_subject
 from tuner.predict.stages import predict_overall
 from tuner.predict.training import get_workload
-from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.program.edit.assign import assignments
 from tuner.program.edit.plan import make_plan
 from tuner.program.export import ExportInput, export
@@ -147,8 +147,8 @@ def test_a_gpu_without_bf16_is_left_with_fp16_and_the_others_with_both(name, gpu
 def test_products_with_quantised_layers_are_in_fp16_where_there_is_no_bf16(name):
     space = load_space(name)
     configuration = configure(space, {**(space.baseline or {}), "precision": "nf4"})
-    settings = CausalLMSettings.from_configuration(configuration)
-    assert (settings.mixed_precision, settings.load_dtype) == ("fp16", torch.float16)
+    settings = TrainingSetup.of(configuration)
+    assert (settings.precision.autocast, settings.load_dtype) == ("fp16", torch.float16)
     turing = get_gpu(space.gpus[0])
     assert not check_supported(configuration, turing)
     (problem,) = check_supported(configuration.replace(compute_dtype="bf16"), turing)

@@ -6,15 +6,15 @@ import math
 
 import pytest
 import torch
-from estimate_samples import BASE, configuration, tiny_config
+from estimate_samples import configuration, tiny_config
 
 from benchmarks.accuracy import losses
 from tuner.core.errors import InputError
-from tuner.core.records import Configuration
 from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload, tokens_per_sample
 from tuner.predict.training.causal_lm_model import linear_names
-from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.losses import use_loss
 from tuner.predict.training.quantized import logical_numel, quantize_linears, quantized_tensors
 from tuner.predict.training.session import build_optimizer
@@ -29,30 +29,24 @@ def build(model: str = "llama", **sizes):
 # -- settings -------------------------------------------------------------------------------
 
 
-def test_what_a_configuration_leaves_out_has_the_defaults_of_its_libraries():
-    settings = CausalLMSettings.from_configuration(configuration(lora_rank=16))
-    assert settings.lora_alpha == 32
-    assert settings.max_grad_norm == 1.0  # TrainingArguments
-    assert settings.mixed_precision == "no"
-    assert settings.autocast_dtype is None
-
-
-@pytest.mark.parametrize("knob", ["micro_batch", "max_length", "precision", "optimizer"])
-def test_required_knobs_are_required(knob):
-    values = {name: value for name, value in BASE.items() if name != knob}
-    with pytest.raises(KeyError, match=knob):
-        CausalLMSettings.from_configuration(Configuration(values))
+def test_what_a_configuration_leaves_out_has_the_default_of_the_vocabulary():
+    setup = TrainingSetup.of({"lora_rank": 8, "effective_batch": 8, "micro_batch": 2})
+    assert (setup.adapter.alpha, setup.batch.accumulation) == (16, 4)
+    assert setup.adapter.targets == ("all-linear",)
+    assert setup.update.max_grad_norm == 1.0  # TrainingArguments
+    assert (setup.precision.weights, setup.autocast_dtype) == ("bf16", torch.bfloat16)
+    assert TrainingSetup.of({"precision": "fp32"}).autocast_dtype is None
 
 
 @pytest.mark.parametrize("value", ["four", True, None])
 def test_what_is_not_a_number_is_refused(value):
-    with pytest.raises(InputError, match="not a number"):
-        CausalLMSettings.from_configuration(configuration(micro_batch=value))
+    with pytest.raises(InputError, match="must be a whole number"):
+        TrainingSetup.of(configuration(micro_batch=value))
 
 
 def test_one_target_may_be_written_without_a_list():
-    settings = CausalLMSettings.from_configuration(configuration(lora_targets="q_proj"))
-    assert settings.lora_targets == ("q_proj",)
+    settings = TrainingSetup.of(configuration(lora_targets="q_proj"))
+    assert settings.adapter.targets == ("q_proj",)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +64,7 @@ def test_one_target_may_be_written_without_a_list():
 )
 def test_dtype_of_the_weights_that_stay_unquantised(precision, mixed_precision, dtype):
     values = configuration(precision=precision, mixed_precision=mixed_precision)
-    assert CausalLMSettings.from_configuration(values).load_dtype is dtype
+    assert TrainingSetup.of(values).load_dtype is dtype
 
 
 def test_samples_are_as_long_as_the_configuration_says():
@@ -177,7 +171,7 @@ def test_unknown_losses_are_refused_with_the_nearest_name():
 # -- optimizer ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if row.rest is None])
 def test_optimizers_are_those_of_the_trainer(name, tmp_path):
     """The class and the options that decide memory, as transformers' Trainer chooses them."""
     from transformers import Trainer, TrainingArguments
@@ -194,6 +188,30 @@ def test_optimizers_are_those_of_the_trainer(name, tmp_path):
     assert bits[0] == bits[1]
     for option in ("fused", "momentum", "amsgrad"):
         assert bool(own.defaults.get(option)) == bool(theirs.defaults.get(option)), option
+
+
+def test_muon_updates_matrices_and_adamw_the_rest():
+    shapes = [(8, 8), (8,), (2, 8, 8), (16, 8)]
+    weights = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+    optimizer = build_optimizer("muon", weights, embeddings=weights[3:])
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    states = [sorted(optimizer.state[weight]) for weight in weights]
+    adamw = ["exp_avg", "exp_avg_sq", "step"]
+    assert states == [["momentum_buffer"], adamw, adamw, adamw]
+    assert len(optimizer.param_groups) == 2
+    optimizer.zero_grad()
+    assert all(weight.grad is None for weight in weights)
+
+
+@pytest.mark.parametrize("rank", [8, 0])
+def test_muon_trains_adapters_and_whole_models(rank):
+    values = configuration(optimizer="muon", lora_rank=rank)
+    traced = trace(
+        get_workload("causal_lm"), tiny_config("llama"), values, compute_capability=(8, 0)
+    )
+    assert traced.trainable_params
 
 
 def test_unknown_optimizers_are_refused():

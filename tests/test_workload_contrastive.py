@@ -19,7 +19,7 @@ from encoder_samples import (
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict, resolve_subject
 from tuner.predict.training import get_workload, tokens_per_sample
-from tuner.predict.training.contrastive_model import (
+from tuner.predict.training.contrastive import (
     Experts,
     _imbalance,
     _lorentz_distance,
@@ -162,7 +162,7 @@ def test_experts_give_what_their_formula_says():
 
 
 def test_the_imbalance_is_least_where_experts_are_equally_busy():
-    from tuner.predict.training.contrastive_model import Routing
+    from tuner.predict.training.contrastive import Routing
 
     even = Routing(torch.full((4, 4), 0.25), torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]))
     skewed = Routing(torch.tensor([[0.7, 0.3, 0.0, 0.0]]).repeat(4, 1), torch.tensor([[0, 1]] * 4))

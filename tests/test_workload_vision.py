@@ -164,9 +164,9 @@ def test_what_cannot_be_trained_whole_is_refused(values, message):
     ],
 )
 def test_gradients_of_fp16_copies_cannot_be_scaled(values, refused):
-    from tuner.predict.training.causal_lm_settings import CausalLMSettings
+    from tuner.predict.training.causal_lm_settings import TrainingSetup
 
-    settings = CausalLMSettings.from_configuration(configuration(mixed_precision="fp16", **values))
+    settings = TrainingSetup.of(configuration(mixed_precision="fp16", **values))
     if refused:
         with pytest.raises(InputError) as caught:
             settings.check_machine("cuda:0")

@@ -10,8 +10,9 @@ from encoder_samples import TINY_ROBERTA, configuration
 
 from tuner.app.search.supported import model_version, require_lengths
 from tuner.core.errors import InputError
+from tuner.core.setup.common import Loader
 from tuner.predict.training import get_workload
-from tuner.predict.training.token_data import LoaderSettings, TokenBatches, build_loader
+from tuner.predict.training.token_data import TokenBatches, build_loader
 from tuner.space import load_space
 from tuner.space.command import Command
 from tuner.space.data import DataFacts, TokenLengths
@@ -59,7 +60,7 @@ def test_the_longest_come_once_however_few_examples_there_are(workers):
         examples=2, token_lengths=TokenLengths(2.0, 8, ((2.0, 0.0), (2.0, 0.99), (8.0, 1.0)))
     )
     loader = build_loader(
-        LoaderSettings(num_workers=workers), vocab_size=10, shape=(1, 8), data=mixed, full=3
+        Loader(num_workers=workers), vocab_size=10, shape=(1, 8), data=mixed, full=3
     )
     batches = TokenBatches(loader, "cpu")
     lengths = [batches.next().inputs["input_ids"].shape[1] for _ in range(9)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.core.errors import InputError
-from tuner.core.setup.schemas import NO_NAMES, unmodelled
+from tuner.core.setup.schemas import unmodelled
 from tuner.space import SCHEMAS, configure, default_space, pin
 from tuner.space.format import read_space
 
@@ -92,43 +92,3 @@ def test_what_predictions_ignore_is_named_where_it_is_set():
         ("num_workers",),
         ("torch_compile", "num_workers"),
     }
-
-
-OF_PARALLELISM = {"gpus_per_trial", "distributed", "machines", "dp_shard_size"}
-
-
-def test_every_knob_that_the_workload_reads_is_in_the_vocabulary():
-    """And the other way round: a name that nothing reads would be inert."""
-    from dataclasses import fields
-
-    from tuner.predict.training.causal_lm_settings import CausalLMSettings
-    from tuner.predict.training.token_data import LoaderSettings
-
-    read = {f.name for cls in (CausalLMSettings, LoaderSettings) for f in fields(cls)} - {"loader"}
-    read = {"padding" if name == "padded" else name for name in read} - {"parallelism"}
-    read |= OF_PARALLELISM  # which it consists of
-    assert read ^ TERMS.keys() == {"effective_batch"}  # the runner's
-
-
-def test_defaults_are_those_of_the_workload():
-    from tuner.core.records import Configuration
-    from tuner.core.setup.distributed_knobs import Parallelism
-    from tuner.predict.training.causal_lm_settings import CausalLMSettings
-
-    required = {name: TERMS[name].default for name in ("micro_batch", "max_length", "lora_rank")}
-    required |= {
-        name: TERMS[name].default
-        for name in ("precision", "gradient_checkpointing", "optimizer", "attention")
-    }
-    settings = CausalLMSettings.from_configuration(Configuration(required))
-    for name, term in TERMS.items():
-        if term.optional:
-            holder = settings if hasattr(settings, name) else settings.loader
-            if name == "padding":
-                assert settings.padded is (term.default == "max_length")
-                continue
-            if name in OF_PARALLELISM:
-                assert settings.parallelism == Parallelism(), name
-                continue
-            default = () if term.default == NO_NAMES else term.default
-            assert getattr(holder, name) == default, name

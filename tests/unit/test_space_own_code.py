@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.core.errors import InputError
-from tuner.predict.training.memory_order import memory_order
+from tuner.core.setup.schemas import memory_order
 from tuner.space import configure, load_space
 from tuner.space.command import fill
 from tuner.space.format import read_space

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.records import Configuration
-from tuner.predict.training.memory_order import MEMORY_ORDERS, memory_order
+from tuner.core.setup.schemas import MEMORY_ORDERS, memory_order
 from tuner.searches.held_back import OomFrontier
 
 ORDER = MEMORY_ORDERS["causal_lm"]

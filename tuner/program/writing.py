@@ -13,6 +13,7 @@ from tuner.core.setup.distributed_knobs import (
     REDUCE_BUCKET_ELEMENTS,
     Parallelism,
 )
+from tuner.core.setup.optimizers import OPTIMIZERS
 
 Settings = dict[str, Any]
 
@@ -169,6 +170,16 @@ def without_none(settings: Settings) -> Settings:
     return {name: value for name, value in settings.items() if value is not None}
 
 
+def single_optimizer(chosen: SettingsReader) -> str:
+    """The name of an optimizer that takes every parameter, as trainers build it."""
+    name = chosen.text("optimizer")
+    rest = OPTIMIZERS[name].rest
+    if rest is None:
+        return name
+    chosen.leave("optimizer", f"{name} needs a second optimizer beside it: build both yourself")
+    return rest
+
+
 def training_arguments(chosen: SettingsReader, loss: str | None = "transformers") -> Settings:
     """Keyword arguments of `transformers.TrainingArguments`.
 
@@ -188,7 +199,7 @@ def training_arguments(chosen: SettingsReader, loss: str | None = "transformers"
         "gradient_checkpointing": checkpointing,
         # As the workload does it; the two ways keep other tensors.
         "gradient_checkpointing_kwargs": {"use_reentrant": reentrant} if checkpointing else None,
-        "optim": chosen.get("optimizer"),
+        "optim": single_optimizer(chosen),
         "bf16": mixed == "bf16",
         "fp16": mixed == "fp16",
         "tf32": True if chosen.text("precision") == "tf32" else None,

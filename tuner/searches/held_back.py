@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.records import Configuration, Prediction, TrialRecord
+from tuner.core.setup.schemas import MemoryOrder
 from tuner.cost.calibration.calibrate import calibrations_from
-from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.request import Pruned
 

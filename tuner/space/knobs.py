@@ -12,7 +12,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.core.setup.knob_schema import Kind, KnobSchema
+from tuner.core.setup.schema import Kind, KnobSchema
 from tuner.space.document import Entry, Problems, kind_of, mapping, scalar, sequence
 
 MAX_VALUES = 1000

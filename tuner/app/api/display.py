@@ -21,7 +21,7 @@ from tuner.app.search.plan import SkippedGpu
 from tuner.core.errors import UnavailableError
 from tuner.core.records import TrialRecord
 from tuner.core.units import format_duration, format_size, significant
-from tuner.report.objective_plot import objective_png
+from tuner.report.front_figure import objective_png
 from tuner.report.plot import pareto_png
 from tuner.report.table import value_text
 from tuner.report.terminal.progress import compiling, reporting

@@ -10,9 +10,8 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from tuner.app.api.display import listener_of
 from tuner.app.api.result import SearchResult, SearchResults
 from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
-from tuner.app.correcting import corrected
 from tuner.app.device import find_gpu, with_profile
-from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
+from tuner.app.estimate import Estimate, corrected, estimate_configuration, one_configuration
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import make_plans

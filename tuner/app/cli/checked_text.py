@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.app.checking import BetterChange, CheckedProgram
 from tuner.app.cli.emulated_text import print_emulation, print_last_lines
-from tuner.app.program_predictions import PredictedProgram
+from tuner.app.program_oracle import PredictedProgram
 from tuner.core.expressions import show
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.emulation import Emulation

@@ -20,7 +20,7 @@ from tuner.app.cli.options import (
     where_option,
 )
 from tuner.app.cli.target_options import Selected, target_options
-from tuner.app.correcting import Corrector, correction_text
+from tuner.app.estimate import Corrector, correction_text
 from tuner.app.listener import quiet_libraries
 from tuner.app.recommendation import Criteria, recommended
 from tuner.app.target import Target, check_conditions

@@ -18,9 +18,14 @@ from tuner.app.cli.options import (
     set_option,
     space_option,
 )
-from tuner.app.correcting import corrected, correction_text
 from tuner.app.device import find_gpu, with_profile
-from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
+from tuner.app.estimate import (
+    Estimate,
+    corrected,
+    correction_text,
+    estimate_configuration,
+    one_configuration,
+)
 from tuner.app.listener import quiet_libraries
 from tuner.core.records import Configuration, parse_margin
 from tuner.core.units import format_duration

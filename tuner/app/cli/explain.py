@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.app.allocations import PeakAllocation
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import examples, json_option, margin_option, set_option
 from tuner.app.cli.target_options import Selected, target_options
@@ -25,9 +24,8 @@ from tuner.report.terminal.tables import print_rows
 from tuner.space import configure, parse_settings
 
 if TYPE_CHECKING:
-    from tuner.app.changes import Suggestion
-    from tuner.app.explain import Explanation
-    from tuner.app.predicting import SpacePredictor
+    from tuner.app.explain import Explanation, PeakAllocation
+    from tuner.app.predicting import SpacePredictor, Suggestion
 
 MAX_PAIRS = 12
 """Pairs that are shown; --json has them all."""
@@ -143,7 +141,7 @@ def _print(target: Target, explanation: Explanation) -> None:
 
 
 def _stage_text(explanation: Explanation) -> str:
-    stage = explanation.current.stage
+    stage = explanation.prediction.limiting_stage
     return f"{stage} needs the most memory; speed is that of all stages" if stage else ""
 
 

@@ -159,7 +159,7 @@ def _telling(printer: Printer, started_s: float) -> Callable[[str, int, int], No
 
 def _write(path: Path, grid: Grid) -> None:
     if path.suffix == ".html":
-        from tuner.report.grid_page import grid_html  # jinja2
+        from tuner.report.grid import grid_html  # jinja2
 
         text = grid_html(grid)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from tuner.app.cli.data import DataFile
@@ -264,17 +263,13 @@ def _record(
     margin_fraction: float | None,
 ) -> TrialRecord:
     outcome, prediction = ended
-    return TrialRecord(
+    return TrialRecord.of(
+        space.name,
+        gpu,
+        configuration,
+        dataclasses.replace(outcome, prediction=prediction),
         trial_id="by-hand",
-        space=space.name,
-        gpu=gpu.id,
-        gpu_memory_bytes=gpu.memory_bytes,
-        configuration=configuration,
-        outcome=dataclasses.replace(outcome, prediction=prediction),
-        seed=0,
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=outcome_versions(),
-        searcher="",
         device=None if trials_on.emulated else trials_on.names[0],
         emulated_device=trials_on.names[0] if trials_on.emulated else None,
         memory_limit_bytes=trials_on.memory_limit_bytes,

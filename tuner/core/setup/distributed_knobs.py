@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from tuner.core.errors import InputError, Problem
 from tuner.core.records import KnobValue
-from tuner.core.setup.knob_schema import KnobSchema
+from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.setup.schema import Group, knob
 
 GPUS_PER_TRIAL = "gpus_per_trial"
 DISTRIBUTED = "distributed"
@@ -42,68 +43,66 @@ _NOT_PREDICTED: Mapping[str, str] = dict.fromkeys(
 )
 """Strategies that people use, with the way to learn what they take."""
 
-DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
-    KnobSchema(
-        GPUS_PER_TRIAL,
-        "int",
-        "GPUs that train one configuration together, one process each: of one machine, or of all "
-        "`machines` together",
+
+@dataclass(frozen=True, slots=True)
+class Ranks(Group):
+    """The GPUs of a training, and how they share the work."""
+
+    count: int = knob(
+        "gpus_per_trial",
+        "GPUs that train one configuration together, one process each: of one machine, "
+        "or of all `machines` together",
         default=1,
         minimum=1,
         below=MAX_GPUS * MAX_MACHINES + 1,
         optional=True,
-    ),
-    KnobSchema(
-        MACHINES,
-        "int",
-        "machines that the GPUs of a configuration stand in, as many in each: predicted, and no "
-        "trial runs",
+    )
+    machines: int = knob(
+        "machines",
+        "machines that the GPUs of a configuration stand in, as many in each: "
+        "predicted, and no trial runs",
         default=1,
         minimum=1,
         below=MAX_MACHINES + 1,
         optional=True,
-    ),
-    KnobSchema(
-        DISTRIBUTED,
-        "word",
-        "with gpus_per_trial above 1: ddp keeps a whole model on each GPU and adds up gradients, "
-        "fsdp2 (fully_shard) keeps a share of weights, gradients and optimizer state on each, hsdp "
-        "does so inside groups of dp_shard_size GPUs and adds up gradients between them; zero1, "
-        "zero2 and zero3 are DeepSpeed's, which share the optimizer state, the gradients too, and "
-        "the weights too",
+    )
+    strategy: str = knob(
+        "distributed",
+        "with gpus_per_trial above 1: ddp keeps a whole model on each GPU and adds up "
+        "gradients, fsdp2 (fully_shard) keeps a share of weights, gradients and "
+        "optimizer state on each, hsdp does so inside groups of dp_shard_size GPUs and "
+        "adds up gradients between them; zero1, zero2 and zero3 are DeepSpeed's, which "
+        "share the optimizer state, the gradients too, and the weights too",
         default="ddp",
         allowed=("ddp", "fsdp2", "hsdp", *ZERO_STAGES),
-        refused=_NOT_PREDICTED,
         optional=True,
-    ),
-    KnobSchema(
-        RESHARD,
-        "bool",
-        "under fsdp2 and hsdp: false keeps the gathered weights of a layer until its backward pass "
-        "has ended, which sends less and takes more memory (as ZeRO-2)",
+        refused=_NOT_PREDICTED,
+    )
+    reshard: bool = knob(
+        "reshard_after_forward",
+        "under fsdp2 and hsdp: false keeps the gathered weights of a layer until its "
+        "backward pass has ended, which sends less and takes more memory (as ZeRO-2)",
         default=True,
         optional=True,
-    ),
-    KnobSchema(
-        SHARD_SIZE,
-        "int",
-        "under hsdp: GPUs that share one copy of the model (accelerate's dp_shard_size); 0 is "
-        "those of a machine, with several machines",
+    )
+    shard_size: int = knob(
+        "dp_shard_size",
+        "under hsdp: GPUs that share one copy of the model (accelerate's "
+        "dp_shard_size); 0 is those of a machine, with several machines",
         default=0,
         minimum=0,
         below=MAX_GPUS * MAX_MACHINES,
         optional=True,
-    ),
-    KnobSchema(
-        REDUCE_BUCKET,
-        "int",
-        "under zero1 to zero3: gradients that are exchanged at once, as numbers; a rank has room "
-        "for them beside its gradients, whatever the size of the model",
+    )
+    bucket: int = knob(
+        "reduce_bucket_size",
+        "under zero1 to zero3: gradients that are exchanged at once, as numbers; a rank "
+        "has room for them beside its gradients, whatever the size of the model",
         default=REDUCE_BUCKET_ELEMENTS,
         minimum=1,
         optional=True,
-    ),
-)
+    )
+
 
 _ONE = "micro_batch * grad_accum"
 _MANY = f"{_ONE} * {GPUS_PER_TRIAL}"
@@ -306,6 +305,12 @@ def _against_zero(
     configuration: Mapping[str, KnobValue], parallelism: Parallelism
 ) -> Iterator[str]:
     precision = str(configuration.get("precision"))
+    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
+    if optimizer is not None and optimizer.rest is not None:
+        yield (
+            f"{configuration['optimizer']} updates whole matrices, and DeepSpeed keeps flat "
+            "shares: use another optimizer, or ddp"
+        )
     mixed = configuration.get("mixed_precision", "no")
     emulate = "a program of yours can be emulated, with `tuner emulate`"
     if mixed == "fp16":
@@ -315,7 +320,7 @@ def _against_zero(
             f'DeepSpeed refuses weights of {precision} without mixed precision ("fp32 is enabled '
             'but the following parameters have dtype that is not fp32"): set mixed_precision bf16'
         )
-    if precision in ("nf4", "int8") and parallelism.shares_weights:
+    if precision in QUANTIZED and parallelism.shares_weights:
         yield f"{precision} under zero3 is not predicted: use zero2 or fsdp2; {emulate}"
     for name in ("offload", "torch_compile"):
         if configuration.get(name):

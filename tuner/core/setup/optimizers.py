@@ -18,7 +18,8 @@ class Optimizer:
     `recipe` is what torchtune's recipes say of it beside the class, where that differs from
     `options`. `can_shard` is false where the class does not know parameters that FSDP2 has
     sharded: it reads raw memory, or makes whole tensors of its own. One that `needs_shapes` takes
-    what follows from the shapes of parameters, not from their sizes alone.
+    what follows from the shapes of parameters, not from their sizes alone. Where the class takes
+    only the matrices of hidden layers, `rest` names the optimizer of all other parameters.
     """
 
     path: str
@@ -26,6 +27,7 @@ class Optimizer:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     can_shard: bool = True
     needs_shapes: bool = False
+    rest: str | None = None
 
 
 _PAGED = {"is_paged": True}
@@ -52,6 +54,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "lion_8bit": Optimizer("bitsandbytes.optim:Lion8bit", can_shard=False),
     "paged_lion_32bit": Optimizer("bitsandbytes.optim:Lion", _PAGED, _PAGED, can_shard=False),
     "paged_lion_8bit": Optimizer("bitsandbytes.optim:Lion8bit", _PAGED, _PAGED, can_shard=False),
+    # A momentum for each matrix; the Newton-Schulz iteration works on a copy in bf16.
+    "muon": Optimizer("torch.optim:Muon", can_shard=False, needs_shapes=True, rest="adamw_torch"),
     "sgd": Optimizer("torch.optim:SGD", {"foreach": True}),
 }
 
@@ -62,7 +66,6 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("galore_adamw", "galore_adamw_8bit", "galore_adafactor"), _LOW_RANK),
     **dict.fromkeys(("apollo_adamw", "q_galore_adamw8bit"), _LOW_RANK),
     **dict.fromkeys(("lomo", "adalomo", "galore_adamw_layerwise"), _IN_BACKWARD),
-    "muon": "lion_32bit, with one number for each weight too, comes nearest in memory",
     "adamw_torch_8bit": "adamw_8bit, bitsandbytes' in place of torchao's, comes nearest",
     "adamw_torch_4bit": "adamw_8bit, with twice the bits, comes nearest",
 }

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.core.records import Configuration
-from tuner.core.setup.distributed_knobs import DISTRIBUTED_TERMS
-from tuner.core.setup.machine_knobs import MACHINE
+from tuner.core.setup.common import Loader, Process
+from tuner.core.setup.distributed_knobs import Ranks
 from tuner.cost.operators.workspace import PROCESSOR
 from tuner.cost.polynomial import Probe
 
@@ -24,8 +24,8 @@ VARIABLE_KNOBS = ("micro_batch", "max_length", "lora_rank", "n_negatives")
 HOST_KNOBS = frozenset(
     {
         "n_positives",
-        *(term.name for term in MACHINE if not term.modelled),
-        *(term.name for term in DISTRIBUTED_TERMS),
+        *(term.name for term in (*Process.terms(), *Loader.terms())),
+        *(term.name for term in Ranks.terms()),
     }
 )
 """Knobs that a traced step does not see: what feeds it, how many pairs an epoch has, and the ranks

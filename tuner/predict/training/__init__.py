@@ -7,8 +7,8 @@ from typing import Any
 
 from tuner.core.errors import InputError, missing_extra, unknown
 from tuner.core.records import Configuration
+from tuner.core.setup.schemas import SCHEMAS
 from tuner.predict.training.base import FunctionWorkload, Workload
-from tuner.predict.training.sizes import contrastive_tokens
 
 CLASSES = {
     "causal_lm": "tuner.predict.training.causal_lm:CausalLM",
@@ -46,15 +46,10 @@ def _workload_of(name: str) -> Workload:
 
 
 def tokens_per_sample(workload: str, configuration: Configuration) -> int:
-    """Tokens of one sample at full length. Raises `InputError` for an unknown workload.
-
-    A sample of `contrastive` is an anchor with its positive and negatives, in all channels.
-    """
-    if workload in ("causal_lm", "multitask"):
-        return int(str(configuration["max_length"]))
-    if workload == "contrastive":
-        return contrastive_tokens(configuration)
-    raise unknown("workload", workload, CLASSES)
+    """Tokens of one sample at full length. Raises `InputError` for an unknown workload."""
+    if workload not in SCHEMAS:
+        raise unknown("workload", workload, CLASSES)
+    return SCHEMAS[workload].tokens(configuration)
 
 
 def load_object(name: str, kind: str) -> Any:

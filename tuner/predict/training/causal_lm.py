@@ -19,7 +19,7 @@ from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.causal_lm_model import build_model, build_skeleton
-from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.encoders import require_positions
 from tuner.predict.training.images import Images, images_of
 from tuner.predict.training.parallel import Ranks, distribute
@@ -35,16 +35,18 @@ class CausalLMSession(ModelSession):
     def __init__(
         self,
         model: Any,
-        settings: CausalLMSettings,
+        settings: TrainingSetup,
         environment: Environment,
         ranks: Ranks | None = None,
         images: Images | None = None,
     ) -> None:
         # Loops of people's own give an optimizer its parameters, and do no more.
-        by_trainer = settings.training_loop == "trainer"
+        by_trainer = settings.update.loop == "trainer"
         embeddings = embedding_weights(model) if by_trainer else []
-        super().__init__(model, settings, environment, embeddings=embeddings)
-        self._settings: CausalLMSettings = settings
+        super().__init__(
+            model, settings.update, settings.precision.autocast, environment, embeddings=embeddings
+        )
+        self._settings: TrainingSetup = settings
         self._ranks = ranks or Ranks.alone(model)
         self._ranks.take(self.optimizer)
         self._images = images
@@ -57,10 +59,10 @@ class CausalLMSession(ModelSession):
         loader = build_loader(
             settings.loader,
             vocab_size=self._vocab_size,
-            shape=(settings.micro_batch, settings.max_length),
+            shape=(settings.batch.micro, settings.examples.length),
             data=machine.data,
-            full=machine.full_micro_steps * settings.micro_batch,
-            padded=settings.padded,
+            full=machine.full_micro_steps * settings.batch.micro,
+            padded=settings.examples.padded,
             rank=self._ranks.number,
         )
         self._train_on(TokenBatches(loader, machine.device), machine)
@@ -74,13 +76,13 @@ class CausalLMSession(ModelSession):
         """Run one forward and backward pass; gradients accumulate."""
         self._environment.enter(Phase.FORWARD, micro_step)
         batch = self._next_batch()
-        if self._settings.training_loop != "trainer":
+        if self._settings.update.loop != "trainer":
             # A hand-written loop holds `outputs`, and with it the logits, during backward.
             self._outputs = self._forward(batch)
             self._refer(batch)
             self._environment.enter(Phase.BACKWARD, micro_step)
             self._backward(self._outputs.loss)
-            if self._settings.training_loop == "function":
+            if self._settings.update.loop == "function":
                 self._outputs = None
             return
         loss = self._loss_as_trainer(batch)
@@ -106,7 +108,7 @@ class CausalLMSession(ModelSession):
         """What the model is called with. A trace has no data, only its shapes."""
         if self._batches is not None:
             return self._real_batch(self._batches)
-        shape = (self._settings.micro_batch, self._settings.max_length)
+        shape = (self._settings.batch.micro, self._settings.examples.length)
         device = self._environment.device
         if self._images is not None:
             return self._batch_of_images(self._images, shape)
@@ -121,7 +123,7 @@ class CausalLMSession(ModelSession):
 
     def _labelled(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The batch with a label for each text, where a classifier is trained; changes it."""
-        labels, examples = self._settings.num_labels, len(batch["input_ids"])
+        labels, examples = self._settings.examples.labels, len(batch["input_ids"])
         if labels:
             # Made on the host, so that they are known to a trace, where some models ask for them.
             host = torch.ones(examples) if labels == 1 else torch.arange(examples) % labels
@@ -159,7 +161,7 @@ class CausalLMSession(ModelSession):
 
     def _refer(self, batch: dict[str, torch.Tensor]) -> None:
         """What the reference of preference training makes of the same sequences."""
-        if self._settings.reference_pass:
+        if self._settings.examples.reference:
             with torch.no_grad(), self.model.disable_adapter():
                 self._forward(batch)
 
@@ -190,11 +192,11 @@ class CausalLM:
         Raises `InputError` when LoRA targets do not exist in the model, and for what cannot be
         built or trained as the configuration says.
         """
-        settings = CausalLMSettings.from_configuration(configuration)
+        settings = TrainingSetup.of(configuration)
         parallelism = settings.parallelism
         parallelism.require(configuration)
-        require_trained(model_config, num_labels=settings.num_labels)
-        require_positions(model_config, settings.max_length, "max_length")
+        require_trained(model_config, num_labels=settings.examples.labels)
+        require_positions(model_config, settings.examples.length, "max_length")
         images = _images(model_config, settings, environment)
         environment.enter(Phase.LOAD, 0)
         model = build_model(model_config, settings, environment)
@@ -214,11 +216,9 @@ class CausalLM:
         return session
 
 
-def _images(
-    model_config: Any, settings: CausalLMSettings, environment: Environment
-) -> Images | None:
+def _images(model_config: Any, settings: TrainingSetup, environment: Environment) -> Images | None:
     """The images of a batch. Raises `InputError` for what cannot be trained with them."""
-    if not settings.images:
+    if not settings.examples.images:
         return None
     data = environment.data if isinstance(environment, Machine) else None
     if data is not None and data.token_lengths is not None:
@@ -226,14 +226,18 @@ def _images(
             "the data's token_lengths say nothing of images, whose tokens are part of them",
             hint="--lengths full gives every example max_length tokens, its images included",
         )
-    plain = replace(settings, precision="bf16", gradient_checkpointing=False)
+    plain = replace(
+        settings,
+        precision=replace(settings.precision, weights="bf16"),
+        recompute=replace(settings.recompute, enabled=False),
+    )
     images = images_of(
         build_skeleton(model_config, plain),
         model_config,
-        number=settings.images,
-        size=settings.image_size,
+        number=settings.examples.images,
+        size=settings.examples.image_size,
     )
-    images.require(settings.max_length)
+    images.require(settings.examples.length)
     return images
 
 

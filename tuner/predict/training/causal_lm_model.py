@@ -16,7 +16,7 @@ from torch import nn
 from tuner.core.errors import InputError, unknown
 from tuner.core.setup.schemas import ALL_LINEAR
 from tuner.predict.training.base import Environment, Machine
-from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.checkpoint import load_checkpoint
 from tuner.predict.training.losses import (
     apply_liger,
@@ -34,7 +34,7 @@ from tuner.predict.training.sharding import (
 from tuner.space.models.trainable import require_quantization, trained_class, trained_config
 
 
-def build_model(model_config: Any, settings: CausalLMSettings, environment: Environment) -> Any:
+def build_model(model_config: Any, settings: TrainingSetup, environment: Environment) -> Any:
     """Model and adapters on the environment's device, in training mode.
 
     A model that ranks will share stays on the meta device, or on the host with the weights of a
@@ -52,37 +52,37 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
         return model
     settings.check_machine(environment.device)
     model, on_host = _with_weights(model_config, settings, environment)
-    if settings.liger:
+    if settings.process.liger:
         apply_liger(model)
     _share_weights(model, settings, environment)
     model = _prepare(model, settings, environment, _adapters_on(settings, environment))
     keep_on_host(on_host, environment.device)
     model.train()
-    if settings.torch_compile:
+    if settings.process.compile:
         model.compile()
     return model
 
 
-def _share_weights(model: Any, settings: CausalLMSettings, environment: Environment) -> None:
+def _share_weights(model: Any, settings: TrainingSetup, environment: Environment) -> None:
     """Under ZeRO's third stage, before there are adapters: as models are loaded for Trainer."""
     if settings.parallelism.zero_stage and settings.parallelism.shares_weights:
         share_weights(model, environment, settings.zero)
 
 
-def _adapters_on(settings: CausalLMSettings, machine: Machine) -> str:
+def _adapters_on(settings: TrainingSetup, machine: Machine) -> str:
     """The device on which adapters are made: where they will be, or beside what will be sharded."""
     if not settings.parallelism.is_sharded:
         return machine.device
     return "meta" if machine.checkpoint is None else "cpu"
 
 
-def build_skeleton(model_config: Any, settings: CausalLMSettings) -> Any:
+def build_skeleton(model_config: Any, settings: TrainingSetup) -> Any:
     """The model as it is loaded, on the meta device. Raises `InputError` as `build_model` does."""
     return _skeleton(model_config, settings)
 
 
 def _with_weights(
-    model_config: Any, settings: CausalLMSettings, machine: Machine
+    model_config: Any, settings: TrainingSetup, machine: Machine
 ) -> tuple[Any, list[nn.Module]]:
     """The model with its weights, and those of its layers whose weights are on the host."""
     if machine.checkpoint is None:
@@ -94,46 +94,50 @@ def _with_weights(
         return model, on_host
 
     # What stays on the host, or is sharded, must not pass through a device too small for it.
-    first = "cpu" if settings.offload or settings.parallelism.shares_weights else machine.device
+    first = (
+        "cpu" if settings.process.offload or settings.parallelism.shares_weights else machine.device
+    )
     try:
         model = load_checkpoint(machine.checkpoint, model_config, settings, device=first)
     except (ValueError, ImportError) as error:
-        raise _build_error(error, settings.attention) from error
+        raise _build_error(error, settings.update.attention) from error
     _use_loss(model, settings, real=True)
     on_host = _offloaded(model, settings)
-    if settings.offload:
+    if settings.process.offload:
         move_all_but(model, on_host, machine.device)
     return model, on_host
 
 
-def _offloaded(model: nn.Module, settings: CausalLMSettings) -> list[nn.Module]:
-    layers = decoder_layers(model) if settings.offload else []
-    return layers[len(layers) - round(settings.offload * len(layers)) :]
+def _offloaded(model: nn.Module, settings: TrainingSetup) -> list[nn.Module]:
+    layers = decoder_layers(model) if settings.process.offload else []
+    return layers[len(layers) - round(settings.process.offload * len(layers)) :]
 
 
-def _skeleton(model_config: Any, settings: CausalLMSettings, *, real: bool = False) -> Any:
+def _skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = False) -> Any:
     """The model on the meta device, with quantised layers, before k-bit preparation."""
     skipped = require_quantization(
-        model_config, settings.precision, double_quant=settings.double_quant
+        model_config, settings.precision.weights, double_quant=settings.precision.double_quant
     )
     with torch.device("meta"):
         try:
             model = trained_class(
-                model_config, images=settings.images > 0, num_labels=settings.num_labels
+                model_config,
+                images=settings.examples.images > 0,
+                num_labels=settings.examples.labels,
             ).from_config(
-                trained_config(model_config, settings.num_labels),
+                trained_config(model_config, settings.examples.labels),
                 dtype=settings.load_dtype,
-                attn_implementation=settings.attention,
+                attn_implementation=settings.update.attention,
             )
         except (ValueError, ImportError) as error:
-            raise _build_error(error, settings.attention) from error
+            raise _build_error(error, settings.update.attention) from error
         _use_loss(model, settings, real=real)
-        if settings.is_quantized:
+        if settings.precision.is_quantized:
             quantize_linears(
                 model,
-                precision=settings.precision,
+                precision=settings.precision.weights,
                 compute_dtype=settings.load_dtype,
-                double_quant=settings.double_quant,
+                double_quant=settings.precision.double_quant,
                 skipped=skipped,
                 storage=settings.quant_storage,
             )
@@ -155,61 +159,73 @@ def _build_error(error: Exception, attention: str) -> InputError:
     )
 
 
-def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
-    if settings.num_labels:
+def _use_loss(model: Any, settings: TrainingSetup, *, real: bool) -> None:
+    if settings.examples.labels:
         return
-    if settings.loss == "chunked":
+    if settings.loss.kind == "chunked":
         use_chunked_loss(model, real=real)
         return
-    kernel = fused_cross_entropy() if real and settings.fused_loss else None
-    use_loss(model, settings.loss, fused=settings.fused_loss, kernel=kernel)
+    kernel = fused_cross_entropy() if real and settings.loss.fused else None
+    use_loss(model, settings.loss.kind, fused=settings.loss.fused, kernel=kernel)
 
 
 def _prepare(
-    model: Any, settings: CausalLMSettings, environment: Environment, adapters_on: str
+    model: Any, settings: TrainingSetup, environment: Environment, adapters_on: str
 ) -> Any:
     """K-bit preparation, gradient checkpointing and adapters, as training scripts do."""
-    if settings.gradient_checkpointing and not model.supports_gradient_checkpointing:
+    if settings.recompute.enabled and not model.supports_gradient_checkpointing:
         raise InputError(
             f"{type(model).__name__} of transformers has no gradient checkpointing",
             hint="set gradient_checkpointing to false",
         )
-    checkpointing: dict[str, Any] = {"use_reentrant": settings.use_reentrant}
+    checkpointing: dict[str, Any] = {"use_reentrant": settings.recompute.reentrant}
     # Reentrant checkpoints take no other options.
-    if settings.offload and environment.device != "meta" and not settings.use_reentrant:
+    if (
+        settings.process.offload
+        and environment.device != "meta"
+        and not settings.recompute.reentrant
+    ):
         # Recomputation that stops early skips the hooks that take a layer's last weights off the
         # device again.
         checkpointing["early_stop"] = False
-    if environment.device == "meta" and not settings.use_reentrant:
+    if environment.device == "meta" and not settings.recompute.reentrant:
         # Not on a machine: PyTorch restores autocast by itself there, and torch.compile takes no
         # contexts of one's own.
         checkpointing["context_fn"] = partial(
             environment.checkpoint_contexts, settings.autocast_dtype
         )
-    if settings.lora_rank and settings.is_quantized and settings.kbit_preparation != "none":
+    if (
+        settings.adapter.rank
+        and settings.precision.is_quantized
+        and settings.precision.preparation != "none"
+    ):
         from peft import prepare_model_for_kbit_training
 
         model = prepare_model_for_kbit_training(
             model,
-            use_gradient_checkpointing=settings.gradient_checkpointing,
+            use_gradient_checkpointing=settings.recompute.enabled,
             gradient_checkpointing_kwargs=checkpointing,
         )
-        if settings.kbit_preparation == "trl":
+        if settings.precision.preparation == "trl":
             _narrow_embeddings(model, settings.load_dtype)
-    elif settings.gradient_checkpointing:
+    elif settings.recompute.enabled:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
-    if environment.device == "meta" and settings.use_reentrant:
+    if environment.device == "meta" and settings.recompute.reentrant:
         _restore_autocast(model, environment, settings.autocast_dtype)
-    if not settings.lora_rank:
-        given = {"modules_to_save": settings.modules_to_save, "adapter": settings.adapter != "lora"}
+    if not settings.adapter.rank:
+        given = {
+            "modules_to_save": settings.adapter.saved,
+            "adapter": settings.adapter.kind != "lora",
+        }
         for name in [name for name, is_given in given.items() if is_given]:
             raise InputError(
                 f"{name} has no effect in full fine-tuning (lora_rank 0)",
                 hint=f"set lora_rank to 1 or more, or leave {name} out",
             )
-        if settings.is_quantized:
+        if settings.precision.is_quantized:
             raise InputError(
-                f"full fine-tuning (lora_rank 0) of a {settings.precision} model is not possible",
+                f"full fine-tuning (lora_rank 0) of a {settings.precision.weights} model is not "
+                "possible",
                 hint="set lora_rank to 1 or more, or precision to bf16, fp16 or fp32",
             )
         return model
@@ -247,25 +263,25 @@ def _narrow_embeddings(model: Any, dtype: torch.dtype) -> None:
             module.to(dtype)
 
 
-def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
+def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    every = settings.lora_targets == ALL_LINEAR
+    every = settings.adapter.targets == ALL_LINEAR
     bare = unadaptable(model) if every else ()
     config = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
-        lora_dropout=settings.lora_dropout,
-        target_modules=_targets_as_peft_reads_them(settings.lora_targets),
+        r=settings.adapter.rank,
+        lora_alpha=settings.adapter.alpha,
+        lora_dropout=settings.adapter.dropout,
+        target_modules=_targets_as_peft_reads_them(settings.adapter.targets),
         bias="none",
-        use_rslora=settings.adapter == "rslora",
-        use_dora=settings.adapter == "dora",
+        use_rslora=settings.adapter.kind == "rslora",
+        use_dora=settings.adapter.kind == "dora",
         # peft trains a classifier's head whole.
-        task_type="SEQ_CLS" if settings.num_labels else "CAUSAL_LM",
-        modules_to_save=list(settings.modules_to_save) or None,
+        task_type="SEQ_CLS" if settings.examples.labels else "CAUSAL_LM",
+        modules_to_save=list(settings.adapter.saved) or None,
         exclude_modules=list(bare) or None,
     )
-    _check_saved(model, settings.modules_to_save)
+    _check_saved(model, settings.adapter.saved)
     try:
         if device == "meta":
             adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
@@ -274,7 +290,7 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
             with torch.device(device):
                 adapted = get_peft_model(model, config)
     except ValueError as error:
-        targets = ", ".join(settings.lora_targets)
+        targets = ", ".join(settings.adapter.targets)
         missing = "not found in the base model" in str(error)
         said = " ".join(str(error).split())[:300]
         raise InputError(
@@ -284,7 +300,7 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
             hint=f"its linear layers are: {', '.join(linear_names(model))}",
         ) from error
     adapted.without_adapters = bare
-    if settings.adapter_dtype == "bf16":
+    if settings.adapter.dtype == "bf16":
         # As TRL's trainers do it, afterwards: peft has no choice for quantised models.
         for parameter in adapted.parameters():
             if parameter.requires_grad:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.core.errors import InputError
-from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.quantized import quantization_config
 from tuner.space.models.catalogue import resolve_config
 from tuner.space.models.trainable import require_quantization, trained_class, trained_config
@@ -22,9 +22,7 @@ _SHAPE = (
 """What must agree between a checkpoint and the model that a search names."""
 
 
-def load_checkpoint(
-    name: str, model_config: Any, settings: CausalLMSettings, *, device: str
-) -> Any:
+def load_checkpoint(name: str, model_config: Any, settings: TrainingSetup, *, device: str) -> Any:
     """The model in `name`, a hub id or a folder, on `device`; code in it is never run.
 
     Raises `InputError` where it is not there or is another model than `model_config`, and what
@@ -32,22 +30,26 @@ def load_checkpoint(
     """
     found = resolve_config(name)
     _require_same(name, found, model_config)
-    require_quantization(found, settings.precision, double_quant=settings.double_quant)
+    require_quantization(
+        found, settings.precision.weights, double_quant=settings.precision.double_quant
+    )
     quantization = None
-    if settings.is_quantized:
+    if settings.precision.is_quantized:
         quantization = quantization_config(
-            settings.precision,
+            settings.precision.weights,
             settings.load_dtype,
-            double_quant=settings.double_quant,
+            double_quant=settings.precision.double_quant,
             storage=settings.quant_storage,
         )
     try:
-        auto = trained_class(found, images=settings.images > 0, num_labels=settings.num_labels)
+        auto = trained_class(
+            found, images=settings.examples.images > 0, num_labels=settings.examples.labels
+        )
         return auto.from_pretrained(
             name,
-            config=trained_config(found, settings.num_labels),
+            config=trained_config(found, settings.examples.labels),
             dtype=settings.load_dtype,
-            attn_implementation=settings.attention,
+            attn_implementation=settings.update.attention,
             quantization_config=quantization,
             device_map={"": device},
             trust_remote_code=False,

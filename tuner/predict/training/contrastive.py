@@ -7,22 +7,258 @@ three calls of the encoders, and samples x (2 + n_negatives) x channels sequence
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
+from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
+from tuner.core.setup.encoders import CONTRASTIVE
 from tuner.predict.training.base import Environment, Machine
-from tuner.predict.training.contrastive_model import ContrastiveModel
-from tuner.predict.training.contrastive_settings import ContrastiveSettings
 from tuner.predict.training.encoders import (
+    EncoderSettings,
+    Field,
     LossSession,
     add_adapter,
+    attention_mask,
+    build_encoder,
     enable_checkpointing,
     initialise_positions,
+    initialiser,
     lora_config,
+    mean_pooled,
+    names,
     require_positions,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ContrastiveSettings:
+    """What is embedded, and by what."""
+
+    step: EncoderSettings
+    channels: tuple[str, ...]
+    lengths: tuple[int, ...]
+    """Tokens of each channel."""
+    n_negatives: int
+    lora_rank: int
+    lora_alpha: float
+    lora_dropout: float
+    lora_targets: tuple[str, ...]
+    gradient_checkpointing: bool
+    experts: int
+    experts_per_sample: int
+    expert_hidden: int
+    geometry: str
+    temperature: float
+    load_balancing: float
+
+    @classmethod
+    def of(cls, configuration: Configuration) -> ContrastiveSettings:
+        """The settings of a configuration. Raises `InputError` for contradictions."""
+        values = CONTRASTIVE.values(configuration)
+        step = EncoderSettings.of(values)
+        channels, short = names(values["channels"]), names(values["short_channels"])
+        strange = [name for name in short if name not in channels]
+        if strange:
+            raise InputError(
+                f"short_channels {', '.join(strange)} are not channels",
+                hint=f"the channels are {', '.join(channels)}",
+            )
+        short_length = values["short_length"]
+        experts, chosen = values["experts"], values["experts_per_sample"]
+        if experts and chosen > experts:
+            raise InputError(f"experts_per_sample {chosen} is more than the {experts} experts")
+        rank = values["lora_rank"]
+        return cls(
+            step=step,
+            channels=channels,
+            lengths=tuple(short_length if c in short else step.max_length for c in channels),
+            n_negatives=values["n_negatives"],
+            lora_rank=rank,
+            lora_alpha=values["lora_alpha"],
+            lora_dropout=values["lora_dropout"],
+            lora_targets=names(values["lora_targets"]),
+            gradient_checkpointing=values["gradient_checkpointing"],
+            experts=experts,
+            experts_per_sample=chosen,
+            expert_hidden=values["expert_hidden"],
+            geometry=values["geometry"],
+            temperature=values["temperature"],
+            load_balancing=values["load_balancing"],
+        )
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The channels of the anchor, then those of the positive, then those of the negatives."""
+        groups = (1, 1, self.n_negatives)
+        return tuple(Field(texts, length) for texts in groups for length in self.lengths)
+
+
+_EXPERT_DROPOUT = 0.1
+_SMALLEST_NORM = 1e-8
+_SMALLEST_ARGUMENT = 1 + 1e-5
+"""acosh has an infinite slope at 1, the distance of a point to itself."""
+
+
+class Routing(NamedTuple):
+    """What the gate decided for each sample: probabilities (N, E) and chosen experts (N, k)."""
+
+    probabilities: torch.Tensor
+    chosen: torch.Tensor
+
+
+class Experts(nn.Module):
+    """A mixture of experts: each sample goes through the `top_k` that its gate scores highest."""
+
+    def __init__(self, width: int, hidden: int, *, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.gate = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, hidden),
+                nn.ReLU(),
+                nn.Dropout(_EXPERT_DROPOUT),
+                nn.Linear(hidden, width),
+            )
+            for _ in range(experts)
+        )
+
+    def forward(self, samples: torch.Tensor) -> tuple[torch.Tensor, Routing]:
+        """`samples` (N, width) to the same shape, weighted by a softmax over the chosen."""
+        scores = self.gate(samples)
+        best, chosen = scores.topk(self.top_k, dim=1)
+        shares = best.softmax(dim=1)
+        mixed = torch.zeros_like(samples)
+        for number, expert in enumerate(self.experts):
+            rows, places = self._assigned(chosen, number)
+            output = expert(samples[rows]) * shares[rows, places].unsqueeze(1)
+            mixed.index_add_(0, rows, output.to(mixed.dtype))
+        return mixed, Routing(scores.softmax(dim=1), chosen)
+
+    def _assigned(self, chosen: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The samples that go to an expert, and which of their choices it is.
+
+        Without data the first `top_k` experts take all samples. However they are spread, the
+        number of rows in all experts together is the same.
+        """
+        if chosen.is_meta:
+            size = chosen.shape[0] if number < self.top_k else 0
+            rows = torch.empty(size, dtype=torch.long, device="meta")
+            return rows, torch.empty_like(rows)
+        rows, places = (chosen == number).nonzero(as_tuple=True)
+        return rows, places
+
+
+class ContrastiveModel(nn.Module):
+    """Embeds anchors, positives and negatives, and compares them; see `forward`."""
+
+    def __init__(self, model_config: Any, settings: ContrastiveSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        encoders = [
+            build_encoder(model_config, settings.step.update.attention) for _ in settings.channels
+        ]
+        self._init_weights = initialiser(encoders)
+        self.encoders = nn.ModuleList(encoders)
+        width, joined = model_config.hidden_size, model_config.hidden_size * len(encoders)
+        self.experts = (
+            Experts(
+                joined,
+                settings.expert_hidden,
+                experts=settings.experts,
+                top_k=settings.experts_per_sample,
+            )
+            if settings.experts
+            else None
+        )
+        self.projection = nn.Linear(joined, width) if joined > width or settings.experts else None
+        self.head = nn.Linear(width, width + 1) if settings.geometry == "lorentz" else None
+
+    def forward(self, fields: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The loss of anchors, positives and negatives: of each the tokens of all channels.
+
+        Three calls of the encoders, as trainers of triplets make them: autograd keeps what each
+        of them saved until the backward pass.
+        """
+        settings = self._settings
+        channels = len(settings.channels)
+        groups = (fields[place : place + channels] for place in range(0, len(fields), channels))
+        embedded = [self._embed(group) for group in groups]
+        anchors, positives, negatives = (points for points, _ in embedded)
+        loss = self._info_nce(anchors, positives, negatives)
+        routed = [routing for _, routing in embedded if routing is not None]
+        if routed:
+            loss = loss + settings.load_balancing * _imbalance(routed)
+        return loss
+
+    def _embed(self, texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Routing | None]:
+        """Tokens (N, length) of each channel to points: (N, width) or, on the hyperboloid, more."""
+        pooled = []
+        for encoder, text in zip(self.encoders, texts, strict=True):
+            mask = attention_mask(text, padded=self._settings.step.padded)
+            hidden = encoder(input_ids=text, attention_mask=mask).last_hidden_state
+            pooled.append(mean_pooled(hidden, mask))
+        points = torch.cat(pooled, dim=1) if len(pooled) > 1 else pooled[0]
+        routing = None
+        if self.experts is not None:
+            points, routing = self.experts(points)
+        if self.projection is not None:
+            points = self.projection(points)
+        if self.head is not None:
+            return _on_hyperboloid(self.head(points).float()), routing
+        return nn.functional.normalize(points.float(), dim=1), routing
+
+    def _info_nce(
+        self, anchors: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor
+    ) -> torch.Tensor:
+        """InfoNCE over the positive and the anchor's own negatives (van den Oord et al. 2018)."""
+        candidates = negatives.view(len(anchors), self._settings.n_negatives, -1)
+        distance = _lorentz_distance if self.head is not None else _cosine_distance
+        apart = torch.cat(
+            [distance(anchors, positives).unsqueeze(1), distance(anchors.unsqueeze(1), candidates)],
+            dim=1,
+        )
+        first = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
+        return nn.functional.cross_entropy(-apart / self._settings.temperature, first)
+
+
+def _on_hyperboloid(tangents: torch.Tensor) -> torch.Tensor:
+    """The exponential map at the origin of the Lorentz model: (N, n) to (N, 1 + n).
+
+    exp(v) = (cosh |v|, sinh |v| v / |v|) (Nickel and Kiela 2018, section 3), in fp32 as
+    autocast runs these functions on CUDA.
+    """
+    norm = tangents.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
+    return torch.cat([norm.cosh(), norm.sinh() * tangents / norm], dim=1)
+
+
+def _lorentz_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Acosh of minus the Lorentz product, over the last dimension (same source)."""
+    products = left * right
+    inner = products[..., 1:].sum(dim=-1) - products[..., 0]
+    return (-inner).clamp(min=_SMALLEST_ARGUMENT).acosh()
+
+
+def _cosine_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return 1 - (left * right).sum(dim=-1)
+
+
+def _imbalance(routed: Sequence[Routing]) -> torch.Tensor:
+    """Experts times the sum over experts of their share of samples times their mean probability.
+
+    Smallest where all are equally busy (Fedus et al. 2022, Switch Transformers, section 2.2).
+    """
+    probabilities = torch.cat([routing.probabilities for routing in routed])
+    chosen = torch.cat([routing.chosen for routing in routed])
+    experts = probabilities.shape[1]
+    numbers = torch.arange(experts, device=chosen.device)
+    busy = (chosen.unsqueeze(-1) == numbers).any(dim=1).float().mean(dim=0)
+    return experts * (busy * probabilities.mean(dim=0)).sum()
 
 
 class Contrastive:
@@ -37,7 +273,7 @@ class Contrastive:
 
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
-        settings = ContrastiveSettings.from_configuration(configuration)
+        settings = ContrastiveSettings.of(configuration)
         require_positions(model_config, max(settings.lengths), "max_length")
         environment.enter(Phase.LOAD, 0)
         return LossSession(

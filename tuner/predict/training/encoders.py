@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,73 +12,59 @@ import torch
 from torch import nn
 
 from tuner.core.errors import InputError
-from tuner.core.records import Configuration, Phase
+from tuner.core.records import Phase
+from tuner.core.setup.causal_lm import Update
+from tuner.core.setup.common import TORCH_DTYPES, Loader
+from tuner.core.setup.schema import NO_NAMES
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.session import ModelSession
-from tuner.predict.training.token_data import LoaderSettings, TokenBatches, build_loader
+from tuner.predict.training.token_data import TokenBatches, build_loader
 from tuner.space.data import DataFacts
 from tuner.space.models.positions import length_problem, table_positions
-
-_AUTOCAST = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings:
-    """What a session around an encoder needs, whatever its model computes."""
+    """Settings of a session around an encoder, whatever its model computes."""
 
     micro_batch: int
     max_length: int
     padded: bool
-    mixed_precision: str
-    attention: str
-    optimizer: str
-    max_grad_norm: float
-    loader: LoaderSettings
+    autocast: str
+    update: Update
+    loader: Loader
 
     @classmethod
-    def from_configuration(cls, values: Configuration) -> EncoderSettings:
-        """Read the knobs. Raises KeyError when one of the required ones is missing."""
+    def of(cls, values: Mapping[str, Any]) -> EncoderSettings:
+        """The settings from the values of a whole vocabulary."""
         return cls(
-            micro_batch=whole(values["micro_batch"]),
-            max_length=whole(values["max_length"]),
-            padded=values.get("padding", "max_length") == "max_length",
-            mixed_precision=str(values.get("mixed_precision", "no")),
-            attention=str(values["attention"]),
-            optimizer=str(values["optimizer"]),
-            max_grad_norm=number(values.get("max_grad_norm", 1.0)),
-            loader=_loader(values),
+            micro_batch=values["micro_batch"],
+            max_length=values["max_length"],
+            padded=values["padding"] == "max_length",
+            autocast=values["mixed_precision"],
+            update=Update(
+                optimizer=values["optimizer"],
+                attention=values["attention"],
+                max_grad_norm=values["max_grad_norm"],
+            ),
+            loader=Loader.of(values),
         )
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of autocast, or None without mixed precision."""
-        return _AUTOCAST[self.mixed_precision]
+        return torch_dtype(self.autocast)
 
 
-def _loader(values: Configuration) -> LoaderSettings:
-    names = [field.name for field in fields(LoaderSettings)]
-    given: dict[str, Any] = {name: values[name] for name in names if name in values}
-    return LoaderSettings(**given)
+def torch_dtype(precision: str) -> torch.dtype | None:
+    """PyTorch's dtype of a precision that isn't quantised; None for "no" (autocast off)."""
+    dtype: torch.dtype | None = getattr(torch, TORCH_DTYPES.get(precision, ""), None)
+    return dtype
 
 
-def whole(value: Any) -> int:
-    """`value` as a whole number. Raises `InputError` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{value!r} is not a whole number")
-    return value
-
-
-def number(value: Any) -> float:
-    """`value` as a number. Raises `InputError` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{value!r} is not a number")
-    return value
-
-
-def names(value: Any) -> tuple[str, ...]:
-    """A list of names; ("none",) is the empty one, which a space file cannot write."""
-    found: Sequence[str] = (value,) if isinstance(value, str) else tuple(value)
-    return () if tuple(found) == ("none",) else tuple(found)
+def names(value: tuple[str, ...]) -> tuple[str, ...]:
+    """A list of names; `NO_NAMES` is the empty one."""
+    return () if value == NO_NAMES else value
 
 
 def require_positions(model_config: Any, length: int, knob: str) -> None:
@@ -229,7 +215,7 @@ class LossSession(ModelSession):
         sample_tokens: int,
         after_backward: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(model, settings, environment)
+        super().__init__(model, settings.update, settings.autocast, environment)
         self._settings: EncoderSettings = settings
         self._vocab_size = vocab_size
         self._fields = tuple(fields)

@@ -19,8 +19,7 @@ from tuner.predict.training.encoders import (
     lora_config,
     require_positions,
 )
-from tuner.predict.training.multitask_model import MultiTaskModel
-from tuner.predict.training.multitask_settings import MultiTaskSettings
+from tuner.predict.training.multitask_model import MultiTaskModel, MultiTaskSettings
 
 
 class MultiTask:
@@ -35,7 +34,7 @@ class MultiTask:
 
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
-        settings = MultiTaskSettings.from_configuration(configuration)
+        settings = MultiTaskSettings.of(configuration)
         require_positions(model_config, settings.step.max_length, "max_length")
         environment.enter(Phase.LOAD, 0)
         model = _build(model_config, settings, environment)

@@ -7,13 +7,14 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from tuner.core.errors import unknown
 from tuner.core.records import Phase
+from tuner.core.setup.causal_lm import Update
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.predict.training import load_object
 from tuner.predict.training.base import Counts, Environment, Machine
@@ -35,10 +36,55 @@ def build_optimizer(
     if name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)
     row = OPTIMIZERS[name]
+    if row.rest is not None:
+        matrices, others = _by_matrix(parameters, embeddings)
+        parts = [build_optimizer(row.rest, others)] if others else []
+        if matrices:
+            own = load_object(row.path, "optimizer")(matrices, lr=1e-4, **row.options)
+            parts.insert(0, own)
+        return OptimizerParts(parts)
     optimizer = load_object(row.path, "optimizer")(parameters, lr=1e-4, **row.options)
     if embeddings and getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8:
         optimizer.mng = _manager_of(embeddings)
     return optimizer
+
+
+def _by_matrix(
+    parameters: Iterable[torch.nn.Parameter], embeddings: Iterable[torch.nn.Parameter]
+) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """Matrices of hidden layers, and all other parameters."""
+    inputs = {id(weight) for weight in embeddings}
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for parameter in parameters:
+        parts[parameter.dim() != 2 or id(parameter) in inputs].append(parameter)
+    return parts
+
+
+class OptimizerParts:
+    """Several optimizers that share the parameters of a model, used as one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The state of every parameter."""
+        return {key: value for part in self.parts for key, value in part.state.items()}
+
+    def step(self) -> None:
+        """Update all parameters."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
 
 
 def embedding_weights(model: nn.Module) -> list[torch.nn.Parameter]:
@@ -75,22 +121,6 @@ def unscale_without_data(parameters: Iterable[torch.nn.Parameter]) -> None:
         torch._amp_foreach_non_finite_check_and_unscale_(listed, found_inf, inverse_scale)
 
 
-class UpdateSettings(Protocol):
-    """What an update depends on."""
-
-    @property
-    def optimizer(self) -> str:
-        """A name that `build_optimizer` knows."""
-
-    @property
-    def mixed_precision(self) -> str:
-        """The autocast type; "fp16" scales the loss."""
-
-    @property
-    def max_grad_norm(self) -> float:
-        """Where gradients are clipped; 0 for nowhere."""
-
-
 class ModelSession(abc.ABC):
     """A model ready to train; subclasses say what a micro-step is.
 
@@ -101,19 +131,21 @@ class ModelSession(abc.ABC):
     def __init__(
         self,
         model: Any,
-        settings: UpdateSettings,
+        update: Update,
+        autocast: str,
         environment: Environment,
         *,
         embeddings: Sequence[nn.Parameter] = (),
     ) -> None:
         self.model = model
-        self._settings = settings
+        self._update_settings = update
+        self._autocast = autocast
         self._environment = environment
         self._trainable = [p for p in model.parameters() if p.requires_grad]
         self.trainable_params = sum(map(whole_numel, self._trainable))
         self.total_params = total_numel(model)
         self.embeddings = embeddings
-        self.optimizer = build_optimizer(settings.optimizer, self._trainable, embeddings)
+        self.optimizer = build_optimizer(update.optimizer, self._trainable, embeddings)
         self.counts = Counts(model_flops=None)
         self.loss: Any = None
         self._batches: TokenBatches | None = None
@@ -130,7 +162,7 @@ class ModelSession(abc.ABC):
     def _train_on(self, batches: TokenBatches, machine: Machine) -> None:
         """Take data from `batches`. Under fp16 the loss is scaled, as Trainer(fp16=True) does."""
         self._batches = batches
-        if self._settings.mixed_precision == "fp16":
+        if self._autocast == "fp16":
             self._scaler = torch.amp.GradScaler(torch.device(machine.device).type)
 
     def close(self) -> None:
@@ -150,10 +182,10 @@ class ModelSession(abc.ABC):
         """Clip, update, and forget the gradients."""
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
-        elif self._settings.mixed_precision == "fp16":  # a trace
+        elif self._autocast == "fp16":  # a trace
             unscale_without_data(self._trainable)
-        if self._settings.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_(self._trainable, self._settings.max_grad_norm)
+        if self._update_settings.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(self._trainable, self._update_settings.max_grad_norm)
         if self._scaler is not None:
             self._scaler.step(self.optimizer)
             self._scaler.update()

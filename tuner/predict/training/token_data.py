@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tuner.core.errors import InputError
+from tuner.core.setup.common import Loader
 from tuner.space.data import DataFacts, TokenLengths
 
 _IGNORE_INDEX = -100
@@ -19,16 +20,6 @@ _UNKNOWN_EXAMPLES = 1_000_000
 """Examples of an epoch where the data's number is not known: no trial reaches its end."""
 _SEEDS_PER_RANK = 1 << 32
 """Seeds of examples: ranks of a trial on several GPUs see different ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderSettings:
-    """The knobs of `torch.utils.data.DataLoader`, with its own names."""
-
-    num_workers: int = 0
-    pin_memory: bool = False
-    prefetch_factor: int = 2
-    persistent_workers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +151,7 @@ class TokenBatches:
 
 
 def build_loader(
-    settings: LoaderSettings,
+    settings: Loader,
     *,
     vocab_size: int,
     shape: tuple[int, int],

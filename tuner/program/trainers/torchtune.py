@@ -16,7 +16,7 @@ from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.program import Program
 from tuner.program.reading import NOT_COMPARED, listed, number, unset
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
-from tuner.program.writing import Settings, SettingsReader, without_none
+from tuner.program.writing import Settings, SettingsReader, single_optimizer, without_none
 
 _VERSIONS = {"torchtune": "0.6.1"}
 
@@ -174,7 +174,7 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
     del model  # torchtune names a builder, which does not follow from the name of the model
     precision = chosen.text("precision")
     chosen.get("effective_batch")  # the product of micro-batch and accumulation
-    optimizer = OPTIMIZERS[chosen.text("optimizer")]
+    optimizer = OPTIMIZERS[single_optimizer(chosen)]
     dtype = _DTYPES.get(chosen.dtype)
     if precision == "int8" or dtype is None:
         chosen.leave("precision", "the recipes train in fp32 and bf16, quantised to nf4 at most")

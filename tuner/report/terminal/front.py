@@ -10,7 +10,7 @@ from typing import Any
 from tuner.core.expressions import all_of, show
 from tuner.core.records import KnobValue, Source, Status, TrialRecord
 from tuner.core.units import GIB, format_duration, format_size, printable, significant
-from tuner.report.objective_plot import axes_of, points_of
+from tuner.report.front_figure import axes_of, points_of
 from tuner.report.plot import memory_range_gib
 from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.report.terminal.render import echo, print_fields, settings_text, width

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 
 from tuner.core.records import MemoryBudget, Prediction
+from tuner.core.setup.schemas import MemoryOrder
 from tuner.cost.calibration.calibrate import prior_of
 from tuner.cost.calibration.correction import DEVICE, STEP, uncorrected
 from tuner.cost.speed.profile import uses_profile
-from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates, Parameter
 from tuner.searches.guided.model import Prior
 from tuner.trial.base import MeasureOptions

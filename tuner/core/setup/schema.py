@@ -1,15 +1,19 @@
-"""What a name of a vocabulary is: its kind, its range, its default, and how it is read."""
+"""The vocabulary of a workload: kind, range and default of each knob, and typed groups of them.
+
+A group is a dataclass whose fields are made by `knob`: the one place that states a knob. The
+tables that space files are read with, and typed settings, both derive from it.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
 
 from tuner.core.errors import InputError, nearest
-from tuner.core.expressions import show
+from tuner.core.expressions import compile_expression, show
 from tuner.core.records import KnobValue
 
 Kind = Literal["int", "float", "bool", "word", "names", "text", "any"]
@@ -178,6 +182,50 @@ _READERS = {
 }
 
 
+ALL_LINEAR: tuple[str, ...] = ("all-linear",)
+"""peft's own word for every linear layer but the output head, whatever the model calls them."""
+
+NO_NAMES: tuple[str, ...] = ("none",)
+"""The empty list of names, which a space file cannot write."""
+
+_KINDS: Mapping[str, Kind] = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "word",
+    "tuple[str, ...]": "names",
+}
+"""The kind of a knob by the annotation of its field."""
+
+
+def knob(name: str, meaning: str, *, default: Any, **more: Any) -> Any:
+    """The field of a group that is the knob `name`; `more` are fields of `KnobSchema`."""
+    return field(default=default, metadata={"name": name, "meaning": meaning, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Knobs that belong together, as typed fields."""
+
+    @classmethod
+    def terms(cls) -> tuple[KnobSchema, ...]:
+        """The vocabulary of the group, in the order of its fields."""
+        return tuple(
+            KnobSchema(**{"kind": _KINDS.get(str(f.type)), "default": f.default, **f.metadata})
+            for f in fields(cls)
+        )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The group from a whole vocabulary's values; see `WorkloadSchema.values`."""
+        return cls(**{f.name: values[f.metadata["name"]] for f in fields(cls)})
+
+
+def _one_sequence(configuration: Mapping[str, Any]) -> int:
+    """The tokens of a sample that is one sequence."""
+    return int(configuration["max_length"])
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadSchema:
     """Every name of one workload, and the conditions that hold in each of its spaces."""
@@ -185,3 +233,20 @@ class WorkloadSchema:
     workload: str
     terms: Mapping[str, KnobSchema]
     always: tuple[str, ...] = ()
+    tokens: Callable[[Mapping[str, Any]], int] = _one_sequence
+    """Tokens of one sample of a configuration, at full length."""
+
+    def values(self, given: Mapping[str, KnobValue]) -> dict[str, Any]:
+        """The value of every knob: the given one, checked, or its default.
+
+        Raises `InputError` for a value of another kind or out of range.
+        """
+        found: dict[str, Any] = {}
+        for name, term in self.terms.items():
+            if name in given:
+                found[name] = term.read(given[name])
+            elif term.default_rule is None:
+                found[name] = term.default
+            else:
+                found[name] = compile_expression(term.default_rule, found).evaluate(found)
+        return found

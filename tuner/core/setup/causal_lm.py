@@ -1,0 +1,312 @@
+"""The knobs of workload `causal_lm`, as typed groups that `Setup.of` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tuner.core.records import KnobValue
+from tuner.core.setup.common import QUANTIZED, Batch, Loader, Process
+from tuner.core.setup.distributed_knobs import Parallelism, Ranks
+from tuner.core.setup.optimizers import OPTIMIZERS, REFUSED
+from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, Group, WorkloadSchema, knob
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter(Group):
+    """The adapters of a model, or none (rank 0)."""
+
+    rank: int = knob(
+        "lora_rank",
+        "rank of the LoRA adapters; 0 for none: full fine-tuning, which trains every weight",
+        default=16,
+        minimum=0,
+        capacity=True,
+    )
+    alpha: int = knob(
+        "lora_alpha",
+        "scale of the LoRA adapters: no effect on memory or time",
+        default=32,
+        default_rule="2 * lora_rank if lora_rank else 1",
+        minimum=1,
+    )
+    dropout: float = knob(
+        "lora_dropout", "dropout before each adapter", default=0.0, minimum=0, below=1
+    )
+    targets: tuple[str, ...] = knob(
+        "lora_targets", "modules that get an adapter", default=ALL_LINEAR
+    )
+    modules_to_save: tuple[str, ...] = knob(
+        "modules_to_save",
+        "modules trained as full copies beside the adapters, such as lm_head or "
+        "embed_tokens; none for no module",
+        default=NO_NAMES,
+        optional=True,
+    )
+    dtype: str = knob(
+        "adapter_dtype",
+        "dtype of the adapters: fp32, as peft makes them, or bf16, as TRL's trainers "
+        "keep those of a quantised model",
+        default="fp32",
+        allowed=("fp32", "bf16"),
+        optional=True,
+    )
+    kind: str = knob(
+        "adapter",
+        "kind of the adapters: lora; rslora, scaled by the root of the rank, which "
+        "takes as much; or dora, with a magnitude for each output, whose passes make "
+        "the whole adapted weight",
+        default="lora",
+        allowed=("lora", "rslora", "dora"),
+        optional=True,
+        refused={
+            "adalora": "lora with lora_rank at its init_r comes nearest",
+            "ia3": "lora with lora_rank 1, which has somewhat more to train, comes nearest",
+            "vera": "lora with lora_rank 1, which has somewhat more to train, comes nearest",
+            "oft": "lora with as many trainable parameters comes nearest",
+            "prompt_tuning": "lora with lora_rank 1 and its tokens added to max_length is nearest",
+        },
+    )
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """Modules that are trained as full copies."""
+        return () if self.modules_to_save == NO_NAMES else self.modules_to_save
+
+
+@dataclass(frozen=True, slots=True)
+class Examples(Group):
+    """The examples, and what is asked of the model about each."""
+
+    labels: int = knob(
+        "num_labels",
+        "train a classifier of whole texts with so many labels, as "
+        "AutoModelForSequenceClassification; 1 is a regression, 0 a language model",
+        default=0,
+        minimum=0,
+        optional=True,
+    )
+    reference: bool = knob(
+        "reference_pass",
+        "after each forward pass another one without gradients and adapters: the "
+        "reference of preference training (DPO), whose chosen and rejected answers are "
+        "a sequence each",
+        default=False,
+        optional=True,
+    )
+    length: int = knob(
+        "max_length",
+        "longest sequence in tokens; longer examples are cut",
+        default=1024,
+        minimum=1,
+        capacity=True,
+    )
+    images: int = knob(
+        "images",
+        "images of each example, whose tokens are part of max_length; of models that "
+        "cut an image into tiles, the tiles",
+        default=0,
+        minimum=0,
+        optional=True,
+    )
+    image_size: int = knob(
+        "image_size",
+        "pixels of an image's sides, of models that take any size; 0 is the size that "
+        "the vision tower was made for",
+        default=0,
+        minimum=0,
+        optional=True,
+    )
+    padding: str = knob(
+        "padding",
+        "max_length: every example is padded, so attention gets a mask; none: the "
+        "longest example of a batch has no padding, and no mask where all are as long",
+        default="none",
+        allowed=("none", "max_length"),
+        optional=True,
+    )
+
+    @property
+    def padded(self) -> bool:
+        """Every example is padded to `length`."""
+        return self.padding == "max_length"
+
+
+@dataclass(frozen=True, slots=True)
+class Precision(Group):
+    """Dtypes of weights and products."""
+
+    weights: str = knob(
+        "precision",
+        "how the base weights are kept: nf4 and int8 are quantised by bitsandbytes, "
+        "tf32 is fp32 weights with TF32 matrix products",
+        default="bf16",
+        allowed=("fp32", "tf32", "fp16", "bf16", "int8", "nf4"),
+        refused={
+            "awq": "nf4, of 4 bits, comes nearest",
+            "gptq": "nf4, of 4 bits, comes nearest",
+            "hqq": "nf4, of 4 bits, comes nearest",
+            "mxfp4": "nf4, of 4 bits, comes nearest",
+            "fp8": "int8, of as many bits, comes nearest",
+        },
+    )
+    autocast: str = knob(
+        "mixed_precision",
+        "autocast of the forward pass, as Trainer's bf16=True and fp16=True",
+        default="bf16",
+        default_rule="'no' if precision in ('fp32', 'tf32') else "
+        "'fp16' if precision == 'fp16' else 'bf16'",
+        allowed=("no", "bf16", "fp16"),
+    )
+    compute: str = knob(
+        "compute_dtype",
+        "dtype of products with nf4 and int8 layers and of what is not quantised; auto "
+        "is that of mixed_precision, else bf16",
+        default="auto",
+        allowed=("auto", "fp32", "fp16", "bf16"),
+    )
+    double_quant: bool = knob(
+        "double_quant",
+        "nf4 only: keep the scales of weight blocks in 8 bits too (bnb_4bit_use_double_quant)",
+        default=True,
+    )
+    preparation: str = knob(
+        "kbit_preparation",
+        "nf4 and int8 with adapters: widen what is not quantised to fp32, as peft's "
+        "prepare_model_for_kbit_training, only the norms of it, as trl's SFTTrainer, or "
+        "nothing",
+        default="peft",
+        allowed=("peft", "trl", "none"),
+    )
+
+    @property
+    def is_quantized(self) -> bool:
+        """The base model is loaded in 4 or 8 bits."""
+        return self.weights in QUANTIZED
+
+
+@dataclass(frozen=True, slots=True)
+class Loss(Group):
+    """How the loss treats the logits."""
+
+    kind: str = knob(
+        "loss",
+        "how the loss treats the logits: as the installed transformers does; as "
+        "versions 4.46 to 4.48 did, with a copy; or chunked, as TRL's trainers since "
+        "1.16, which never have them",
+        default="transformers",
+        allowed=("transformers", "transformers_4_46", "chunked"),
+        refused={
+            "cut_cross_entropy": "chunked, which never has the whole logits either, comes nearest",
+            "liger": "chunked, which never has the whole logits either, comes nearest",
+            "unsloth": "chunked, which never has the whole logits either, comes nearest",
+        },
+    )
+    fused: bool = knob(
+        "fused_loss",
+        "a fused cross entropy that turns the logits into their gradient in place",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute(Group):
+    """Gradient checkpointing."""
+
+    enabled: bool = knob(
+        "gradient_checkpointing",
+        "recompute each layer's activations in the backward pass instead of keeping them",
+        default=True,
+    )
+    reentrant: bool = knob(
+        "use_reentrant",
+        "with gradient_checkpointing: PyTorch's older way (use_reentrant=True), which "
+        "keeps less of a layer at once; what checkpoints have that are enabled without "
+        "keyword arguments",
+        default=False,
+        optional=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Group):
+    """The step: optimizer, attention, clipping, and who runs it."""
+
+    optimizer: str = knob(
+        "optimizer",
+        "optimizer by its name in transformers' TrainingArguments",
+        default="adamw_torch",
+        allowed=tuple(OPTIMIZERS),
+        refused=REFUSED,
+    )
+    attention: str = knob(
+        "attention",
+        "attn_implementation of transformers",
+        default="sdpa",
+        allowed=("eager", "sdpa", "flash_attention_2"),
+    )
+    max_grad_norm: float = knob(
+        "max_grad_norm",
+        "gradients are clipped to this norm; 0 does not clip (TrainingArguments' default is 1)",
+        default=1.0,
+        minimum=0,
+    )
+    loop: str = knob(
+        "training_loop",
+        "who runs the step: transformers' Trainer; a function of one's own, which holds "
+        "the model's outputs (the logits) until backward has ended; or the body of a "
+        "loop, whose variables hold them until the next forward pass has ended",
+        default="trainer",
+        allowed=("trainer", "function", "loop"),
+    )
+
+
+_GROUPS: tuple[type[Group], ...] = (
+    Batch,
+    Adapter,
+    Examples,
+    Precision,
+    Loss,
+    Recompute,
+    Update,
+    Process,
+    Loader,
+    Ranks,
+)
+
+EFFECTIVE_BATCH = "effective_batch == micro_batch * grad_accum"
+
+CAUSAL_LM = WorkloadSchema(
+    "causal_lm",
+    {term.name: term for group in _GROUPS for term in group.terms()},
+    always=(EFFECTIVE_BATCH,),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One configuration of workload `causal_lm`, typed and complete."""
+
+    batch: Batch
+    adapter: Adapter
+    examples: Examples
+    precision: Precision
+    loss: Loss
+    recompute: Recompute
+    update: Update
+    process: Process
+    loader: Loader
+    ranks: Ranks
+    parallelism: Parallelism
+
+    @classmethod
+    def of(cls, configuration: Mapping[str, KnobValue]) -> Self:
+        """The setup of a configuration; knobs that it lacks have their documented defaults.
+
+        Raises `InputError` for a value of another kind or out of range.
+        """
+        parallelism = Parallelism.of(configuration)
+        values = CAUSAL_LM.values(configuration)
+        groups: dict[str, Any] = {g.__name__.lower(): g.of(values) for g in _GROUPS}
+        return cls(**groups, parallelism=parallelism)
