@@ -9,6 +9,7 @@ from typing import Any
 from tuner.app.changes import Suggestion
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Measurement, Prediction
+from tuner.core.setup.common import QUANTIZED
 from tuner.core.units import format_size, significant
 from tuner.space import SearchSpace
 from tuner.space.lengths import LengthDistribution
@@ -58,7 +59,7 @@ def compute_precision(configuration: Configuration) -> str:
     """The precision of most matrix products: a key of `Gpu.flops`."""
     precision = str(configuration.get("precision", "fp32"))
     mixed = str(configuration.get("mixed_precision", "no"))
-    if precision in ("nf4", "int8"):
+    if precision in QUANTIZED:
         wanted = str(configuration.get("compute_dtype", "auto"))
         if precision == "int8":
             return "int8"

@@ -9,6 +9,7 @@ from pathlib import Path
 from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
+from tuner.core.setup.common import QUANTIZED
 from tuner.program.edit.source import SourceFile
 from tuner.program.planned import WORKLOAD, plan_program
 from tuner.program.program import trainers_program
@@ -77,7 +78,7 @@ def _other_model(space: SearchSpace, source: SourceFile) -> Iterator[str]:
 
 def _beyond(space: SearchSpace, knobs: Mapping[str, KnobValue], path: Path) -> Iterator[str]:
     """Values of the file that no recommendation of the space has."""
-    is_quantized = knobs.get("precision") in ("nf4", "int8")
+    is_quantized = knobs.get("precision") in QUANTIZED
     for name, value in knobs.items():
         if name in _OF_QUANTIZED and not is_quantized:
             continue
