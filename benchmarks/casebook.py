@@ -138,9 +138,8 @@ def _recommended(predictor: SpacePredictor, *, searched: bool) -> tuple[Predicte
         prediction = best.record.outcome.prediction
         if prediction is not None:
             stages = space.stage_configurations(best.configuration) if space.stages else {}
-            stage = prediction.limiting_stage
-            hardest = stages.get(stage or "", best.configuration)
-            found = Predicted(best.configuration, prediction, hardest, stage)
+            hardest = stages.get(prediction.limiting_stage or "", best.configuration)
+            found = Predicted(best.configuration, prediction, hardest)
             what = "predicted" if best.source == Source.PREDICTED else "trials"
             return found, f"fastest of {best.trials:,} {what}"
     found_best, number = predicted_best(predictor, ())

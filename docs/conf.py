@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from docutils import nodes
+from pygments.lexers.special import TextLexer
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -64,6 +65,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 def setup(app: Sphinx) -> None:
     """Links to the repository's files, which lie outside this folder; a forge shows them too."""
+    app.add_lexer("mermaid", TextLexer)  # forges draw it; here it is text
     app.connect("doctree-read", show_reports)
     app.connect("doctree-read", name_folders)
     app.connect("build-finished", copy_reports)

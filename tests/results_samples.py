@@ -22,7 +22,7 @@ from tuner.core.records import (
     TrialRecord,
 )
 from tuner.core.units import GIB
-from tuner.report.memory_timeline_file import TimelineOf
+from tuner.report.memory_timeline import TimelineOf
 from tuner.report.writing import write_view
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.store import ResultsFolder

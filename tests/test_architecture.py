@@ -120,6 +120,56 @@ def test_rooms_import_only_what_stands_below_them():
     assert not wrong
 
 
+def test_the_picture_of_the_rooms_is_current():
+    from benchmarks.rooms import PAGE, block
+
+    assert block() in PAGE.read_text("utf-8"), "run `python -m benchmarks.rooms`"
+
+
+# Tests of the benchmarks themselves, and tests whose cases have not moved to `tests/cases` yet.
+IMPORT_BENCHMARKS = {
+    "cases/targets.py",
+    "test_accuracy_mechanisms.py",
+    "test_adapter_kinds.py",
+    "test_architecture.py",
+    "test_casebook.py",
+    "test_distributed_zero.py",
+    "test_emulated_examples.py",
+    "test_emulated_exports.py",
+    "test_emulated_one_rank.py",
+    "test_emulated_oracle.py",
+    "test_emulated_pairs.py",
+    "test_emulated_settings.py",
+    "test_emulated_several_gpus.py",
+    "test_emulator_programs.py",
+    "test_estimate_roofline.py",
+    "test_fine_tuned_models.py",
+    "test_full_training.py",
+    "test_model_reach.py",
+    "test_scale.py",
+    "test_workload_causal_lm.py",
+    "unit/test_accuracy_rows.py",
+    "unit/test_calibrate_coverage.py",
+    "unit/test_emulated_runs.py",
+    "unit/test_gallery.py",
+    "unit/test_reported_run.py",
+    "unit/test_search_benchmark.py",
+    "unit/test_signatures.py",
+}
+
+
+def test_no_other_test_imports_the_benchmarks():
+    """Cases that tests share are in `tests/cases`; the list above only gets shorter."""
+    tests = ROOT / "tests"
+    found = {
+        str(path.relative_to(tests))
+        for folder in (tests, tests / "unit", tests / "cases")
+        for path in folder.glob("*.py")
+        if any(name.split(".")[0] == "benchmarks" for name, _ in imports(path))
+    }
+    assert found == IMPORT_BENCHMARKS
+
+
 def test_no_cycles_between_modules():
     """Not even hidden ones, as above."""
     modules = {module_name(path): path for path in FILES}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.emulating import needs_emulator
 from tuner.app.cli.main import run
-from tuner.app.program_predictions import ProgramPredictions
+from tuner.app.program_oracle import ProgramPredictions
 from tuner.predict import predictor
 from tuner.program.program import read_program
 from tuner.space.gpus import get_gpu

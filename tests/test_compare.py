@@ -261,5 +261,5 @@ def test_stages_give_the_time_of_all(folder):
         SpacePredictor(plain, get_gpu("a6000")).predict([c])[0].prediction.speed.samples_per_s
         for c in space.stage_configurations(found.configuration).values()
     ]
-    assert found.epoch_s == pytest.approx(1000 / each[0] + 500 / each[1])
-    assert found.run_s == pytest.approx(2 * 1000 / each[0] + 4 * 500 / each[1])
+    assert found.staged.epoch_s == pytest.approx(1000 / each[0] + 500 / each[1])
+    assert found.staged.run_s == pytest.approx(2 * 1000 / each[0] + 4 * 500 / each[1])

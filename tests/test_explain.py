@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from results_samples import make_memory, make_speed
 
-from tuner.app.changes import paired_changes, reentrant_change, single_changes
 from tuner.app.cli.main import run
 from tuner.app.estimate import estimate_configuration
-from tuner.app.explain import explain
-from tuner.app.predicting import SpacePredictor
-from tuner.app.speed import compute_precision, speed_notes
+from tuner.app.explain import compute_precision, explain, speed_notes
+from tuner.app.predicting import SpacePredictor, paired_changes, reentrant_change, single_changes
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, MemoryBudget, Prediction
 from tuner.core.units import GIB, MIB
@@ -199,7 +197,7 @@ def test_the_hardest_stage_is_explained(space, tmp_path):
     path.write_text(path.read_text().replace("floors:\n  - max_length >= 128\n", ""))
     staged = load_space(str(path))
     found = explain(predictor_of(staged, 4000), configure(staged, {"micro_batch": 8}))
-    assert found.current.stage == "hard"
+    assert found.prediction.limiting_stage == "hard"
     assert any(256 in a.shape for a in found.allocations)
     whole = explain(
         predictor_of(space, 4000),

@@ -9,7 +9,7 @@ import pytest
 from browsing import Opened, needs_chromium
 from grid_samples import EVIL, make_grid
 
-from tuner.report.grid_page import grid_html
+from tuner.report.grid import grid_html
 
 pytestmark = needs_chromium
 

@@ -12,8 +12,7 @@ from cli_samples import CONFIG
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.app.grid import METHODS, GridGpu, GridQuestion, make_grid
 from tuner.core.units import GIB
-from tuner.report.grid import Grid, GridCell, GridRun
-from tuner.report.grid_page import page_data
+from tuner.report.grid import Grid, GridCell, GridRun, page_data
 from tuner.space.gpus import as_told, get_gpu
 
 # Enough layers for what is compiled and what is traced to differ, and few enough to trace often.

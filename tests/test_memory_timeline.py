@@ -14,7 +14,7 @@ from tuner.cost.memory_timeline import MemoryTimeline
 from tuner.cost.speed.processor import processor
 from tuner.predict.memory_timeline import MAX_POINTS, trace_timeline
 from tuner.predict.predict import predict, resolve_subject
-from tuner.report.memory_timeline_figure import timeline_figure
+from tuner.report.memory_timeline import timeline_figure
 from tuner.report.report import MEMORY_COLORS
 from tuner.searches.store import ResultsFolder
 from tuner.space.gpus import get_gpu

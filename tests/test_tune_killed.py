@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from benchmarks import kill_points
+from cases import kill_points
 
 PROGRAM = """
 import sys
@@ -143,7 +142,7 @@ def test_the_command_killed_in_its_trials_ends_as_one_that_was_not(tmp_path_fact
 
 @pytest.mark.slow
 def test_a_search_whose_worker_is_killed_ends_as_one_that_was_left_alone(tmp_path_factory, calm):
-    """One of the points of `benchmarks/kill_points.py`; Ray's own losses are in test_local_ray."""
+    """Ray's own losses are in test_local_ray."""
     broken = kill_points.Search(tmp_path_factory.mktemp("k") / "broken")
     point = kill_points.run_point(broken, "worker", random.Random(2), calm.found)
     assert point.problems == []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from cases.chaos_checks import Journals, begun, check_end, meanwhile, nodes_used, searched
+from cases.chaos_nodes import ChaosCluster, chaos_cluster
+from cases.chaos_trials import true_front
 
-from benchmarks.chaos.checks import Journals, begun, check_end, meanwhile, nodes_used, searched
-from benchmarks.chaos.nodes import ChaosCluster, chaos_cluster
-from benchmarks.chaos.trials import true_front
 from tuner.searches.request import StoppedBy
 
 TYPES = ("a6000", "l4", "h100_sxm")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.settings.cases import CASES, Case
-from tuner.app.program_predictions import PredictedProgram, ProgramPredictions
+from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
 from tuner.core.errors import InputError
 from tuner.core.units import GIB
 from tuner.emulator.emulating import EmulateOptions, emulate

@@ -12,9 +12,8 @@ from cli_samples import SPACE, make_trial, write_samples
 
 from tuner.app.cli.main import run
 from tuner.core.errors import InputError
-from tuner.program.edit.assign import assignments
 from tuner.searches.store import ResultsFolder
-from tuner.space import configure, load_space
+from tuner.space import load_space
 from tuner.space.format import read_space
 from tuner.space.models.same import same_architecture
 
@@ -220,38 +219,6 @@ def test_committed_result_goes_into_a_script(capsys, monkeypatch, tmp_path):
         "per_device_train_batch_size": config["batch"],
         "optim": "paged_adamw_8bit",
     }
-
-
-STAGES = """\
-stages:
-  - {name: one, set: {max_length: 64}}
-  - {name: two, set: {max_length: 128}}
-apply:
-  all: {keys: {batch: micro_batch}}
-  first: {file: stage_1.yaml, stage: one, keys: {length: max_length}}
-  second: {file: "stage_2.*", stage: two, keys: {length: max_length}}
-"""
-
-
-def test_each_stage_has_its_file(tmp_path):
-    space = read_space(SPACE + STAGES, "tiny.yaml")
-    found = assignments(space, configure(space, {"micro_batch": 2}))
-    assert [(str(a.key), a.value, a.stage) for a in found] == [
-        ("batch", 2, None),
-        ("length", 64, "one"),
-        ("length", 128, "two"),
-    ]
-    assert [a.is_for(Path("conf/stage_2.yaml")) for a in found] == [True, False, True]
-    from tuner.program.edit.plan import make_plan
-
-    for name in ("stage_1.yaml", "stage_2.yaml", "config.yaml"):
-        (tmp_path / name).write_text("batch: 0\nlength: 0\n")
-    plan = make_plan([tmp_path / n for n in ("stage_1.yaml", "stage_2.yaml", "config.yaml")], found)
-    assert [edit.after.decode() for edit in plan.files] == [
-        "batch: 2\nlength: 64\n",
-        "batch: 2\nlength: 128\n",
-        "batch: 2\nlength: 0\n",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tuner.app.cli.main import run
-from tuner.app.correcting import corrected
-from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
+from tuner.app.estimate import Estimate, corrected, estimate_configuration, one_configuration
 from tuner.core.records import Measurement, Outcome, Source, Status, TrialRecord
 from tuner.searches.journal import JournalWriter
 from tuner.searches.store import ResultsFolder

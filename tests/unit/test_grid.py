@@ -14,8 +14,7 @@ from tuner.app.cli.estimate import command as estimate
 from tuner.app.cli.main import run
 from tuner.app.grid import GPUS, MODELS
 from tuner.predict.compiler.overhead import LARGEST_GPU_BYTES
-from tuner.report.grid import grid_csv
-from tuner.report.grid_page import grid_html
+from tuner.report.grid import grid_csv, grid_html
 from tuner.space.gpus import load_catalogue
 from tuner.space.models.catalogue import get_entry
 from tuner.space.models.positions import configured_positions

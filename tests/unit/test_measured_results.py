@@ -13,10 +13,10 @@ from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
 
 from tuner.core.records import Outcome, Source, Status, TrialRecord
 from tuner.core.units import GIB
-from tuner.report.figures import prediction_error_figure
 from tuner.report.prediction_error import (
     QUANTITIES,
     pairs,
+    prediction_error_figure,
     prediction_errors,
     verdict_text,
     verdicts,

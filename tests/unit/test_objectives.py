@@ -14,7 +14,7 @@ from results_samples import GPU, SPACE, make_record, make_search, write_all
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import GIB
 from tuner.report import report
-from tuner.report.objective_plot import axes_of, points_of
+from tuner.report.front_figure import axes_of, points_of
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
 from tuner.searches.objectives import NAMES, coverage, objectives_of, require_known

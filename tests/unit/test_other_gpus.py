@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases.hostile import bomb
 from results_samples import GPU, SPACE, make_search
 
-from benchmarks.fuzz.hostile import bomb
 from tuner.core.errors import UnavailableError
 from tuner.report.other_gpus import MAX_BYTES, read_other_gpus
 from tuner.report.writing import write_tables, write_view

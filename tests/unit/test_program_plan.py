@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tuner.app.cli.main import run
-from tuner.app.program_predictions import ProgramPredictions
+from tuner.app.program_oracle import ProgramPredictions
 from tuner.core.errors import InputError, UnsupportedError
 from tuner.core.units import GIB
 from tuner.program.export import ExportInput, export
@@ -195,7 +195,7 @@ def hint_of(folder: Path, text: str) -> str | None:
     program = read_program(("train.py",), folder, is_run=False)
     gpu = get_gpu("rtx4090", memory_bytes=20 * GIB)
     with pytest.raises(InputError) as caught:
-        ProgramPredictions(program, gpu, 0.05).as_it_is()
+        ProgramPredictions(program, gpu, margin_fraction=0.05).as_it_is()
     return caught.value.hint
 
 

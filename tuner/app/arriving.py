@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.app.applying import UserProgram
-from tuner.app.checking import ignored
 from tuner.app.device import is_cpu
+from tuner.app.program_oracle import ignored
 from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu

@@ -1,4 +1,4 @@
-"""What people use now, read from a file of knobs or from their own configuration files."""
+"""Reads the configuration in use from a file of knobs or the user's own configuration files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.app.trained_file import read_trained
 from tuner.core.errors import InputError, Problem, nearest
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
@@ -15,18 +14,92 @@ from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.program.edit.assign import value_of
 from tuner.program.edit.place import Location, is_wanted
 from tuner.program.edit.source import SourceFile, open_source
+from tuner.program.planned import WORKLOAD, plan_program
+from tuner.program.program import trainers_program
+from tuner.program.reads import SETTINGS_FILES
+from tuner.program.trainer import trainer_of
 from tuner.space import ApplyTarget, SearchSpace, configure
 from tuner.space.apply import is_meant, read_key
+from tuner.space.models.catalogue import get_entry
 from tuner.space.settings import default_values
+
+_MODEL_KEYS = (("base_model",), ("model_name_or_path",))
+
+_OF_THE_SPACE = ("lora_alpha", "max_grad_norm")
+"""Knobs without effect on memory or time keep the space's values."""
+
+_OF_QUANTIZED = ("kbit_preparation", "double_quant", "compute_dtype")
+"""Knobs of quantized models only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedFile:
+    """Knobs of a space that a trainer's file sets, or that have the trainer's default.
+
+    `outside` lists settings of the file that the space has no knob for.
+    """
+
+    knobs: Mapping[str, KnobValue]
+    outside: tuple[str, ...] = ()
+
+
+def read_trained(space: SearchSpace, source: SourceFile) -> TrainedFile | None:
+    """Read a trainer's file; None for any other file.
+
+    For an unsupported trainer or setting there are no knobs, and `outside` says why.
+    """
+    if space.workload != WORKLOAD or source.path.suffix not in SETTINGS_FILES:
+        return None
+    if trainer_of(source.places) is None:
+        return None
+    try:
+        plan = plan_program(trainers_program(source), model=space.model, strict=False)
+    except InputError as error:
+        texts = [str(problem) for problem in error.problems] or [error.message]
+        return TrainedFile({}, tuple(texts))
+    knobs = {
+        name: value
+        for name, value in plan.configuration.items()
+        if name in plan.known & space.terms.keys() and name not in _OF_THE_SPACE
+    }
+    outside = [
+        *_other_model(space, source),
+        *plan.left_out,
+        *_beyond(space, knobs, source.path),
+    ]
+    return TrainedFile(knobs, tuple(outside))
+
+
+def _other_model(space: SearchSpace, source: SourceFile) -> Iterator[str]:
+    """The note on a file that trains another model than that of the space."""
+    for place in source.places:
+        if place.path not in _MODEL_KEYS or not isinstance(place.value, str):
+            continue
+        entry = get_entry(place.value)
+        if space.model not in (place.value, entry.id if entry else None):
+            yield f"{source.at(place)}: {place.value}; the numbers are of {space.model}"
+
+
+def _beyond(space: SearchSpace, knobs: Mapping[str, KnobValue], path: Path) -> Iterator[str]:
+    """Notes on values of the file that the space excludes."""
+    is_quantized = knobs.get("precision") in ("nf4", "int8")
+    for name, value in knobs.items():
+        if name in _OF_QUANTIZED and not is_quantized:
+            continue
+        held = space.fixed.get(name)
+        said = f"{name} is {show(value)} in {path.name}"
+        if held is not None and held != value:
+            yield f"{said} and {show(held)} in every configuration of the space"
+        elif name not in space.names and value != space.terms[name].default:
+            yield f"{said}, and no configuration of the space has it"
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """The configuration in use.
 
-    `assumed` are the knobs that nobody gave a value: they have the space's own. `notes` are what
-    a reader should know of how it was read. `outside` is what the files say and the configuration
-    does not: its numbers are of another run in that.
+    `assumed` are knobs without a value, which have the space's own. `notes` say how values were
+    read. `outside` lists settings in the files that the configuration cannot represent.
     """
 
     configuration: Configuration
@@ -37,7 +110,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A value of a name, and where it stands."""
+    """A value and its place in a file."""
 
     name: str
     value: KnobValue
@@ -47,12 +120,11 @@ class _Found:
 def read_baseline(
     space: SearchSpace, paths: Sequence[Path], settings: Mapping[str, str] | None = None
 ) -> Baseline:
-    """The configuration that the files at `paths` hold, `settings` (as typed) over them.
+    """Read the configuration in the files at `paths`; `settings` (as typed) override them.
 
-    A file is either flat, `knob: value`, or one of the user's own, of which the keys that the
-    space names under `apply` are read; what those leave open comes from the rest of a trainer's
-    file, with the trainer's defaults. Without files it is the space's baseline. Raises `InputError`
-    with everything that is wrong.
+    A file is either flat, `knob: value`, or the user's own: it is read by the keys that the space
+    names under `apply`, then by its trainer's settings and defaults. Without files it is the
+    space's baseline. Raises `InputError` with everything that is wrong.
     """
     problems: list[Problem] = []
     found: dict[str, _Found] = {}
@@ -81,7 +153,7 @@ def _complete(
     *,
     from_files: bool,
 ) -> Baseline:
-    """The rest of the configuration: what the files say of derived values is compared."""
+    """Add the values that are missing, and compare derived values with those in the files."""
     wanted = {**{n: v for n, v in found.items() if n not in space.derived}, **settings}
     if "grad_accum" in space.derived and "effective_batch" not in settings:
         # People write the accumulation down; the effective batch that they train with is theirs.
@@ -146,7 +218,7 @@ def _flat(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> It
 def _mapped(
     space: SearchSpace, source: SourceFile, target: ApplyTarget, problems: list[Problem]
 ) -> Iterator[_Found]:
-    """The mapping of `apply` backwards: from keys to what their expressions say of knobs."""
+    """The mapping of `apply` backwards, from keys to knobs."""
     staged = next((s.values for s in space.stages if s.name == target.stage), {})
     for key, expression in target.keys.items():
         places = [p for p in source.find(read_key(key)) if p.value is not None]
@@ -166,10 +238,9 @@ def _mapped(
 def _value_behind(
     space: SearchSpace, name: str, expression: str, place: Location
 ) -> KnobValue | None:
-    """The only value of `name` for which the expression is what stands at `place`.
+    """The only value of `name` for which the expression equals the value at `place`.
 
-    The space's own values are tried first, then all that the name can have. None where several
-    values would do.
+    The space's own values are tried before all others. None if several values would do.
     """
     term = space.terms[name]
     booleans: tuple[KnobValue, ...] = (True, False) if term.kind == "bool" else ()

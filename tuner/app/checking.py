@@ -1,8 +1,7 @@
-"""Whether somebody's program fits a GPU type, and which change of it fits or is faster.
+"""Checks that a program fits on a GPU type, and finds a change that fits or is faster.
 
-Everything is found by running the program on the emulated GPU, or by predicting it from its
-settings: as it is, and with changes of them that keep the result of the training, which are its
-effective batch, its adapters and lengths.
+The program is run on an emulated GPU, or predicted from its settings: unchanged, and with changes
+that keep the result of the training (its effective batch, adapters and lengths).
 """
 
 from __future__ import annotations
@@ -12,46 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.app.program_predictions import PredictedProgram, ProgramPredictions
-from tuner.app.program_runs import ProgramRuns
+from tuner.app.program_oracle import ProgramOracle, RunAnswer, ignored
 from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.emulator.emulation import Emulation
 from tuner.program.changes import Change, can_change, change
-from tuner.program.edit.place import is_wanted
 from tuner.program.program import Program
 from tuner.program.setting import Setting
 from tuner.trial.emulated_command import FEW
 
 LEAST_GAIN = 0.02
-"""A change that is faster by less is not worth a word."""
+"""Faster changes are suggested from this gain on."""
 
 FAR = 4
-"""Beyond so many times the micro-batch a straight line is not drawn from it."""
-
-CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
-"""What Unsloth and Axolotl take for a way to checkpoint, in place of true."""
-
-FLASH_KERNELS = {
-    "flash_attention_2": ("kernels-community/flash-attn2",),
-    "flash_attention_3": ("kernels-community/vllm-flash-attn3",),
-}
-"""What transformers runs where the package of a name is not installed, from the hub
-(`modeling_flash_attention_utils.py`, transformers 5.23)."""
+"""Micro-batches up to this many times the program's own are tried for a straight line."""
 
 Report = Callable[[str], None]
-"""Called with what is done next."""
-
-
-RunAnswer = Emulation | PredictedProgram
-"""What is known of one run of a program."""
+"""Called with a text about the next run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """One run of the program. `accumulation` is how many micro-batches a step of it had."""
+    """One run of the program, with `accumulation` micro-batches per step."""
 
     micro_batch: int
     checkpointing: bool | None
@@ -59,7 +40,7 @@ class CheckRun:
     found: RunAnswer
 
     def step_s(self, accumulation: int) -> float | None:
-        """The step time with this many micro-batches a step; None where it is not known."""
+        """The step time with this many micro-batches per step; None when unknown."""
         time = self.found.time
         if time is None:
             return None
@@ -78,7 +59,7 @@ class BetterChange:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as the program as it is; None where one of them is not known."""
+        """The speed over that of the unchanged program; None when unknown."""
         if self.step_s is None or self.base_step_s is None:
             return None
         return self.base_step_s / self.step_s
@@ -86,15 +67,13 @@ class BetterChange:
 
 @dataclass(frozen=True, slots=True)
 class CheckedProgram:
-    """What was found of a program; every number is *emulated*, or every one is *predicted*.
+    """The check of a program; every number is *emulated*, or every one is *predicted*.
 
-    - `found` is the program as it is. `needed` is the same on a GPU with more memory, where it ran
-      out: what it would take.
-    - `settings` are those that its files and its command set, `ignored` those whose value did not
-      arrive: (knob, as written, as it arrived).
-    - `suggestion` keeps the training's result and fits, and is faster or the program does not fit.
-    - `least_bytes` is the device memory of the smallest that was tried, where nothing fits.
-    - `notes` say why no better change was looked for.
+    - `found` is the unchanged program; `needed` the same with more memory, if it ran out.
+    - `settings` are those in its files and command; `ignored` those without effect.
+    - `suggestion` fits and trains the same model; it is faster, if the program fits.
+    - `least_bytes` is the smallest device memory of all runs.
+    - `notes` say why no better change was searched for.
     """
 
     program: Program
@@ -110,23 +89,22 @@ class CheckedProgram:
 
     @property
     def source(self) -> str:
-        """What its numbers are."""
-        return "emulated" if isinstance(self.found, Emulation) else "predicted"
+        """The source of its numbers."""
+        return self.found.source
 
 
 def check_program(
-    runs: ProgramRuns | ProgramPredictions,
+    runs: ProgramOracle[Any],
     *,
     improve: bool = True,
     report: Report = lambda text: None,
 ) -> CheckedProgram:
-    """Run the program as it is, and look for a better change unless `improve` is false.
+    """Ask for the unchanged program, then for a better change unless `improve` is false.
 
-    Raises `UnavailableError` where nothing can be emulated.
+    Raises `UnavailableError` when the program cannot be emulated.
     """
-    is_run = isinstance(runs, ProgramRuns)
-    report("running the program as it is" if is_run else "predicting the program as it is")
-    found = runs.as_it_is()
+    report(f"{runs.doing} the program as it is")
+    found: RunAnswer = runs.as_it_is()
     log_tail = runs.log_tail
     needed = None
     if found.ended == "oom":
@@ -154,42 +132,15 @@ def check_program(
     )
 
 
-def ignored(
-    settings: Mapping[str, Setting], found: RunAnswer
-) -> list[tuple[str, KnobValue, KnobValue]]:
-    """The settings whose value is not the one that reached the trainer."""
-    return [
-        (knob, setting.value, found.settings[knob])
-        for knob, setting in settings.items()
-        if setting.value is not None
-        and setting.problem is None
-        and knob in found.settings
-        and not is_same(setting.value, found.settings[knob])
-    ]
-
-
-def is_same(written: object, arrived: object) -> bool:
-    """Whether a setting arrived as it was written, perhaps under another of its names."""
-    if isinstance(written, str) and isinstance(arrived, bool):
-        return (written in CHECKPOINTING_WAYS) == arrived
-    if isinstance(written, str) and isinstance(arrived, str):
-        row = OPTIMIZERS.get(written)
-        kernels = FLASH_KERNELS.get(written, ())
-        return written == arrived or arrived in kernels or (
-            row is not None and row == OPTIMIZERS.get(arrived)
-        )  # fmt: skip
-    return is_wanted(written, arrived)
-
-
 @dataclass(slots=True)
 class _Search:
-    """Looks for the fastest change that fits, by a few runs for each way of checkpointing.
+    """Searches for the fastest change that fits, with a few runs for each way of checkpointing.
 
-    Device memory and the time of a micro-step are straight lines over the micro-batch: two runs,
-    on a GPU with room for them, give each. What the lines promise is then run on the real one.
+    Device memory and the time of a micro-step are straight lines over the micro-batch: two runs
+    on a GPU with more memory give each. The best changes by these lines are then verified.
     """
 
-    runs: ProgramRuns | ProgramPredictions
+    runs: ProgramOracle[Any]
     base: RunAnswer
     notes: list[str]
     report: Report
@@ -214,7 +165,7 @@ class _Search:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the program has settings to change; notes say which are missing."""
+        """True if the program has settings to change; notes say which are missing."""
         program, settings = self.runs.program, self.runs.settings
         for knob in ("micro_batch", "grad_accum"):
             if can_change(program, settings, knob):
@@ -246,7 +197,7 @@ class _Search:
     # -- runs -----------------------------------------------------------------------------------
 
     def best(self, *, fits: bool) -> BetterChange | None:
-        """The fastest change that was seen to fit; None where there is none worth a word."""
+        """The fastest change that fits; None without one that is faster."""
         base = CheckRun(self.micro_batch, self.checkpointing, self.accumulation, self.base)
         self._lines = {way: [] for way in self._ways}
         self._lines[self.checkpointing].append(base)
@@ -268,9 +219,9 @@ class _Search:
         return None
 
     def _verified(self, size: int, way: bool | None) -> CheckRun | None:
-        """A run with these values that fits; None where they do not, or do not arrive.
+        """A run with these values that fits; None if they do not fit or have no effect.
 
-        What ran on the larger GPU and stayed below the memory of the real one is the same there.
+        A run on the larger GPU that stays below the memory of the real one is valid for both.
         """
         for run in self._lines[way]:
             if run.micro_batch == size:
@@ -295,7 +246,7 @@ class _Search:
         self.least_bytes = min(used, default=None)
 
     def _other_size(self, *, larger: bool) -> int:
-        """A micro-batch not too far from the program's own; that one where there is no other."""
+        """Another micro-batch not far from the program's own; its own if there is none."""
         near = [s for s in self._sizes if self.micro_batch < s <= FAR * self.micro_batch]
         below = [s for s in self._sizes if s <= self.micro_batch / 2]
         if larger and near:
@@ -303,13 +254,12 @@ class _Search:
         return below[-1] if below else near[0] if near else self.micro_batch
 
     def _run_all(self, wanted: Sequence[tuple[int, bool | None]], *, roomy: bool) -> list[CheckRun]:
-        """The runs that came far enough, with the values that they were given."""
+        """The runs that came far enough; notes name the others."""
         values = [self._values(size, way, few=True) for size, way in wanted]
         if not wanted:
             return []
         shown = "; ".join(" ".join(f"{n}={show(v)}" for n, v in one.items()) for one in values)
-        doing = "running" if isinstance(self.runs, ProgramRuns) else "predicting"
-        self.report(f"{doing} it with {shown}")
+        self.report(f"{self.runs.doing} it with {shown}")
         runs = []
         for (size, way), answer in zip(
             wanted, self.runs.with_values(values, roomy=roomy), strict=True
@@ -325,7 +275,7 @@ class _Search:
         return runs
 
     def _promising(self) -> list[tuple[int, bool | None, float | None]]:
-        """What fits by the lines, the fastest first: micro-batch, checkpointing, step time."""
+        """Changes that fit by the lines, fastest first: (micro-batch, checkpointing, step time)."""
         found = []
         budget = self.base.gpu.memory_bytes - self.base.margin_bytes
         for way, runs in self._lines.items():
@@ -350,7 +300,7 @@ class _Search:
         return self.micro_batch * self.accumulation // size
 
     def _values(self, size: int, way: bool | None, *, few: bool = False) -> dict[str, KnobValue]:
-        """The settings to change; with `few` no more micro-batches a step than memory needs."""
+        """The settings to change; `few` limits accumulation to what peak memory depends on."""
         values: dict[str, KnobValue] = {}
         rounds = self._rounds(size)
         if few and can_change(self.runs.program, self.runs.settings, "grad_accum"):
@@ -364,7 +314,7 @@ class _Search:
         return values
 
     def _not_arrived(self, found: RunAnswer, size: int, way: bool | None) -> str | None:
-        """What of the values did not reach the training; None where all did."""
+        """The value that did not reach the training; None if all did."""
         arrived, rounds = found.settings, min(self._rounds(size), FEW)
         checkpointing = arrived.get("gradient_checkpointing")
         if way is not None and checkpointing is not None and checkpointing != way:
@@ -384,7 +334,7 @@ class _Search:
 
 
 def _on_line(points: Sequence[tuple[int, float]], at: int) -> float | None:
-    """The value at `at` of the line through the outermost of `points`; None where there is none."""
+    """The value at `at` of the line through the outermost points; None without such a line."""
     if not points:
         return None
     (x0, y0), (x1, y1) = min(points), max(points)

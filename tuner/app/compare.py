@@ -1,4 +1,4 @@
-"""What is used now against what is recommended: memory, speed, time, cost, what is learnt from."""
+"""The configuration in use against the recommended one: memory, speed, time and cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.app.predicting import Predicted, SpacePredictor
+from tuner.app.predicting import Predicted, Share, SpacePredictor, truncation
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Measurement, Prediction
@@ -15,7 +15,6 @@ from tuner.predict.predict import check_supported
 from tuner.searches.cost import cost_of
 from tuner.searches.facts import SpaceFacts
 from tuner.space import SearchSpace
-from tuner.space.lengths import LengthDistribution
 
 Evidence = Prediction | Measurement
 
@@ -24,7 +23,7 @@ Evidence = Prediction | Measurement
 class Side:
     """One of the two configurations with its numbers; None is unknown.
 
-    Times are of training only, every example at full length. Shares are (low, high).
+    Times are of training only, with every example at full length.
     """
 
     configuration: Configuration
@@ -37,8 +36,8 @@ class Side:
     run_s: float | None = None
     epoch_usd: float | None = None
     run_usd: float | None = None
-    truncated_examples: tuple[float, float] | None = None
-    lost_tokens: tuple[float, float] | None = None
+    truncated_examples: Share | None = None
+    lost_tokens: Share | None = None
 
     @property
     def batch(self) -> KnobValue | None:
@@ -114,7 +113,7 @@ class Comparison:
         }
 
     def rows(self) -> list[Row]:
-        """What a person compares, settings that differ first."""
+        """The lines of the table, settings that differ first."""
         return [*self._settings(), *self._numbers()]
 
     def _settings(self) -> Iterator[Row]:
@@ -164,17 +163,14 @@ _NUMBERS: tuple[tuple[str, Callable[[Side], float | None], Callable[[float], str
 )
 
 
-def share_text(share: tuple[float, float]) -> str:
-    """A share, or the interval that it is known to be in."""
+def share_text(share: Share) -> str:
+    """A share, or its interval."""
     low, high = share
     return f"{low:.1%}" if low == high else f"{low:.0%} to {high:.0%}"
 
 
 def predicted_best(predictor: SpacePredictor, where: Sequence[str]) -> tuple[Predicted | None, int]:
-    """The fastest configuration that is predicted to fit, and how many it was chosen from.
-
-    Those that the GPU cannot run are left out; None where none fits.
-    """
+    """The fastest configuration that is predicted to fit, of how many that the GPU can run."""
     runnable = [
         configuration
         for configuration in predictor.space.configurations(where)
@@ -200,24 +196,21 @@ def side_of(
     gpu: Gpu,
     measured: Measurement | None = None,
 ) -> Side:
-    """The numbers of a configuration: those that were measured where `measured` is given."""
+    """The numbers of a configuration: `measured` ones, else predicted ones."""
     evidence: Evidence = measured or predicted.prediction
     configuration, prediction = predicted.configuration, predicted.prediction
     used_bytes = evidence.memory.device_bytes
     cost = cost_of(evidence, configuration, SpaceFacts.of(space), gpu)
-    epoch_s = cost.epoch_s if cost else None
-    run_s = cost.run_s if cost else None
-    limit_bytes = prediction.budget.limit_bytes
-    examples, tokens = _truncation(space, configuration)
+    examples, tokens = truncation(space, configuration)
     return Side(
         configuration=configuration,
         evidence=evidence,
         fits=prediction.budget.fits(used_bytes),
-        free_bytes=limit_bytes - used_bytes,
-        stage=predicted.stage,
+        free_bytes=prediction.budget.limit_bytes - used_bytes,
+        stage=predicted.prediction.limiting_stage,
         steps_per_epoch=cost.steps_per_epoch if cost else None,
-        epoch_s=epoch_s,
-        run_s=run_s,
+        epoch_s=cost.epoch_s if cost else None,
+        run_s=cost.run_s if cost else None,
         epoch_usd=cost.epoch_usd if cost else None,
         run_usd=cost.run_usd if cost else None,
         truncated_examples=examples,
@@ -225,19 +218,7 @@ def side_of(
     )
 
 
-def _truncation(
-    space: SearchSpace, configuration: Configuration
-) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """Shares of the examples and of the tokens that are cut; None where lengths are unknown."""
-    if space.data.token_lengths is None or "max_length" not in configuration:
-        return None, None
-    lengths = LengthDistribution.from_token_lengths(space.data.token_lengths)
-    cut = lengths.truncation(int(str(configuration["max_length"])))
-    examples, tokens = cut.share_examples, cut.share_tokens
-    return (examples.low, examples.high), (tokens.low, tokens.high)
-
-
-def _listed(share: tuple[float, float] | None) -> list[float] | None:
+def _listed(share: Share | None) -> list[float] | None:
     return None if share is None else list(share)
 
 

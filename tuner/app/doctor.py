@@ -1,4 +1,4 @@
-"""What on this machine keeps training from running, or from running fast; and what to do."""
+"""Problems of this machine that stop or slow training, with a remedy for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.core.setup.common import ALLOCATOR_OPTIONS
 from tuner.core.units import GIB, format_gib, format_size
 
 IDLE_BYTES = 1 * GIB
-"""As before trials: device memory that may be in use although nobody computes."""
+"""Device memory that may be in use on an idle GPU; trials use the same limit."""
 SMALL_SHARED_BYTES = 1 * GIB
 """A container has 64 MiB unless it is told otherwise (docker run --shm-size), and workers of a
 data loader end with a bus error once their batches fill it."""
@@ -28,7 +28,7 @@ _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-
 
 
 class Severity(enum.StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -46,17 +46,12 @@ class Finding:
 
     def to_dict(self) -> dict[str, str]:
         """JSON types."""
-        return {
-            "check": self.check,
-            "level": str(self.level),
-            "text": self.text,
-            "fix": self.fix,
-        }
+        return {"check": self.check, "level": str(self.level), "text": self.text, "fix": self.fix}
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A GPU of this machine; `gpu` is its type, None when nobody knows it."""
+    """A GPU of this machine; `gpu` is its type, None when it is not in the catalogue."""
 
     index: int
     name: str
@@ -69,15 +64,15 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """What is known of a machine. `probe` is what `tuner.app.probe` found."""
+    """The facts of a machine. `probe` is the result of `tuner.app.probe`."""
 
     devices: tuple[DeviceFacts, ...] = ()
     lost: tuple[str, ...] = ()
-    """What the driver says of each GPU that it knows and cannot talk to."""
+    """The driver's message about each GPU that it knows and cannot talk to."""
     driver: str | None = None
     driver_cuda: tuple[int, int] | None = None
     has_device_files: bool = False
-    """Whether the system has an NVIDIA device, whoever answers for it."""
+    """True when the system has an NVIDIA device file."""
     probe: Mapping[str, Any] = field(default_factory=dict)
     versions: Versions = field(default_factory=dict)
     tested: Mapping[str, str] = field(default_factory=dict)
@@ -90,6 +85,18 @@ class MachineFacts:
     shared_bytes: int | None = None
 
 
+def _ok(check: str, text: str) -> Finding:
+    return Finding(check, Severity.OK, text)
+
+
+def _warning(check: str, text: str, fix: str) -> Finding:
+    return Finding(check, Severity.WARNING, text, fix)
+
+
+def _problem(check: str, text: str, fix: str) -> Finding:
+    return Finding(check, Severity.PROBLEM, text, fix)
+
+
 def examine(facts: MachineFacts) -> list[Finding]:
     """Every check, in the order in which people should read them."""
     return [finding for check in CHECKS for finding in check(facts)]
@@ -97,9 +104,8 @@ def examine(facts: MachineFacts) -> list[Finding]:
 
 def _devices(facts: MachineFacts) -> Iterator[Finding]:
     for text in facts.lost:
-        yield Finding(
+        yield _problem(
             "GPU",
-            Severity.PROBLEM,
             text,
             "the kernel log says why (dmesg | grep -i xid); nvidia-smi --gpu-reset or a reboot "
             "may bring it back",
@@ -108,16 +114,14 @@ def _devices(facts: MachineFacts) -> Iterator[Finding]:
         return
     if not facts.devices:
         if facts.has_device_files:
-            yield Finding(
+            yield _problem(
                 "GPU",
-                Severity.PROBLEM,
                 "there is an NVIDIA device, but its driver does not answer",
                 "look at nvidia-smi; in a container, start it with --gpus all",
             )
             return
-        yield Finding(
+        yield _warning(
             "GPU",
-            Severity.WARNING,
             "no NVIDIA GPU on this machine: all GPU numbers are predicted",
             "fine for predictions; trials need a machine with the GPU, or --gpu cpu",
         )
@@ -125,14 +129,13 @@ def _devices(facts: MachineFacts) -> Iterator[Finding]:
     for device in facts.devices:
         text = f"{device.index}: {device.name}, {format_gib(device.total_bytes)}"
         if device.gpu is None:
-            yield Finding(
+            yield _warning(
                 "GPU",
-                Severity.WARNING,
                 f"{text}, is not in the catalogue",
                 "tuner calibrate measures it, in about a minute",
             )
         else:
-            yield Finding("GPU", Severity.OK, f"{text}, known as {device.gpu.id}")
+            yield _ok("GPU", f"{text}, known as {device.gpu.id}")
 
 
 def _driver(facts: MachineFacts) -> Iterator[Finding]:
@@ -144,31 +147,28 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
     if "error" in facts.probe:
         return
     if built is None:
-        yield Finding(
+        yield _problem(
             "driver",
-            Severity.PROBLEM,
             "the installed PyTorch was built without CUDA and cannot use the GPU",
             "install a build of PyTorch for CUDA (pytorch.org/get-started)",
         )
         return
     if facts.driver_cuda and int(str(built).partition(".")[0]) > facts.driver_cuda[0]:
-        yield Finding(
+        yield _problem(
             "driver",
-            Severity.PROBLEM,
             f"{text}, but PyTorch was built for CUDA {built}",
             "update the driver, or install a PyTorch for an older CUDA",
         )
         return
     if not facts.probe.get("cuda_available"):
-        yield Finding(
+        yield _problem(
             "driver",
-            Severity.PROBLEM,
             f"{text}; PyTorch (CUDA {built}) sees no GPU",
             "check CUDA_VISIBLE_DEVICES and the output of python -c 'import torch; "
             "torch.cuda.init()'",
         )
         return
-    yield Finding("driver", Severity.OK, f"{text}; PyTorch was built for CUDA {built}")
+    yield _ok("driver", f"{text}; PyTorch was built for CUDA {built}")
     yield from _architectures(facts)
 
 
@@ -177,9 +177,8 @@ def _architectures(facts: MachineFacts) -> Iterator[Finding]:
     for device in facts.devices:
         if built_for and not any(_runs(name, device.compute_capability) for name in built_for):
             major, minor = device.compute_capability
-            yield Finding(
+            yield _problem(
                 "driver",
-                Severity.PROBLEM,
                 f"PyTorch has no kernels for {device.name} (sm_{major}{minor}), only for "
                 f"{', '.join(built_for)}",
                 "install a PyTorch that has them",
@@ -187,7 +186,7 @@ def _architectures(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _runs(built_for: str, capability: tuple[int, int]) -> bool:
-    """Whether code built for "sm_86" or "compute_90" runs on a device.
+    """True when code built for "sm_86" or "compute_90" runs on a device.
 
     Machine code runs on the same major version, from its own minor version on; intermediate code
     on anything newer (CUDA C++ Programming Guide, "Application Compatibility").
@@ -205,30 +204,27 @@ def _libraries(facts: MachineFacts) -> Iterator[Finding]:
     for name, version in facts.versions.items():
         least, tested = facts.least.get(name), facts.tested.get(name)
         if version is None:
-            yield Finding(name, Severity.PROBLEM, "not installed", f"pip install {name}")
+            yield _problem(name, "not installed", f"pip install {name}")
         elif least and is_older(version, least):
-            yield Finding(
+            yield _problem(
                 name,
-                Severity.PROBLEM,
                 f"{version} is older than {least}, the oldest that works",
                 f"pip install -U '{name}>={least}'",
             )
         elif tested and differs(version, tested):
-            yield Finding(
+            yield _warning(
                 name,
-                Severity.WARNING,
                 f"{version}; tested with {tested}",
                 "if something fails, install with -c constraints.txt",
             )
         else:
-            yield Finding(name, Severity.OK, f"{version}{', as tested' if tested else ''}")
+            yield _ok(name, f"{version}{', as tested' if tested else ''}")
 
 
 def _working(facts: MachineFacts) -> Iterator[Finding]:
     if "error" in facts.probe:
-        yield Finding(
+        yield _problem(
             "torch works",
-            Severity.PROBLEM,
             f"importing it failed: {facts.probe['error']}",
             "reinstall it in a fresh environment with -c constraints.txt",
         )
@@ -238,14 +234,13 @@ def _working(facts: MachineFacts) -> Iterator[Finding]:
         return
     where = "on the GPU" if facts.probe.get("cuda_available") else "on the processor"
     if wrong:
-        yield Finding(
+        yield _problem(
             "bitsandbytes works",
-            Severity.PROBLEM,
             f"four-bit quantisation failed {where}: {wrong}",
             "python -m bitsandbytes says more; precision=nf4 and 8-bit optimizers need it",
         )
     else:
-        yield Finding("bitsandbytes works", Severity.OK, f"quantised to four bits and back {where}")
+        yield _ok("bitsandbytes works", f"quantised to four bits and back {where}")
 
 
 def _use(facts: MachineFacts) -> Iterator[Finding]:
@@ -257,33 +252,30 @@ def _use(facts: MachineFacts) -> Iterator[Finding]:
         names = ", ".join(f"{p.name} (process {p.pid})" for p in device.processes)
         if names:
             fix = "trials wait for it or refuse it; stop them or use another GPU"
-            yield Finding("free memory", Severity.WARNING, f"{text}, in use by {names}", fix)
+            yield _warning("free memory", f"{text}, in use by {names}", fix)
         elif device.used_bytes > IDLE_BYTES:
-            yield Finding(
+            yield _warning(
                 "free memory",
-                Severity.WARNING,
                 f"{text}, held by processes that the driver does not name",
                 "look for processes of other containers or users, or for a desktop",
             )
         else:
-            yield Finding("free memory", Severity.OK, text)
+            yield _ok("free memory", text)
 
 
 def _tf32(facts: MachineFacts) -> Iterator[Finding]:
     override = facts.environment.get("NVIDIA_TF32_OVERRIDE")
     able = [d.gpu for d in facts.devices if d.gpu is not None and "tf32" in d.gpu.flops]
     if override == "0" and (able or not facts.devices):
-        yield Finding(
+        yield _warning(
             "tf32",
-            Severity.WARNING,
             "NVIDIA_TF32_OVERRIDE=0 turns tf32 off for every program",
             "unset it if fp32 products need not be exact",
         )
     elif able and not facts.probe.get("tf32", True):
         gain = able[0].flops["tf32"] / able[0].flops["fp32"]
-        yield Finding(
+        yield _warning(
             "tf32",
-            Severity.WARNING,
             f"off, which is PyTorch's default: fp32 products of {able[0].name} could be up to "
             f"{gain:.1f} x as fast",
             "torch.set_float32_matmul_precision('high'), or tf32=True of Trainer; bf16 and fp16 "
@@ -295,18 +287,16 @@ def _flash(facts: MachineFacts) -> Iterator[Finding]:
     able = [d for d in facts.devices if d.compute_capability >= (8, 0)]
     for device in facts.devices:
         if device not in able:
-            yield Finding(
+            yield _warning(
                 "flash attention",
-                Severity.WARNING,
                 f"{device.name} is too old for it (compute capability 8.0 and newer have it)",
                 "attention=sdpa takes PyTorch's memory-efficient kernel there",
             )
     if not able:
         return
     if facts.probe.get("flash_sdp") is False:
-        yield Finding(
+        yield _warning(
             "flash attention",
-            Severity.WARNING,
             "turned off in PyTorch's sdpa",
             "torch.backends.cuda.enable_flash_sdp(True)",
         )
@@ -314,40 +304,36 @@ def _flash(facts: MachineFacts) -> Iterator[Finding]:
         package = "is" if facts.flash_attn else "is not"
         rest = "" if facts.flash_attn else ": attention=flash_attention_2 cannot run, sdpa can"
         text = f"in PyTorch's sdpa; the package flash_attn {package} installed{rest}"
-        yield Finding("flash attention", Severity.OK, text)
+        yield _ok("flash attention", text)
 
 
 def _loader(facts: MachineFacts) -> Iterator[Finding]:
     gpus = max(1, len(facts.devices))
     each = max(1, facts.cpus // gpus)
     if each < 4:
-        yield Finding(
+        yield _warning(
             "data loader",
-            Severity.WARNING,
             f"{facts.cpus} processors for {gpus} training process{'es' if gpus > 1 else ''}: few "
             "for loader workers beside it",
             "tokenise before training, so that loading is cheap",
         )
     else:
-        yield Finding(
+        yield _ok(
             "data loader",
-            Severity.OK,
             f"{facts.cpus} processors: dataloader_num_workers up to {min(8, each - 1)} a GPU (the "
             "default of Trainer, 0, loads in the training process)",
         )
     value = facts.environment.get("TOKENIZERS_PARALLELISM", "").lower()
     if value in ("false", "0", "off", "no") and facts.cpus > 1:
-        yield Finding(
+        yield _warning(
             "TOKENIZERS_PARALLELISM",
-            Severity.WARNING,
             f"{value}: tokenisers use 1 of {facts.cpus} processors",
             "unset it, unless loader workers tokenise; tokenise before the loader is made",
         )
     threads = facts.environment.get("OMP_NUM_THREADS", "")
     if threads == "1" and facts.cpus > 2:
-        yield Finding(
+        yield _warning(
             "OMP_NUM_THREADS",
-            Severity.WARNING,
             f"1: PyTorch computes with 1 of {facts.cpus} processors on the host",
             f"set it to the processors of one training process, here {each}",
         )
@@ -358,30 +344,27 @@ def _allocator(facts: MachineFacts) -> Iterator[Finding]:
     set_to = {n: facts.environment[n] for n in names if facts.environment.get(n)}
     if len(set(set_to.values())) > 1:
         text = " but ".join(f"{name}={value}" for name, value in set_to.items())
-        yield Finding("allocator", Severity.WARNING, text, "set both to the same, or one of them")
+        yield _warning("allocator", text, "set both to the same, or one of them")
     for name, value in set_to.items():
         options = dict(part.partition(":")[::2] for part in value.split(","))
         strange = [option for option in options if option.strip() not in ALLOCATOR_OPTIONS]
         if strange:
-            yield Finding(
+            yield _problem(
                 "allocator",
-                Severity.PROBLEM,
                 f"{name} names {', '.join(strange)}, which PyTorch does not know",
                 f"options are {', '.join(ALLOCATOR_OPTIONS)}",
             )
         elif options.get("expandable_segments", "").lower() != "true":
-            yield Finding(
+            yield _warning(
                 "allocator",
-                Severity.WARNING,
                 f"{name}={value}, without expandable_segments",
                 "expandable_segments:True loses less memory to fragments",
             )
         else:
-            yield Finding("allocator", Severity.OK, f"{name}={value}")
+            yield _ok("allocator", f"{name}={value}")
     if not set_to:
-        yield Finding(
+        yield _ok(
             "allocator",
-            Severity.OK,
             "PyTorch's defaults; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True loses less "
             "memory to fragments",
         )
@@ -398,7 +381,7 @@ def _slow_settings(facts: MachineFacts) -> Iterator[Finding]:
         value = facts.environment.get(name, "")
         if value not in ("", "0"):
             text = f"{value}: {meaning}"
-            yield Finding(name, Severity.WARNING, text, "unset it for training")
+            yield _warning(name, text, "unset it for training")
 
 
 def _host(facts: MachineFacts) -> Iterator[Finding]:
@@ -408,25 +391,24 @@ def _host(facts: MachineFacts) -> Iterator[Finding]:
     largest = max((d.total_bytes for d in facts.devices), default=0)
     if available is not None and available < SMALL_HOST_BYTES:
         fix = "end other programs, or use a machine with more memory"
-        yield Finding("host memory", Severity.WARNING, text, fix)
+        yield _warning("host memory", text, fix)
     elif largest > total:
-        yield Finding(
+        yield _warning(
             "host memory",
-            Severity.WARNING,
             f"{text}, less than the GPU's {format_gib(largest)}",
             "paged optimizers move to the host, and checkpoints are read through it",
         )
     else:
-        yield Finding("host memory", Severity.OK, text)
+        yield _ok("host memory", text)
     if facts.shared_bytes is None:
         return
     shared = format_size(facts.shared_bytes)
     if facts.shared_bytes < SMALL_SHARED_BYTES:
         fix = "docker run --shm-size=8g, or --ipc=host; else keep num_workers at 0"
         text = f"{shared}: loader workers hand batches over through it"
-        yield Finding("shared memory", Severity.WARNING, text, fix)
+        yield _warning("shared memory", text, fix)
     else:
-        yield Finding("shared memory", Severity.OK, shared)
+        yield _ok("shared memory", shared)
 
 
 CHECKS: tuple[Callable[[MachineFacts], Iterator[Finding]], ...] = (

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tuner.app.target import with_model
+from tuner.app.target import Target, comparable, with_model
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Memory, Prediction, Speed
+from tuner.core.records import Configuration, Memory, Prediction, Source, Speed, TrialRecord
 from tuner.core.units import format_size, significant
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.predict.stages import StagedPrediction, predict_stages
+from tuner.predict.stages import StagedPrediction
+from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, configure, default_space, load_space
 from tuner.space.models.trainable import model_defaults
 from tuner.trial.base import outcome_versions
+
+if TYPE_CHECKING:
+    from tuner.cost.calibration.calibrate import Calibrations
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -23,7 +29,7 @@ class Estimate:
     """What is predicted of one configuration; `stages` says it of each, where there are some.
 
     `corrected_by` is the number of trials whose measurements corrected the prediction
-    (`tuner.app.correcting`); `prediction.corrections` has the factors.
+    (`tuner.app.estimate`); `prediction.corrections` has the factors.
     """
 
     space: SearchSpace
@@ -35,17 +41,17 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether its memory and the margin are within the GPU's memory, in every stage."""
+        """True when its memory leaves the margin free, in every stage."""
         return self.prediction.fits
 
     @property
     def memory(self) -> Memory:
-        """Peak memory in bytes, and what it consists of; of the stage that needs most."""
+        """Peak memory of the stage that needs most, in bytes, by purpose."""
         return self.prediction.memory
 
     @property
     def speed(self) -> Speed:
-        """Seconds an optimizer step, samples and tokens a second."""
+        """Seconds per optimizer step, samples and tokens per second."""
         return self.prediction.speed
 
     def __repr__(self) -> str:
@@ -85,9 +91,9 @@ class Estimate:
 def one_configuration(
     named: str | SearchSpace | None, model: str | None, settings: Mapping[str, Any]
 ) -> tuple[SearchSpace, Configuration]:
-    """The configuration that a space or a model and settings name, with its space.
+    """The space and configuration for a space or model name and settings.
 
-    Without a space it is that of a LoRA training with defaults for all that is not set.
+    Without a space it is a LoRA training, with a default for every value that is not set.
     """
     if named is not None:
         space = with_model(load_space(named) if isinstance(named, str) else named, model)
@@ -107,26 +113,74 @@ def estimate_configuration(
     margin_fraction: float | None = None,
     profile: DeviceProfile | None = None,
 ) -> Estimate:
-    """The prediction of one configuration, of each stage and of all together where there are some.
-
-    From traces at full depth, as a search has them for its front: seconds for each, kept on disk.
+    """Predict one configuration, in all stages, from traces at full depth.
 
     Raises `InputError`, with everything that is wrong, when the GPU cannot run it.
     """
+    from tuner.app.predicting import SpacePredictor  # numpy
     from tuner.app.search.supported import require_supported
-    from tuner.predict.predictor import PredictionJob, Predictor
 
     stages = [*space.stage_configurations(configuration).values()]
     for values in stages or [configuration]:
         require_supported(values, gpu)
-    predictor = Predictor(PredictionJob(space.workload, space.predicted_model()))
+    predictor = SpacePredictor(space, gpu, margin_fraction=margin_fraction, profile=profile)
+    (found,) = predictor.trace([configuration])
+    return Estimate(space, configuration, gpu, found.prediction, found.staged)
 
-    def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
-        return predictor.traced(
-            configurations, gpu, margin_fraction=margin_fraction, profile=profile
-        )
 
-    if not stages:
-        return Estimate(space, configuration, gpu, predict([configuration])[0])
-    staged = predict_stages(space, [configuration], predict)[0]
-    return Estimate(space, configuration, gpu, staged.overall, staged)
+@dataclass(frozen=True, slots=True)
+class Corrector:
+    """Corrects predictions for a space on a GPU type by the `trials` of it that ran there."""
+
+    trials: int
+    _space: str
+    _calibrations: Calibrations
+
+    @classmethod
+    def of(cls, target: Target, folder: ResultsFolder) -> Corrector:
+        """The corrector by the results in `folder`.
+
+        It ignores predicted trials and those of other GPU types, devices and memory sizes. Raises
+        `InputError` for a journal that cannot be read.
+        """
+        from tuner.cost.calibration.calibrate import calibrations_from
+
+        ran = _on_device(comparable(folder.read().records, target), target.gpu)
+        return cls(len(ran), target.space.name, calibrations_from(ran))
+
+    def corrected(self, prediction: Prediction) -> Prediction:
+        """The corrected prediction; itself when no trial applies to it."""
+        found = self._calibrations.apply(prediction, self._space) if self.trials else prediction
+        return found if found.corrections else prediction
+
+
+def corrected(found: Estimate, results: Path) -> Estimate:
+    """`found`, corrected by the trials in `results` of its space on its GPU type.
+
+    Raises `InputError` for a journal that cannot be read.
+    """
+    folder = ResultsFolder(results, found.space.name, found.gpu.id)
+    corrector = Corrector.of(Target(found.space, found.gpu, folder, ()), folder)
+    prediction = corrector.corrected(found.prediction)
+    if prediction is found.prediction:
+        return found
+    return dataclasses.replace(found, prediction=prediction, corrected_by=corrector.trials)
+
+
+def correction_text(trials: int, factors: str = "") -> str:
+    """The note on corrected predictions, with the `factors` in words."""
+    plural = "s" if trials > 1 else ""
+    by = f"{trials} trial{plural} of this space on this GPU"
+    return f"corrected by {by}{factors and f': {factors}'} (--no-calibration: as predicted)"
+
+
+def _on_device(records: Sequence[TrialRecord], gpu: Gpu) -> list[TrialRecord]:
+    """The trials that ran on such a device itself, or on an emulated one."""
+    names = {gpu.name, *gpu.device_names}
+    return [
+        record
+        for record in records
+        if record.source is not Source.PREDICTED
+        and record.memory_limit_bytes is None
+        and (record.emulated_device is not None or record.device in names)
+    ]

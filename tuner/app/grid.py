@@ -1,8 +1,8 @@
-"""Predicts a grid: models, GPU types and ways to train, each cell a small search space.
+"""Predicts a grid of models, GPU types and ways to train, each cell a small search space.
 
 A cell varies the length at a micro-batch of one, and micro-batch and checkpointing at one length.
-Structures are compiled once for each model and method and evaluated for all GPU types; only what
-compiled timelines leave open about a cell is traced at full depth, as in a predicted search.
+Structures are compiled once for each model and method, for all GPU types. Configurations near the
+limit are traced at full depth, as in a predicted search.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from tuner.space.models.trainable import model_defaults
 from tuner.trial.base import outcome_versions
 
 TOLERANCE, TOLERANCE_OF_FULL = 0.08, 0.15
-"""How far the memory of a compiled timeline may be from that of a full trace. Of 90 runs of this
-grid that were traced it was 2.6 % at most with LoRA, 5.8 % with QLoRA and 13 % where all weights
-are trained."""
+"""Largest errors of a compiled timeline's memory. In 90 traced runs of this grid it was 2.6 % at
+most with LoRA, 5.8 % with QLoRA and 13 % in full fine-tuning."""
 
 METHODS: Mapping[str, GridMethod] = {
     one.id: one
@@ -68,7 +67,7 @@ MODELS = (
     "qwen3-32b",
     "llama-3.3-70b",
 )
-"""Of the catalogue, those that people fine-tune most: small ones first."""
+"""The most fine-tuned models of the catalogue, small ones first."""
 
 GPUS = (
     "rtx3060",
@@ -88,23 +87,23 @@ GPUS = (
     "h200",
     "b200",
 )
-"""What people own and rent most: little memory first."""
+"""The most common GPU types, little memory first."""
 
 SHORTEST = 256
-"""Tokens: a model that does not fit at this length is said not to fit at all."""
+"""Tokens: a model that does not fit at this length does not fit at all."""
 
 LONGEST = 131_072
-"""Tokens: as far as lengths go, where the model's positions go further or are not known."""
+"""Tokens: the longest length, for models with more positions or an unknown number."""
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 
 VARIED = ("precision", "max_length", "micro_batch")
-"""Knobs that the grid sets itself."""
+"""Knobs that users cannot set."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridGpu:
-    """A GPU type, what was measured of it, and the share of its memory to keep free."""
+    """A GPU type, its device profile, and the share of memory to keep free."""
 
     gpu: Gpu
     profile: DeviceProfile | None = None
@@ -113,10 +112,10 @@ class GridGpu:
 
 @dataclass(frozen=True, slots=True)
 class GridQuestion:
-    """What a grid is asked for.
+    """The request for a grid.
 
-    `length` is the tokens of an example at which the fastest configuration is looked for,
-    `examples` the number of them in an epoch. `settings` hold in every cell.
+    `length` is the tokens per example of the fastest configuration, `examples` their number in an
+    epoch. `settings` hold in every cell.
     """
 
     models: tuple[str, ...]
@@ -130,10 +129,10 @@ class GridQuestion:
 def make_grid(
     question: GridQuestion, *, workers: int, on_model: Callable[[str, int, int], None]
 ) -> Grid:
-    """Predict every cell. `on_model` is told the model that is done, how many are, of how many.
+    """Predict every cell, and call `on_model` with each model, the number done, and all.
 
     A cell that cannot be predicted says why. Raises `InputError` for unknown models, and for
-    settings that are none or that the grid varies.
+    settings that do not exist or that the grid varies.
     """
     if taken := [name for name in VARIED if name in question.settings]:
         raise InputError(
@@ -170,7 +169,7 @@ def _params(model: str) -> int | None:
 
 
 def _predicted_params(cells: Sequence[GridCell]) -> int | None:
-    """Parameters of a model that is not of the catalogue, adapters included."""
+    """Parameters of a model outside the catalogue, adapters included."""
     found = (cell.smallest.prediction.total_params for cell in cells if cell.smallest)
     return min(found, default=None)
 
@@ -192,11 +191,11 @@ def _cells_of(_: object, model: str, question: GridQuestion) -> list[GridCell]:
 
 
 _Traced = dict[tuple[Configuration, tuple[int, int], int], tuple[Memory, int]]
-"""Memory by configuration and kind of GPU, and what of it is the CUDA context in bytes."""
+"""Memory by configuration and kind of GPU, and the bytes of its CUDA context."""
 
 
 class _Asked:
-    """The configurations of one cell, and what is predicted of them."""
+    """The configurations of one cell and their predictions."""
 
     def __init__(
         self,
@@ -218,7 +217,7 @@ class _Asked:
         self._held = {**model_defaults(model), **self._settings}
 
     def cell(self) -> GridCell:
-        """What is predicted. Raises `InputError` where nothing can be."""
+        """Predict the cell. Raises `InputError` if that is impossible."""
         names = self._model, self._gpu.id, self._method.id
         problems = check_supported(self._base, self._gpu)
         if problems:
@@ -266,7 +265,7 @@ class _Asked:
         configurations: Sequence[Configuration],
         predicted: Mapping[Configuration, Prediction],
     ) -> GridRun | None:
-        """The first that fits; traced where a compiled timeline leaves that open."""
+        """The first configuration that fits; traced when a compiled timeline cannot tell."""
         for configuration in configurations:
             prediction = predicted[configuration]
             size, budget = prediction.memory.device_bytes, prediction.budget
@@ -279,7 +278,7 @@ class _Asked:
         return None
 
     def _at_full_depth(self, configuration: Configuration, compiled: Prediction) -> Prediction:
-        """The prediction with the memory of a full trace, traced once for GPU types of a kind."""
+        """The prediction with the memory of a full trace, one for all GPU types of a kind."""
         capability, context_bytes = self._gpu.compute_capability, self._gpu.context_bytes
         kind = (configuration, kernels_like(capability), cublas_workspace_bytes(capability))
         if kind not in self._traced:
@@ -306,7 +305,7 @@ class _Asked:
 
 
 def _positions(model: str) -> int | None:
-    """The longest sequence that the model's configuration allows for; None where it says none."""
+    """The longest sequence that the model's configuration allows; None if unlimited."""
     entry = get_entry(model)
     if entry is not None:
         return configured_positions(entry.text_config)

@@ -1,4 +1,4 @@
-"""Settings in the user's own configuration files that cost speed."""
+"""Finds settings in the user's own configuration files that cost speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PINNED = ("dataloader_pin_memory", "pin_memory")
 
 
 def own_settings(path: Path, cpus: int) -> Iterator[Finding]:
-    """What of the file at `path` costs speed; `cpus` are the processors of this machine.
+    """The slow settings of a file, on a machine with `cpus` processors.
 
     Raises `InputError` for a file that cannot be read.
     """
@@ -28,7 +28,7 @@ def own_settings(path: Path, cpus: int) -> Iterator[Finding]:
 
 
 def _judge(place: Location, cpus: int) -> tuple[str, str] | None:
-    """What is slow about a value, and what to write instead; None where nothing is."""
+    """The cost of a slow value and a better one; None for any other value."""
     key = str(place.path[-1]) if place.path else ""
     value = place.value
     if key in _WORKERS and value in (0, 1) and not isinstance(value, bool) and cpus > 1:

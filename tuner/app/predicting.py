@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from tuner.core.errors import InputError
+from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, MemoryCategory, Prediction
+from tuner.core.records import Configuration, KnobValue, MemoryCategory, Prediction
 from tuner.cost.calibration.calibrate import prior_intervals
 from tuner.cost.calibration.correction import DEVICE, RESERVED
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.predict.predictor import OnProgress, PredictionJob, Predictor
-from tuner.predict.stages import Predict, predict_stages
-from tuner.space import SearchSpace
+from tuner.predict.predict import check_supported
+from tuner.predict.predictor import COMPILED_TOLERANCE, OnProgress, PredictionJob, Predictor
+from tuner.predict.stages import Predict, StagedPrediction, predict_stages
+from tuner.space import SearchSpace, configure
+from tuner.space.lengths import LengthDistribution
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A configuration and what is predicted of it.
+    """A configuration and its prediction.
 
-    Where the space has stages, `prediction` is that of all of them, `stage` the one that needs
-    most memory, and `hardest` the configuration in it. `epoch_s` and `run_s` are the time of one
-    pass over the data of all stages, and of all passes; None where the data is not known.
+    In a space with stages `staged` predicts each, `prediction` covers all of them, and `hardest` is
+    the configuration in the stage that needs most memory.
     """
 
     configuration: Configuration
     prediction: Prediction
     hardest: Configuration
-    stage: str | None = None
-    epoch_s: float | None = None
-    run_s: float | None = None
+    staged: StagedPrediction | None = None
 
 
 class SpacePredictor:
-    """Predicts configurations of one space on one GPU; compiles what it has to, once.
+    """Predicts configurations of one space on one GPU; compiles each structure once.
 
     Raises `InputError` for a configuration that the GPU cannot run.
     """
@@ -60,14 +63,13 @@ class SpacePredictor:
         return self._predict(configurations, self._compiled)
 
     def trace(self, configurations: Sequence[Configuration]) -> list[Predicted]:
-        """The same from traces at full depth, as a search predicts its front: seconds for each."""
+        """As `predict`, from traces at full depth: seconds for each, kept on disk."""
         return self._predict(configurations, self._traced)
 
     def beside(self, traced: Predicted, configurations: Sequence[Configuration]) -> list[Predicted]:
-        """Predictions to set beside that of `traced`, in a fraction of the time of their traces.
+        """Predictions comparable with that of `traced`, in a fraction of the time of their traces.
 
-        From compiled timelines, with the reserved memory that the trace has more than its own
-        compiled timeline.
+        Compiled timelines are moved by the reserved memory that `traced` has beyond its own.
         """
         compiled, *others = self.predict([traced.configuration, *configurations])
         whole, base = traced.prediction.memory, compiled.prediction.memory
@@ -83,12 +85,10 @@ class SpacePredictor:
         staged = predict_stages(self.space, configurations, how)
         return [
             Predicted(
-                configuration=configuration,
-                prediction=each.overall,
-                hardest=self.space.stage_configurations(configuration)[each.limiting],
-                stage=each.limiting,
-                epoch_s=each.epoch_s,
-                run_s=each.run_s,
+                configuration,
+                each.overall,
+                self.space.stage_configurations(configuration)[each.limiting],
+                each,
             )
             for configuration, each in zip(configurations, staged, strict=True)
         ]
@@ -112,7 +112,7 @@ class SpacePredictor:
 
 
 def _with_reserved(prediction: Prediction, more_bytes: int) -> Prediction:
-    """The same with more reserved memory, or with less where it is negative."""
+    """Add reserved memory to a prediction; a negative amount takes it away."""
     memory = prediction.memory
     overhead = memory.breakdown[MemoryCategory.ALLOCATOR_OVERHEAD]
     more_bytes = max(more_bytes, -overhead)
@@ -134,3 +134,170 @@ def _with_reserved(prediction: Prediction, more_bytes: int) -> Prediction:
             for name, ends in prediction.intervals.items()
         },
     )
+
+
+MOST_TRACED = 8
+"""At most this many changes near the limit are traced at full depth: seconds for each."""
+
+REENTRANT = "use_reentrant"
+
+LEAST_SAVING = 0.01
+"""Reentrant checkpointing is suggested from this share of saved device memory on."""
+
+Share = tuple[float, float]
+"""The lower and upper end of a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Other values of one or two knobs, and the prediction with them.
+
+    `lost` is the share of samples/s that it costs (negative for a gain), `saved_bytes` the device
+    memory that it frees. `below` are the space's minimums that it no longer meets. `truncated` is
+    the share of examples that a change of the length cuts, when their lengths are known.
+    """
+
+    settings: Mapping[str, KnobValue]
+    configuration: Configuration
+    prediction: Prediction
+    lost: float
+    saved_bytes: int
+    below: tuple[str, ...] = ()
+    truncated: Share | None = None
+
+    def __str__(self) -> str:
+        """As it can be typed after --set."""
+        return " ".join(f"{name}={show(value)}" for name, value in self.settings.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "set": {k: list(v) if isinstance(v, tuple) else v for k, v in self.settings.items()},
+            "fits": self.prediction.fits,
+            "device_bytes": self.prediction.memory.device_bytes,
+            "free_bytes": self.prediction.budget.limit_bytes - self.prediction.memory.device_bytes,
+            "saved_bytes": self.saved_bytes,
+            "samples_per_s": self.prediction.speed.samples_per_s,
+            "throughput_lost": self.lost,
+            "below_floors": list(self.below),
+            "truncated_examples_share": list(self.truncated) if self.truncated else None,
+        }
+
+
+def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Suggestion]:
+    """Every other value of each knob that the space and the GPU allow, by throughput lost."""
+    space = predictor.space
+    settings = [
+        {name: value}
+        for name, values in space.choices.items()
+        for value in values
+        if value != current.configuration.get(name)
+    ]
+    return _predicted(predictor, current, settings)
+
+
+def reentrant_change(predictor: SpacePredictor, current: Predicted) -> Suggestion | None:
+    """The change to reentrant checkpointing, which trains the same model.
+
+    None when it saves little, or layers are not checkpointed. A space need not have the knob.
+    """
+    configuration = current.configuration
+    if REENTRANT not in predictor.space.terms or configuration.get(REENTRANT) is True:
+        return None
+    if configuration.get("gradient_checkpointing") is not True:
+        return None
+    least_bytes = LEAST_SAVING * current.prediction.memory.device_bytes
+    found = _predicted(predictor, current, [{REENTRANT: True}])
+    return next((change for change in found if change.saved_bytes >= least_bytes), None)
+
+
+def paired_changes(
+    predictor: SpacePredictor, current: Predicted, singles: Sequence[Suggestion]
+) -> list[Suggestion]:
+    """Pairs of the single changes that save memory, by throughput lost."""
+    saving = [change for change in singles if change.saved_bytes > 0]
+    settings = [
+        {**one.settings, **other.settings}
+        for one, other in itertools.combinations(saving, 2)
+        if not one.settings.keys() & other.settings.keys()
+    ]
+    return _predicted(predictor, current, settings)
+
+
+def _predicted(
+    predictor: SpacePredictor, current: Predicted, settings: Sequence[Mapping[str, KnobValue]]
+) -> list[Suggestion]:
+    valid = list(_valid(predictor, current.configuration, settings))
+    found = predictor.beside(current, [configuration for _, configuration in valid])
+    changes = sorted(
+        (
+            _change(predictor.space, current, changed, each)
+            for (changed, _), each in zip(valid, found, strict=True)
+        ),
+        key=_order,
+    )
+    near = [place for place, change in enumerate(changes) if _near_limit(change)][:MOST_TRACED]
+    traced = predictor.trace([changes[place].configuration for place in near])
+    for place, each in zip(near, traced, strict=True):
+        changes[place] = _change(predictor.space, current, changes[place].settings, each)
+    return sorted(changes, key=_order)
+
+
+def _order(change: Suggestion) -> tuple[float, int, str]:
+    return change.lost, change.prediction.memory.device_bytes, str(change)
+
+
+def _near_limit(change: Suggestion) -> bool:
+    """True when a trace at full depth could reverse the verdict of a compiled timeline."""
+    usable_bytes = change.prediction.budget.usable_bytes
+    off_bytes = abs(change.prediction.memory.device_bytes - usable_bytes)
+    return off_bytes <= COMPILED_TOLERANCE * usable_bytes
+
+
+def _valid(
+    predictor: SpacePredictor,
+    configuration: Configuration,
+    settings: Sequence[Mapping[str, KnobValue]],
+) -> Iterator[tuple[Mapping[str, KnobValue], Configuration]]:
+    space = predictor.space
+    held = {n: v for n, v in configuration.items() if n not in space.derived}
+    for changed in settings:
+        try:
+            found = configure(space, {**held, **changed}, strict=False)
+        except InputError:
+            continue  # excluded by a rule of the space
+        if not check_supported(found, predictor.gpu):
+            yield changed, found
+
+
+def _change(
+    space: SearchSpace, current: Predicted, changed: Mapping[str, KnobValue], found: Predicted
+) -> Suggestion:
+    before, after = current.prediction, found.prediction
+    unmet = [
+        text
+        for text in space.floors
+        if not space.condition(text).holds(found.configuration)
+        and space.condition(text).names & changed.keys()
+    ]
+    return Suggestion(
+        settings=dict(changed),
+        configuration=found.configuration,
+        prediction=after,
+        lost=1 - after.speed.samples_per_s / before.speed.samples_per_s,
+        saved_bytes=before.memory.device_bytes - after.memory.device_bytes,
+        below=tuple(unmet),
+        truncated=truncation(space, found.configuration)[0] if "max_length" in changed else None,
+    )
+
+
+def truncation(
+    space: SearchSpace, configuration: Configuration
+) -> tuple[Share | None, Share | None]:
+    """Shares of the examples and of the tokens that are cut; None when lengths are unknown."""
+    if space.data.token_lengths is None or "max_length" not in configuration:
+        return None, None
+    lengths = LengthDistribution.from_token_lengths(space.data.token_lengths)
+    cut = lengths.truncation(int(str(configuration["max_length"])))
+    examples, tokens = cut.share_examples, cut.share_tokens
+    return (examples.low, examples.high), (tokens.low, tokens.high)

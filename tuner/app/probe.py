@@ -1,4 +1,4 @@
-"""What PyTorch and bitsandbytes can do here, found out in a process of its own.
+"""Abilities of PyTorch and bitsandbytes on this machine, probed in a separate process.
 
 A library that was built for other versions may end its process when it is loaded, and a CUDA
 context would stay with whoever made it. `python -m tuner.app.probe` prints one JSON object.
@@ -58,7 +58,7 @@ def look() -> dict[str, Any]:
 
 
 def _quantise(device: str) -> str:
-    """What is wrong with four bits of bitsandbytes; empty where they come back as they should."""
+    """The fault of bitsandbytes' four-bit quantisation; empty when the round trip works."""
     try:
         import torch
         from bitsandbytes import functional

@@ -1,9 +1,8 @@
-"""What every configuration of a program would take and how fast it would be, from a few runs.
+"""Predicts every configuration of a program from a few emulated runs.
 
-Device memory and the time of a micro-step are taken to be sums: a constant and a slope over the
-tokens of a micro-batch for each way of training (checkpointing, attention, ...), and a slope over
-each other number (rank, ...). Least squares over some emulated runs gives them. It is a prior:
-the search learns from its trials where it is wrong.
+Device memory and the time of a micro-step are sums: a constant and a slope over the tokens of a
+micro-batch for each way of training (checkpointing, attention, ...), and a slope over each other
+number (rank, ...), by least squares. It is a prior: the search learns from its trials.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuner.app.program_runs import ProgramRuns
+from tuner.app.program_oracle import ProgramRuns
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, MemoryBudget, Prediction, Speed
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TOKENS = ("micro_batch", "max_length")
-"""Knobs whose product a micro-batch's activations grow with."""
+"""Activations grow with the product of these knobs."""
 
 _FAR = 4
-"""Two runs over the micro-batch are about so many times apart, where there are such values."""
+"""Two runs differ by at most this factor in their micro-batch."""
 
 _MEMORY_SPREAD, _TIME_SPREAD = 0.1, 0.2
-"""Half the width of the intervals: activations that do not grow in a straight line, data of other
-lengths. Of six trials of a TRL script (docs/your-program.md) the worst was 8 % and 4 % off."""
+"""Half the width of the intervals. In six trials of a TRL script (docs/your-program.md) the largest
+errors were 8 % and 4 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """One run of the design: its configuration, micro-batches a step, and what came of it."""
+    """One run of the design, with `rounds` micro-batches per step."""
 
     configuration: Configuration
     rounds: int
@@ -49,9 +48,9 @@ class _Ran:
 def program_predictions(
     space: SearchSpace, configurations: Sequence[Configuration], runs: ProgramRuns
 ) -> list[Prediction]:
-    """A prediction of each of `configurations`, in their order, after a few runs of the program.
+    """Predict each of `configurations`, in their order, after a few runs of the program.
 
-    Raises `UnavailableError` where none of them came far enough.
+    Raises `UnavailableError` when no run came far enough.
     """
     design = _design(space, configurations)
     wanted = [_values(configuration) for configuration in design]
@@ -71,7 +70,7 @@ def program_predictions(
 
 
 def _values(configuration: Configuration) -> dict[str, KnobValue]:
-    """What is written into the program; few micro-batches a step tell all that many do."""
+    """The values to write into the program, with few micro-batches per step."""
     values = {name: value for name, value in configuration.items() if name in NAMES}
     rounds = values.get("grad_accum")
     if isinstance(rounds, int):
@@ -88,10 +87,7 @@ def _numbers(space: SearchSpace) -> list[str]:
 
 
 def _design(space: SearchSpace, configurations: Sequence[Configuration]) -> list[Configuration]:
-    """The configurations to run.
-
-    Two micro-batches for each way of training, and each other number at its other end.
-    """
+    """The runs: two micro-batches for each way of training, and the end of each other number."""
     numbers = _numbers(space)
     words = [name for name in space.choices if name not in numbers]
     others = [name for name in numbers if name != "micro_batch"]
@@ -134,7 +130,7 @@ def _order(value: object) -> float:
 
 
 class _Model:
-    """Sums of what each setting adds, by least squares over the runs."""
+    """The contribution of each setting, by least squares over the runs."""
 
     def __init__(
         self, space: SearchSpace, ran: Sequence[_Ran], gpu: Gpu, margin_fraction: float | None
@@ -172,7 +168,6 @@ class _Model:
         return [*ways, *(way * tokens for way in ways), *others]
 
     def predict(self, configurations: Sequence[Configuration]) -> list[Prediction]:
-        """A prediction of each."""
         import numpy as np
 
         rows = np.array([self._row(c) for c in configurations]) / self._scale

@@ -46,8 +46,7 @@ def check(  # noqa: PLR0913 - one argument for each option
 ) -> CheckedProgram:
     """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails."""
     from tuner.app.checking import check_program  # numpy
-    from tuner.app.program_predictions import ProgramPredictions
-    from tuner.app.program_runs import ProgramRuns
+    from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
 
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
@@ -61,7 +60,7 @@ def check(  # noqa: PLR0913 - one argument for each option
             warn(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
     read = read_program(program, is_run=False)
     with quiet_libraries():
-        predictions = ProgramPredictions(read, gpu, margin_fraction, given, model, gpus)
+        predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
         return check_program(predictions, improve=improve, report=report)
 
 
@@ -141,7 +140,7 @@ def write_space(  # noqa: PLR0913 - one argument for each option
 
 def _unchanged(program: Program, gpu: Gpu, margin_fraction: float | None) -> Emulation:
     """An emulated run of the program. Raises `InputError` if it reaches no step."""
-    from tuner.app.program_runs import ProgramRuns  # numpy
+    from tuner.app.program_oracle import ProgramRuns  # numpy
 
     with ProgramRuns(program, gpu, margin_fraction=margin_fraction) as runs:
         base = runs.as_it_is(roomy=True)

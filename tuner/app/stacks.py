@@ -36,10 +36,7 @@ _ANSWER_WITHIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StackRun:
-    """The program in one environment.
-
-    `needed` is what it needs: of the same GPU with more memory, where it ran out of it in `found`.
-    """
+    """The program in one environment; `needed` has more memory, if `found` ran out."""
 
     python: str
     packages: Mapping[str, str]
@@ -58,9 +55,9 @@ class StackRun:
 
 @dataclass(frozen=True, slots=True)
 class CodeMemory:
-    """What the lines of one file hold at the peak of each run, in bytes, for one purpose.
+    """Memory that the lines of one file hold at the peak of each run, for one purpose.
 
-    `lines` are those of the second run, the largest first; of the first where the second has none.
+    `lines` are those of the second run (else of the first), the largest first.
     """
 
     kind: str
@@ -71,7 +68,7 @@ class CodeMemory:
 
     @property
     def grown_bytes(self) -> int:
-        """What the second run has more; negative for less."""
+        """The growth in the second run; negative for less."""
         return self.after_bytes - self.before_bytes
 
 

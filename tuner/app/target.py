@@ -157,13 +157,11 @@ def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
     possible, aside = sorted_out(here, target.space)
     own = [judged for r in possible if (judged := _with_memory(r, target)) is not None]
     newest = {record.source: record for record in own}
-    places = {source: _place(record) for source, record in newest.items()}
     kept: list[TrialRecord] = []
     old: list[TrialRecord] = []
     for record in own:
-        if _place(record) == places[record.source]:
-            same = record.versions == newest[record.source].versions
-            (kept if same else old).append(record)
+        if record.alike(newest[record.source], versions=False):
+            (kept if record.alike(newest[record.source]) else old).append(record)
     return Sorted(tuple(kept), tuple(old), aside)
 
 
@@ -203,12 +201,6 @@ def _judged(prediction: Prediction, share: float) -> Prediction:
     was = prediction.budget
     budget = MemoryBudget(round(was.limit_bytes * share), round(was.margin_bytes * share))
     return dataclasses.replace(prediction, budget=budget)
-
-
-def _place(record: TrialRecord) -> object:
-    """Where a trial ran, and what of."""
-    device = record.device or record.emulated_device
-    return (device, record.memory_limit_bytes, record.versions.get("model"))
 
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:

@@ -1,7 +1,7 @@
-"""After a predicted search: the recommendation is trained once on a GPU that is not there.
+"""Verifies the recommendation of a predicted search by one training on an emulated GPU.
 
-A verification stands beside the prediction and changes none of its numbers; one that does not fit
-takes the configuration out, and the next best is verified.
+A verification changes none of the predicted numbers. If it does not fit, the configuration is
+excluded, and the next best is verified.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from tuner.app.listener import Listener
 from tuner.app.measuring import Predicting, emulating, gpus_of_trials
@@ -31,22 +30,21 @@ from tuner.trial.base import Instructions
 from tuner.trial.staged import StagedRunner
 
 MOST_TRIES = 3
-"""When so many of the best fail, another reason than the configuration is likely."""
+"""At most this many of the best are verified: more failures have another reason."""
 
 BEGIN_WITHIN_S = 300.0
-"""Of a search of many GPU types: no verification begins later than this after the first one."""
+"""In a search of many GPU types, later verifications are skipped after this time."""
 
 SWITCH = "TUNER_VERIFY"
-"""Environment variable; with the value "no" nothing is verified."""
+"""Environment variable that turns verification off with the value "no"."""
 
 
 def verify_all(
     done: Sequence[tuple[SearchPlan, JournalWriter, SearchOutcome | None]], listener: Listener
 ) -> None:
-    """Verify what each predicted search recommends, and write that into its journal.
+    """Verify the recommendation of each predicted search, and write that into its journal.
 
-    Nothing is verified where nothing can be emulated. Ctrl-C ends the verification, and the search
-    goes on to its results.
+    Does nothing where GPUs cannot be emulated. Ctrl-C ends the verification only.
     """
     wanted = [
         (plan, writer) for plan, writer, result in done if result and _is_wanted(plan, result)
@@ -77,7 +75,7 @@ def _is_wanted(plan: SearchPlan, result: SearchOutcome) -> bool:
 
 
 def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener) -> None:
-    """Verify the best, and the next best where it does not fit, so many times."""
+    """Verify the best, and the next best if it does not fit, at most `MOST_TRIES` times."""
     gpu, run_id = plan.target.gpu, uuid.uuid4().hex[:8]
     for number in range(MOST_TRIES):
         best = _best(plan)
@@ -98,7 +96,7 @@ def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener) -> None
 
 
 def _best(plan: SearchPlan) -> BestTrial | None:
-    """What the journal recommends now, under the conditions of the search."""
+    """The current recommendation under the conditions of the search."""
     records = comparable(plan.target.folder.read_all(), plan.target)
     return build_view(
         [with_margin(record, plan.margin_bytes) for record in records],
@@ -128,18 +126,11 @@ def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
 
 
 def _record(plan: SearchPlan, best: BestTrial, outcome: Outcome, *, trial_id: str) -> TrialRecord:
-    return TrialRecord(
+    return plan.record(
+        best.configuration,
+        dataclasses.replace(outcome, prediction=best.record.outcome.prediction),
         trial_id=trial_id,
-        space=plan.part.space.name,
-        gpu=plan.target.gpu.id,
-        gpu_memory_bytes=plan.target.gpu.memory_bytes,
-        configuration=best.configuration,
-        outcome=dataclasses.replace(outcome, prediction=best.record.outcome.prediction),
-        seed=plan.options.seed,
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=plan.versions,
         searcher=plan.options.searcher,
-        run_id=trial_id.partition("-")[0],
         emulated_device=emulating(plan.target.gpu).names[0],
         margin_bytes=plan.margin_bytes,
         verification=True,

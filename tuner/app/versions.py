@@ -43,12 +43,12 @@ def least() -> dict[str, str]:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether `version` comes before `other`, by their numbers: "2.13.0a0" is as old as "2.13"."""
+    """True when `version` is older than `other`; "2.13.0a0" is as old as "2.13"."""
     return Version(Version(version).base_version) < Version(Version(other).base_version)
 
 
 def differs(version: str, other: str) -> bool:
-    """Whether major or minor number differ: the third changes no results."""
+    """True when major or minor number differ: the third changes no results."""
     one, two = Version(version), Version(other)
     return (one.major, one.minor) != (two.major, two.minor)
 

@@ -79,7 +79,7 @@ class Watcher:
         self._times = host.cpu_times()
 
     def read(self) -> MachineReading:
-        """What is so now; the processors' share is that since the last call."""
+        """The current reading; the processors' share covers the time since the last call."""
         devices = tuple(_device(*each) for each in self._readers)
         return MachineReading(devices, self._host())
 
@@ -100,7 +100,7 @@ class Watcher:
 
 
 def _device(index: int, reader: DeviceReader, name: str) -> DeviceReading:
-    """What the device says now; one that was lost has no more than its name."""
+    """The device's current reading; a lost device has only its name."""
     fault = reader.fault()
     if fault is not None:
         return DeviceReading(index=index, name=name, fault=fault)
@@ -122,7 +122,7 @@ def _device(index: int, reader: DeviceReader, name: str) -> DeviceReading:
 
 
 def advice(readings: Sequence[MachineReading]) -> list[str]:
-    """What the last readings advise, oldest first in `readings`; each with its number."""
+    """Advice from the last readings, which are oldest first; each with its number."""
     if not readings:
         return []
     last = readings[-1]

@@ -1,4 +1,4 @@
-"""What came of a program on emulated GPUs."""
+"""The result of a program on emulated GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
 
 @dataclass(frozen=True, slots=True)
 class EmulatedAllocation:
-    """What one line of code holds on the device at the peak.
+    """Memory that one line of code holds on the device at the peak.
 
     `where` is the innermost line outside of PyTorch, `line` the program's own; both may be empty.
     """
@@ -35,9 +35,9 @@ class EmulatedAllocation:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedDeviceUse:
-    """What one process took of one emulated device.
+    """The use of one emulated device by one process.
 
-    `device_bytes` is what the driver counts: reserved memory, context and what bypasses PyTorch.
+    `device_bytes` is the driver's count: reserved memory, context, and memory outside PyTorch.
     `managed_bytes` (paged optimizers) is in none of the others.
     """
 
@@ -75,7 +75,7 @@ class UnknownValues:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What came of a program on emulated GPUs; every number in it is *emulated*."""
+    """The result of a program on emulated GPUs; every number in it is *emulated*."""
 
     command: tuple[str, ...]
     gpu: Gpu
@@ -87,29 +87,33 @@ class Emulation:
     margin_bytes: int
     exit_status: int
     devices: tuple[EmulatedDeviceUse, ...]
-    """Of each rank and device, in their order."""
+    """One for each rank and device, in their order."""
     error: ProgramError | None
     refused_bytes: int
-    """The request that the program ran out of memory with; 0 where it did not."""
+    """The request that ran out of memory; 0 for none."""
     unknown_calls: Mapping[str, int]
-    """Functions of CUDA's libraries that the emulator does not know, with numbers of calls."""
+    """Calls of functions of CUDA's libraries that the emulator does not know."""
     unknown_values: tuple[UnknownValues, ...]
     """Values that could not be computed and may matter, by operator and line."""
     duration_s: float
     time: EmulatedStepTime | None
-    """The time of an optimizer step; None where none ended, or nothing could be priced."""
+    """The time of an optimizer step; None if none ended or its work is unknown."""
     stands_for: int
-    """Ranks of the training that the one process stands for; 1 where each rank was run."""
+    """Ranks of the training that the one process stands for; 1 if each rank ran."""
     settings: Mapping[str, Any]
     """The settings of the training as they reached the trainer and the model, by knob."""
     inputs: tuple[tuple[int, int], ...]
-    """Of the step that `time` is of, on one rank: (sequences, tokens of each), padding included,
-    of each forward pass; empty where the model has no table of embeddings."""
+    """(sequences, tokens of each) of every forward pass of one rank in the step of `time`, padding
+    included; empty for a model without a table of embeddings."""
     asked: str | None = None
-    """The line of the program that read its standard input, which is empty; "" for an unknown one,
-    None where none did."""
+    """The line of the program that read its empty standard input; "" for an unknown one."""
     own_fault: OwnFault | None = None
     """A fault of tuner, after which no number of the answer can be relied on."""
+
+    @property
+    def source(self) -> str:
+        """The source of its numbers, as in records."""
+        return "emulated"
 
     @property
     def limiting(self) -> EmulatedDeviceUse | None:
@@ -118,9 +122,9 @@ class Emulation:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits with the margin; None where it failed, or did not come far enough.
+        """The verdict with the margin; None if the program failed or ended too early.
 
-        Sizes that are upper bounds show only that it fits, and made up ones show nothing.
+        Sizes that are upper bounds can only show that it fits; made up ones show nothing.
         """
         fits = self._fits_as_it_ran
         bounded = self.sizes == "at most" and fits is False
@@ -147,7 +151,7 @@ class Emulation:
 
     @property
     def sizes(self) -> str:
-        """What the sizes of tensors rest on: see `sizes_rest_on`."""
+        """The basis of the sizes of tensors; see `sizes_rest_on`."""
         return sizes_rest_on(self.unknown_values)
 
     @property
@@ -158,7 +162,7 @@ class Emulation:
 
     @property
     def used_bytes(self) -> int:
-        """Of the device that holds most, by all processes on it."""
+        """Memory of all processes on the device that holds the most."""
         used: Counter[int] = Counter()
         for use in self.devices:
             used[use.device] += use.device_bytes
@@ -168,7 +172,7 @@ class Emulation:
         """JSON types only."""
         data = dataclasses.asdict(self)
         data.update(
-            source="emulated",
+            source=self.source,
             gpu=self.gpu.id,
             gpu_memory_bytes=self.gpu.memory_bytes,
             fits=self.fits,
@@ -178,9 +182,9 @@ class Emulation:
 
 
 def sizes_rest_on(values: Iterable[UnknownValues]) -> str:
-    """What the sizes of a program's tensors rest on: "known", "at most" or "unknown".
+    """The basis of the sizes of a program's tensors: "known", "at most" or "unknown".
 
-    Memory is an upper bound if sizes are "at most" so large. Even loads of experts count as known:
+    Memory is an upper bound if sizes are "at most". Even loads of experts count as known, because
     their sum is.
     """
     kinds = {one.kind for one in values if one.decides_shape}
@@ -190,7 +194,7 @@ def sizes_rest_on(values: Iterable[UnknownValues]) -> str:
 
 
 def unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
-    """Those of all ranks, the ones that decide sizes first."""
+    """The values of all ranks; those that decide sizes come first."""
     times: Counter[tuple[str, str | None, str, bool]] = Counter()
     for row in (row for result in results for row in result["values_unknown"]):
         times[row["operator"], row["line"], row["kind"], row["decides_shape"]] += row["times"]

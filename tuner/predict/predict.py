@@ -40,14 +40,14 @@ if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline do
     from tuner.predict.training.base import Workload
 
 WITHOUT = "without the effect of"
-"""What stands in a method before the settings that it knows nothing of."""
+"""Precedes the settings that a method ignores."""
 
 METHOD = "trace of two optimizer steps at full depth"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained: the workload and model of a search, the configuration resolved once."""
+    """The workload and model of a search, with the model's configuration."""
 
     workload: Workload
     model: str
@@ -62,9 +62,9 @@ def resolve_subject(workload: str, model: str) -> Subject:
 def check_supported(
     configuration: Configuration, gpu: Gpu, *, positions: int | None = None
 ) -> list[Problem]:
-    """What GPU or model cannot do of what the configuration asks; empty when it can run.
+    """Settings that the GPU or model does not support; empty when it can run.
 
-    `positions` is how many tokens the model has positions for, where that is limited.
+    `positions` is the model's limit on tokens, if it has one.
     """
     problems = []
     for knob in ("precision", "mixed_precision", "compute_dtype"):
@@ -103,7 +103,7 @@ def _flash_attention_problems(configuration: Configuration, gpu: Gpu) -> list[Pr
 
 
 def _scaling_problems(configuration: Configuration) -> list[Problem]:
-    """Gradients that PyTorch's scaler, which fp16 needs, has no kernel for."""
+    """Gradients in a dtype without a kernel in PyTorch's scaler, which fp16 needs."""
     dtype, mixed = (configuration.get(name) for name in ("adapter_dtype", "mixed_precision"))
     if dtype != "bf16" or mixed != "fp16" or not configuration.get("lora_rank"):
         return []
@@ -174,7 +174,7 @@ def predict(
 
 
 def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
-    """What a rank would do without the others."""
+    """The trace of a rank without the others."""
     from tuner.predict.compiler.deepening import trace_deep
 
     return trace_deep(
@@ -192,10 +192,7 @@ def method_text(
     gpu: Gpu,
     remarks: Sequence[str] = (),
 ) -> str:
-    """How a prediction came about, and which of the configuration's knobs it knows nothing of.
-
-    `remarks` are those of its trace.
-    """
+    """The method of a prediction, with the remarks of its trace and the knobs that it ignores."""
     left_out = unmodelled(workload, configuration)
     parallelism = Parallelism.of(configuration)
     if parallelism.ranks > 1:
@@ -208,7 +205,7 @@ def method_text(
 def require_supported(
     configuration: Configuration, gpu: Gpu, *, positions: int | None = None
 ) -> None:
-    """Raise `InputError` with every reason why this cannot be run; see `check_supported`."""
+    """Raise `InputError` with every problem that `check_supported` finds."""
     problems = check_supported(configuration, gpu, positions=positions)
     if problems:
         raise InputError("the GPU cannot run this configuration", problems=problems)
@@ -225,10 +222,9 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     parallelism: Parallelism | None = None,
     unknown: tuple[float, float] = (1.0, 1.0),
 ) -> Prediction:
-    """A prediction, with the verdict on device memory. `params` are trainable and total.
+    """A prediction; `params` are trainable and total, and memory is that of one rank.
 
-    With several GPUs memory is that of each of them. `unknown` are the ends of what the step may
-    take, over what is predicted (`StepTimes.unknown`).
+    `unknown` are the ends of the step time over its prediction (`StepTimes.unknown`).
     """
     rank_bytes = memory_of_rank(gpu, parallelism or Parallelism())
     return Prediction(
@@ -251,10 +247,7 @@ def grad_accum_of(configuration: Configuration) -> int:
 def speed_of(
     times: StepTimes, point: int, workload: str, configuration: Configuration, gpu: Gpu
 ) -> Speed:
-    """The speed at one of the points of `times`, which has this configuration.
-
-    That of all ranks together; `it_per_s` counts micro-steps, which all of them run at once.
-    """
+    """The speed of all ranks at one point of `times`; `it_per_s` counts those of one rank."""
     grad_accum = grad_accum_of(configuration)
     ranks = Parallelism.of(configuration).ranks
     samples = int(str(configuration["micro_batch"])) * grad_accum * ranks

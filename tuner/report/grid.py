@@ -1,6 +1,6 @@
-"""A grid of models, GPU types and ways to train: what fits, how long, how fast, at what price.
+"""A grid of models, GPU types and ways to train, as JSON, CSV and an HTML page.
 
-Everything in it is predicted.
+All its numbers are predicted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue, Prediction, Source
-from tuner.core.units import GIB
+from tuner.core.units import GIB, format_duration
+from tuner.report.html import all_shown, page_environment
 from tuner.report.table import cell, value_text
 from tuner.searches.cost import RunCost
 
@@ -60,7 +61,7 @@ class GridRun:
 
     @property
     def recomputes(self) -> bool:
-        """Whether activations are computed again in the backward pass."""
+        """True with gradient checkpointing."""
         return bool(self.settings["gradient_checkpointing"])
 
     @property
@@ -201,4 +202,82 @@ def _csv_row(one: GridCell) -> list[object]:
         run.micro_batch if run else "",
         value_text(run.recomputes) if run else "",
         *("" if number is None else f"{number:.5g}" for number in shown),
+    ]
+
+
+SIZES = ("micro_batch", "max_length", "gradient_checkpointing")
+"""Settings that differ between the runs of a cell, shown in their rows."""
+
+
+def grid_html(grid: Grid) -> str:
+    """The page as HTML text. It asks nothing of the network."""
+    text: str = (
+        page_environment()
+        .get_template("grid.html.j2")
+        .render(grid=grid, page=page_data(grid), versions=sorted(grid.versions.items()))
+    )
+    return text
+
+
+def page_data(grid: Grid) -> dict[str, Any]:
+    """The data that the page's program draws: `cells` by model, then GPU type, then method.
+
+    Texts that many cells share stand once in `texts`, and cells have their places.
+    """
+    texts: dict[str, int] = {"": 0}
+    cells = [_cell(cell, texts) for cell in grid.cells]
+    page: dict[str, Any] = all_shown(
+        {
+            "length": grid.length,
+            "examples": grid.examples,
+            "models": [[name, grid.params[name]] for name in grid.models],
+            "gpus": [
+                [gpu.id, _short(gpu), round(gpu.memory_bytes / GIB, 1), gpu.price_usd_per_hour]
+                for gpu in grid.gpus
+            ],
+            "methods": [[one.id, one.title] for one in grid.methods],
+            "texts": list(texts),
+            "cells": cells,
+        }
+    )
+    return page
+
+
+def _short(gpu: Gpu) -> str:
+    """A column's title; its tooltip has the full id."""
+    words = gpu.name.split()
+    return " ".join(w for w in words if w not in ("NVIDIA", "GeForce", "Blackwell", "Edition"))
+
+
+def _cell(cell: GridCell, texts: dict[str, int]) -> list[object]:
+    """Why refused, remarks, settings, GiB of the smallest, and the longest and fastest run."""
+
+    def place(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    settings = cell.smallest.settings if cell.smallest else {}
+    shared = [f"{k}={value_text(v)}" for k, v in settings.items() if k not in SIZES]
+    return [
+        place(cell.refused),
+        place(cell.remarks),
+        place(" ".join(f"--set {one}" for one in shared)),
+        round(cell.smallest.device_gib, 1) if cell.smallest else None,
+        _run(cell.longest),
+        _run(cell.fastest),
+    ]
+
+
+def _run(run: GridRun | None) -> list[object] | None:
+    """Tokens, micro-batch, checkpointing, GiB, samples a second, an epoch's time and price."""
+    if run is None:
+        return None
+    return [
+        run.tokens,
+        run.micro_batch,
+        int(run.recomputes),
+        round(run.device_gib, 1),
+        float(f"{run.prediction.speed.samples_per_s:.3g}"),
+        format_duration(run.cost.epoch_s) if run.cost else "",
+        float(f"{run.cost.epoch_usd:.3g}") if run.cost and run.cost.epoch_usd is not None else None,
+        int(run.traced),
     ]

@@ -1,7 +1,8 @@
-"""What every page that is written as one HTML file has: its templates, and safe texts."""
+"""Building blocks of the HTML pages: templates, texts that are safe to show, and plotly.js."""
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -33,13 +34,13 @@ def _json(value: Any, **_: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """What a name may not do to a page either: turn the direction of writing, or hide."""
+    """`value` without characters that turn the direction of writing or hide text."""
     # Markup is the page's own.
     return printable(value) if type(value) is str else value
 
 
 def all_shown(value: Any) -> Any:
-    """The same of every text in lists and tables of them."""
+    """`value` with every text in it safe to show, in lists and mappings too."""
     if isinstance(value, str):
         return _shown(value)
     if isinstance(value, dict):
@@ -47,3 +48,14 @@ def all_shown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [all_shown(item) for item in value]
     return value
+
+
+VERSION = "4.1.1"
+"""Of the bundle: the same major version as the plotly.js that the Python package draws for."""
+SHA256 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+"""Of `plotly-basic.min.js` as published."""
+
+
+def plotlyjs() -> str:
+    """The bundle as JavaScript text; its first lines name its version and licence (MIT)."""
+    return (files("tuner.report") / "page/vendor/plotly-basic.min.js").read_text("utf-8")

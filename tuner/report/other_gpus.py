@@ -1,31 +1,36 @@
 """The results of one search space on several GPU types, side by side.
 
-What another GPU type came to is read from the files that its own search left: the front in
-`pareto.csv` and the recommendation in `best.yaml`. Nothing is worked out anew, so each keeps the
-conditions it was searched under.
+The numbers of another GPU type are read from `pareto.csv` and `best.yaml` of its own search, with
+the conditions it was searched under.
 """
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from tuner.core.errors import InputError
 from tuner.core.expressions import all_of
 from tuner.core.files import read_file
-from tuner.core.records import TrialRecord
+from tuner.core.records import Source, TrialRecord
+from tuner.core.units import GIB, format_duration, format_gib, printable, significant
+from tuner.report.plot import plotly_data
 from tuner.report.table import cell_value, value_text
 from tuner.searches.cost import run_cost
 from tuner.searches.front import device_bytes, samples_per_s
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import View
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 MAX_BYTES = 16 * 1024 * 1024
 """A front of tens of thousands of configurations; what is larger is none."""
@@ -44,7 +49,7 @@ class FrontPoint:
 
 @dataclass(frozen=True, slots=True)
 class GpuFront:
-    """What a space came to on one GPU type; an empty `points` where nothing fits.
+    """The result of a space on one GPU type; `points` is empty when nothing fits.
 
     `epoch_s` and `epoch_usd` are those of the recommended configuration, None where unknown.
     `report` is the address of its report, relative to that of another GPU type.
@@ -76,7 +81,7 @@ class OtherGpus:
 def read_other_gpus(
     folder: ResultsFolder, knobs: Sequence[str], written_together: Collection[str] = ()
 ) -> OtherGpus:
-    """What the folders beside `folder` hold: the other GPU types that the space was searched on.
+    """The results in the folders beside `folder`: other GPU types that the space was searched on.
 
     `knobs` are the names of the settings that are shown of each configuration. A report is linked
     to where there is one, or is about to be: that of the types `written_together`.
@@ -93,7 +98,7 @@ def read_other_gpus(
 
 
 def front_of(view: View) -> GpuFront:
-    """The same of the GPU type that `view` is about."""
+    """The front of the GPU type that `view` is about."""
     best = view.best
     cost = run_cost(best.record, view.space, view.gpu) if best else None
     return GpuFront(
@@ -180,3 +185,141 @@ def _number(value: object) -> float | None:
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         return None
     return float(value)
+
+
+PALETTE = (
+    "#0d9488",
+    "#d97706",
+    "#4f7cd6",
+    "#c65fa8",
+    "#8e6bd1",
+    "#d9534f",
+    "#6b8e23",
+    "#64707f",
+)
+"""Readable on white and on black; the first is the GPU type that the report is about."""
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "cross", "x")
+"""Beside the colours, for those who cannot tell them apart."""
+
+
+def gpus_figure(fronts: Sequence[GpuFront], *, lines: bool = True) -> dict[str, Any] | None:
+    """Throughput against memory of each GPU type's front, and how much memory each type has.
+
+    Filled points are measured, open ones predicted. None unless two types have a front. With
+    `lines` false only points: the fronts are over other objectives.
+    """
+    import plotly.graph_objects as go  # only where a report is written
+
+    drawn = [front for front in fronts if front.points]
+    if len(drawn) < 2:
+        return None
+    figure = go.Figure()
+    for number, front in enumerate(drawn):
+        _add_front(figure, front, number, lines=lines)
+    for number, front in enumerate(drawn):
+        line = {"color": PALETTE[number % len(PALETTE)], "width": 1.2, "dash": "dash"}
+        figure.add_vline(x=front.memory_bytes / GIB, line=line)
+    figure.update_layout(
+        template="none",
+        xaxis={"title": {"text": "peak device memory, GiB"}, "rangemode": "tozero"},
+        yaxis={
+            "title": {"text": "throughput, samples/s"},
+            "rangemode": "tozero",
+            "exponentformat": "none",
+        },
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        margin={"l": 64, "r": 16, "t": 40, "b": 52},
+        hovermode="closest",
+    )
+    return plotly_data(figure)
+
+
+MARKS: Mapping[str, str] = {Source.MEASURED: "", Source.EMULATED: "-open-dot"}
+"""What plotly.js adds to the name of a symbol, by the kind of its numbers; open where predicted."""
+
+
+def has_emulated(fronts: Iterable[GpuFront]) -> bool:
+    """True when a point of these fronts is emulated."""
+    return any(point.source == Source.EMULATED for front in fronts for point in front.points)
+
+
+def gpu_rows(fronts: Sequence[GpuFront]) -> list[dict[str, Any]]:
+    """One row for each GPU type, the cheapest epoch first, then the fastest; then the others.
+
+    Of the settings those that differ between the types.
+    """
+    settings = [front.best.settings for front in fronts if front.best]
+    names = dict.fromkeys(name for values in settings for name in values)
+    differing = [name for name in names if len({values.get(name) for values in settings}) > 1]
+    return [_row(front, differing) for front in sorted(fronts, key=_order)]
+
+
+def same_conditions(fronts: Sequence[GpuFront]) -> str | None:
+    """The conditions that all types were searched under; None where they differ."""
+    found = {front.conditions for front in fronts}
+    return found.pop() if len(found) == 1 else None
+
+
+def _row(front: GpuFront, names: Sequence[str]) -> dict[str, Any]:
+    best = front.best
+    return {
+        "gpu": front.gpu,
+        "name": front.gpu_name,
+        "report": front.report,
+        "usd": "" if front.epoch_usd is None else f"{front.epoch_usd:,.2f}",
+        "epoch": "" if front.epoch_s is None else format_duration(front.epoch_s),
+        "samples": significant(best.samples_per_s) if best else "",
+        "memory": f"{best.device_bytes / GIB:.2f} of {format_gib(front.memory_bytes)}"
+        if best
+        else f"nothing fits {format_gib(front.memory_bytes)}",
+        "source": best.source if best else "",
+        "conditions": front.conditions,
+        "settings": " ".join(f"{name}={best.settings.get(name, '')}" for name in names)
+        if best
+        else "",
+    }
+
+
+def _order(front: GpuFront) -> tuple[bool, bool, float, float]:
+    speed = front.best.samples_per_s if front.best else 0.0
+    usd = front.epoch_usd
+    return (front.best is None, usd is None, usd or 0.0, -speed)
+
+
+def _add_front(figure: Figure, front: GpuFront, number: int, *, lines: bool) -> None:
+    color = PALETTE[number % len(PALETTE)]
+    symbol = SYMBOLS[number % len(SYMBOLS)]
+    points = sorted(front.points, key=lambda point: point.device_bytes)
+    figure.add_scatter(
+        x=[round(point.device_bytes / GIB, 3) for point in points],
+        y=[float(f"{point.samples_per_s:.6g}") for point in points],
+        mode="lines+markers" if lines else "markers",
+        name=_plain(f"{front.gpu} ({_sources(points)})"),
+        line={"shape": "hv", "color": color, "width": 2},
+        marker={
+            "symbol": [symbol + MARKS.get(p.source, "-open") for p in points],
+            "size": [15 if point.recommended else 9 for point in points],
+            "color": color,
+            "line": {"width": 2, "color": color},
+        },
+        text=[_hover(front, point) for point in points],
+        hovertemplate="%{text}<extra></extra>",
+    )
+
+
+def _sources(points: Sequence[FrontPoint]) -> str:
+    known = {point.source for point in points}
+    return " and ".join(source for source in Source if source in known)
+
+
+def _hover(front: GpuFront, point: FrontPoint) -> str:
+    words = [_plain(f"{name}={value}") for name, value in point.settings.items() if value]
+    lines = [" ".join(words[i : i + 3]) for i in range(0, len(words), 3)]
+    head = f"<b>{_plain(front.gpu_name)}</b>" + (", recommended" if point.recommended else "")
+    numbers = f"{significant(point.samples_per_s)} samples/s, {format_gib(point.device_bytes)}"
+    return "<br>".join([head, f"{numbers} ({_plain(point.source)})", *lines])
+
+
+def _plain(text: str) -> str:
+    """`text` in which plotly.js finds no tag and no formula."""
+    return html.escape(printable(text)).replace("$", "&#36;")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.core.expressions import all_of
 from tuner.core.records import Source, TrialRecord
@@ -16,6 +17,7 @@ from tuner.searches.view import Kind, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
 
 COLORS: Mapping[Kind, str] = {
     Kind.BEST: "#f2a60d",
@@ -39,6 +41,8 @@ UNDECIDED_LABEL = "order not certain"
 """In the legend: points of the front that may be no faster than the next smaller one."""
 EMULATED_COLOR = "#7a4fd0"
 """The ring around what was emulated, where a picture has numbers of other kinds too."""
+PLAIN_TICKS = {"exponentformat": "none", "separatethousands": True}
+"""Ticks read 0.0005 and 12,000, where plotly.js would write 500μ and 12k."""
 _INK, _FAINT = "#1f2937", "#6b7280"
 HEADER_WIDTH = 115
 """Characters of a line above the axes."""
@@ -49,7 +53,7 @@ BEYOND = 1.35
 
 
 def labels(view: View) -> Mapping[Kind, str]:
-    """What each kind is called in the legend of `view`."""
+    """The name of each kind in the legend of `view`."""
     untried = [r.source for r, k in zip(view.records, view.kinds, strict=True) if k is Kind.UNTRIED]
     if Source.EMULATED in untried:
         text = "predicted or emulated to fit, not measured"
@@ -66,7 +70,7 @@ def emulated_among_others(view: View) -> list[int]:
 
 
 def memory_range_gib(view: View) -> tuple[float, float]:
-    """Where the memory axis starts and ends, in GiB: around the trials and the GPU's memory."""
+    """Both ends of the memory axis, in GiB: around the trials and the GPU's memory."""
     used = [numbers[0] / GIB for numbers in view.numbers if numbers]
     limit = view.gpu.memory_bytes / GIB
     end = min(max([*used, limit]), limit * BEYOND)
@@ -79,12 +83,12 @@ def memory_range_gib(view: View) -> tuple[float, float]:
 
 
 def is_limit_far(view: View) -> bool:
-    """Whether the GPU's memory lies beyond the memory axis, as trials use so little of it."""
+    """True when trials use too little of the GPU's memory for it to be on the memory axis."""
     return memory_range_gib(view)[1] < (view.gpu.memory_bytes - view.margin_bytes) / GIB
 
 
 def throughput_range(view: View, end: float) -> tuple[float, float]:
-    """Where the throughput axis starts and ends, in samples/s, for a memory axis to `end` GiB."""
+    """Both ends of the throughput axis, in samples/s, for a memory axis to `end` GiB."""
     speeds = [numbers[1] for numbers in view.numbers if numbers and numbers[0] / GIB <= end]
     low, high = min(speeds, default=0.0), max(speeds, default=1.0)
     pad = 0.08 * (high - low) or 0.1 * high or 1.0
@@ -92,7 +96,7 @@ def throughput_range(view: View, end: float) -> tuple[float, float]:
 
 
 def count_beyond(view: View) -> int:
-    """How many trials need more memory than the memory axis shows."""
+    """The number of trials that need more memory than the axis shows."""
     _, end = memory_range_gib(view)
     return sum(numbers[0] / GIB > end for numbers in view.numbers if numbers)
 
@@ -287,7 +291,7 @@ def _dress(axes: Axes, view: View) -> None:
 
 
 def subtitle(view: View) -> str:
-    """What is shown, in one line: trials, how many fit, under which conditions."""
+    """The view in one line: its trials, the number that fit, and the conditions."""
     fitting = sum(k in (Kind.BEST, Kind.FRONT, Kind.FITS, Kind.OUTSIDE) for k in view.kinds)
     untried = view.kinds.count(Kind.UNTRIED)
     how = "predicted" if view.drawn_source == Source.PREDICTED else "tried"
@@ -323,3 +327,14 @@ def _plain(text: str) -> str:
     """`text` so that matplotlib shows it as it is: no formula between dollar signs."""
     printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
     return printable.replace("$", r"\$")
+
+
+def plotly_data(figure: Figure) -> dict[str, Any]:
+    """`data` and `layout` of a plotly figure as JSON types."""
+    data: dict[str, Any] = json.loads(figure.to_json())
+    return {"data": data["data"], "layout": data["layout"]}
+
+
+def rounded(speed: float) -> float:
+    """A number no finer than a screen can show."""
+    return float(f"{speed:.6g}")

@@ -1,14 +1,13 @@
-"""How far a search had come after each of its trials: hypervolume and the fastest that fits."""
+"""Progress of a search after each trial: hypervolume and the fastest that fits."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.records import Source, Status, TrialRecord
-from tuner.report.plot import COLORS
+from tuner.report.plot import COLORS, plotly_data
 from tuner.searches.front import hypervolume, pareto_front
 from tuner.searches.view import Kind, View
 
@@ -22,7 +21,7 @@ _COUNTED = (Kind.BEST, Kind.FRONT, Kind.FITS)
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """What the first trials of a search had come to, up to and with one of them.
+    """The progress of a search after one of its trials.
 
     `hypervolume` is a share of what all trials came to, `throughput` of the fastest that fits;
     `trial_s` the time that trials had taken together, of those that ran on a device.
@@ -87,12 +86,11 @@ def progress_figure(rows: Sequence[SearchProgress]) -> dict[str, Any] | None:
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         margin={"l": 56, "r": 16, "t": 34, "b": 46},
     )
-    data: dict[str, Any] = json.loads(figure.to_json())
-    return {"data": data["data"], "layout": data["layout"]}
+    return plotly_data(figure)
 
 
 def progress_text(rows: Sequence[SearchProgress]) -> str:
-    """When the front and the fastest were nearly found, in a sentence; empty when nothing fits."""
+    """A sentence on when the front and the fastest were nearly found; empty when nothing fits."""
     if not rows:
         return ""
     volume = next(row.trials for row in rows if row.hypervolume >= 0.99)

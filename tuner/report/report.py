@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +12,33 @@ from markupsafe import Markup
 from tuner.core.expressions import all_of
 from tuner.core.records import MemoryCategory, TrialRecord
 from tuner.core.units import GIB, MIB, format_duration, format_gib, format_size, significant
-from tuner.report.figures import front_figure, knob_figures, prediction_error_figure
-from tuner.report.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
-from tuner.report.html import all_shown, page_environment
-from tuner.report.memory_timeline_figure import timeline_figure
-from tuner.report.objective_plot import axes_of, objective_figure
-from tuner.report.other_gpus import OtherGpus, front_of
+from tuner.report.figures import knob_figures
+from tuner.report.front_figure import axes_of, front_figure, objective_figure
+from tuner.report.html import all_shown, page_environment, plotlyjs
+from tuner.report.memory_timeline import timeline_figure
+from tuner.report.other_gpus import (
+    OtherGpus,
+    front_of,
+    gpu_rows,
+    gpus_figure,
+    has_emulated,
+    same_conditions,
+)
 from tuner.report.plot import labels, subtitle
-from tuner.report.plotlyjs import plotlyjs
-from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
+from tuner.report.prediction_error import (
+    pairs,
+    prediction_error_figure,
+    prediction_error_rows,
+    verdict_text,
+    verdicts,
+)
 from tuner.report.progress_figure import progress, progress_figure, progress_text
-from tuner.report.table import value_text
+from tuner.report.table import front_row, level_rows, stage_rows, value_text
 from tuner.searches.best import BestTrial, near_tie_text
 from tuner.searches.cost import COLUMNS, row_texts, trade_text
-from tuner.searches.facts import gpus_text, ranks_text, rows_of
-from tuner.searches.front import UNDECIDED, room_bytes
-from tuner.searches.view import SHOWN_LEVELS, Level, View, levels
+from tuner.searches.facts import gpus_text, ranks_text
+from tuner.searches.front import UNDECIDED
+from tuner.searches.view import SHOWN_LEVELS, View, levels
 
 if TYPE_CHECKING:
     from tuner.cost.memory_timeline import MemoryTimeline
@@ -110,10 +121,10 @@ def report_html(
             memory_parts=_memory_parts(view.best) if view.best else [],
             time_parts=_time_parts(view.best) if view.best else [],
             operators=timeline.operators if timeline and view.best else (),
-            front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
-            levels=_levels(view, every_level[:SHOWN_LEVELS]),
+            front_rows=[front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
+            levels=level_rows(view, every_level[:SHOWN_LEVELS]),
             level_count=len(every_level),
-            stages=_stages(view),
+            stages=stage_rows(view),
             front_title=_front_title(view),
             knobs=knobs,
             prediction_error_rows=prediction_error_rows(pairs(view.records)),
@@ -195,7 +206,7 @@ def _memory_parts(best: BestTrial) -> list[Part]:
 
 
 def _time_parts(best: BestTrial) -> list[Part]:
-    """Where the time of one optimizer step goes."""
+    """The time of one optimizer step by kind of work."""
     speed = best.evidence.speed
     return [
         Part(_words(name), format_duration(time_s), 100 * time_s / speed.step_s, _color(index, ""))
@@ -256,57 +267,11 @@ def _cell(value: Any) -> object:
     return value if is_number else value_text(value)
 
 
-def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
-    evidence = record.outcome.evidence
-    assert evidence is not None  # without numbers a trial is on no front
-    size = evidence.memory.device_bytes
-    best = view.best
-    return {
-        "best": best is not None and best.configuration == record.configuration,
-        "undecided": record in view.undecided,
-        "settings": [value_text(record.configuration.get(name)) for name in view.knobs],
-        "memory": f"{size / GIB:.2f}" if size >= GIB else f"{size / GIB:.3f}",
-        "free": f"{(room_bytes(record, view.gpu.memory_bytes) - size) / GIB:.2f}",
-        "samples": significant(evidence.speed.samples_per_s),
-        "tokens": significant(evidence.speed.tokens_per_s),
-    }
-
-
 def _front_title(view: View) -> str:
     if view.is_default:
         return "Throughput against memory"
     across, up = axes_of(view)
     return f"{up.title[:1].upper()}{up.title[1:]} against {across.title}"
-
-
-def _levels(view: View, shown: Sequence[Level]) -> list[dict[str, Any]]:
-    return [
-        {
-            "text": ", ".join(f"{k} {value_text(v)}" for k, v in level.values.items()),
-            "trials": level.trials,
-            "rows": [_front_row(view, record) for record in level.front()],
-        }
-        for level in shown
-    ]
-
-
-def _stages(view: View) -> list[dict[str, Any]]:
-    """The stages of the recommended configuration, each with a bar for its memory."""
-    if view.best is None:
-        return []
-    return [
-        {
-            "name": row.label,
-            "settings": row.settings,
-            "memory": format_size(row.numbers.device_bytes),
-            "percent": 100 * row.numbers.device_bytes / view.best.memory_bytes,
-            "samples": significant(row.numbers.samples_per_s),
-            "step": format_duration(row.numbers.step_s),
-            "time": row.time_text,
-            "hardest": row.hardest,
-        }
-        for row in rows_of(view.best.record, view.space)
-    ]
 
 
 def _estimate_command(view: View) -> str:

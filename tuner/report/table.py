@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from tuner.core.records import KnobValue, TrialRecord
-from tuner.core.units import GIB
+from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.searches.cost import run_cost
+from tuner.searches.facts import rows_of
 from tuner.searches.front import room_bytes
-from tuner.searches.view import View
+from tuner.searches.view import Level, View
 
 _NUMBERS = (
     "device_gib",
@@ -101,3 +103,51 @@ def _row(record: TrialRecord, view: View) -> dict[str, Any]:
         "epoch_usd": "" if cost is None or cost.epoch_usd is None else f"{cost.epoch_usd:.2f}",
         "trial_id": cell(record.trial_id),
     }
+
+
+def front_row(view: View, record: TrialRecord) -> dict[str, Any]:
+    """A configuration of the front as a row of the report."""
+    evidence = record.outcome.evidence
+    assert evidence is not None  # without numbers a trial is on no front
+    size = evidence.memory.device_bytes
+    best = view.best
+    return {
+        "best": best is not None and best.configuration == record.configuration,
+        "undecided": record in view.undecided,
+        "settings": [value_text(record.configuration.get(name)) for name in view.knobs],
+        "memory": f"{size / GIB:.2f}" if size >= GIB else f"{size / GIB:.3f}",
+        "free": f"{(room_bytes(record, view.gpu.memory_bytes) - size) / GIB:.2f}",
+        "samples": significant(evidence.speed.samples_per_s),
+        "tokens": significant(evidence.speed.tokens_per_s),
+    }
+
+
+def level_rows(view: View, shown: Sequence[Level]) -> list[dict[str, Any]]:
+    """The front of each level as rows of the report."""
+    return [
+        {
+            "text": ", ".join(f"{k} {value_text(v)}" for k, v in level.values.items()),
+            "trials": level.trials,
+            "rows": [front_row(view, record) for record in level.front()],
+        }
+        for level in shown
+    ]
+
+
+def stage_rows(view: View) -> list[dict[str, Any]]:
+    """The stages of the recommended configuration, each with a bar for its memory."""
+    if view.best is None:
+        return []
+    return [
+        {
+            "name": row.label,
+            "settings": row.settings,
+            "memory": format_size(row.numbers.device_bytes),
+            "percent": 100 * row.numbers.device_bytes / view.best.memory_bytes,
+            "samples": significant(row.numbers.samples_per_s),
+            "step": format_duration(row.numbers.step_s),
+            "time": row.time_text,
+            "hardest": row.hardest,
+        }
+        for row in rows_of(view.best.record, view.space)
+    ]

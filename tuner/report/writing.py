@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tuner.report.memory_timeline_file import TimelineOf, load_or_trace, timeline_json
-from tuner.report.objective_plot import objective_png
+from tuner.report.front_figure import objective_png
+from tuner.report.memory_timeline import TimelineOf, load_or_trace, timeline_json
 from tuner.report.other_gpus import read_other_gpus
 from tuner.report.plot import pareto_png
 from tuner.report.report import report_html

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, deque
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from tuner.core.records import Configuration, Outcome, TrialRecord
+from tuner.core.records.trial import utc_now
 from tuner.searches.request import SearchRequest
 from tuner.trial.base import PLAIN, Instructions
 
@@ -144,13 +144,12 @@ def record_of(
     if outcome.prediction is None:
         known = request.predictions.get(configuration.key)
         outcome = dataclasses.replace(outcome, prediction=known)
-    return TrialRecord(
+    return TrialRecord.of(
+        request.space.name,
+        request.gpu,
+        configuration,
+        outcome,
         trial_id=f"{request.run_id}-{proposed.number:03d}",
-        space=request.space.name,
-        gpu=request.gpu.id,
-        gpu_memory_bytes=request.gpu.memory_bytes,
-        configuration=configuration,
-        outcome=outcome,
         seed=request.seed,
         started_at=begun_at or utc_now(),
         versions=request.versions,
@@ -162,8 +161,3 @@ def record_of(
         margin_bytes=request.margin_bytes if trial_device else None,
         verification=proposed.instructions.verify,
     )
-
-
-def utc_now() -> str:
-    """The time as records have it: ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -27,11 +27,7 @@ def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
     every = list(distinct.values())
     telling = [r for r in every if not (r.verification and r.outcome.status in SAYS_NOTHING)]
     last = (telling or every)[-1]
-    alike = [
-        run
-        for run in telling
-        if run.outcome.status is Status.OK and _circumstances(run) == _circumstances(last)
-    ]
+    alike = [run for run in telling if run.outcome.status is Status.OK and run.alike(last)]
     ran = [found for run in alike if (found := run.outcome.ran) is not None]
     if last.outcome.status is not Status.OK or len(ran) < 2:
         return last
@@ -40,11 +36,6 @@ def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
         outcome=last.outcome.with_ran(_together(ran)),
         verification=any(run.verification for run in alike),
     )
-
-
-def _circumstances(run: TrialRecord) -> object:
-    place = run.device, run.emulated_device, run.memory_limit_bytes, run.gpu_memory_bytes
-    return dict(run.versions), place
 
 
 def _together(runs: Sequence[Measurement]) -> Measurement:

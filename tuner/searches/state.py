@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.records import Configuration, MemoryBudget, Outcome, Status, TrialRecord
+from tuner.core.records.trial import utc_now
 from tuner.searches.failures import everything_fails
-from tuner.searches.open_trials import OpenTrials, Proposed, record_of, utc_now
+from tuner.searches.open_trials import OpenTrials, Proposed, record_of
 from tuner.searches.progress import Meter, Progress, ProgressTracker, StoppedBy
 from tuner.searches.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
 from tuner.searches.repeats import pooled

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.app.checking import BetterChange, CheckedProgram
 from tuner.app.cli.emulated_text import print_emulation, print_last_lines
-from tuner.app.program_predictions import PredictedProgram
+from tuner.app.program_oracle import PredictedProgram
 from tuner.core.expressions import show
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.emulation import Emulation
@@ -119,7 +119,7 @@ DATA = "every sequence is of full length; data, logging and evaluation take no m
 
 
 def print_predicted(found: PredictedProgram) -> None:
-    """What was read, assumed and left out, and the numbers."""
+    """The settings read, assumed and ignored, and the numbers."""
     plan = found.plan
     echo()
     print_fields(

@@ -55,7 +55,7 @@ class Bash(BashComplete):
         return whole[1:-1], whole[-1]
 
     def format_completion(self, item: CompletionItem) -> str:
-        """What bash puts in the place of its last word: the value alone after an equals sign."""
+        """The text that replaces bash's last word: after an equals sign, the value alone."""
         value = (
             item.value if "=" not in self.get_completion_args()[1] else item.value.partition("=")[2]
         )
@@ -86,7 +86,7 @@ def models(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Comp
 
 
 def objectives(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What a front may be over."""
+    """Names of objectives."""
     return _matching((*SHORT, *NAMES), incomplete)
 
 

@@ -12,14 +12,20 @@ from tuner.app.cli.options import (
     examples,
     gpu_options,
     json_option,
+    margin_option,
     model_option,
     results_option,
     set_option,
     space_option,
 )
-from tuner.app.correcting import corrected, correction_text
 from tuner.app.device import find_gpu, with_profile
-from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
+from tuner.app.estimate import (
+    Estimate,
+    corrected,
+    correction_text,
+    estimate_configuration,
+    one_configuration,
+)
 from tuner.app.listener import quiet_libraries
 from tuner.core.records import Configuration, parse_margin
 from tuner.core.units import format_duration
@@ -44,7 +50,7 @@ from tuner.space.models.trainable import model_defaults
 )
 @gpu_options
 @set_option
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @results_option
 @calibration_option
 @json_option
@@ -100,7 +106,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
 
 def _correction_text(found: Estimate) -> str:
-    """Which trials changed the prediction, and by how much; empty where none did."""
+    """The trials that corrected the prediction, and by how much; empty without any."""
     if not found.corrected_by:
         return ""
     factors = ", ".join(

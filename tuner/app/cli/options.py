@@ -17,7 +17,7 @@ from tuner.searches.objectives import NAMES, SHORT
 from tuner.space.gpus import LIMIT_OF_TYPE
 
 _ALL_OPTIONS = "tuner.all_options"
-"""Whether all options are to be shown, in a context's `meta`."""
+"""Key of a context's `meta`: True to show all options."""
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -187,7 +187,7 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
 
 
 def emulated_gpu_options(function: _Decorated) -> _Decorated:
-    """`--gpu` and `--gpu-memory`, of a type that is emulated for somebody's program."""
+    """`--gpu` and `--gpu-memory`, of a type to emulate for a program."""
     return _gpu_and_memory(function, "GPU type (`tuner gpus` lists them).")
 
 
@@ -198,9 +198,11 @@ def gpu_options(function: _Decorated) -> _Decorated:
         cls=RareOption,
         type=PriceType(),
         metavar="USD",
-        help="Price of a GPU hour, in place of the catalogue's.",
+        help="Price of a GPU hour, instead of the catalogue's.",
     )(function)
-    return _gpu_and_memory(function, "GPU type (`tuner gpus`); auto, cpu: of this machine.")
+    return _gpu_and_memory(
+        function, "GPU to target: a name from `tuner gpus`, auto (this machine's) or cpu."
+    )
 
 
 def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
@@ -210,7 +212,7 @@ def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
             cls=RareOption,
             type=SizeType(),
             metavar="SIZE",
-            help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
+            help="Memory of the GPU, e.g. 80GiB, instead of the catalogue's.",
         ),
         click.option(
             "--gpu",
@@ -226,7 +228,7 @@ def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
 
 
 def measure_options(function: _Decorated) -> _Decorated:
-    """How real trials run: `--budget`, `--timeout`, `--weights`, `--lengths`, and so on."""
+    """Options of real trials: `--budget`, `--timeout`, `--weights`, `--lengths`, and so on."""
     for option in (
         click.option(
             "--whole-steps",
@@ -246,7 +248,7 @@ def measure_options(function: _Decorated) -> _Decorated:
             cls=RareOption,
             type=DurationType(),
             metavar="TIME",
-            help="How long to wait for a device that others use.  [default: 3s]",
+            help="Max. time to wait for a busy device.  [default: 3s]",
         ),
         click.option(
             "--weights",
@@ -267,7 +269,7 @@ def measure_options(function: _Decorated) -> _Decorated:
             "budget_s",
             type=DurationType(),
             metavar="TIME",
-            help="Time for the timed steps of a real trial; less if the rate is certain sooner.  "
+            help="Max. measuring time per trial; stops early once throughput is stable.  "
             "[default: 20s; in a search on a processor 0.5s]",
         ),
     ):
@@ -284,7 +286,8 @@ where_option = click.option(
     "--where",
     multiple=True,
     metavar="CONDITION",
-    help="Keep configurations such as 'lora_rank >= 64'; replaces the space's floors on them.",
+    help="Only consider matching configurations, e.g. 'lora_rank >= 64'. Overrides the space's "
+    "minimums.",
 )
 
 objective_option = click.option(
@@ -294,7 +297,8 @@ objective_option = click.option(
     shell_complete=completing.objectives,
     multiple=True,
     metavar="NAME",
-    help="throughput, memory, energy, cost or others; repeatable, the first decides.",
+    help="What to optimize: throughput, memory, energy, cost, ... Repeat for several; the first is "
+    "primary.",
 )
 
 
@@ -305,10 +309,10 @@ def choice_options(function: _Decorated) -> _Decorated:
         click.option(
             "--headroom",
             metavar="SHARE",
-            help="Memory to keep free, such as 10% or 4GiB.  [default: the search's]",
+            help="Memory to keep free, e.g. 10% or 4GiB.  [default: the search's]",
         ),
         click.option(
-            "--max-memory", type=SizeType(), metavar="SIZE", help="Use no more, such as 40GiB."
+            "--max-memory", type=SizeType(), metavar="SIZE", help="Maximum GPU memory, e.g. 40GiB."
         ),
         where_option,
     ):
@@ -322,7 +326,7 @@ set_option = click.option(
     multiple=True,
     metavar="KNOB=VALUE",
     shell_complete=completing.settings,
-    help="Hold a knob at a value; repeatable.",
+    help="Set a parameter, e.g. --set max_length=2048. Can be repeated.",
 )
 
 results_option = click.option(
@@ -340,7 +344,17 @@ calibration_option = click.option(
     is_flag=True,
     default=True,
     flag_value=False,
-    help="Do not correct predictions by trials in the results folder.",
+    help="Don't correct predictions by trials in the results folder.",
+)
+
+margin_option = click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+
+seed_option = click.option(
+    "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."
+)
+
+gpus_option = click.option(
+    "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

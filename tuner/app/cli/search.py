@@ -62,7 +62,7 @@ class SearcherType(click.ParamType[str]):
 
 
 def _search_options(function: _Decorated) -> _Decorated:
-    """How to search; the options that no other command has."""
+    """Options that only `tuner search` has."""
     for option in (
         click.option(
             "--memory-limit", cls=RareOption, type=MemoryLimitType(), metavar="SIZE",
@@ -76,7 +76,8 @@ def _search_options(function: _Decorated) -> _Decorated:
             "run none; auto: measure if there is such a GPU, else predict.",
         ),
         click.option(
-            "--address", metavar="ADDRESS", help="Ray cluster to use. [default: one of its own]"
+            "--address", metavar="ADDRESS",
+            help="Ray cluster address.  [default: start a local one]",
         ),
         click.option("--quiet", is_flag=True, help="Print the result only."),
         click.option(
@@ -121,7 +122,7 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]"),
         click.option(
             "--min-gain", type=ShareType(), metavar="SHARE",
-            help="Stop when no trial is expected to gain as much, such as 1%.",
+            help="Stop when the expected improvement falls below this, e.g. 1%.",
         ),
         click.option(
             "--max-cost", "max_cost_usd", type=AmountType(), metavar="USD",
@@ -142,8 +143,8 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option(
             "--trials", type=click.IntRange(1), default=DEFAULT_TRIALS,
             metavar="N",
-            help="Trials to run, or configurations to trace in full where none runs; known ones "
-            f"included.  [default: {DEFAULT_TRIALS}]",
+            help="Max. number of trials (in predict mode: full-depth traces), including earlier "
+            f"ones.  [default: {DEFAULT_TRIALS}]",
         ),
     ):  # fmt: skip
         function = option(function)
@@ -230,7 +231,7 @@ def run_search(
 
 
 def _command_line() -> str:
-    """What was typed, for the report; the plain command where this is not the program."""
+    """The typed command line, for the report."""
     context = click.get_current_context(silent=True)
     arguments = context.find_root().obj if context is not None else None
     return shlex.join(["tuner", *(arguments or sys.argv[1:])])

@@ -1,10 +1,9 @@
-"""What `tuner trial` does: check, predict, run one trial, and set the numbers side by side."""
+"""One trial by hand: checked, predicted, run, and compared with its prediction."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from tuner.app.cli.data import DataFile
@@ -264,17 +263,13 @@ def _record(
     margin_fraction: float | None,
 ) -> TrialRecord:
     outcome, prediction = ended
-    return TrialRecord(
+    return TrialRecord.of(
+        space.name,
+        gpu,
+        configuration,
+        dataclasses.replace(outcome, prediction=prediction),
         trial_id="by-hand",
-        space=space.name,
-        gpu=gpu.id,
-        gpu_memory_bytes=gpu.memory_bytes,
-        configuration=configuration,
-        outcome=dataclasses.replace(outcome, prediction=prediction),
-        seed=0,
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=outcome_versions(),
-        searcher="",
         device=None if trials_on.emulated else trials_on.names[0],
         emulated_device=trials_on.names[0] if trials_on.emulated else None,
         memory_limit_bytes=trials_on.memory_limit_bytes,
@@ -296,7 +291,7 @@ def to_dict(trial: Trial) -> dict[str, Any]:
 
 
 def print_trial(trial: Trial) -> None:
-    """What came of it, and the predicted numbers beside those of the trial."""
+    """The outcome, and predicted numbers beside those of the trial."""
     record, outcome = trial.record, trial.record.outcome
     ended = f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"
     if outcome.requested_bytes is not None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tuner.app.device import UNHEARD, Notices, with_profile
 from tuner.app.measuring import (
@@ -30,6 +31,7 @@ from tuner.core.records import (
     Configuration,
     KnobValue,
     MemoryBudget,
+    Outcome,
     Source,
     TrialRecord,
     parse_margin,
@@ -145,6 +147,22 @@ class SearchPlan:
         if self.trial_device is None:
             return record.source is Source.PREDICTED
         return self.trial_device.ran(record)
+
+    def record(
+        self, configuration: Configuration, outcome: Outcome, *, trial_id: str, **more: Any
+    ) -> TrialRecord:
+        """A record of this search; its run is the first part of `trial_id`."""
+        return TrialRecord.of(
+            self.part.space.name,
+            self.target.gpu,
+            configuration,
+            outcome,
+            trial_id=trial_id,
+            run_id=trial_id.partition("-")[0],
+            seed=self.options.seed,
+            versions=self.versions,
+            **more,
+        )
 
     @property
     def margin_bytes(self) -> int:

@@ -12,7 +12,6 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
 from tuner.app.search.plan import SearchOptions, SearchPlan
 from tuner.app.target import comparable
@@ -198,18 +197,8 @@ class _Candidates:
 def _record(
     plan: SearchPlan, configuration: Configuration, prediction: Prediction, *, trial_id: str
 ) -> TrialRecord:
-    return TrialRecord(
-        trial_id=trial_id,
-        space=plan.part.space.name,
-        gpu=plan.target.gpu.id,
-        gpu_memory_bytes=plan.target.gpu.memory_bytes,
-        configuration=configuration,
-        outcome=Outcome.predicted(prediction),
-        seed=plan.options.seed,
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=plan.versions,
-        searcher=SEARCHER,
-        run_id=trial_id.partition("-")[0],
+    return plan.record(
+        configuration, Outcome.predicted(prediction), trial_id=trial_id, searcher=SEARCHER
     )
 
 

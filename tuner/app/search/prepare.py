@@ -231,8 +231,8 @@ def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -
 
 def _program_predictions(plan: SearchPlan, listener: Listener) -> list[Prediction]:
     """A prediction of every configuration of a program, after a few emulated runs of it."""
+    from tuner.app.program_oracle import ProgramRuns
     from tuner.app.program_prior import program_predictions  # numpy
-    from tuner.app.program_runs import ProgramRuns
 
     command = plan.part.space.command
     assert command is not None

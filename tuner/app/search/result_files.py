@@ -25,7 +25,7 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.records import Configuration, TrialRecord
 from tuner.core.setup.schemas import SCHEMAS
-from tuner.report.memory_timeline_file import TimelineOf
+from tuner.report.memory_timeline import TimelineOf
 from tuner.report.other_gpus import MAX_BYTES
 from tuner.report.prediction_error import QUANTITIES, Evidence, Pair, pairs
 from tuner.report.writing import write_tables, write_view

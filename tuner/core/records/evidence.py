@@ -92,7 +92,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a configuration trains, at one fixed effective batch.
+    """The speed of a configuration, at one fixed effective batch.
 
     `step_s` is one optimizer step (all its micro-steps), `it_per_s` counts micro-steps as
     the progress bars of trainers do, `tokens_per_s` counts tokens that are not padding.
@@ -110,10 +110,9 @@ class Speed:
 
     @property
     def counts_micro_steps(self) -> bool:
-        """Whether `it_per_s` differs from optimizer steps a second.
+        """True if `it_per_s` differs from optimizer steps per second.
 
-        It does not where steps have one micro-step, nor where nobody tells of micro-steps: of
-        commands and emulated programs only the updates are known.
+        Commands and emulated programs report optimizer steps only.
         """
         return not math.isclose(self.it_per_s * self.step_s, 1, rel_tol=1e-3)
 
@@ -128,7 +127,7 @@ class StageNumbers:
 
 
 def hardest_stage(stages: Mapping[str, StageNumbers]) -> str | None:
-    """The stage that needs most memory; None without stages."""
+    """The stage that needs the most memory; None without stages."""
     return max(stages, key=lambda name: stages[name].device_bytes, default=None)
 
 
@@ -147,16 +146,15 @@ class Prediction:
     total_params: Count
     gpu: str
     method: str
-    """How it was predicted, for example "trace of two optimizer steps, full depth"."""
+    """The method, for example "trace of two optimizer steps, full depth"."""
     source: Source = Source.PREDICTED
     intervals: Mapping[str, Ends] = field(default_factory=dict)
     """Lower and upper end of 90 % intervals, of `device_bytes`, `peak_reserved_bytes`,
     `peak_allocated_bytes`, `step_s` and `tokens_per_s`. Empty in records of older versions."""
     corrections: Mapping[str, Quantity] = field(default_factory=dict)
-    """The factor that measured trials put on a quantity, of those named in `intervals`; the
-    model of the GPU alone said the quantity divided by it. Empty without such trials."""
+    """Factors from measured trials on the quantities of `intervals`, already multiplied in."""
     stages: Mapping[str, StageNumbers] = field(default_factory=dict)
-    """Each stage, of a training that has some; empty otherwise."""
+    """Numbers of each stage of the training; empty for a training without stages."""
 
     @property
     def fits(self) -> bool:
@@ -165,7 +163,7 @@ class Prediction:
 
     @property
     def limiting_stage(self) -> str | None:
-        """The stage that needs most memory; None where there are no stages."""
+        """The stage that needs the most memory; None without stages."""
         return hardest_stage(self.stages)
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,15 +199,13 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a device did in one trial. `device` is the exact device name.
+    """One trial on a real or an emulated device, whose exact name is `device`.
 
-    On an emulated device `source` says so: its memory is what a real one would have counted, its
-    speed an estimate with `intervals`, as in `Prediction`. Records keep such numbers apart
-    (`Outcome.emulation`).
+    An emulated device counts memory as a real one would; its speed is an estimate with
+    `intervals`, as in `Prediction`. Records keep such numbers apart (`Outcome.emulation`).
 
-    `steps` are the timed optimizer steps, after `warmup_steps` that were not timed. `memory` is
-    of all steps, its `phase_peak_bytes` of the warm-up. Everything with a default of None is
-    unknown where it is None: not asked of the device, or the device does not tell.
+    `steps` are the timed optimizer steps, after `warmup_steps` that were not timed. `memory`
+    covers all steps, its `phase_peak_bytes` the warm-up. None means unknown.
     """
 
     memory: Memory
@@ -224,31 +220,30 @@ class Measurement:
     load_s: Quantity | None = None
     """From the first touch of the device until model, adapters and optimizer exist."""
     timed_micro_steps: Count | None = None
-    """Micro-steps of the timed steps together. Where they are fewer than `steps` whole ones have,
-    `speed` was put together from micro-steps and updates, and a note says so."""
+    """Micro-steps of all timed steps. If `steps` whole ones have more, `speed` was extrapolated
+    from micro-steps and updates, and a note says so."""
     first_step_s: Quantity | None = None
     """The first optimizer step, of two micro-steps at most: kernels are loaded or compiled and
     optimizer state is made."""
     samples_per_s_interval: Ends | None = None
     """95 % confidence interval of the mean rate over the timed steps."""
     stopped_by: str | None = None
-    """What ended the timed steps: "interval" (narrow enough), "budget", "loss", or, before
-    that, "memory" (beyond what may be recommended) or "dominated" (surely slower than a trial
-    that takes no more memory)."""
+    """The reason for the end of the timed steps: "interval" (narrow enough), "budget", "loss",
+    "memory" (too much to recommend) or "dominated" (by a trial with no more memory)."""
     evaluation_peak_bytes: Bytes | None = None
     checkpoint_bytes: Bytes | None = None
-    """Of a verification: the peak allocated while it evaluated and saved, and the size saved."""
+    """Verifications only: the peak allocated during evaluation and saving, and the size saved."""
     padded_tokens_per_s: Quantity | None = None
     """Tokens a second with padding counted; `speed.tokens_per_s` counts none."""
     data_wait_fraction: Quantity | None = None
     """Share of the timed steps in which the training process waited for its next batch."""
     num_alloc_retries: Count | None = None
-    """How often PyTorch's allocator had to give cached blocks back to find memory."""
+    """Number of times PyTorch's allocator gave cached blocks back to find memory."""
     timed_alloc_retries: Count | None = None
-    """How many of these were in the timed steps, after caches had filled."""
+    """Retries in the timed steps, after caches had filled."""
     nvml_process_bytes: Bytes | None = None
     nvml_device_bytes: Bytes | None = None
-    """Device memory in use by this process, and by all, as the driver counts it."""
+    """Device memory of this process, and of all processes, as the driver counts it."""
     gpu_utilization: Quantity | None = None
     """Share of time in which a kernel ran, 0 to 1, as the driver counts it."""
     power_w: Quantity | None = None
@@ -256,26 +251,24 @@ class Measurement:
     energy_source: str | None = None
     """"counter" (the driver's energy counter) or "sampled power"."""
     memory_limit_bytes: Bytes | None = None
-    """What the trial was allowed where a larger device stood in for a smaller one."""
+    """The limit of the trial on a larger device that stood in for a smaller one."""
     weights: str | None = None
     """"synthetic", or the checkpoint that was trained."""
     lengths: str | None = None
-    """"full" where every sequence had the longest length, "data" where they had the data's."""
+    """"full" if every sequence had the longest length, "data" for the lengths of the data."""
     cpu_threads: Count | None = None
     notes: tuple[str, ...] = ()
-    """What a reader should know, such as a knob that cannot act on this model."""
+    """Notes for readers, such as a knob without effect on this model."""
     stages: Mapping[str, StageNumbers] = field(default_factory=dict)
-    """Each stage, as in `Prediction`: `memory` is that of the one that needs most."""
+    """Numbers of each stage, as in `Prediction`."""
     ranks: tuple[RankMemory, ...] = ()
-    """Each rank of a trial on several GPUs, in their order; `memory` is that of the one that
-    needed most, `speed` that of all together. Empty for a trial on one GPU."""
+    """Ranks of a trial on several GPUs: `memory` is the largest, `speed` that of all together."""
     intervals: Mapping[str, Ends] = field(default_factory=dict)
-    """Lower and upper end of 90 % intervals of what an emulated device estimates, by the names of
-    `Prediction.intervals`; empty for a real device."""
+    """90 % intervals of an emulated device's estimates, by the names of `Prediction.intervals`."""
 
     @property
     def limiting_stage(self) -> str | None:
-        """The stage that needed most memory; None where there are no stages."""
+        """The stage that needed the most memory; None without stages."""
         return hardest_stage(self.stages)
 
     def to_dict(self) -> dict[str, Any]:
@@ -292,7 +285,7 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        """The inverse of `to_dict`; what older versions did not write has its default.
+        """The inverse of `to_dict`; fields that older versions did not write have their default.
 
         Raises ValueError when malformed.
         """

@@ -1,8 +1,7 @@
-"""What was written down, read back as the types that the fields of a record declare.
+"""Reads records from JSON as the types that their fields declare.
 
-A journal is a file that people can edit, and JSON knows no types of ours. `Bytes` and the others
-name what a quantity of a training run can be: sorting and formatting would otherwise fail, or a
-number beyond physics be recommended, far from the line that is wrong.
+People can edit a journal. Types such as `Bytes` limit each quantity, so that an impossible number
+is refused at its line instead of failing, or being recommended, far from it.
 """
 
 from __future__ import annotations
@@ -89,6 +88,6 @@ def _lists(value: Any) -> Any:
 
 
 def _in_words(text: str) -> tuple[str, str]:
-    """What msgspec says of a value, and the path to it, such as ".memory.device_bytes"."""
+    """The text of an error of msgspec, and the path to the value: ".memory.device_bytes"."""
     said, _, path = text.partition(" - at `$")
     return said[0].lower() + said[1:].replace("`", ""), path.removesuffix("`")

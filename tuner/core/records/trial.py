@@ -1,11 +1,13 @@
-"""How a trial ended, and its line of the journal."""
+"""The outcome of a trial, and its line in the journal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
+from tuner.core.gpu import Gpu
 from tuner.core.kinds import SAYS_NOTHING, Exhausted, Source, Status
 from tuner.core.records.configuration import Configuration
 from tuner.core.records.evidence import Measurement, MemoryBudget, Prediction
@@ -18,15 +20,19 @@ PROCESSOR = "cpu"
 """The "GPU type" of trials on a processor, whose ranks share its memory."""
 
 
+def utc_now() -> str:
+    """The time in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of running one configuration once, whatever happened.
+    """The end of one trial of a configuration, with its numbers.
 
-    `prediction` is what a model of the GPU says; a real trial carries `measurement`, one on
-    an emulated device `emulation`, which has the same form and is never taken for it.
-    `phase` and `requested_bytes` say where and at what size memory ran out, when it did, and
-    `exhausted` which memory; None in records of older versions, which knew the device's only.
-    `stage` is the stage that ended a trial of several stages before the others had run.
+    A real trial has a `measurement`, one on an emulated device an `emulation` of the same form.
+    When memory ran out, `phase` and `requested_bytes` say where and at what size, and `exhausted`
+    which memory (None in older records: the device's). `stage` is the stage that ended a trial
+    before the others had run.
     """
 
     status: Status
@@ -54,10 +60,7 @@ class Outcome:
 
     @classmethod
     def predicted(cls, prediction: Prediction) -> Outcome:
-        """The outcome that a configuration has if its prediction is right.
-
-        One that fits without its margin ends well, as a trial would.
-        """
+        """The outcome if the prediction is right; the margin does not matter, as in a trial."""
         memory, limit_bytes = prediction.memory, prediction.budget.limit_bytes
         if memory.device_bytes <= limit_bytes:
             return cls(Status.OK, prediction=prediction)
@@ -70,11 +73,11 @@ class Outcome:
 
     @property
     def ran(self) -> Measurement | None:
-        """What the steps of the trial took, on a device or on an emulated one."""
+        """The numbers of the steps, on a device or an emulated one."""
         return self.measurement or self.emulation
 
     def with_ran(self, ran: Measurement | None) -> Outcome:
-        """The same outcome with other numbers of the steps, in the field of their kind."""
+        """A copy with other numbers of the steps, in the field of their kind."""
         emulated = ran is not None and ran.source is Source.EMULATED
         return replace(
             self, measurement=None if emulated else ran, emulation=ran if emulated else None
@@ -82,12 +85,12 @@ class Outcome:
 
     @property
     def limiting_stage(self) -> str | None:
-        """The stage that decides whether it fits: that which ended it, or needs most memory."""
+        """The stage that decides the fit: it ended the trial, or needs the most memory."""
         return self.stage or (self.evidence.limiting_stage if self.evidence else None)
 
     @property
     def device_ran_out(self) -> bool:
-        """Whether it says something of the device's memory that the trial ran out of memory."""
+        """True if the trial ran out of the device's memory, not the host's."""
         return self.status is Status.OOM and self.exhausted is not Exhausted.HOST
 
     @property
@@ -113,44 +116,72 @@ class TrialRecord:
     searcher: str
     run_id: str = ""
     device: str | None = None
-    """Exact name of the device on which the trial ran, None for none. Another name
-    than those of the GPU type is that of a larger GPU which stood in for it."""
+    """Exact name of the device of the trial; it may be a larger GPU that stood in for the type."""
     memory_limit_bytes: Bytes | None = None
-    """Memory that the trial was allowed on `device`; None where it was allowed all of it."""
+    """The limit of the trial on `device`; None for all of its memory."""
     margin_bytes: Bytes | None = None
-    """Memory that is to stay free; None where only the prediction says it."""
+    """The memory to keep free; None if only the prediction has it."""
     verification: bool = False
-    """Whether the trial was a verification: longest lengths, more steps, an evaluation, a save."""
+    """True for a verification: longest lengths, more steps, an evaluation, a save."""
     emulated_device: str | None = None
-    """Name of the GPU that was emulated for the trial; None for a trial of another kind."""
+    """Name of the GPU that was emulated for the trial."""
     verified_by: TrialRecord | None = None
-    """The verification on an emulated device of what this record predicts. It stands beside the
-    prediction and changes none of its numbers. In journals it is a record of its own
-    (`tuner.searches.journal.latest` puts the two together)."""
+    """The verification of this prediction on an emulated device. It changes none of the numbers.
+    In journals it is a record of its own (see `tuner.searches.journal.latest`)."""
+
+    @classmethod
+    def of(
+        cls, space: str, gpu: Gpu, configuration: Configuration, outcome: Outcome, **more: Any
+    ) -> TrialRecord:
+        """A record of a trial that begins now, unless `more` has other values."""
+        rest = {"trial_id": "", "seed": 0, "versions": {}, "searcher": "", **more}
+        rest.setdefault("started_at", utc_now())
+        return cls(
+            space=space,
+            gpu=gpu.id,
+            gpu_memory_bytes=gpu.memory_bytes,
+            configuration=configuration,
+            outcome=outcome,
+            **rest,
+        )
+
+    def alike(self, other: TrialRecord, *, versions: bool = True) -> bool:
+        """True if both ran in the same place, and with the same `versions` of libraries."""
+        mine, others = (
+            (
+                one.device,
+                one.emulated_device,
+                one.memory_limit_bytes,
+                one.gpu_memory_bytes,
+                dict(one.versions) if versions else one.versions.get("model"),
+            )
+            for one in (self, other)
+        )
+        return mine == others
 
     @property
     def verified(self) -> bool:
-        """Whether the configuration passed its verification with the margin."""
+        """True if the configuration passed its verification with the margin."""
         if self.verified_by is not None:
             return self.verified_by.verified
         return self.verification and self.fits
 
     @property
     def verified_source(self) -> Source | None:
-        """Whether the verification that it passed was measured or emulated; None without one."""
+        """The source of the verification that it passed; None without one."""
         if not self.verified:
             return None
         return self.source if self.verified_by is None else self.verified_by.source
 
     @property
     def is_refuted(self) -> bool:
-        """Whether a verification beside it says that it does not fit."""
+        """True if a verification showed that it does not fit."""
         check = self.verified_by
         return check is not None and not check.fits and check.outcome.status not in SAYS_NOTHING
 
     @property
     def source(self) -> Source:
-        """Whether the trial ran on a device or an emulated one, however it ended, or on none."""
+        """Where the trial ran, however it ended: a device, an emulated one, or none."""
         if self.device is not None or self.outcome.measurement is not None:
             return Source.MEASURED
         if self.emulated_device is not None or self.outcome.emulation is not None:
@@ -159,10 +190,7 @@ class TrialRecord:
 
     @property
     def budget(self) -> MemoryBudget:
-        """Memory that one rank has: that of a GPU, or its part of a processor's memory.
-
-        The margin is 0 where nobody asked for one.
-        """
+        """The memory of one rank: that of a GPU, or its part of a processor's memory."""
         limit_bytes = self.gpu_memory_bytes // self._sharing
         if self.margin_bytes is not None:
             return MemoryBudget(limit_bytes, self.margin_bytes // self._sharing)
@@ -183,12 +211,9 @@ class TrialRecord:
 
     @property
     def fits(self) -> bool:
-        """Whether the trial ended well and its memory, with the margin, is inside the GPU.
-
-        Of several ranks, the memory of the one that takes most, and what a rank has.
-        """
+        """True if the trial ended well and left the margin free on every rank."""
         if self.outcome.status is not Status.OK or self.outcome.stage is not None:
-            return False  # of the other stages nothing is known
+            return False  # the other stages are unknown
         if self.is_refuted:
             return False
         if self.outcome.ran is not None:

@@ -1,17 +1,62 @@
-"""The memory of the recommended configuration over one optimizer step, as a figure."""
+"""The recommended configuration's memory over one optimizer step: its file and its figure.
+
+A timeline takes seconds of tracing, so `memory_course.json` keeps it for the next report.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.core.errors import InputError
+from tuner.core.files import read_file
 from tuner.core.units import GIB
-from tuner.report.plot import COLORS
+from tuner.report.plot import COLORS, plotly_data
+from tuner.searches.best import BestTrial
 from tuner.searches.view import Kind
 
 if TYPE_CHECKING:
     from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
+
+MAX_BYTES = 64 << 20
+
+TimelineOf = Callable[["BestTrial"], "MemoryTimeline | None"]
+"""Works a timeline out; None where nothing is known of the code that trains."""
+
+
+def load_or_trace(path: Path, best: BestTrial, trace: TimelineOf) -> MemoryTimeline | None:
+    """The timeline in `path` where it is of `best`, else a new one. Writes nothing."""
+    return _stored(path, best) or trace(best)
+
+
+def timeline_json(timeline: MemoryTimeline, best: BestTrial) -> str:
+    """The text of the file."""
+    return json.dumps({"of": _subject(best), "course": timeline.to_dict()}, separators=(",", ":"))
+
+
+def _subject(best: BestTrial) -> dict[str, Any]:
+    return {
+        "configuration": best.configuration.to_dict(),
+        "gpu": best.gpu.id,
+        "gpu_memory_bytes": best.gpu.memory_bytes,
+        "versions": dict(best.record.versions),
+    }
+
+
+def _stored(path: Path, best: BestTrial) -> MemoryTimeline | None:
+    """The timeline in `path` when it belongs to `best` and is whole, else None."""
+    from tuner.cost.memory_timeline import MemoryTimeline
+
+    try:
+        found = json.loads(read_file(path, MAX_BYTES))
+        return MemoryTimeline.from_dict(found["course"]) if found["of"] == _subject(best) else None
+    # None yet, edited, or of another version.
+    except (
+        OSError, InputError, KeyError, TypeError, ValueError, AttributeError, RecursionError
+    ):  # fmt: skip
+        return None
 
 
 def timeline_figure(
@@ -59,8 +104,7 @@ def timeline_figure(
         legend={"orientation": "h", "y": -0.19, "yanchor": "top", "x": 0},
         margin={"l": 56, "r": 16, "t": 26, "b": 90},
     )
-    data: dict[str, Any] = json.loads(figure.to_json())
-    return {"data": data["data"], "layout": data["layout"]}
+    return plotly_data(figure)
 
 
 def _add_span(figure: Any, span: PhaseSpan, *, is_shaded: bool, is_wide: bool) -> None:

@@ -1,7 +1,5 @@
 """Kills a search at random moments and runs it again: it ends as one that was left alone.
 
-    python -m benchmarks.kill_points --points 20 --seed 1
-
 Each point is a `tuner search` of its own, with real trials of a model of two layers on this
 machine's processor. SIGKILL goes to the driver,
 to the worker that runs trials, or to Ray's raylet, in turn, at a moment drawn by the seed. Then
@@ -11,37 +9,31 @@ the same command runs again, undisturbed. At each point it is checked that
 - no process of the search is left over, and the next one is not kept out by a lock;
 - the second run ends well, with each configuration tried once, in the order and with the outcomes
   of a run that was never disturbed. What is measured differs from run to run and is not compared.
-
-Prints a table; exit code 1 when anything was not so.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.tiny_model import CONFIG
+from cases.tiny_model import CONFIG
 from tuner.core.records import TrialRecord
 from tuner.searches.journal import read_journal
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KINDS = ("driver", "worker", "raylet")
 MARK = "TUNER_KILL_POINT"
 """Environment variable by which every process of one search is found, Ray's included."""
 TRIALS = 8
-TRIES = 5
-"""Draws of a moment at which there is still something to kill."""
 WITHIN_S = 900.0
 """A search ends long before; one that has not by then hangs."""
 GONE_WITHIN_S = 150.0
@@ -149,17 +141,6 @@ class Point:
     left: int = 0
     second_code: int | None = None
     problems: list[str] = field(default_factory=list)
-
-    def row(self, number: int) -> str:
-        """One line of the table."""
-        verdict = "; ".join(self.problems) or "same as undisturbed"
-        return (
-            f"{number:5}  {self.kind:18}  {self.at_trial:8}  {self.exit_code!s:>5} "
-            f"{self.ended_s:7.1f}  {self.left:4}  {self.second_code!s:>6}  {verdict}"
-        )
-
-
-HEADER = "point  killed              in trial   exit   after s  left   again  then"
 
 
 def wait_for(condition: Callable[[], bool], within_s: float) -> bool:
@@ -283,34 +264,3 @@ def compare(search: Search, other: Undisturbed, point: Point) -> None:
         point.problems.append("other outcomes")
     if not (search.results / "report.html").exists():
         point.problems.append("no report")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--points", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
-    chosen = parser.parse_args()
-    rng = random.Random(chosen.seed)  # noqa: S311 - draws moments
-    bad = 0
-    with tempfile.TemporaryDirectory(prefix="kp-") as name:
-        folder = Path(name)
-        calm = undisturbed(Search(folder / "calm"))
-        print(HEADER, flush=True)
-        for number in range(1, chosen.points + 1):
-            kind = chosen.kinds[(number - 1) % len(chosen.kinds)]
-            point, tries = Point(kind), 0
-            while not point.killed and tries < TRIES:
-                tries += 1
-                search = Search(folder / f"{number}-{tries}")
-                point = run_point(search, kind, rng, calm)
-            if not point.killed:
-                point.problems.append("the search was over before")
-            bad += bool(point.problems)
-            print(point.row(number), flush=True)
-    print(f"{chosen.points} points, {bad} with a problem")
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

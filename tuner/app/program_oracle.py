@@ -1,0 +1,277 @@
+"""Two oracles for a program and changes of its settings: emulated runs, and predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from tuner.core.errors import InputError, UnavailableError, verdict_code
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration, KnobValue, Prediction
+from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
+from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.supervised import Tail
+from tuner.core.units import MIB
+from tuner.cost.rank_memory import loaded_whole
+from tuner.emulator.emulating import EmulateOptions, emulate, emulate_roomy
+from tuner.emulator.emulation import Emulation
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.program.changes import change
+from tuner.program.edit.place import is_wanted
+from tuner.program.launch import read_launch, runnable
+from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
+from tuner.program.program import Program
+from tuner.program.setting import Setting
+from tuner.program.settings import find_settings
+from tuner.space.gpus import get_gpu
+from tuner.trial.emulated_command import STEPS
+
+AT_ONCE = 2
+"""Number of programs that run side by side; each keeps about one processor busy."""
+
+
+CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
+"""Values that Unsloth and Axolotl accept for gradient checkpointing, in place of true."""
+
+FLASH_KERNELS = {
+    "flash_attention_2": ("kernels-community/flash-attn2",),
+    "flash_attention_3": ("kernels-community/vllm-flash-attn3",),
+}
+"""Kernels that transformers 5.23 gets from the hub when the package of a name is not installed
+(`modeling_flash_attention_utils.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStepTime:
+    """The predicted time of an optimizer step, in seconds."""
+
+    step_s: float
+    phases_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedProgram:
+    """The prediction for a program, with the attributes of an `Emulation`."""
+
+    command: tuple[str, ...]
+    gpu: Gpu
+    plan: ProgramPlan
+    prediction: Prediction
+    ended: str = "predicted"
+    inputs: tuple[tuple[int, int], ...] = ()
+    source: ClassVar[str] = "predicted"
+
+    @property
+    def fits(self) -> bool | None:
+        """The verdict with the margin."""
+        return self.prediction.fits
+
+    @property
+    def exit_code(self) -> int:
+        """The status of `tuner.core.errors` for the verdict."""
+        return verdict_code(self.fits)
+
+    @property
+    def used_bytes(self) -> int:
+        """The device memory."""
+        return self.prediction.memory.device_bytes
+
+    @property
+    def margin_bytes(self) -> int:
+        """The memory to keep free."""
+        return self.prediction.budget.margin_bytes
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the prediction, by knob."""
+        return self.plan.settings
+
+    @property
+    def time(self) -> PredictedStepTime | None:
+        """The time of an optimizer step."""
+        speed = self.prediction.speed
+        phases = {"optimizer": speed.breakdown_s.get("optimizer", 0.0)}
+        return PredictedStepTime(speed.step_s, phases)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only."""
+        return {
+            **self.prediction.to_dict(),
+            "command": list(self.command),
+            "trainer": self.plan.trainer,
+            "model": self.plan.model,
+            "configuration": self.plan.configuration.to_dict(),
+            "assumed": list(self.plan.assumed),
+            "left_out": list(self.plan.left_out),
+            "notes": list(self.plan.notes),
+        }
+
+
+Answer = TypeVar("Answer", Emulation, PredictedProgram)
+RunAnswer = Emulation | PredictedProgram
+Values = Mapping[str, KnobValue]
+
+
+@dataclass(slots=True)
+class ProgramOracle(ABC, Generic[Answer]):
+    """Answers how much memory and time a program takes on one GPU type.
+
+    `gpus` are those of the machine, None for one per process that the program's launcher starts.
+    `count` is the number of answers so far, `log_tail` the end of the last output.
+    """
+
+    program: Program
+    gpu: Gpu
+    gpus: int | None = None
+    margin_fraction: float | None = None
+    count: int = field(default=0, init=False)
+    log_tail: str = field(default="", init=False)
+    settings: Mapping[str, Setting] = field(init=False)
+    doing: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self.settings = find_settings(self.program)
+
+    def as_it_is(self, *, roomy: bool = False) -> Answer:
+        """The unchanged program; `roomy` gives it a GPU with more memory."""
+        return self._ask(self.program, roomy=roomy)
+
+    def with_values(
+        self, wanted: Sequence[Values], *, roomy: bool
+    ) -> Sequence[Answer | InputError]:
+        """The program with each of these changes; the reason for a change that is impossible."""
+        return [self._changed(values, roomy=roomy) for values in wanted]
+
+    def _changed(self, values: Values, *, roomy: bool) -> Answer | InputError:
+        try:
+            return self._ask(change(self.program, self.settings, values).after, roomy=roomy)
+        except InputError as error:
+            return error
+
+    @abstractmethod
+    def _ask(self, program: Program, *, roomy: bool) -> Answer: ...
+
+
+@dataclass(slots=True)
+class ProgramPredictions(ProgramOracle[PredictedProgram]):
+    """Predictions from the settings of a program, which never runs.
+
+    `given` are knobs, and `model` the model, for values that the program does not specify.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    _predictor: Predictor | None = field(default=None, init=False)
+    doing: ClassVar[str] = "predicting"
+
+    def _options(self) -> Iterator[str]:
+        """The options of `tuner estimate` for the same GPU and margin."""
+        yield from ("--gpu", self.gpu.id)
+        if self.gpu.memory_bytes != get_gpu(self.gpu.id).memory_bytes:
+            yield from ("--gpu-memory", f"{self.gpu.memory_bytes / MIB:.0f}MiB")
+        if self.margin_fraction is not None:
+            yield from ("--margin", f"{self.margin_fraction:.4%}")
+
+    def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
+        self.count += 1
+        target = list(self._options())
+        plan = plan_program(program, self.given, self.model, gpus=self.gpus, target=target)
+        if self._predictor is None:
+            self._predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
+        traced = [plan.configuration]
+        if plan.has_whole_model_first:
+            traced.append(Configuration({**plan.configuration, GPUS_PER_TRIAL: 1}))
+        prediction, *alone = self._predictor.traced(
+            traced, self.gpu, margin_fraction=self.margin_fraction
+        )
+        if alone:
+            prediction = loaded_whole(prediction, alone[0])
+        return PredictedProgram(tuple(program.command), self.gpu, plan, prediction)
+
+
+@dataclass(slots=True)
+class ProgramRuns(ProgramOracle[Emulation]):
+    """Emulated runs of a program; a context manager that ends those still running.
+
+    A run is stopped after `timeout_s`, if it is set.
+    """
+
+    seed: int = 0
+    timeout_s: float | None = None
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
+    doing: ClassVar[str] = "running"
+
+    def __enter__(self) -> ProgramRuns:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+
+    def with_values(
+        self, wanted: Sequence[Values], *, roomy: bool
+    ) -> Sequence[Emulation | InputError]:
+        """As in `ProgramOracle`, several programs side by side."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            futures = [pool.submit(self._changed, values, roomy=roomy) for values in wanted]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                self._stop.set()
+                raise
+
+    def _ask(self, program: Program, *, roomy: bool) -> Emulation:
+        """One run, judged by the memory that the GPU really has."""
+        self.count += 1
+        launch = read_launch(program)
+        if launch.machines > 1:
+            raise UnavailableError(
+                f"it starts on {launch.machines} machines, and changes are tried on one",
+                hint="`tuner emulate` runs it as it is: rank 0 stands for all",
+            )
+        options = EmulateOptions(
+            gpus=self.gpus or launch.processes or 1,
+            steps=STEPS,
+            seed=self.seed,
+            margin_fraction=self.margin_fraction,
+            timeout_s=self.timeout_s,
+        )
+        run = emulate_roomy if roomy else emulate
+        tail, is_stopped = Tail(), self._stop.is_set
+        with runnable(program, self.program) as command:
+            found = run(
+                command, self.gpu, options, output=tail, stopped=is_stopped, cwd=program.folder
+            )
+        self.log_tail = tail.text
+        return dataclasses.replace(found, command=tuple(program.command))
+
+
+def ignored(
+    settings: Mapping[str, Setting], found: RunAnswer
+) -> list[tuple[str, KnobValue, KnobValue]]:
+    """Settings with no effect: (knob, value in the files, value that reached the trainer)."""
+    return [
+        (knob, setting.value, found.settings[knob])
+        for knob, setting in settings.items()
+        if setting.value is not None
+        and setting.problem is None
+        and knob in found.settings
+        and not is_same(setting.value, found.settings[knob])
+    ]
+
+
+def is_same(written: object, arrived: object) -> bool:
+    """True for a setting that took effect, perhaps under another of its names."""
+    if isinstance(written, str) and isinstance(arrived, bool):
+        return (written in CHECKPOINTING_WAYS) == arrived
+    if isinstance(written, str) and isinstance(arrived, str):
+        row = OPTIMIZERS.get(written)
+        kernels = FLASH_KERNELS.get(written, ())
+        return written == arrived or arrived in kernels or (
+            row is not None and row == OPTIMIZERS.get(arrived)
+        )  # fmt: skip
+    return is_wanted(written, arrived)
