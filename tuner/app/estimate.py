@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
-    """What is predicted of one configuration; `stages` says it of each, where there are some.
+    """The prediction of one configuration, and of each of its `stages`.
 
-    `corrected_by` is the number of trials whose measurements corrected the prediction
-    (`tuner.app.estimate`); `prediction.corrections` has the factors.
+    `corrected_by` is the number of trials whose measurements corrected the prediction;
+    `prediction.corrections` has the factors.
     """
 
     space: SearchSpace

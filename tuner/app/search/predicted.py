@@ -13,7 +13,8 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from tuner.app.search.plan import SearchOptions, SearchPlan
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.predictor import COMPILED_TOLERANCE, Predictor
