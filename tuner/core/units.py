@@ -64,7 +64,7 @@ def format_range(low: float, high: float, shown: Callable[[float], str]) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` with so many significant digits and no exponent: more would feign accuracy."""
+    """`value` with `digits` significant digits and no exponent."""
     if value == 0:
         return "0"
     rounded = f"{value:.{digits - 1}e}"

@@ -11,6 +11,7 @@ import numpy as np
 from tuner.core.errors import InputError, Problem
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryBudget, Prediction, Speed
+from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.core.setup.schemas import unmodelled
 from tuner.cost.calibrate import prior_intervals
@@ -42,8 +43,6 @@ WITHOUT = "without the effect of"
 """Precedes the settings that a method ignores."""
 
 METHOD = "trace of two optimizer steps at full depth"
-
-_COMPUTE_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def _flash_attention_problems(configuration: Configuration, gpu: Gpu) -> list[Pr
         least = ".".join(map(str, _FLASH_ATTENTION_FROM))
         reason = f"{asked} on {gpu.name}: it needs a GPU of compute capability {least} or more"
         return [Problem(reason, where="attention")]
-    knob = "compute_dtype" if configuration["precision"] in ("nf4", "int8") else "precision"
+    knob = "compute_dtype" if configuration["precision"] in QUANTIZED else "precision"
     dtype = configuration.get(knob)
     if dtype in ("fp32", "tf32") and configuration.get("mixed_precision", "no") == "no":
         reason = f"{asked} with {knob} {dtype}: it takes fp16 and bf16 only"
@@ -279,9 +278,9 @@ def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | 
     """Model FLOP/s over the dense peak of the precision in which most products run."""
     mixed = str(configuration.get("mixed_precision", "no"))
     precision = mixed if mixed != "no" else str(configuration["precision"])
-    if precision in ("nf4", "int8"):
+    if precision in QUANTIZED:
         precision = "bf16"
     if precision not in gpu.flops:
         return None
-    dtype = _COMPUTE_DTYPES[precision]
+    dtype = TORCH_DTYPES[precision]
     return flops_per_s / matmul_peak(gpu, dtype, allow_tf32=precision == "tf32")
