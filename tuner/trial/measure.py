@@ -18,7 +18,8 @@ import torch
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Measurement, Memory, Phase, Source, Speed
-from tuner.cost.speed.product_rates import matmul_peak
+from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
+from tuner.cost.speed.rates import matmul_peak
 from tuner.emulator.here import is_emulated
 from tuner.predict.training import get_workload
 from tuner.predict.training.base import TrainingSession
@@ -78,9 +79,6 @@ def set_allocator(text: str) -> None:
         os.environ[name] = text
 
 
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
-
-
 def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None) -> float | None:
     """Model FLOP/s over the dense peak of the precision in which most products run.
 
@@ -91,11 +89,11 @@ def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None
         return None
     mixed = str(configuration.get("mixed_precision", "no"))
     precision = mixed if mixed != "no" else str(configuration.get("precision"))
-    if precision in ("nf4", "int8"):
+    if precision in QUANTIZED:
         precision = "bf16"
     if gpu is None or precision not in gpu.flops:
         return None
-    return flops_per_s / matmul_peak(gpu, _DTYPES[precision], precision == "tf32")
+    return flops_per_s / matmul_peak(gpu, TORCH_DTYPES[precision], precision == "tf32")
 
 
 Report = Callable[[Mapping[str, Any]], None]
