@@ -11,7 +11,7 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.core.setup.schemas import MemoryOrder
-from tuner.cost.calibration.calibrate import calibrations_from
+from tuner.cost.calibrate import calibrations_from
 from tuner.searches.candidates import Candidates
 from tuner.searches.held_back import MOST_RISK
 from tuner.searches.proposer import Proposer

@@ -13,7 +13,8 @@ from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import Estimate, corrected, estimate_configuration, one_configuration
 from tuner.app.listener import quiet_libraries
-from tuner.app.search.plan import SearchOptions, make_plans
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import make_plans
 from tuner.app.search.run import run_plans
 from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.core.errors import InputError, nearest

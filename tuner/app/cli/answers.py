@@ -16,7 +16,8 @@ from tuner.app.recommendation import (
     nothing_fits,
     require_an_answer,
 )
-from tuner.app.search.plan import SearchOptions, SearchPlan, SkippedGpu
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import SearchPlan, SkippedGpu
 from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target
 from tuner.core.expressions import show

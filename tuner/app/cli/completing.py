@@ -21,6 +21,7 @@ from click.shell_completion import (
 from tuner.core.errors import TunerError
 from tuner.report.terminal.render import settings_text
 from tuner.searches.objectives import NAMES, SHORT
+from tuner.searches.request import SEARCHERS
 from tuner.space import list_spaces, load_space
 from tuner.space.gpus import load_catalogue
 from tuner.space.models.catalogue import load_catalogue as load_models
@@ -88,6 +89,11 @@ def models(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Comp
 def objectives(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of objectives."""
     return _matching((*SHORT, *NAMES), incomplete)
+
+
+def searchers(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The searchers that have a name of their own."""
+    return _matching(SEARCHERS, incomplete)
 
 
 def settings(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from typing import Any, TypeVar
 import click
 
 from tuner.app.cli import completing
+from tuner.app.measuring import Mode
+from tuner.app.search.options import OPTIONS, SearchOptions
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
 from tuner.searches.objectives import NAMES, SHORT
+from tuner.searches.request import check_searcher
 from tuner.space.gpus import LIMIT_OF_TYPE
 
 _ALL_OPTIONS = "tuner.all_options"
@@ -227,79 +231,74 @@ def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
     return function
 
 
-def measure_options(function: _Decorated) -> _Decorated:
-    """Options of real trials: `--budget`, `--timeout`, `--weights`, `--lengths`, and so on."""
-    for option in (
-        click.option(
-            "--whole-steps",
-            cls=RareOption,
-            is_flag=True,
-            help="Time whole optimizer steps, however long.",
-        ),
-        click.option(
-            "--lengths",
-            cls=RareOption,
-            type=click.Choice(["full", "data"]),
-            help="Lengths of sequences in real trials: the longest, or the data's.",
-        ),
-        click.option(
-            "--wait",
-            "wait_s",
-            cls=RareOption,
-            type=DurationType(),
-            metavar="TIME",
-            help="Max. time to wait for a busy device.  [default: 3s]",
-        ),
-        click.option(
-            "--weights",
-            cls=RareOption,
-            metavar="WHICH",
-            help="Weights of real trials: synthetic, hub, or the folder of a checkpoint.  "
-            "[default: synthetic]",
-        ),
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=DurationType(),
-            metavar="TIME",
-            help="Stop a real trial after this time. [default: 10min, then by its pace]",
-        ),
-        click.option(
-            "--budget",
-            "budget_s",
-            type=DurationType(),
-            metavar="TIME",
-            help="Max. measuring time per trial; stops early once throughput is stable.  "
-            "[default: 20s; in a search on a processor 0.5s]",
-        ),
-    ):
-        function = option(function)
-    return function
+class SearcherType(click.ParamType[str]):
+    """The name of a searcher, or of a class of samplers."""
+
+    name = "searcher"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> str:
+        """The name itself. Raises `InputError` for an unknown one."""
+        check_searcher(value)
+        return str(value)
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "amount": {"type": AmountType()},
+    "count": {"type": click.IntRange(1)},
+    "duration": {"type": DurationType()},
+    "file": {"type": click.Path(path_type=Path, dir_okay=True)},
+    "flag": {"is_flag": True},
+    "lengths": {"type": click.Choice(["full", "data"])},
+    "limit": {"type": MemoryLimitType()},
+    "mode": {"type": click.Choice([str(mode) for mode in Mode]), "show_default": True},
+    "number": {"type": click.IntRange(0), "show_default": True},
+    "objective": {
+        "type": ObjectiveType(), "multiple": True, "shell_complete": completing.objectives,
+    },
+    "off": {"is_flag": True, "flag_value": False},
+    "port": {"type": click.IntRange(0, 65535)},
+    "searcher": {
+        "type": SearcherType(), "show_default": True, "shell_complete": completing.searchers,
+    },
+    "setting": {"multiple": True, "shell_complete": completing.settings},
+    "share": {"type": ShareType()},
+    "text": {},
+    "texts": {"multiple": True},
+}  # fmt: skip
+"""Arguments of click for each kind of option."""
+
+
+def search_options(*names: str) -> Callable[[_Decorated], _Decorated]:
+    """Options of the fields of `SearchOptions` with these names, in this order; by default all."""
+
+    def decorate(function: _Decorated) -> _Decorated:
+        for name in reversed(names or tuple(OPTIONS)):
+            option = OPTIONS[name]
+            default = _DEFAULTS[name]
+            how = {**_KINDS[option.kind], "metavar": option.metavar or None, "help": option.help}
+            if default is not None and not how.get("multiple"):
+                how["default"] = str(default) if option.kind == "mode" else default
+            kind = RareOption if option.rare else click.Option
+            function = click.option(option.name, name, cls=kind, **how)(function)
+        return function
+
+    return decorate
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SearchOptions)}
+
+measure_options = search_options(
+    "budget_s", "timeout_s", "weights", "wait_s", "lengths", "whole_steps"
+)
+where_option = search_options("where")
+objective_option = search_options("objectives")
+set_option = search_options("settings")
+margin_option = search_options("margin")
 
 
 def model_option(text: str) -> Callable[[_Decorated], _Decorated]:
     """`--model`."""
     return click.option("--model", metavar="MODEL", shell_complete=completing.models, help=text)
-
-
-where_option = click.option(
-    "--where",
-    multiple=True,
-    metavar="CONDITION",
-    help="Only consider matching configurations, e.g. 'lora_rank >= 64'. Overrides the space's "
-    "minimums.",
-)
-
-objective_option = click.option(
-    "--objective",
-    "objectives",
-    type=ObjectiveType(),
-    shell_complete=completing.objectives,
-    multiple=True,
-    metavar="NAME",
-    help="What to optimize: throughput, memory, energy, cost, ... Repeat for several; the first is "
-    "primary.",
-)
 
 
 def choice_options(function: _Decorated) -> _Decorated:
@@ -320,15 +319,6 @@ def choice_options(function: _Decorated) -> _Decorated:
     return function
 
 
-set_option = click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KNOB=VALUE",
-    shell_complete=completing.settings,
-    help="Set a parameter, e.g. --set max_length=2048. Can be repeated.",
-)
-
 results_option = click.option(
     "--results",
     type=click.Path(path_type=Path),
@@ -346,8 +336,6 @@ calibration_option = click.option(
     flag_value=False,
     help="Don't correct predictions by trials in the results folder.",
 )
-
-margin_option = click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 
 seed_option = click.option(
     "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."

@@ -17,7 +17,7 @@ from tuner.app.cli.options import (
 from tuner.app.cli.search import run_search
 from tuner.app.measuring import Mode
 from tuner.app.programs import DEFAULT_TRIALS, write_space
-from tuner.app.search.plan import SearchOptions
+from tuner.app.search.options import SearchOptions
 from tuner.app.targets import load_targets
 from tuner.core.records import parse_margin
 from tuner.report.terminal.render import echo

@@ -13,12 +13,13 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from tuner.app.search.plan import SearchOptions, SearchPlan
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
+from tuner.predict.candidates import Bound, undecided
 from tuner.predict.predictor import COMPILED_TOLERANCE, Predictor
 from tuner.predict.stages import predict_overall
-from tuner.predict.undecided import Bound, undecided
 from tuner.searches.front import DEFAULT_OBJECTIVES
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import read_journal
