@@ -27,10 +27,10 @@ from tuner.searches.progress import Progress, StoppedBy, samples_per_s
 from tuner.searches.request import SearchOutcome
 
 WIDENING = 1.5
-"""Where traces are further off than that: so much more than the worst of them is allowed for."""
+"""Where traces are further off, this factor more than the worst of them is allowed for."""
 
 SEARCHER = "predicted"
-"""What proposed a configuration of a predicted search: nobody, all are predicted."""
+"""The searcher of predicted records: none proposes, all configurations are predicted."""
 
 OnRecord = Callable[[TrialRecord], None]
 OnProgress = Callable[[Progress], None]

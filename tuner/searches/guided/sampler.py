@@ -35,11 +35,13 @@ BLIND_OOM_SHARE, BLIND_RISK = 0.04, 0.5
 """The share where nothing is predicted, and what the least risky candidate may then have."""
 
 ADVANCE_TRIALS = 40
-"""The share of so many trials may be spent early, on what would move the front."""
+"""The risk of this many trials may be spent early, on candidates that would move the front."""
 
-KNOWN_TO_PROBE, TIMES_BETTER = 3, 2.0
-"""Of that: once so many trials fitted, and for so many times the gain of the best candidate that
-carries no such risk."""
+KNOWN_TO_PROBE = 3
+"""Risky probes start after this many trials that fitted."""
+
+TIMES_BETTER = 2.0
+"""A risky probe must promise this many times the gain of the best safe candidate."""
 
 LOWEST_RISK = 0.002
 """Between this and `HIGHEST_RISK` lies the probability of running out of memory that a proposal may

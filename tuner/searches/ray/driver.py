@@ -325,7 +325,7 @@ class PlaceholderDemand:
         self._looked_s: dict[int, float] = {}
 
     def show(self, key: int, resources: dict[str, float], count: int) -> None:
-        """So many nodes' worth of these resources are waited for now, 0 and more.
+        """Wait for these resources of `count` nodes, 0 and more.
 
         A group that was placed gives its room to trials at once.
         """
