@@ -366,7 +366,7 @@ def _import_all() -> None:
     import transformers
 
     import tuner.app.estimate
-    import tuner.cost.replay.memory
+    import tuner.cost.memory
     import tuner.predict.predict
     import tuner.predict.tracing.trace
     import tuner.predict.training.causal_lm  # noqa: F401

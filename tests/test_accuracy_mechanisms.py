@@ -13,8 +13,8 @@ from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload  # noqa: E402
 from benchmarks.accuracy.harnesses import Case, express  # noqa: E402
 from benchmarks.accuracy.rows import read_rows  # noqa: E402
 from tuner.core.records import Configuration, Memory  # noqa: E402
-from tuner.cost.replay.allocator import replay  # noqa: E402
-from tuner.cost.replay.memory import peak_memory  # noqa: E402
+from tuner.cost.allocator import replay  # noqa: E402
+from tuner.cost.memory import peak_memory  # noqa: E402
 from tuner.predict.tracing.trace import Trace, trace  # noqa: E402
 from tuner.predict.training import get_workload  # noqa: E402
 from tuner.space.models.catalogue import resolve_config  # noqa: E402

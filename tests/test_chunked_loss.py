@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.measure_samples import SHAPE, knobs
 from tuner.core.errors import InputError
 from tuner.core.records import Memory
-from tuner.cost.replay.memory import peak_memory
+from tuner.cost.memory import peak_memory
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
 from tuner.predict.training.losses import TILE_TOKENS, TILE_WORDS, use_chunked_loss

@@ -14,7 +14,8 @@ from cli_samples import make_trial, write_samples
 from started import start
 
 from tuner.app.cli.main import run
-from tuner.app.search.plan import SearchOptions, make_plan
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import make_plan
 from tuner.app.target import load_target
 from tuner.core.errors import InputError
 from tuner.core.records import Status

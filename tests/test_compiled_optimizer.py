@@ -9,7 +9,7 @@ import pytest
 
 from tuner.core.records import MemoryCategory
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.cost.replay.allocator import settled_size
+from tuner.cost.allocator import settled_size
 from tuner.cost.speed.roofline import Roofline
 from tuner.cost.work_arrays import WorkArrays, optimizer_executions_of
 from tuner.predict.compiler.optimizer_step import (

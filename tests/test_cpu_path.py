@@ -16,18 +16,17 @@ from torch.nn import functional as nn_functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.units import MIB
-from tuner.cost.operators.workspace import PROCESSOR, cublas_workspace_bytes
-from tuner.cost.replay.memory import peak_memory
+from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
+from tuner.cost.memory import peak_memory
 from tuner.cost.speed.kernel_times import MeasuredKernelTimes, ProcessorKernelTimes
 from tuner.cost.speed.processor import on_its_device, processor
 from tuner.cost.speed.roofline import step_times
 from tuner.predict.compiler.structure import Structure
 from tuner.predict.predict import Subject, predict, step_work
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.reference import _Processor
-from tuner.predict.reference_fit import two_parts
+from tuner.predict.reference import _Processor, two_parts
 from tuner.predict.tracing import device_path
-from tuner.predict.tracing.cpu_path import CpuPath
+from tuner.predict.tracing.device_path import CpuPath
 from tuner.predict.training import get_workload
 from tuner.space.models.catalogue import resolve_config
 

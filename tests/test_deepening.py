@@ -11,16 +11,16 @@ from compiled_samples import configurations, gpu_for, shallow_model, structures
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration
-from tuner.cost.replay.memory import peak_memory
+from tuner.cost.memory import peak_memory
 from tuner.predict.compiler import deepening
-from tuner.predict.compiler.deepening import trace_deep
-from tuner.predict.compiler.free_rules import (
+from tuner.predict.compiler.alignment import (
     Different,
     Free,
     constant_rule,
     run_rule,
     shared_rule,
 )
+from tuner.predict.compiler.deepening import trace_deep
 from tuner.predict.predict import resolve_subject
 from tuner.predict.tracing.trace import trace
 

@@ -12,7 +12,7 @@ from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
 from tuner.core.setup.distributed_knobs import gpus_per_trial
 from tuner.core.setup.schemas import memory_order
-from tuner.cost.nccl import nccl_bytes
+from tuner.cost.library_memory import nccl_bytes
 from tuner.predict import predictor as predictor_module
 from tuner.predict.predict import Subject, predict, resolve_subject
 from tuner.predict.predictor import PredictionJob, Predictor

@@ -20,7 +20,7 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Configuration, Measurement, Memory, MemoryCategory, Status
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import MIB
-from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.parallel import Exchange, Links, copying_s, link_of, waited_s, with_exchange
 from tuner.cost.rank_memory import buckets_of, replicated
 from tuner.cost.speed.processor import on_its_device

@@ -18,7 +18,7 @@ from tuner.app.cli.main import cli
 from tuner.app.estimate import one_configuration
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import GIB
-from tuner.cost.nccl import nccl_bytes
+from tuner.cost.library_memory import nccl_bytes
 from tuner.cost.parallel import Exchange, Links, waited_s
 from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.emulator.emulation import Emulation

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.core.units import GIB, KIB, MIB
+from tuner.cost.allocator import AllocatorSettings, replay, round_size
+from tuner.cost.memory import peak_memory
 from tuner.cost.operators.timeline import Block, Mark, Timeline
-from tuner.cost.replay.allocator import AllocatorSettings, replay, round_size
-from tuner.cost.replay.memory import peak_memory
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
 from tuner.space.models.catalogue import resolve_config

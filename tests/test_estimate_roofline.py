@@ -9,10 +9,9 @@ import pytest
 from estimate_samples import configuration, tiny_config, traced
 
 from benchmarks.accuracy.attention import register
-from tuner.cost.calibration.interval import in_quadrature
+from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK, Work
-from tuner.cost.speed.power import BOARDS_DIFFER
-from tuner.cost.speed.product_rates import matmul_peak, power_limit
+from tuner.cost.speed.rates import BOARDS_DIFFER, matmul_peak, power_limit
 from tuner.cost.speed.roofline import Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.predict import Subject, predict

@@ -9,7 +9,7 @@ import pytest
 from estimate_samples import SEVEN_LINEARS, tiny_config, traced
 
 from tuner.core.records import MemoryCategory, Phase
-from tuner.cost.replay.memory import peak_memory
+from tuner.cost.memory import peak_memory
 from tuner.predict.tracing import recorder
 
 VARIANTS = [

@@ -79,9 +79,13 @@ def test_a_trainer_is_read_and_written(clone: Path) -> None:
 def test_a_strategy_proposes(clone: Path) -> None:
     plan = tuner(
         clone, "search", "--space", "tiny_cpu", "--gpu", "a6000", "--mode", "predict",
-        "--searcher", "strategy:LargestFirst", "--trials", "3", "--dry-run", "--json",
+        "--searcher", "strategy:FastestFirst", "--trials", "3", "--dry-run", "--json",
     )  # fmt: skip
-    assert json.loads(plan)["dry_run"]
+    baseline, *others = json.loads(plan)["trials"]
+    rates = [trial["predicted"]["samples_per_s"] for trial in others]
+    assert len(rates) == 2
+    assert baseline["predicted"]["samples_per_s"] < min(rates)
+    assert rates == sorted(rates, reverse=True)
 
 
 def test_a_gpu_and_a_model_are_known(clone: Path) -> None:

@@ -35,7 +35,7 @@ print("contexts:", len(begun))
     ("module", "contexts"),
     [
         ("tuner.predict.tracing.trace", 0),
-        pytest.param("tuner.cost.operators.cpu_kernels", 0, marks=pytest.mark.slow),
+        pytest.param("tuner.cost.operators.kernels", 0, marks=pytest.mark.slow),
         # What it does by itself, or this test would say nothing.
         pytest.param("bitsandbytes", 1, marks=pytest.mark.slow),
     ],

@@ -10,8 +10,8 @@ from measure_samples import knobs, model_folder
 from results_samples import GPU, SPACE, make_search, write_all
 
 from tuner.core.records import MemoryCategory
-from tuner.cost.memory_timeline import MemoryTimeline
 from tuner.cost.speed.processor import processor
+from tuner.cost.step_details import MemoryTimeline
 from tuner.predict.memory_timeline import MAX_POINTS, trace_timeline
 from tuner.predict.predict import predict, resolve_subject
 from tuner.report.memory_timeline import timeline_figure

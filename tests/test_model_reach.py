@@ -20,13 +20,13 @@ from tuner.app.cli.main import cli
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.core.records import MemoryCategory
-from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.library_memory import PROCESSOR
 from tuner.predict.compiler import deepening
 from tuner.predict.compiler.compile import layer_types, with_layers
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.predict import check_supported
-from tuner.predict.tracing.cpu_path import CpuPath
 from tuner.predict.tracing.cuda_path import CudaPath
+from tuner.predict.tracing.device_path import CpuPath
 from tuner.predict.training.quantized import adaptable_names
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture, get_entry, load_catalogue, resolve_config

@@ -9,9 +9,9 @@ from estimate_samples import configuration, tiny_config
 
 from tuner.core.records import MemoryCategory
 from tuner.core.units import MIB
+from tuner.cost.allocator import round_size
+from tuner.cost.memory import live_at_peak, peak_memory
 from tuner.cost.operators.timeline import Block
-from tuner.cost.replay.allocator import round_size
-from tuner.cost.replay.memory import live_at_peak, peak_memory
 from tuner.predict.tracing import trace as trace_module
 from tuner.predict.tracing.trace import Trace, trace
 from tuner.predict.training import get_workload

@@ -6,8 +6,8 @@ import torch
 
 from tuner.core.records import MemoryCategory
 from tuner.core.units import MIB
+from tuner.cost.memory import memory_history
 from tuner.cost.operators.timeline import Timeline
-from tuner.cost.replay.memory import memory_history
 from tuner.predict.tracing.recorder import Recorder
 
 

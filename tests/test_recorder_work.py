@@ -7,7 +7,7 @@ import torch
 from estimate_samples import SIZES, tiny_config, traced
 
 from tuner.core.records import MemoryCategory
-from tuner.cost.replay.memory import category_of
+from tuner.cost.memory import category_of
 from tuner.predict.tracing.recorder import Recorder
 
 M, N, K, BATCH = 3, 5, 7, 2

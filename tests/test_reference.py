@@ -10,7 +10,7 @@ from device_fakes import profile_of
 from tuner.core.errors import UnavailableError
 from tuner.core.host import CpuTimes
 from tuner.core.units import MIB
-from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.speed.processor import on_its_device, processor
 from tuner.cost.speed.profile import REFERENCE, load_profile
 from tuner.predict import measure_device, reference
@@ -18,10 +18,10 @@ from tuner.predict.reference import (
     POINTS,
     WORKLOAD,
     ReferenceRun,
+    calibrated_on_reference,
     model_config,
     run_reference,
 )
-from tuner.predict.reference_fit import calibrated_on_reference
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
 
@@ -100,7 +100,7 @@ def test_what_trainings_were_made_of_is_found_again(tmp_path):
 
 def _as_predicted(profile, point) -> ReferenceRun:
     """What a training takes where predictions are right."""
-    from tuner.cost.replay.memory import peak_memory
+    from tuner.cost.memory import peak_memory
     from tuner.cost.speed.kernel_times import ProcessorKernelTimes
     from tuner.cost.speed.roofline import step_times
     from tuner.predict.predict import step_work

@@ -13,7 +13,7 @@ from results_samples import GPU, SPACE, make_record, make_search, write_all
 
 from tuner.core.records import StageNumbers
 from tuner.core.units import GIB, printable
-from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
+from tuner.cost.step_details import MemoryTimeline, PhaseSpan
 from tuner.report.report import report_html
 from tuner.searches.facts import StageFacts
 from tuner.searches.store import ResultsFolder

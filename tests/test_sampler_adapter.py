@@ -17,9 +17,9 @@ from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Status, TrialRecord
 from tuner.core.setup.schemas import MemoryOrder
 from tuner.searches.candidates import Candidates
+from tuner.searches.proposer import Proposer
 from tuner.searches.request import SEARCHERS, check_searcher
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
-from tuner.searches.samplers import score
+from tuner.searches.strategies import Knowledge, open_mirror, score
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()
@@ -28,15 +28,15 @@ ALL = list(SPACE.configurations())
 THOROUGH = [*(name for name in SEARCHERS if name != "guided"), "optuna.samplers:NSGAIISampler"]
 
 
-def make(sampler="tpe", *, seed=0, trials=48, configurations=ALL, **options) -> SamplerAdapter:
+def make(sampler="tpe", *, seed=0, trials=48, configurations=ALL, **options) -> Proposer:
     candidates = Candidates(configurations, tuple(SPACE.knobs))
     if sampler == "guided":
         predictions = [outcome_of(c).prediction for c in configurations]
         options["knowledge"] = Knowledge(predictions)
-    return SamplerAdapter(candidates, sampler=sampler, seed=seed, trials=trials, **options)
+    return Proposer(candidates, sampler=sampler, seed=seed, trials=trials, **options)
 
 
-def run(adapter: SamplerAdapter, trials: int) -> list[Configuration]:
+def run(adapter: Proposer, trials: int) -> list[Configuration]:
     done = []
     while len(done) < trials and (configuration := adapter.propose()) is not None:
         adapter.tell(record_of(configuration))
@@ -245,7 +245,7 @@ def test_guided_proposes_what_may_fit_and_then_ends():
 
 def test_guided_without_predictions_can_be_told_but_not_asked():
     candidates = Candidates(ALL, tuple(SPACE.knobs))
-    adapter = SamplerAdapter(candidates, sampler="guided", seed=0, trials=5, initial=[ALL[1]])
+    adapter = Proposer(candidates, sampler="guided", seed=0, trials=5, initial=[ALL[1]])
     assert run(adapter, 1) == [ALL[1]]
     with pytest.raises(ValueError, match="prediction of each"):
         adapter.propose()
@@ -257,7 +257,7 @@ def test_what_cannot_fit_is_held_back_with_the_reason_and_revived_when_that_was_
     predictions = [outcome_of(c).prediction for c in ALL]
     candidates = Candidates(ALL, tuple(SPACE.knobs))
     knowledge = Knowledge(predictions, order)
-    adapter = SamplerAdapter(candidates, sampler=sampler, seed=0, trials=9, knowledge=knowledge)
+    adapter = Proposer(candidates, sampler=sampler, seed=0, trials=9, knowledge=knowledge)
     small, middle, large = (
         next(c for c in ALL if c["micro_batch"] == b and c["precision"] == "nf4") for b in (2, 4, 8)
     )

@@ -25,47 +25,21 @@ from tuner.app.cli.main import run
 from tuner.core.records import Outcome, Status
 from tuner.searches.front import pareto_front, samples_per_s
 from tuner.searches.guided.goals import Front
-from tuner.searches.guided.sampler import GuidedSampler
 from tuner.searches.journal import latest
 from tuner.searches.ranking import Ranking, give_up_rule
-from tuner.searches.ray.driver import make_adapter
+from tuner.searches.ray.driver import proposer_of
 from tuner.trial.base import GiveUp, Instructions
-
-
-class Watched(list):
-    """Notes which places are read."""
-
-    def __init__(self, values):
-        super().__init__(values)
-        self.read = []
-
-    def __getitem__(self, place):
-        self.read.append(place)
-        return super().__getitem__(place)
-
-    def __iter__(self):
-        raise AssertionError("all trials are looked through")
 
 
 @pytest.fixture(scope="module")
 def adapter():
     """One that knows 60 trials, with 5 more that run."""
-    adapter = make_adapter(request_of(100, "guided"))
+    adapter = proposer_of(request_of(100, "guided"))
     begun = [adapter.propose() for _ in range(65)]
     for configuration in begun[:60]:
         record = record_of(configuration, scattered(configuration, predicted(configuration)))
         adapter.tell(record)
     return adapter
-
-
-def test_learning_looks_at_what_is_new_and_what_runs(adapter):
-    guide = adapter.guide
-    assert isinstance(guide, GuidedSampler)
-    trials = Watched(adapter.study.get_trials(deepcopy=False))
-    guide.learn(trials)
-    assert len(trials) == 65
-    assert len(trials.read) == 5  # those that run
-    assert len(guide.experience.known) == 60
 
 
 def test_the_risk_of_all_candidates_is_worked_out_once_per_outcome(adapter):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from measure_samples import job, knobs, model_folder, quick
 
 from tuner.core.records import Measurement, Phase
-from tuner.cost.replay.memory import peak_memory
+from tuner.cost.memory import peak_memory
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
 from tuner.predict.training.base import Counts

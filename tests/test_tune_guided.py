@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +14,10 @@ from tuner.searches.facts import SpaceFacts
 from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal, goals_of, staircase
 from tuner.searches.guided.model import Prior, ResidualModel, features
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.sampler import MEMORY_CONSTRAINT, GuidedSampler
+from tuner.searches.guided.sampler import Guided
 from tuner.searches.objectives import objectives_of
 from tuner.searches.request import SearchRequest
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())
 CANDIDATES = Candidates(ALL, tuple(SPACE.knobs))
@@ -28,18 +26,12 @@ POOL = Pool.of(CANDIDATES, [outcome_of(c).prediction for c in ALL])
 
 def play(world, trials, *, pool=POOL, configurations=ALL, sampler=None):
     """Ask and tell; `world` gives a configuration's throughput and memory."""
-    sampler = sampler or GuidedSampler(pool, seed=0)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-    places = {tuple(sorted(p.items())): i for i, p in enumerate(pool.parameters)}
+    sampler = sampler or Guided(pool)
     done = []
-    for _ in range(trials):
-        trial = study.ask(dict(pool.distributions))
-        if sampler.exhausted:
-            break
-        place = places[tuple(sorted(trial.params.items()))]
+    while len(done) < trials and (place := sampler.choose()) is not None:
         speed, size = world(configurations[place])
         ran_out = size > pool.limit_bytes
-        study.tell(trial, (0.0, 2 * pool.limit_bytes) if ran_out else (speed, size))
+        sampler.end(place, (0.0, 2 * pool.limit_bytes) if ran_out else (speed, size))
         done.append((place, ran_out))
     return sampler, done
 
@@ -107,25 +99,9 @@ def test_no_candidate_is_proposed_twice_and_nothing_hopeless_at_all():
     sampler, done = play(predicted, len(ALL))
     places = [place for place, _ in done]
     assert len(set(places)) == len(places) < len(ALL)
-    assert sampler.exhausted
+    assert sampler.choose() is None
     left = set(range(len(ALL))) - set(places)
     assert sampler.oom_probability()[list(left)].min() > sampler.allowed_risk()
-
-
-def test_optimize_ends_by_itself_when_nothing_is_left():
-    sampler = GuidedSampler(POOL, seed=0)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-    places = {tuple(sorted(p.items())): i for i, p in enumerate(POOL.parameters)}
-
-    def objective(trial):
-        for name, distribution in POOL.distributions.items():
-            trial._suggest(name, distribution)
-        place = places.get(tuple(sorted(trial.params.items())))
-        return (1.0, 2 * POOL.limit_bytes) if place is None else predicted(ALL[place])
-
-    study.optimize(objective, n_trials=len(ALL))
-    assert sampler.exhausted
-    assert len(study.trials) < len(ALL)
 
 
 @settings(max_examples=15)
@@ -136,18 +112,10 @@ def test_optimize_ends_by_itself_when_nothing_is_left():
 )
 def test_what_probably_fits_is_never_pruned(told, speed_factor, memory_factor):
     """Every candidate with a risk that is allowed is still proposed, were it the last one."""
-    sampler = GuidedSampler(POOL, seed=0)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    sampler = Guided(POOL)
     for place in told:
         speed, size = predicted(ALL[place])
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(POOL.parameters[place]),
-                distributions=dict(POOL.distributions),
-                values=(speed * speed_factor, size * memory_factor),
-            )
-        )
-    sampler.learn(study.get_trials(deepcopy=False))
+        sampler.end(place, (speed * speed_factor, size * memory_factor))
     risk, allowed = sampler.oom_probability(), sampler.allowed_risk()
     ran_out = [p for p in told if predicted(ALL[p])[1] * memory_factor > POOL.limit_bytes]
     for place in sorted(set(range(len(ALL))) - set(told)):
@@ -162,25 +130,14 @@ def test_what_probably_fits_is_never_pruned(told, speed_factor, memory_factor):
 
 
 def test_trials_that_run_are_not_proposed_again():
-    sampler = GuidedSampler(POOL, seed=0)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-    asked = [study.ask(dict(POOL.distributions)).params for _ in range(8)]
-    assert len({tuple(sorted(p.items())) for p in asked}) == 8
+    sampler = Guided(POOL)
+    assert len({sampler.choose() for _ in range(8)}) == 8
 
 
-def test_enqueued_and_added_trials_teach_as_much_as_proposed_ones():
-    told, untold = (GuidedSampler(POOL, seed=0) for _ in range(2))
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=told)
+def test_trials_that_were_not_proposed_teach_too():
+    told, untold = (Guided(POOL) for _ in range(2))
     for place in range(0, len(ALL), 9):
-        speed, size = slow_without_checkpointing(ALL[place])
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(POOL.parameters[place]),
-                distributions=dict(POOL.distributions),
-                values=(speed, size),
-            )
-        )
-    told.learn(study.get_trials(deepcopy=False))
+        told.end(place, slow_without_checkpointing(ALL[place]))
     without = [i for i, c in enumerate(ALL) if not c["gradient_checkpointing"]]
     assert (
         told.experience.beliefs()[0].mean[without].mean()
@@ -189,40 +146,23 @@ def test_enqueued_and_added_trials_teach_as_much_as_proposed_ones():
 
 
 def test_failed_trials_and_other_violations_teach_nothing():
-    sampler = GuidedSampler(POOL, seed=0)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-    failed = study.ask(dict(POOL.distributions))
-    study.tell(failed, state=optuna.trial.TrialState.FAIL)
-    timed_out = study.ask(dict(POOL.distributions))
-    timed_out.set_constraint("did_not_train", 1.0)
-    study.tell(timed_out, (1.0, 2.0**30))
-    sampler.learn(study.get_trials(deepcopy=False))
+    sampler = Guided(POOL)
+    failed, timed_out = sampler.choose(), sampler.choose()
+    sampler.end(failed, failure="failed")
+    sampler.end(timed_out, (1.0, 2.0**30), failed=True)
     assert sampler.recommend() is None
     assert not sampler.experience.beliefs()[0].mean.any()
-    again = study.ask(dict(POOL.distributions)).params
-    assert again not in (failed.params, timed_out.params)
+    assert sampler.choose() not in (failed, timed_out)
 
 
 def test_running_out_of_memory_raises_the_risk_of_its_neighbours():
-    sampler = GuidedSampler(POOL, seed=0)
+    sampler = Guided(POOL)
     before = sampler.oom_probability()
     place = int(np.argmax(np.where(before < 0.05, POOL.device_bytes, 0)))
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-    study.enqueue_trial(dict(POOL.parameters[place]))
-    trial = study.ask(dict(POOL.distributions))
-    trial.set_constraint(MEMORY_CONSTRAINT, 1.0)
-    study.tell(trial, (0.0, 2 * POOL.limit_bytes))
-    sampler.learn(study.get_trials(deepcopy=False))
+    sampler.end(place, (0.0, 2 * POOL.limit_bytes))
     after = sampler.oom_probability()
     close = np.abs(POOL.device_bytes / POOL.device_bytes[place] - 1) < 0.1
     assert (after[close] > before[close]).all()
-
-
-def test_other_parameters_of_a_study_are_drawn_at_random():
-    study = optuna.create_study(
-        directions=["maximize", "minimize"], sampler=GuidedSampler(POOL, seed=0)
-    )
-    assert 0 <= study.ask().suggest_float("learning_rate", 0, 1) <= 1
 
 
 # -- the expected gain ----------------------------------------------------------------------
@@ -323,7 +263,7 @@ def test_bound_that_was_expected_changes_little_and_a_surprising_one_much():
 
 
 def test_what_ran_out_under_other_versions_is_riskier_and_may_be_tried():
-    plain, hinted = (GuidedSampler(POOL, seed=0) for _ in range(2))
+    plain, hinted = (Guided(POOL) for _ in range(2))
     # Close enough to the limit to be in doubt, and well enough to be tried.
     doubted = int(np.argmin(np.abs(plain.oom_probability() - 0.1)))
     hinted.experience.remember(doubted, (0.0, 2 * POOL.limit_bytes))
@@ -331,13 +271,13 @@ def test_what_ran_out_under_other_versions_is_riskier_and_may_be_tried():
     assert before < after < 1.0
     hinted.hold_back(np.arange(len(ALL)) != doubted)
     assert hinted.best_candidate() == doubted
-    told = GuidedSampler(POOL, seed=0)
+    told = Guided(POOL)
     told.experience.note(doubted, 0.0, 2 * POOL.limit_bytes)
     assert told.oom_probability()[doubted] > after
 
 
 def test_a_fit_now_outweighs_what_ran_out_then():
-    sampler, fresh = (GuidedSampler(POOL, seed=0) for _ in range(2))
+    sampler, fresh = (Guided(POOL) for _ in range(2))
     place = int(np.argmax(POOL.device_bytes <= POOL.usable_bytes))
     sampler.experience.remember(place, (0.0, 2 * POOL.limit_bytes))
     for each in (sampler, fresh):
@@ -355,7 +295,7 @@ def goals(*names):
 def test_other_objectives_get_the_front_that_was_asked_for():
     """Fast with a high rank: a search for throughput and memory has no reason to look there."""
     asked = goals("samples_per_s", "lora_rank")
-    _, done = play(slow_without_checkpointing, 24, sampler=GuidedSampler(POOL, goals=asked))
+    _, done = play(slow_without_checkpointing, 24, sampler=Guided(POOL, goals=asked))
     assert sum(ran_out for _, ran_out in done) <= 1
 
     def front(places):

@@ -18,11 +18,12 @@ from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import pareto_front
 from tuner.searches.journal import latest
 from tuner.searches.objectives import objectives_of
+from tuner.searches.proposer import Proposer
 from tuner.searches.ranking import MOST_RUNS, Ranking, give_up_rule, near_tie, to_verify
-from tuner.searches.ray.driver import make_adapter, search
+from tuner.searches.ray.driver import proposer_of, search
 from tuner.searches.request import SearchRequest, TrialDevice
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 from tuner.searches.state import SearchState
+from tuner.searches.strategies import Knowledge
 from tuner.trial.base import PLAIN, GiveUp, Instructions
 
 SPACE = FakeSpace()
@@ -155,7 +156,7 @@ class Verifying:
 def state_of(**changes) -> SearchState:
     asked = request(**changes)
     candidates = Candidates(list(SPACE.configurations()), tuple(SPACE.knobs))
-    adapter = SamplerAdapter(candidates, sampler="random", seed=0, trials=asked.trials)
+    adapter = Proposer(candidates, sampler="random", seed=0, trials=asked.trials)
     return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
 
 
@@ -229,7 +230,7 @@ def test_trials_of_other_versions_are_hints_and_are_run_again():
     assert all(map(asked.is_stale, old))
     other_model = dataclasses.replace(old[0], versions={"tuner": "0", "model": "another"})
     assert not asked.is_stale(other_model)
-    adapter = SamplerAdapter(
+    adapter = Proposer(
         candidates, sampler="guided", seed=0, trials=9, knowledge=Knowledge(predictions)
     )
     state = SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
@@ -237,19 +238,18 @@ def test_trials_of_other_versions_are_hints_and_are_run_again():
     state.reuse()
     assert (state.stale, state.reused, len(state.records)) == (6, 0, 0)
     assert candidates.untried_count == len(NF4)
-    fresh = SamplerAdapter(
+    fresh = Proposer(
         candidates, sampler="guided", seed=0, trials=9, knowledge=Knowledge(predictions)
     )
     for record in old:
         fresh.remember(record)
     hinted = fresh.guide.experience.beliefs()[1].sd
-    sure = SamplerAdapter(
+    sure = Proposer(
         Candidates(NF4, tuple(SPACE.knobs)), sampler="guided", seed=0, trials=9,
         knowledge=Knowledge(predictions),
     )  # fmt: skip
     for record in old:
         sure.tell(record)
-    sure.guide.learn(sure.study.get_trials(deepcopy=False))
     known = sure.guide.experience.beliefs()[1].sd
     place = candidates.place(FITTING[0])
     assert known[place] < hinted[place] < before[place]
@@ -263,7 +263,7 @@ class TestOtherObjectives:
     def test_nothing_is_given_up_for_being_slow(self):
         predictions = {c.key: outcome_of(c).prediction for c in SPACE.configurations()}
         asked = request(searcher="guided", predictions=predictions, objectives=self.OBJECTIVES)
-        adapter = make_adapter(asked)
+        adapter = proposer_of(asked)
         state = SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
         for number in range(3):
             assert state.propose(str(number)) is not None

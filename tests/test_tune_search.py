@@ -19,9 +19,9 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Source, Status, TrialRecord
 from tuner.searches.candidates import Candidates
 from tuner.searches.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
+from tuner.searches.proposer import Proposer
 from tuner.searches.ray.driver import search
 from tuner.searches.request import SearchOutcome, SearchRequest, StoppedBy
-from tuner.searches.sampler_adapter import SamplerAdapter
 from tuner.searches.state import SearchState
 
 SPACE = FakeSpace()
@@ -215,7 +215,7 @@ class TestSearch:
 def state_of(**changes) -> SearchState:
     asked = request(run_id="r", **changes)
     candidates = Candidates(list(asked.space.configurations()), tuple(asked.space.knobs))
-    adapter = SamplerAdapter(candidates, sampler="random", seed=0, trials=asked.trials)
+    adapter = Proposer(candidates, sampler="random", seed=0, trials=asked.trials)
     return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
 
 

@@ -26,9 +26,9 @@ from benchmarks.accuracy.harnesses import Case, express
 from benchmarks.accuracy.predictions import predict_all
 from benchmarks.accuracy.report import Comparison
 from benchmarks.accuracy.rows import read_rows
-from tuner.cost.calibration import correction
-from tuner.cost.calibration.calibrate import PROGRAM_PRIOR, prior_of
-from tuner.cost.calibration.interval import (
+from tuner.cost import correction
+from tuner.cost.calibrate import PROGRAM_PRIOR, prior_of
+from tuner.cost.interval import (
     Calibration,
     ErrorPrior,
     Interval,

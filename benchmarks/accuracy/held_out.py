@@ -22,9 +22,9 @@ from benchmarks.accuracy.coverage import (
     program_prior,
 )
 from benchmarks.accuracy.report import Comparison, rank_correlation
-from tuner.cost.calibration.calibrate import PROGRAM_PRIOR, prior_of
-from tuner.cost.calibration.correction import STEP as STEP_QUANTITY
-from tuner.cost.calibration.interval import Calibration, Interval
+from tuner.cost.calibrate import PROGRAM_PRIOR, prior_of
+from tuner.cost.correction import STEP as STEP_QUANTITY
+from tuner.cost.interval import Calibration, Interval
 from tuner.searches.front import PAIR_ERROR
 
 TRIALS, DRAWS = 5, 20

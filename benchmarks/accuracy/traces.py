@@ -120,8 +120,8 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
     from benchmarks.accuracy import attention, losses
     from benchmarks.accuracy.caching import CachingWorkload
     from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload
-    from tuner.cost.replay.allocator import replay
-    from tuner.cost.replay.memory import peak_memory
+    from tuner.cost.allocator import replay
+    from tuner.cost.memory import peak_memory
     from tuner.predict.predict import resolve_subject, step_work
     from tuner.predict.tracing.trace import trace
 

@@ -141,8 +141,8 @@ def _predicted(
 ) -> tuple[dict[str, Any], bool]:
     """What is predicted of a row, and whether it is to fit."""
     from tuner.core.records import Configuration
-    from tuner.cost.replay.allocator import AllocatorSettings, replay
-    from tuner.cost.replay.memory import peak_memory
+    from tuner.cost.allocator import AllocatorSettings, replay
+    from tuner.cost.memory import peak_memory
     from tuner.cost.speed.kernel_times import MeasuredKernelTimes
     from tuner.cost.speed.profile import find_profile, load_profile
     from tuner.predict.tracing.trace import trace

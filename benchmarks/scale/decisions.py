@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.scale.world import DEVICE, GPU, ScaleSpace, predicted, scattered
 from tuner.core.records import Configuration, Prediction
-from tuner.searches.ray.driver import make_adapter, quiet_optuna
+from tuner.searches.ray.driver import proposer_of, quiet_optuna
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.state import SearchState
 from tuner.trial.base import TrialRunner
@@ -52,7 +52,7 @@ def decide(
     with quiet_optuna():
         state = SearchState(
             dataclasses.replace(request),
-            make_adapter(request),
+            proposer_of(request),
             on_record=lambda record: None,
             on_progress=lambda progress: None,
         )

@@ -27,7 +27,8 @@ from tuner.core.setup.schemas import memory_order
 from tuner.predict.shortlist import shortlist
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.goals import staircase
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.proposer import Proposer
+from tuner.searches.strategies import Knowledge
 
 
 class Measured:
@@ -50,12 +51,12 @@ class Measured:
 
 
 class Proposed(Measured):
-    """A sampler of `search.sampler_adapter`: each configuration at most once, OOM a constraint.
+    """A strategy of a `Proposer`: each configuration at most once, OOM a constraint.
 
     That is more than plain Optuna has, which proposes invalid and repeated configurations.
     """
 
-    def __init__(self, table: Table, adapter: SamplerAdapter) -> None:
+    def __init__(self, table: Table, adapter: Proposer) -> None:
         super().__init__(table)
         self.adapter = adapter
         self._index = {c.key: i for i, c in enumerate(table.configurations)}
@@ -194,7 +195,7 @@ def optuna_searcher(name: str, table: Table, *, seed: int, trials: int) -> Propo
     candidates = Candidates(table.configurations, table.knobs)
     sampler = CLASSES.get(name, name)
     first = [table.baseline] if table.baseline is not None else []
-    adapter = SamplerAdapter(candidates, sampler=sampler, seed=seed, trials=trials, initial=first)
+    adapter = Proposer(candidates, sampler=sampler, seed=seed, trials=trials, initial=first)
     return Proposed(table, adapter)
 
 
@@ -206,7 +207,7 @@ def blind_searcher(table: Table, *, seed: int, trials: int) -> Proposed:
     candidates = Candidates(table.configurations, table.knobs)
     first = [table.baseline] if table.baseline is not None else []
     budget = MemoryBudget(int(table.limit_bytes), int(table.margin_bytes))
-    adapter = SamplerAdapter(
+    adapter = Proposer(
         candidates, sampler="guided", seed=seed, trials=trials, initial=first,
         knowledge=Knowledge(order=memory_order("causal_lm"), budget=budget),
     )  # fmt: skip
@@ -237,7 +238,7 @@ def shortlisted_searcher(name: str, table: Table, *, seed: int, trials: int) -> 
     number = round(trials * SHORTLIST_SHARE)
     chosen = shortlist(table.configurations, predictions, number)  # type: ignore[arg-type]
     candidates = Candidates(table.configurations, table.knobs)
-    adapter = SamplerAdapter(
+    adapter = Proposer(
         candidates, sampler=name, seed=seed, trials=trials, initial=[*baseline, *chosen]
     )
     return Proposed(table, adapter)

@@ -33,9 +33,10 @@ from tuner.core.records import (
 )
 from tuner.core.setup.schemas import memory_order
 from tuner.searches.candidates import Candidates
+from tuner.searches.proposer import Proposer
 from tuner.searches.request import SearchRequest, TrialDevice
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 from tuner.searches.state import SearchState
+from tuner.searches.strategies import Knowledge
 from tuner.space import SearchSpace, load_space
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import TrialRunner
@@ -80,7 +81,7 @@ def decisions_s(space: SearchSpace, gpu: Gpu, sampler: str, trials: int) -> list
         predictions=predictions,
         run_id="r",
     )
-    adapter = SamplerAdapter(
+    adapter = Proposer(
         Candidates(configurations, tuple(space.knobs)),
         sampler=request.searcher,
         seed=0,

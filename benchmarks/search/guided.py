@@ -1,9 +1,6 @@
-"""`guided` as the benchmark runs it: the sampler in an Optuna study, told outcomes as values."""
+"""`guided` as the benchmark runs it: asked and told without the search around it."""
 
 from __future__ import annotations
-
-import optuna
-from optuna.trial import TrialState
 
 from benchmarks.search.baselines import Measured
 from benchmarks.search.replay import Asked
@@ -17,44 +14,34 @@ from benchmarks.search.scenarios import (
 )
 from benchmarks.search.tables import DEVICE, LOADED, SAMPLES_PER_S, STEP, Table
 from tuner.searches.candidates import Candidates
+from tuner.searches.guided import sampler
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.sampler import GuidedSampler
 
 
 class Guided(Measured):
     """The sampler alone, without the adapter around it."""
 
-    def __init__(self, table: Table, *, seed: int) -> None:
+    def __init__(self, table: Table) -> None:
         super().__init__(table)
-        self.sampler = GuidedSampler(pool_of(table), seed=seed)
-        self._index = {
-            tuple(sorted(p.items())): i for i, p in enumerate(self.sampler.pool.parameters)
-        }
-        self._study = optuna.create_study(directions=["maximize", "minimize"], sampler=self.sampler)
-        self._trial: optuna.Trial | None = None
+        self.sampler = sampler.Guided(pool_of(table))
 
     def ask(self) -> Asked | None:
         """The sampler's next configuration."""
-        trial = self._study.ask(dict(self.sampler.pool.distributions))
-        if self.sampler.exhausted:
-            return None
-        self._trial = trial
-        return Asked(self._index[tuple(sorted(trial.params.items()))])
+        place = self.sampler.choose()
+        return None if place is None else Asked(place)
 
     def tell(self, asked: Asked, trial: Trial) -> None:
-        """Tell the study."""
+        """Tell the sampler."""
         super().tell(asked, trial)
-        assert self._trial is not None
         if trial.failed:
-            self._study.tell(self._trial, state=TrialState.FAIL)
+            self.sampler.end(asked.index, failure="failed")
         elif trial.device_bytes is None or trial.samples_per_s is None:
-            self._study.tell(self._trial, (0.0, 2 * self.table.limit_bytes))
+            self.sampler.end(asked.index, (0.0, 2 * self.table.limit_bytes))
         else:
-            self._study.tell(self._trial, (trial.samples_per_s, trial.device_bytes))
+            self.sampler.end(asked.index, (trial.samples_per_s, trial.device_bytes))
 
     def recommend(self) -> int | None:
-        """What the sampler recommends."""
-        self.sampler.learn(self._study.get_trials(deepcopy=False))
+        """The sampler's recommendation."""
         return self.sampler.recommend()
 
 

@@ -33,7 +33,7 @@ def _optuna(name: str) -> Maker:
 
 
 SEARCHERS: Mapping[str, Maker] = {
-    "guided": lambda table, seed, trials: Guided(table, seed=seed),
+    "guided": lambda table, seed, trials: Guided(table),
     "layers": lambda table, seed, trials: Layers(table),
     "blind": lambda table, seed, trials: blind_searcher(table, seed=seed, trials=trials),
     "tpe": _optuna("tpe"),

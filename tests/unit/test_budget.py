@@ -13,7 +13,8 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 from tuner.core.errors import InputError
 from tuner.searches.candidates import Candidates
 from tuner.searches.progress import Budget, Meter, Spent, StoppedBy
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.proposer import Proposer
+from tuner.searches.strategies import Knowledge
 
 HOUR_S = 3600.0
 
@@ -91,11 +92,11 @@ class TestBudget:
 
 
 class TestExpectedGain:
-    def adapter(self, sampler: str = "guided") -> SamplerAdapter:
+    def adapter(self, sampler: str = "guided") -> Proposer:
         space = FakeSpace()
         candidates = Candidates(list(space.configurations()), tuple(space.knobs))
         predictions = [outcome_of(c).prediction for c in candidates.configurations]
-        return SamplerAdapter(
+        return Proposer(
             candidates, sampler=sampler, seed=0, trials=40, knowledge=Knowledge(predictions)
         )
 

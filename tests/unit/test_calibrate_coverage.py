@@ -22,8 +22,8 @@ from benchmarks.accuracy.coverage import (
     probable_priors,
     within_gpu,
 )
-from tuner.cost.calibration.calibrate import prior_of
-from tuner.cost.calibration.interval import Calibration, Observation
+from tuner.cost.calibrate import prior_of
+from tuner.cost.interval import Calibration, Observation
 
 
 def row(

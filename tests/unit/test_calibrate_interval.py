@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.cost.calibration.interval import (
+from tuner.cost.interval import (
     COVERAGE,
     Calibration,
     ErrorPrior,

@@ -20,14 +20,14 @@ from tuner.core.records import (
     TrialRecord,
 )
 from tuner.core.units import GIB
-from tuner.cost.calibration.calibrate import (
+from tuner.cost.calibrate import (
     Calibrations,
     calibrations_from,
     observations_of,
     prior_intervals,
     prior_of,
 )
-from tuner.cost.calibration.correction import (
+from tuner.cost.correction import (
     ALLOCATED,
     DEVICE,
     QUANTITIES,

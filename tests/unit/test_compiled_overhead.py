@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.core.units import KIB, MIB
+from tuner.cost.allocator import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES, replay
 from tuner.cost.compiled import SEGMENTS, CompiledPasses, Events, Replayed
 from tuner.cost.polynomial import Probe, Terms, fit
-from tuner.cost.replay.allocator import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES, replay
-from tuner.predict.compiler.overhead import EXACT_UP_TO, anchors, interpolate
+from tuner.predict.compiler.structure import EXACT_UP_TO, anchors, interpolate
 
 PROBES = (Probe(11, 640, 13), Probe(7, 896, 17))
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.units import KIB, MIB
-from tuner.cost.replay.allocator import (
+from tuner.cost.allocator import (
     AllocatorSettings,
     CachingAllocator,
     replay,

@@ -20,7 +20,7 @@ from tuner.core.units import GIB
 from tuner.report.terminal.progress import progress_line
 from tuner.searches import open_trials as trial_record
 from tuner.searches.journal import JournalWriter, read_journal
-from tuner.searches.ray.driver import make_adapter
+from tuner.searches.ray.driver import proposer_of
 from tuner.searches.request import SearchRequest, StoppedBy
 from tuner.searches.state import SearchState
 from tuner.searches.store import ResultsFolder
@@ -64,7 +64,7 @@ def drive(asked: SearchRequest, outcome, most: int = 3 * COUNT) -> tuple[SearchS
     """Run the trials of a search one after another, without Ray."""
     records, moments = [], []
     state = SearchState(
-        asked, make_adapter(asked), on_record=records.append, on_progress=moments.append
+        asked, proposer_of(asked), on_record=records.append, on_progress=moments.append
     )
     for number in range(most):
         name = str(number)
@@ -147,7 +147,7 @@ class TestClock:
         known = read_journal(tmp_path / "trials.jsonl").records
         assert known == jumped.records
         resumed = SearchState(
-            dataclasses.replace(asked, resume=known), make_adapter(asked),
+            dataclasses.replace(asked, resume=known), proposer_of(asked),
             on_record=lambda r: None, on_progress=lambda p: None,
         )  # fmt: skip
         resumed.reuse()

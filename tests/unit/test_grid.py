@@ -13,7 +13,7 @@ from grid_samples import EVIL, make_grid
 from tuner.app.cli.estimate import command as estimate
 from tuner.app.cli.main import run
 from tuner.app.grid import GPUS, MODELS
-from tuner.predict.compiler.overhead import LARGEST_GPU_BYTES
+from tuner.predict.compiler.structure import LARGEST_GPU_BYTES
 from tuner.report.grid import grid_csv, grid_html
 from tuner.space.gpus import load_catalogue
 from tuner.space.models.catalogue import get_entry

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import optuna
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.records import MemoryBudget, Status
@@ -13,10 +12,10 @@ from tuner.core.setup.schemas import MemoryOrder
 from tuner.core.units import GIB
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.sampler import GuidedSampler
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.guided.sampler import Guided
+from tuner.searches.proposer import Proposer
+from tuner.searches.strategies import Knowledge
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())
 CANDIDATES = Candidates(ALL, tuple(SPACE.knobs))
@@ -31,24 +30,17 @@ def pool(told_bytes=None) -> Pool:
     return dataclasses.replace(found, device_bytes=size, loaded_bytes=0.45 * found.device_bytes)
 
 
-def play(told: Pool, true_bytes, trials: int) -> tuple[GuidedSampler, list[int]]:
+def play(told: Pool, true_bytes, trials: int) -> tuple[Guided, list[int]]:
     """Ask and tell; throughput is as predicted."""
-    sampler = GuidedSampler(told, seed=0)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-    places = {tuple(sorted(p.items())): i for i, p in enumerate(told.parameters)}
+    sampler = Guided(told)
     done = []
-    for _ in range(trials):
-        trial = study.ask(dict(told.distributions))
-        if sampler.exhausted:
-            break
-        place = places[tuple(sorted(trial.params.items()))]
+    while len(done) < trials and (place := sampler.choose()) is not None:
         size = float(true_bytes[place])
         fits = size <= told.limit_bytes
-        study.tell(
-            trial, (told.samples_per_s[place], size) if fits else (0.0, 2 * told.limit_bytes)
+        sampler.end(
+            place, (told.samples_per_s[place], size) if fits else (0.0, 2 * told.limit_bytes)
         )
         done.append(place)
-    sampler.learn(study.get_trials(deepcopy=False))
     return sampler, done
 
 
@@ -94,7 +86,7 @@ class TestPriorThatIsTooDark:
 
 def test_the_adapter_says_what_was_never_tried():
     predictions = [outcome_of(c).prediction for c in ALL]
-    adapter = SamplerAdapter(
+    adapter = Proposer(
         Candidates(ALL, tuple(SPACE.knobs)), sampler="guided", seed=0, trials=9,
         knowledge=Knowledge(predictions),
     )  # fmt: skip
@@ -121,7 +113,7 @@ def test_one_level_that_takes_more_is_not_held_against_the_others():
     """Some of bf16 ran out of memory: what is told of nf4 stands, and its best is soon tried."""
     told = pool()
     true = told.device_bytes * np.where(NF4, 1.0, 1.25)
-    sampler = GuidedSampler(told, seed=0)
+    sampler = Guided(told)
     before = sampler.oom_probability().copy()
     ran_out = np.flatnonzero(~NF4 & (true > told.limit_bytes))[:2]
     for place in ran_out:
@@ -146,7 +138,7 @@ class TestWithoutPredictions:
     def search(self, trials: int, known=()) -> list:
         configurations = list(self.wide.configurations())
         budget = MemoryBudget(GPU.memory_bytes, GPU.memory_bytes // 50)
-        adapter = SamplerAdapter(
+        adapter = Proposer(
             Candidates(configurations, tuple(self.wide.knobs)), sampler="guided", seed=0,
             trials=trials, initial=configurations[:1],
             knowledge=Knowledge(order=self.order, budget=budget),

@@ -12,7 +12,7 @@ from results_samples import make_memory, make_speed
 
 from tuner.core.records import Configuration, MemoryBudget, Prediction
 from tuner.core.units import GIB
-from tuner.predict.inert import InertKnob, inert_knobs
+from tuner.predict.candidates import InertKnob, inert_knobs
 
 KNOBS = {
     "micro_batch": (1, 2, 4),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.core.units import GIB, MIB
-from tuner.cost.nccl import CONNECTION_BYTES, nccl_bytes
+from tuner.cost.library_memory import CONNECTION_BYTES, nccl_bytes
 from tuner.space.gpus import get_gpu
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from tuner.cost.compiled import SEGMENTS
 from tuner.cost.operators.timeline import MASK, Work
-from tuner.cost.speed.operators import most_expensive
 from tuner.cost.speed.roofline import Roofline, StepWork, step_times
+from tuner.cost.step_details import most_expensive
 from tuner.cost.work_arrays import WorkArrays
 from tuner.space.gpus import get_gpu
 

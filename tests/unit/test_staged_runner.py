@@ -11,10 +11,10 @@ import pytest
 from test_stages import prediction
 
 from tuner.core.records import Measurement, Outcome, Source, Status, TrialRecord
-from tuner.cost.calibration.calibrate import observations_of
-from tuner.cost.calibration.correction import multiplied, uncorrected
+from tuner.cost.calibrate import observations_of
+from tuner.cost.correction import multiplied, uncorrected
 from tuner.predict.stages import combine, hardest_first
-from tuner.searches.samplers import score
+from tuner.searches.strategies import score
 from tuner.space import configure, load_space
 from tuner.trial.base import PLAIN, GiveUp, Instructions
 from tuner.trial.staged import StagedFactory, StagedRunner

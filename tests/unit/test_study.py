@@ -20,7 +20,8 @@ from optuna.trial import TrialState
 from tune_fakes import GPU, FakeSpace, device_bytes, outcome_of, record_of, samples_per_s
 
 from tuner.searches.candidates import Candidates
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
+from tuner.searches.proposer import Proposer
+from tuner.searches.strategies import Knowledge, open_mirror
 
 TRIALS = 6
 START_TIMEOUT_S = 300.0
@@ -33,7 +34,7 @@ def study_path(tmp_path):
     space = FakeSpace()
     candidates = Candidates(list(space.configurations()), tuple(space.knobs))
     predictions = [outcome_of(c).prediction for c in candidates.configurations]
-    adapter = SamplerAdapter(
+    adapter = Proposer(
         candidates,
         sampler="guided",
         seed=0,

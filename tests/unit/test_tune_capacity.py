@@ -7,6 +7,7 @@ from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of
 
 from tuner.core.errors import UnavailableError
 from tuner.searches.candidates import Candidates
+from tuner.searches.proposer import Proposer
 from tuner.searches.ray.callbacks import IDLE_S, RequestedResources, WorkerCache
 from tuner.searches.ray.rooms import (
     FIXED_CLUSTER,
@@ -18,7 +19,6 @@ from tuner.searches.ray.rooms import (
     fits_on,
 )
 from tuner.searches.request import SearchRequest, StoppedBy
-from tuner.searches.sampler_adapter import SamplerAdapter
 from tuner.searches.state import LOSSES_THAT_END_A_SEARCH, SearchState
 from tuner.space.gpus import get_gpu
 
@@ -54,7 +54,7 @@ class World:
         states = [
             SearchState(
                 request,
-                SamplerAdapter(
+                Proposer(
                     Candidates(list(SMALL_SPACE.configurations()), tuple(SMALL_SPACE.knobs)),
                     sampler="random", seed=0, trials=40,
                 ),

@@ -11,7 +11,7 @@ from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Exhausted, Outcome, Status
 from tuner.searches.failures import FAILURES_THAT_END, MOST_FAILURES, Failures, failure_of
-from tuner.searches.ray.driver import make_adapter
+from tuner.searches.ray.driver import proposer_of
 from tuner.searches.request import SEARCHERS, SearchRequest
 from tuner.searches.state import SearchState
 
@@ -37,7 +37,7 @@ def search(outcome, *, searcher="guided", trials=30, resume=()):
         predictions={c.key: outcome_of(c).prediction for c in ALL},
     )  # fmt: skip
     state = SearchState(
-        request, make_adapter(request), on_record=lambda r: None, on_progress=lambda p: None
+        request, proposer_of(request), on_record=lambda r: None, on_progress=lambda p: None
     )
     state.reuse()
     tried = []
@@ -181,6 +181,6 @@ def test_who_resumes_knows_what_failed():
 
 def test_a_crash_says_nothing_of_memory():
     state, _ = search(crash, trials=2)
-    told, untold = state._adapter.guide, make_adapter(state._request).guide
+    told, untold = state._adapter.guide, proposer_of(state._request).guide
     assert np.array_equal(told.oom_probability(), untold.oom_probability())
     assert told.failures.probability().min() < 1

@@ -11,12 +11,13 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.core.setup.schemas import MemoryOrder
-from tuner.cost.calibration.calibrate import calibrations_from
+from tuner.cost.calibrate import calibrations_from
 from tuner.searches.candidates import Candidates
 from tuner.searches.held_back import MOST_RISK
+from tuner.searches.proposer import Proposer
 from tuner.searches.request import write_pruned
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 from tuner.searches.store import ResultsFolder
+from tuner.searches.strategies import Knowledge
 
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())
@@ -28,10 +29,10 @@ FITS = {
 }
 
 
-def make(sampler: str, order: MemoryOrder | None = None) -> SamplerAdapter:
+def make(sampler: str, order: MemoryOrder | None = None) -> Proposer:
     candidates = Candidates(ALL, tuple(SPACE.knobs))
     knowledge = Knowledge(PREDICTED, order or MemoryOrder())
-    return SamplerAdapter(candidates, sampler=sampler, seed=0, trials=20, knowledge=knowledge)
+    return Proposer(candidates, sampler=sampler, seed=0, trials=20, knowledge=knowledge)
 
 
 def trial(configuration, factor: float, name: str):
@@ -111,7 +112,7 @@ def test_a_known_oom_prunes_with_the_trial_that_ran_out_and_the_host_s_does_not(
 
 def test_where_nothing_seems_to_fit_the_likeliest_is_tried_once():
     tight = [dataclasses.replace(p, budget=MemoryBudget(1)) for p in PREDICTED]
-    adapter = SamplerAdapter(
+    adapter = Proposer(
         Candidates(ALL, tuple(SPACE.knobs)), sampler="random", seed=0, trials=9,
         knowledge=Knowledge(tight),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue
+from tuner.core.setup.common import QUANTIZED
 from tuner.core.supervised import Tail
 from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.emulator.emulation import Emulation
@@ -183,7 +184,7 @@ def _forced(knob: str, wanted: Mapping[str, KnobValue], program: Program) -> Arr
     """Checkpointing that a call turns on, whatever the trainer's argument says."""
     if knob != "gradient_checkpointing" or wanted[knob] is not False:
         return None
-    is_quantized = wanted.get("precision", "nf4") in ("nf4", "int8")
+    is_quantized = wanted.get("precision", "nf4") in QUANTIZED
     for call in checkpoint_calls(program.sources):
         if call.prepares and not is_quantized:
             continue  # peft does so for quantised models only

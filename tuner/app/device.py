@@ -51,7 +51,7 @@ _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """A CUDA device of this machine; `gpu` is its type, None when nobody knows it."""
+    """A CUDA device of this machine; `gpu` is its type, None when it is unknown."""
 
     index: int
     name: str

@@ -21,15 +21,15 @@ from tuner.space.models.trainable import model_defaults
 from tuner.trial.base import outcome_versions
 
 if TYPE_CHECKING:
-    from tuner.cost.calibration.calibrate import Calibrations
+    from tuner.cost.calibrate import Calibrations
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
-    """What is predicted of one configuration; `stages` says it of each, where there are some.
+    """The prediction of one configuration, and of each of its `stages`.
 
-    `corrected_by` is the number of trials whose measurements corrected the prediction
-    (`tuner.app.estimate`); `prediction.corrections` has the factors.
+    `corrected_by` is the number of trials whose measurements corrected the prediction;
+    `prediction.corrections` has the factors.
     """
 
     space: SearchSpace
@@ -143,7 +143,7 @@ class Corrector:
         It ignores predicted trials and those of other GPU types, devices and memory sizes. Raises
         `InputError` for a journal that cannot be read.
         """
-        from tuner.cost.calibration.calibrate import calibrations_from
+        from tuner.cost.calibrate import calibrations_from
 
         ran = _on_device(comparable(folder.read().records, target), target.gpu)
         return cls(len(ran), target.space.name, calibrations_from(ran))

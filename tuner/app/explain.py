@@ -20,10 +20,10 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Measurement, Prediction
 from tuner.core.records.reading import written
 from tuner.core.units import format_size, significant
+from tuner.cost.memory import category_of, live_at_peak
 from tuner.cost.operators.timeline import Timeline
-from tuner.cost.replay.memory import category_of, live_at_peak
 from tuner.cost.speed.kernel_times import on_measured_device
-from tuner.cost.speed.operators import OperatorTime
+from tuner.cost.step_details import OperatorTime
 from tuner.predict.memory_timeline import operators_of
 from tuner.predict.predict import step_work
 from tuner.predict.training import get_workload

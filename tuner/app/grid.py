@@ -16,7 +16,7 @@ from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, Prediction
-from tuner.cost.operators.workspace import cublas_workspace_bytes
+from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict.compiler.structure import kernels_like
 from tuner.predict.compiling import in_forks

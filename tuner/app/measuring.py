@@ -211,7 +211,7 @@ def require_one_machine(machines: int) -> None:
 
 
 def _for_ranks(found: Measuring | Predicting, count: int) -> Measuring | Predicting:
-    """The same with `count` GPUs a trial; the ranks of a processor share its cores."""
+    """`found` with `count` GPUs a trial; the ranks of a processor share its cores."""
     if count == 1 or isinstance(found, Predicting) or found.device == CPU:
         return found
     if found.local and len(found.local) < count:
@@ -305,7 +305,7 @@ def _measuring(
 
 
 def cpu_share(devices: int) -> int:
-    """Processors of one trial where each of so many devices runs one.
+    """Processors of one trial where each of `devices` runs one.
 
     On the processor there is one device: two trials at once would slow each other down.
     """

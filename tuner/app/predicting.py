@@ -11,8 +11,8 @@ from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, MemoryCategory, Prediction
-from tuner.cost.calibration.calibrate import prior_intervals
-from tuner.cost.calibration.correction import DEVICE, RESERVED
+from tuner.cost.calibrate import prior_intervals
+from tuner.cost.correction import DEVICE, RESERVED
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict.predict import check_supported
 from tuner.predict.predictor import COMPILED_TOLERANCE, OnProgress, PredictionJob, Predictor

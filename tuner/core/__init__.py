@@ -1,1 +1,1 @@
-"""What every room uses: words, units, errors, settings, records, GPU types and processes."""
+"""The words, units, errors, settings, records, GPU types and processes that every room uses."""

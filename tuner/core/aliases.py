@@ -1,4 +1,4 @@
-"""What trainers and people call the knobs and their values: the only table of such names."""
+"""Names that trainers and people use for settings and their values: the only such table."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
 
 
 def meant(word: str, allowed: Iterable[str]) -> str | None:
-    """What tuner calls `word`, if that is among `allowed`; None for a word that means nothing.
+    """Tuner's own name for `word`, if it is among `allowed`; None for an unknown word.
 
     A name that stands for a value too is answered with both: "precision=nf4" for "load_in_4bit".
     """

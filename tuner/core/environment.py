@@ -21,7 +21,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def trial_environment(threads: int) -> dict[str, str]:
-    """What a trial sees in a search and by hand: `threads` processors, the driver's device order.
+    """The environment of a trial: `threads` processors, and the driver's device order.
 
     A trial computes with as many threads as it has processors, whatever the user's shell says:
     two trials of one configuration are to measure the same.
@@ -79,7 +79,7 @@ _SHAPES = re.compile(
 
 
 def names_secret(name: str) -> bool:
-    """Whether an environment variable of this name holds a token or a password."""
+    """True if an environment variable of this name holds a token or a password."""
     upper = name.upper()
     return _NAME.search(upper) is not None and _NO_SECRET.search(upper) is None
 

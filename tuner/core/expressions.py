@@ -129,7 +129,7 @@ class Expression:
             ) from None
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether the condition is true for `values`. Raises `InputError` if it is not one."""
+        """True if the condition holds. Raises `InputError` if it is not a condition."""
         result = self.evaluate(values)
         if not isinstance(result, bool):
             raise InputError(

@@ -79,7 +79,7 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def owned_folder(*, for_ray: bool = True) -> Iterator[tuple[Path, int]]:
-    """The same, with the descriptor by which it is owned: a process that is forked closes it.
+    """A scratch folder and the descriptor of its lock, which a forked process closes.
 
     If it is not `for_ray`, it lies where TMPDIR says, however long its path is.
     """
@@ -111,7 +111,7 @@ def clear_left(parent: Path) -> None:
     if sys.platform == "win32":
         return  # no locks of this kind, and no owners
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # of somebody else, or gone meanwhile
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -126,7 +126,7 @@ def _own(folder: Path) -> int:
     """The descriptor of the folder's lock, which is there under its name only once it is locked."""
     draft = folder / f"{OWNER}.new"
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: nobody clears it later
+    with contextlib.suppress(OSError):  # no locks on this file system, so it is never cleared later
         _lock(descriptor)
         draft.rename(folder / OWNER)
     return descriptor

@@ -33,7 +33,7 @@ VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
 def not_supported(vendor: str) -> str:
-    """What is said of a GPU of another vendor than NVIDIA."""
+    """The message about a GPU of another vendor than NVIDIA."""
     return f"no GPU of {vendor} is supported"
 
 
@@ -80,7 +80,7 @@ class Gpu:
 
     @property
     def price_source(self) -> str | None:
-        """Where the price comes from; None where there is no price."""
+        """The source of the price; None without a price."""
         return self.sources.get("price") if self.price_usd_per_hour is not None else None
 
     def unsupported_reason(self, precision: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine: its processor, and what a process may use.
+"""The processor and memory of this machine, and the limits of a process, from the operating system.
 
 Read from the kernel's files: the commands that only read results load this module, and psutil would
 be a good part of their time. It has no processor's name, no container's limit and no peak either.
@@ -163,7 +163,7 @@ def peak_resident_bytes() -> int:
 
 
 def data_bytes() -> int:
-    """What this process has asked for of its own (VmData), which RLIMIT_DATA limits."""
+    """The private memory that this process asked for (VmData), which RLIMIT_DATA limits."""
     return _own_fact("VmData:")
 
 

@@ -9,7 +9,7 @@ import enum
 
 
 class Source(enum.StrEnum):
-    """Where a number comes from, from the least to the most that can be relied on.
+    """The source of a number, from the least to the most reliable.
 
     `EMULATED` is what a program took that ran on a GPU that is not there (`tuner.emulator`): its
     memory is the allocator's own, its time an estimate.
@@ -26,7 +26,7 @@ class Source(enum.StrEnum):
 
 
 class Status(enum.StrEnum):
-    """How a trial ended. Out of memory is an outcome, not an error."""
+    """The end of a trial. Out of memory is an outcome, not an error."""
 
     OK = "ok"
     OOM = "oom"
@@ -43,7 +43,7 @@ SAYS_NOTHING = (Status.CRASHED, Status.TIMEOUT, Status.INVALID, Status.INTERRUPT
 
 
 class MemoryCategory(enum.StrEnum):
-    """What a byte of device memory is used for at the peak."""
+    """The use of a byte of device memory at the peak."""
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
@@ -60,7 +60,7 @@ class MemoryCategory(enum.StrEnum):
 
 
 class Exhausted(enum.StrEnum):
-    """Which memory ran out in a trial that ended with `Status.OOM`."""
+    """The memory that ran out in a trial that ended with `Status.OOM`."""
 
     DEVICE = "device"
     """The memory of the device that trains: what a search learns limits from."""

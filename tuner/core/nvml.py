@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of a device: memory in use, by whom, driver version.
+"""A device as the NVIDIA driver sees it: memory in use, its processes, driver version.
 
 Reading it creates no CUDA context, so a process that will fork may ask. Everything is None
 where the driver does not answer (no NVIDIA driver, or a container that hides processes). A
@@ -125,7 +125,7 @@ def device_use(index: int = 0, *, pid: int | None = None) -> DeviceUse | None:
 
 
 def device_identity(index: int = 0) -> DeviceIdentity | None:
-    """What CUDA device `index` is; None without an NVIDIA driver."""
+    """The identity of CUDA device `index`; None without an NVIDIA driver."""
     with _handle(index) as found:
         if found is None:
             return None
@@ -167,7 +167,7 @@ SLOWDOWNS: Mapping[int, str] = {
     0x80: "power brake",
 }
 """Why clocks are lower than they could be (nvml.h, nvmlClocksEventReasons). Not among them: an
-idle GPU (0x1), and clocks that somebody set (0x2, 0x100)."""
+idle GPU (0x1), and clocks set by an administrator (0x2, 0x100)."""
 
 
 class DeviceReader:
@@ -217,7 +217,7 @@ class DeviceReader:
         return None if now is None or most is None else (now * 1e6, most * 1e6)
 
     def slowdowns(self) -> tuple[str, ...] | None:
-        """What holds the clocks down, in the words of `SLOWDOWNS`."""
+        """The reasons for low clocks, in the words of `SLOWDOWNS`."""
         reasons = self._read("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:
             return None

@@ -1,4 +1,4 @@
-"""What an ending means: the one place that knows how failures of libraries and kernels read.
+"""Classifies the end of a trial, by the texts in which libraries and kernels fail.
 
 Everything that is known of a trial that ended is an `Ending`; `classify` makes an `Outcome` of
 it. It needs neither torch nor a GPU, so that the supervising process can call it. What is not
@@ -16,25 +16,25 @@ from typing import Any
 
 from tuner.core.environment import all_masked, masked
 from tuner.core.records import Exhausted, Measurement, Outcome, Phase, Source, Status
-from tuner.core.units import parse_bytes
+from tuner.core.units import last_lines, parse_bytes
 
 MESSAGE_CHARS = 600
-"""A message in the journal is cut here; the whole log is the runner's `last_log`."""
+"""Messages in the journal are cut to this length; the runner's `last_log` has the whole log."""
 
 LOG_CHARS = 4000
-"""How far back from the end of a log the cause of a death is looked for."""
+"""This many characters at the end of a log are searched for the cause of a failure."""
 
 STEPS_PER_RETRY = 2
 """A configuration is thrashing when the allocator retries in every second timed step or more.
 
 At a retry PyTorch's allocator gives its cache back to the driver, which waits for the device, and
-asks again (PyTorch, "CUDA memory management", num_alloc_retries). One or two may happen while
-the first steps find their blocks; memory that is short costs one again and again.
+asks again (PyTorch, "CUDA memory management", num_alloc_retries). The first steps may need one or
+two; scarce memory needs them again and again.
 """
 
 
 class _Verdict(enum.Enum):
-    """What a text says. Values are names of groups in `_TEXTS`."""
+    """The meaning of a text. Values are names of groups in `_TEXTS`."""
 
     POISONED = "poisoned"
     DEVICE = "device"
@@ -88,9 +88,6 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 
-_CRASH = "Fatal Python error"  # faulthandler
-_STACK_LINES = 5
-
 _DEVICE_ERROR = "OutOfMemoryError"  # torch's, under whatever module it is found
 _HOST_ERROR = "builtins.MemoryError"
 _INVALID_ERROR = "tuner.core.errors.InputError"
@@ -129,16 +126,16 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """All that is known of a trial that ended.
+    """The facts about a trial that ended.
 
-    - `device` is the torch device string that it was to run on.
-    - `exit_code` is as in `subprocess`: negative for a signal; None when it is not known.
-    - `facts` is what the child had reported of itself, the last value of each name.
-    - `measurement` is its result (`Measurement.to_dict`), `raised` what ended it instead.
-    - `oom_kills` counts processes of this control group that the kernel killed for want of
-      memory meanwhile; None where the kernel does not tell.
+    - `device` is its torch device string.
+    - `exit_code` is as in `subprocess`: negative for a signal, None when unknown.
+    - `facts` has the last value of each name that the child reported.
+    - `measurement` is its result (`Measurement.to_dict`), `raised` the exceptions without one.
+    - `oom_kills` counts processes of this control group that the kernel killed for lack of memory;
+      None when the kernel does not tell.
     - `left_processes` are ids of processes of the trial that could not be ended.
-    - `starter_died`: the process that starts trials ended, and took the trial with it.
+    - `starter_died`: the process that starts trials ended, and the trial with it.
     """
 
     device: str
@@ -155,7 +152,7 @@ class Ending:
     duration_s: float = 0.0
 
     def masked(self, secrets: Collection[str]) -> Ending:
-        """The same, with these secrets and known tokens masked in all that the trial said."""
+        """A copy with these secrets and known tokens masked in every text of the trial."""
         return replace(
             self,
             facts=all_masked(self.facts, secrets),
@@ -166,29 +163,29 @@ class Ending:
 
     @property
     def phase(self) -> str | None:
-        """The phase that the trial was in when it was last heard of."""
+        """The last phase that the trial reported."""
         phase = self.facts.get("phase")
         return str(phase) if phase in set(Phase) else None
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether an error text or the end of a log says that memory ran out, whichever it was."""
+    """True if an error text or log reports that memory of the device or the host ran out."""
     return _verdict(text) in (_Verdict.DEVICE, _Verdict.HOST)
 
 
 def is_lost_peer(text: str) -> bool:
-    """Whether an error of one rank of a trial only says that another rank has ended."""
+    """True if the error of a rank only reports that another rank ended."""
     return _LOST_PEER.search(text) is not None
 
 
 def requested_bytes(text: str) -> int | None:
-    """The size of the allocation that failed, where an out-of-memory text names it."""
+    """The size of the failed allocation, if an out-of-memory text has it."""
     found = _REQUESTED.search(text)
     return parse_bytes(found[1].replace(" bytes", " B")) if found else None
 
 
 def unavailable(ending: Ending) -> str | None:
-    """The text of an error that is not the trial's doing (something the machine lacks), if so."""
+    """The text of an error of the machine, not of the trial; None for any other."""
     if ending.measurement is not None or not ending.raised:
         return None
     first = ending.raised[0]
@@ -200,10 +197,10 @@ def unavailable(ending: Ending) -> str | None:
 
 
 def classify(ending: Ending) -> Outcome:
-    """The outcome of a trial that ended like this; emulated numbers are in their own field.
+    """The outcome of a trial.
 
-    What the trial itself said comes first (a result, an exception), then what was done to it
-    (given up, timed out), then how its process died, and last what its log says.
+    Its own result or exception comes first, then an interruption or a time limit, then the end of
+    its process, and last its log.
     """
     if ending.measurement is not None:
         return _measured(ending, Measurement.from_dict(ending.measurement))
@@ -229,12 +226,8 @@ def _measured(ending: Ending, measurement: Measurement) -> Outcome:
             f"{retries} allocator retries in {measurement.steps} steps: memory is barely enough, "
             "and costs speed"
         )
-    return Outcome.of(
-        status,
-        measurement,
-        message="; ".join(filter(None, (message, _left_text(ending)))),
-        duration_s=ending.duration_s,
-    )
+    text = _with_left(message, ending)
+    return Outcome.of(status, measurement, message=text, duration_s=ending.duration_s)
 
 
 def _raised(ending: Ending) -> Outcome:
@@ -250,7 +243,7 @@ def _raised(ending: Ending) -> Outcome:
 
 
 def _cause(ending: Ending) -> tuple[_Verdict | None, Raised]:
-    """The first exception of the chain that says something, and what."""
+    """The first exception of the chain with a known meaning, and that meaning."""
     for link in ending.raised:
         names = {kind.rpartition(".")[2] for kind in link.kinds}
         verdict = _verdict(link.text)
@@ -266,7 +259,7 @@ def _cause(ending: Ending) -> tuple[_Verdict | None, Raised]:
 
 
 def _died(ending: Ending) -> Outcome:
-    """No result, no exception: only how the process ended, and its log."""
+    """Judge by the exit code and the log, without a result or an exception."""
     if ending.oom_kills and _was_killed(ending.exit_code):
         text = f"{_exit_text(ending)}: the kernel killed a process for lack of memory"
         return _outcome(ending, Status.OOM, text, exhausted=Exhausted.HOST)
@@ -274,12 +267,12 @@ def _died(ending: Ending) -> Outcome:
         text = "interrupted, because the process that starts trials ended"
         return _outcome(ending, Status.INTERRUPTED, text)
     tail = ending.log_tail[-LOG_CHARS:]
-    # A signal other than that of abort() comes from outside or from a bug: what the log says
-    # of memory was then survived.
+    log = last_lines(tail, MESSAGE_CHARS // 2)
+    # Signals other than abort()'s come from outside or from a bug: the trial survived any lack of
+    # memory in its log.
     verdict = _verdict(tail) if _ended_by_itself(ending.exit_code) else None
     if verdict in (_Verdict.DEVICE, _Verdict.HOST):
-        return _out_of_memory(ending, verdict, f"{_exit_text(ending)}: {_last_lines(tail)}")
-    log = _last_lines(tail)
+        return _out_of_memory(ending, verdict, f"{_exit_text(ending)}: {log}")
     text = f"{_exit_text(ending)}; its log ends: {log}" if log else _exit_text(ending)
     return _outcome(ending, Status.CRASHED, text)
 
@@ -309,14 +302,14 @@ def _outcome(
         status,
         phase=ending.phase,
         requested_bytes=size_bytes,
-        message="; ".join(filter(None, (message, _left_text(ending)))),
+        message=_with_left(message, ending),
         duration_s=ending.duration_s,
         exhausted=exhausted,
     )
 
 
 def _verdict(text: str) -> _Verdict | None:
-    """What the text says; the last thing where it says several, as later lines of a log do."""
+    """The last known meaning in a text, as later lines of a log count more."""
     found = list(_TEXTS.finditer(text))
     if not found:
         return None
@@ -324,7 +317,7 @@ def _verdict(text: str) -> _Verdict | None:
 
 
 def _was_killed(exit_code: int | None) -> bool:
-    """By SIGKILL, directly or, as shells say it, by way of a process in between."""
+    """True for SIGKILL, also as the exit code of a shell in between."""
     return exit_code in (None, -signal.SIGKILL, 128 + signal.SIGKILL)
 
 
@@ -343,34 +336,14 @@ def _exit_text(ending: Ending) -> str:
 
 
 def signal_name(number: int) -> str:
-    """A signal as people know it: "SIGKILL"."""
+    """The name of a signal: "SIGKILL"."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _last_lines(log: str) -> str:
-    """The end of a log on one line; where Python itself crashed, the top of its stack."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
-    if crashes:
-        return " | ".join(lines[crashes[-1] : crashes[-1] + _STACK_LINES])
-    return " | ".join(_end_of(lines, MESSAGE_CHARS // 2))
-
-
-def _end_of(lines: list[str], chars: int) -> list[str]:
-    """As many whole lines as fit, or the end of the last one."""
-    start, kept = len(lines), 0
-    while start > 0 and kept + len(lines[start - 1]) <= chars:
-        start -= 1
-        kept += len(lines[start])
-    if start == len(lines):
-        return [line[-chars:] for line in lines[-1:]]
-    return lines[start:]
-
-
-def _left_text(ending: Ending) -> str:
-    if not ending.left_processes:
-        return ""
-    return f"could not be ended: process {', '.join(map(str, ending.left_processes))}"
+def _with_left(message: str, ending: Ending) -> str:
+    """The message, with the processes that could not be ended."""
+    left = ", ".join(map(str, ending.left_processes))
+    return "; ".join(filter(None, (message, left and f"could not be ended: process {left}")))

@@ -59,7 +59,7 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         product = 1
         for size in self.shape:
             product *= size
@@ -67,7 +67,7 @@ class TensorEntry:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in a file."""
+        """The size in a file."""
         return self.elements * ELEMENT_BITS[self.dtype] // 8
 
 
@@ -145,7 +145,7 @@ def _require_holes(folder: Path) -> None:
 
 
 def disk_bytes(paths: Iterable[Path]) -> int:
-    """What files take on disk, which is less than their length where they have holes."""
+    """The disk space of files, less than their length if they have holes."""
     return sum(512 * path.stat().st_blocks for path in paths)  # POSIX: blocks are of 512 bytes
 
 
@@ -165,13 +165,13 @@ def read_header(path: Path | str) -> tuple[dict[str, Any], int]:
 
 
 def says_hollow(fields: Mapping[str, Any]) -> bool:
-    """Whether a header is that of a hollow file."""
+    """True if the header belongs to a file without weights."""
     metadata = fields.get("__metadata__")
     return isinstance(metadata, dict) and metadata.get(HOLLOW_KEY) == HOLLOW_VALUE
 
 
 def is_hollow(path: Path | str) -> bool:
-    """Whether a file, or any safetensors file of a folder, is hollow."""
+    """True if the file, or any safetensors file of the folder, is hollow."""
     path = Path(path)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return any(_is_hollow_file(file) for file in files)

@@ -64,7 +64,7 @@ def format_range(low: float, high: float, shown: Callable[[float], str]) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` with so many significant digits and no exponent: more would feign accuracy."""
+    """`value` with `digits` significant digits and no exponent."""
     if value == 0:
         return "0"
     rounded = f"{value:.{digits - 1}e}"
@@ -112,3 +112,27 @@ def printable(text: str) -> str:
 def _spelled(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+_CRASH = "Fatal Python error"  # faulthandler
+_STACK_LINES = 5
+
+
+def last_lines(log: str, chars: int) -> str:
+    """The end of a log on one line; the top of the stack if Python itself crashed."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
+    if crashes:
+        return " | ".join(lines[crashes[-1] : crashes[-1] + _STACK_LINES])
+    return " | ".join(_end_of(lines, chars))
+
+
+def _end_of(lines: list[str], chars: int) -> list[str]:
+    """The whole lines that fit, or the end of the last one."""
+    start, kept = len(lines), 0
+    while start > 0 and kept + len(lines[start - 1]) <= chars:
+        start -= 1
+        kept += len(lines[start])
+    if start == len(lines):
+        return [line[-chars:] for line in lines[-1:]]
+    return lines[start:]

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.kinds import MemoryCategory, Phase
-from tuner.cost.operators.workspace import CUBLAS_WORKSPACE_BYTES
-from tuner.cost.polynomial import Terms
-from tuner.cost.replay.allocator import (
+from tuner.cost.allocator import (
     MIN_BLOCK_BYTES,
     SMALL_LIMIT_BYTES,
     SMALL_SEGMENT_BYTES,
     replay,
 )
+from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
+from tuner.cost.polynomial import Terms
 
 CATEGORIES = tuple(MemoryCategory)
 
@@ -47,7 +47,7 @@ backward pass."""
 
 
 class Replayed(NamedTuple):
-    """What the allocator has beside the blocks asked for, in bytes, from a replay.
+    """Bytes that the allocator holds beside the requested blocks, from a replay.
 
     `free_bytes` is reserved and not allocated. The others are the rests inside of allocated
     blocks that were not worth splitting off, when each phase has its peak; `end_bytes` when the
@@ -78,7 +78,7 @@ class Events:
     spans: NDArray[np.int64]
 
     def is_consistent(self, sizes: int) -> bool:
-        """Whether these are events of blocks that have one of so many sizes."""
+        """Check that the blocks of the events have one of this number of `sizes`."""
         return (
             self.events.ndim == 2
             and self.events.shape[1] == 2
@@ -90,7 +90,7 @@ class Events:
         )
 
     def replayed(self, block_bytes: Floats) -> Replays:
-        """What the allocator adds with one micro-step and with two, for blocks of sizes (U,).
+        """Bytes that the allocator adds with one micro-step and with two, for blocks of sizes (U,).
 
         Only the large pool is replayed. Of the small one, whose segments of 2 MiB fill up
         without rests, it is enough to know how much of it was in use at most.
@@ -148,7 +148,7 @@ _TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "idle", "froz
 
 
 def _within(numbers: NDArray[Any], limit: int) -> bool:
-    """Whether all numbers can be indices of so many items."""
+    """Check that all numbers can be indices of `limit` items."""
     return bool((numbers >= 0).all() and (numbers < limit).all())
 
 
@@ -237,7 +237,7 @@ class CompiledPasses:
         return moved
 
     def replayed(self, point: Floats) -> Replays:
-        """What replaying the allocator adds at a point (3,), with one micro-step and with more.
+        """Bytes that a replay adds at a point (3,), with one micro-step and with more.
 
         Free memory beside what is allocated comes from the few large blocks around the output
         head and within one layer, and further layers repeat the same sizes: it is that of the
@@ -256,7 +256,7 @@ class CompiledPasses:
         return Replayed(shallow.free_bytes, *rests)
 
     def depends_on_length_alone(self) -> bool:
-        """Whether a size grows with the square of the length, as eager attention's do."""
+        """True if a size grows with the square of the length, as eager attention's do."""
         used = self.sizes.coefficients != 0
         return bool((self.sizes.exponents[:, :, 1][used] > 1).any())
 

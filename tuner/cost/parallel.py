@@ -1,4 +1,4 @@
-"""What training on several GPUs adds to the time of one rank: what ranks send each other.
+"""Training on several GPUs: the time of exchanges between ranks and machines.
 
 DistributedDataParallel sends a bucket of gradients on its way as soon as backward has filled it.
 Sources: torch/csrc/distributed/c10d/reducer.cpp and torch/distributed/fsdp/_fully_shard of
@@ -17,8 +17,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import format_gib
+from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.operators.timeline import Timeline
-from tuner.cost.operators.workspace import PROCESSOR
 from tuner.cost.rank_memory import buckets_of, memory_of_rank, replicated
 from tuner.cost.speed.processor import on_its_device
 from tuner.cost.speed.profile import DeviceProfile
@@ -90,7 +90,7 @@ def times_of_ranks(
 def exchange_of(
     timeline: Timeline, gradient_bytes: Sequence[int], configuration: Configuration
 ) -> Exchange:
-    """What the ranks of a traced step send each other."""
+    """The exchange between the ranks of a traced step."""
     if Parallelism.of(configuration).is_replicated:
         return Exchange(tuple(buckets_of(gradient_bytes)), tensors=len(gradient_bytes))
     micro_steps = int(str(configuration.get("grad_accum", 1)))
@@ -124,10 +124,9 @@ def sharded_exchange(timeline: Timeline, micro_steps: int, *, copies: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the ranks of a step send each other, in bytes a rank.
+    """Bytes that each rank sends in a step.
 
-    `buckets` are gradients in the order in which backward fills them, once a step, from so many
-    `tensors`.
+    `buckets` are the gradients of `tensors` tensors, in the order in which backward fills them.
     `gathered` are weights that each micro-step collects anew, and `scattered` gradients that
     every rank keeps a share of, both under fsdp2, hsdp and ZeRO. `summed` are the shares of
     gradients that the copies of a model add up under hsdp.
@@ -201,7 +200,7 @@ class Links:
 
     @classmethod
     def of(cls, gpu: Gpu, link_bytes_per_s: float, parallelism: Parallelism) -> Links:
-        """What a protocol leaves of the rates of the catalogue, or of those measured on a host."""
+        """Rates that the protocol leaves of the catalogue's, or those measured on a host."""
         share = 1.0 if gpu.compute_capability == PROCESSOR else LINK_SHARE
         network = gpu.network_bytes_per_s
         several = parallelism.machines > 1 and network is not None

@@ -135,7 +135,7 @@ class Terms:
         self.exponents = exponents
 
     def is_consistent(self) -> bool:
-        """Whether the arrays belong together."""
+        """Check that the arrays belong together."""
         shape = (len(self.coefficients), 2)
         return bool(
             self.coefficients.shape == shape

@@ -2,7 +2,7 @@
 
 DistributedDataParallel keeps a second copy of all gradients in buckets. Sources:
 torch/csrc/distributed/c10d/reducer.cpp and comm.cpp, torch/nn/parallel/distributed.py
-(PyTorch 2.13). What NCCL takes says `tuner.cost.nccl`.
+(PyTorch 2.13). What NCCL takes says `tuner.cost.library_memory`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryCategory, Phase, Prediction
 from tuner.core.setup.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.core.units import MIB, format_size
-from tuner.cost.nccl import nccl_bytes
-from tuner.cost.operators.workspace import PROCESSOR
-from tuner.cost.replay.allocator import round_size
+from tuner.cost.allocator import round_size
+from tuner.cost.library_memory import PROCESSOR, nccl_bytes
 from tuner.cost.speed.profile import DeviceProfile
 
 FIRST_BUCKET_BYTES = MIB
@@ -156,7 +155,7 @@ def nccl_of(gpu: Gpu, configuration: Configuration) -> int | None:
 
 
 def nccl_text(gpu: Gpu, configuration: Configuration) -> str:
-    """What a prediction of several GPUs says of NCCL; empty on a processor."""
+    """Notes on NCCL in a prediction of several GPUs; empty on a processor."""
     if gpu.compute_capability == PROCESSOR:
         return ""
     counted = nccl_of(gpu, configuration)
@@ -194,7 +193,7 @@ def loaded_whole(prediction: Prediction, alone: Prediction) -> Prediction:
 
 
 def _live_broadcasting(live_bytes: int, gpu: Gpu, profile: DeviceProfile | None) -> int:
-    """What is resident while ranks on a processor broadcast, as live bytes of a step.
+    """Resident bytes while ranks on a processor broadcast, as live bytes of a step.
 
     `on_its_device` makes resident bytes of live ones as they are in a step. The copies have gone
     by then: they are whole blocks, which malloc gives back, and most of what a step needs beside
@@ -206,7 +205,7 @@ def _live_broadcasting(live_bytes: int, gpu: Gpu, profile: DeviceProfile | None)
 
 
 def pages_of(profile: DeviceProfile | None, configuration: Configuration) -> int | None:
-    """What is resident beside the tensors of ranks on a processor that give back what they free.
+    """Resident bytes beside the tensors of ranks on a processor that return freed memory.
 
     None where they do not, and where the profile does not know.
     """
@@ -221,7 +220,7 @@ def pages_of(profile: DeviceProfile | None, configuration: Configuration) -> int
 
 
 def memory_of_rank(gpu: Gpu, parallelism: Parallelism) -> int:
-    """What one rank may take: a GPU of its own, or its part of the machine's memory."""
+    """Memory of one rank: a GPU of its own, or its part of the machine's memory."""
     if gpu.compute_capability == PROCESSOR:
         return gpu.memory_bytes // parallelism.ranks
     return gpu.memory_bytes

@@ -59,7 +59,7 @@ class WorkArrays:
         )
 
     def take(self, places: NDArray[np.int64]) -> WorkArrays:
-        """The same operators at some of the points, in this order, repeated where asked."""
+        """These operators at some of the points, in this order, with repetitions."""
         return replace(
             self,
             flops=self.flops[:, places],
@@ -81,7 +81,7 @@ class WorkArrays:
 
 
 def executions_of(timeline: Timeline, *, step: int) -> NDArray[np.int64]:
-    """How often each operator of a trace runs in a step's passes: (segments, 2, W).
+    """Executions of each operator of a trace in a step's passes: (segments, 2, W).
 
     The second axis tells operators that repeat a checkpointed forward from all others.
     """
@@ -95,7 +95,7 @@ def executions_of(timeline: Timeline, *, step: int) -> NDArray[np.int64]:
 
 
 def optimizer_executions_of(timeline: Timeline, *, step: int) -> NDArray[np.int64]:
-    """How often each operator of a trace runs in a step's optimizer phase: (W,)."""
+    """Executions of each operator of a trace in a step's optimizer phase: (W,)."""
     counts = np.zeros(len(timeline.works), dtype=np.int64)
     for op in timeline.ops:
         mark = timeline.marks[op.mark]

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
-from tuner.cost.nccl import nccl_bytes
+from tuner.cost.library_memory import nccl_bytes
 from tuner.emulator.build import build
 from tuner.emulator.here import DEVICE_VARIABLE, LIBRARIES_VARIABLE
 from tuner.emulator.properties import (

@@ -15,14 +15,14 @@ from typing import Any
 from tuner.core.gpu import Gpu
 from tuner.core.records import Phase
 from tuner.core.setup.distributed_knobs import Parallelism
-from tuner.cost.calibration.calibrate import step_factors
-from tuner.cost.calibration.interval import Floats, in_quadrature
+from tuner.cost.calibrate import step_factors
+from tuner.cost.interval import Floats, in_quadrature
 from tuner.cost.operators.timeline import Work
 from tuner.cost.parallel import NETWORK, Links, unknown_rate
 from tuner.cost.speed.kernel_times import on_measured_device
-from tuner.cost.speed.operators import MOST_EXPENSIVE, OperatorTime
-from tuner.cost.speed.product_rates import matmul_peak
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.speed.rates import matmul_peak
+from tuner.cost.step_details import MOST_EXPENSIVE, OperatorTime
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
 

@@ -14,13 +14,18 @@ import os
 import sys
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tuner.core.files import user_cache
+from tuner.core.records import Prediction
+from tuner.cost.compiled import CompiledPasses, Replayed, Replays
+from tuner.predict.compiler.optimizer_step import CompiledOptimizer, compile_optimizer
+from tuner.predict.compiler.structure import Point
 
 FOLDER_VARIABLE = "TUNER_CACHE"
 """Environment variable that names the folder; "off" switches the cache off."""
@@ -31,7 +36,7 @@ _CHECKSUM_BYTES = 32
 
 
 def cache_folder() -> Path | None:
-    """Where entries are kept: $TUNER_CACHE, else the user's cache folder; None when off."""
+    """The folder of entries: $TUNER_CACHE, else the user's cache folder; None when off."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named == "off":
         return None
@@ -122,7 +127,7 @@ def delete(name: str) -> None:
 
 
 def _checksum(file: str, content: bytes) -> bytes:
-    """Of an entry under its name: one that was put under another is as good as damaged."""
+    """Digest of an entry under its name: an entry under another name counts as damaged."""
     return hashlib.sha256(file.encode() + b"\0" + content).digest()
 
 
@@ -163,3 +168,64 @@ def _delete(file: str) -> None:
             (folder / file).unlink(missing_ok=True)
         except OSError:
             return
+
+
+def read_passes(entry: str) -> CompiledPasses | None:
+    """The compiled structure in this entry; None where there is none that is whole."""
+    arrays = read_arrays(entry)
+    if arrays is None:
+        return None
+    try:
+        return CompiledPasses.from_arrays(arrays)
+    except (KeyError, TypeError, ValueError, IndexError):
+        delete(entry)
+        return None
+
+
+def read_replays(entry: str) -> dict[Point, Replays]:
+    """The replays in this entry, by point."""
+    return _parsed(entry, _replays) or {}
+
+
+def _replays(stored: Any) -> dict[Point, Replays]:
+    return {
+        tuple(map(int, point)): (Replayed(*map(int, once)), Replayed(*map(int, more)))
+        for *point, once, more in stored
+    }
+
+
+def read_optimizer(entry: str) -> CompiledOptimizer | None:
+    """The compiled optimizer step in this entry; None where there is none that is whole."""
+    return _parsed(entry, CompiledOptimizer.from_dict)
+
+
+def read_prediction(entry: str) -> Prediction | None:
+    """The prediction in this entry; None where there is none that is whole."""
+    return _parsed(entry, Prediction.from_dict)
+
+
+_Stored = TypeVar("_Stored")
+
+
+def _parsed(entry: str, parse: Callable[[Any], _Stored]) -> _Stored | None:
+    """The entry's JSON as parsed by `parse`; an entry that cannot be parsed is deleted."""
+    stored = read_json(entry)
+    if stored is None:
+        return None
+    try:
+        return parse(stored)
+    except (KeyError, TypeError, ValueError):
+        delete(entry)
+        return None
+
+
+def build_optimizer(
+    entry: str, name: str, sizes: Sequence[tuple[int, int, str]], *, clip: float, scaled: bool
+) -> CompiledOptimizer:
+    """Compile the step of an optimizer over parameters of (numel, count, kind), and store it."""
+    trainable: Counter[tuple[int, str]] = Counter()
+    for numel, count, kind in sizes:
+        trainable[numel, kind] += count
+    compiled = compile_optimizer(name, trainable, max_grad_norm=clip, scaled=scaled)
+    write_json(entry, compiled.to_dict())
+    return compiled

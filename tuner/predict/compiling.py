@@ -18,10 +18,15 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Prediction
 from tuner.cost.compiled import CompiledPasses, Replays
-from tuner.cost.operators.workspace import CUBLAS_WORKSPACE_BYTES
+from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.predict.compiler.overhead import LARGEST_GPU_BYTES, Point, anchors, replay_all
-from tuner.predict.compiler.structure import Structure
+from tuner.predict.compiler.structure import (
+    LARGEST_GPU_BYTES,
+    Point,
+    Structure,
+    anchors,
+    replay_all,
+)
 from tuner.predict.predict import Subject, predict
 
 Answer = tuple[CompiledPasses | str, dict[Point, Replays]]
@@ -57,7 +62,7 @@ def answers(
     *,
     workers: int,
 ) -> Iterable[tuple[Request, Answer]]:
-    """What each request asks for, in the order in which it is done.
+    """The parts of each request, in the order of work.
 
     `known` are the replays that there are; `subject` is needed where a structure is to be
     compiled. With fewer than two workers, or one request, this process does it.
@@ -73,7 +78,7 @@ def answers(
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is the same for all configurations that are traced."""
+    """The facts shared by all traced configurations."""
 
     gpu: Gpu
     margin_fraction: float | None

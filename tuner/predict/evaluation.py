@@ -18,7 +18,7 @@ from tuner.cost.compiled import (
     Replayed,
     Replays,
 )
-from tuner.cost.operators.workspace import PROCESSOR, cublas_workspace_bytes
+from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
 from tuner.cost.speed.roofline import (
     KernelTimes,
     Roofline,
@@ -29,8 +29,7 @@ from tuner.cost.speed.roofline import (
 )
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer, work_arrays
-from tuner.predict.compiler.overhead import Point, anchors, interpolate
-from tuner.predict.compiler.structure import VARIABLE_KNOBS, Structure
+from tuner.predict.compiler.structure import VARIABLE_KNOBS, Point, Structure, anchors, interpolate
 from tuner.predict.predict import grad_accum_of
 
 

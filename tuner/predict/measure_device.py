@@ -17,7 +17,6 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.nvml import device_identity, device_use
 from tuner.core.units import MIB
 from tuner.cost.speed import microbench
-from tuner.cost.speed.link import measure_link
 from tuner.cost.speed.measure_plan import (
     MeasurePlan,
     cpu_plan,
@@ -26,6 +25,7 @@ from tuner.cost.speed.measure_plan import (
     traffic_sizes,
 )
 from tuner.cost.speed.microbench import Stopwatch
+from tuner.cost.speed.processor import measure_link
 from tuner.cost.speed.profile import (
     REFERENCE,
     AttentionRate,
@@ -33,8 +33,7 @@ from tuner.cost.speed.profile import (
     MatmulRate,
     TrafficRate,
 )
-from tuner.predict.reference import run_reference
-from tuner.predict.reference_fit import calibrated_on_reference
+from tuner.predict.reference import calibrated_on_reference, run_reference
 from tuner.space.gpus import match_device
 
 Report = Callable[[str], None]

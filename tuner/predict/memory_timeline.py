@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Phase
-from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
+from tuner.cost.library_memory import PROCESSOR
+from tuner.cost.memory import category_of, memory_history, rounded_sizes
 from tuner.cost.operators.timeline import Mark, Timeline
-from tuner.cost.operators.workspace import PROCESSOR
-from tuner.cost.replay.memory import category_of, memory_history, rounded_sizes
 from tuner.cost.speed.kernel_times import on_measured_device
-from tuner.cost.speed.operators import OperatorTime, most_expensive
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.roofline import KernelTimes, StepWork, pass_times, step_times
+from tuner.cost.step_details import MemoryTimeline, OperatorTime, PhaseSpan, most_expensive
 from tuner.predict.predict import Subject, grad_accum_of, require_supported, step_work
 
 if TYPE_CHECKING:  # tracing imports torch

@@ -11,10 +11,11 @@ import numpy as np
 from tuner.core.errors import InputError, Problem
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryBudget, Prediction, Speed
+from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.core.setup.schemas import unmodelled
-from tuner.cost.calibration.calibrate import prior_intervals
-from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.calibrate import prior_intervals
+from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.parallel import exchange_of, times_of_ranks
 from tuner.cost.rank_memory import (
     buckets_of,
@@ -26,8 +27,8 @@ from tuner.cost.rank_memory import (
 )
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.processor import on_its_device
-from tuner.cost.speed.product_rates import matmul_peak
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.speed.rates import matmul_peak
 from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
 from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
 from tuner.predict.training import get_workload, tokens_per_sample
@@ -42,8 +43,6 @@ WITHOUT = "without the effect of"
 """Precedes the settings that a method ignores."""
 
 METHOD = "trace of two optimizer steps at full depth"
-
-_COMPUTE_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def _flash_attention_problems(configuration: Configuration, gpu: Gpu) -> list[Pr
         least = ".".join(map(str, _FLASH_ATTENTION_FROM))
         reason = f"{asked} on {gpu.name}: it needs a GPU of compute capability {least} or more"
         return [Problem(reason, where="attention")]
-    knob = "compute_dtype" if configuration["precision"] in ("nf4", "int8") else "precision"
+    knob = "compute_dtype" if configuration["precision"] in QUANTIZED else "precision"
     dtype = configuration.get(knob)
     if dtype in ("fp32", "tf32") and configuration.get("mixed_precision", "no") == "no":
         reason = f"{asked} with {knob} {dtype}: it takes fp16 and bf16 only"
@@ -125,7 +124,7 @@ def predict(
     A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot run
     it or the model cannot be built from it.
     """
-    from tuner.cost.replay.memory import peak_memory
+    from tuner.cost.memory import peak_memory
     from tuner.predict.compiler.deepening import trace_deep
 
     gpu, kernel_times, rates = on_measured_device(gpu, profile)
@@ -279,9 +278,9 @@ def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | 
     """Model FLOP/s over the dense peak of the precision in which most products run."""
     mixed = str(configuration.get("mixed_precision", "no"))
     precision = mixed if mixed != "no" else str(configuration["precision"])
-    if precision in ("nf4", "int8"):
+    if precision in QUANTIZED:
         precision = "bf16"
     if precision not in gpu.flops:
         return None
-    dtype = _COMPUTE_DTYPES[precision]
+    dtype = TORCH_DTYPES[precision]
     return flops_per_s / matmul_peak(gpu, dtype, allow_tf32=precision == "tf32")

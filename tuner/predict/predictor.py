@@ -26,9 +26,15 @@ from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.processor import on_its_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict import cache
+from tuner.predict.cache import (
+    build_optimizer,
+    read_optimizer,
+    read_passes,
+    read_prediction,
+    read_replays,
+)
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer
-from tuner.predict.compiler.overhead import Point
-from tuner.predict.compiler.structure import Structure
+from tuner.predict.compiler.structure import Point, Structure
 from tuner.predict.compiling import Circumstances, Request, answers, trace_all
 from tuner.predict.evaluation import Evaluation, gradient_bytes, point_of
 from tuner.predict.predict import (
@@ -39,13 +45,6 @@ from tuner.predict.predict import (
     require_supported,
     resolve_subject,
     speed_of,
-)
-from tuner.predict.stored import (
-    build_optimizer,
-    read_optimizer,
-    read_passes,
-    read_prediction,
-    read_replays,
 )
 from tuner.space.models.catalogue import architecture
 
@@ -65,7 +64,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PredictionJob:
-    """What is predicted: a workload and a model, by name; cheap to make and to send."""
+    """The subject of predictions: a workload and a model, by name; cheap to make and to send."""
 
     workload: str
     model: str
@@ -131,7 +130,7 @@ class Predictor:
 
     @property
     def at_once(self) -> int:
-        """How many configurations `traced` works on at the same time."""
+        """Number of configurations that `traced` works on at the same time."""
         return max(1, self._workers)
 
     def traced(
@@ -142,7 +141,7 @@ class Predictor:
         margin_fraction: float | None = None,
         profile: DeviceProfile | None = None,
     ) -> list[Prediction]:
-        """The same as `predict` from traces at full depth: seconds for each, kept on disk."""
+        """Predict from traces at full depth: seconds for each, kept on disk."""
         self._require_supported(configurations, gpu)
         entries = [
             cache.entry_name(
@@ -295,7 +294,7 @@ class Predictor:
 
 
 def _is_traced_in_full(configuration: Configuration) -> bool:
-    """Whether sizes are no polynomials of those of a few layers.
+    """True if sizes are not polynomials of those of a few layers.
 
     What is sharded is rounded, tiles have a largest, and some optimizers depend on shapes.
     """

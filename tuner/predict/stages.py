@@ -17,7 +17,7 @@ Predict = Callable[[Sequence[Configuration]], Sequence[Prediction]]
 
 
 class StageWork(NamedTuple):
-    """What a stage does: samples in one pass over its data, and how many passes."""
+    """The work of a stage: samples in one pass over its data, and the number of passes."""
 
     examples: float
     epochs: float
@@ -69,7 +69,7 @@ def predict_overall(
 
 
 def stage_work(space: SearchSpace) -> dict[str, StageWork | None]:
-    """What each stage does; None where the space does not say how many examples it has."""
+    """The work of each stage; None if the space does not give its number of examples."""
     work: dict[str, StageWork | None] = {}
     for stage in space.stages:
         examples = stage.examples if stage.examples is not None else space.data.examples
@@ -113,7 +113,7 @@ def weights(stages: Collection[str], work: Mapping[str, StageWork | None]) -> di
 
 
 def numbers_of(evidence: Prediction | Measurement) -> StageNumbers:
-    """What is kept of one stage beside the numbers of all."""
+    """Numbers of one stage, kept beside those of all."""
     speed = evidence.speed
     return StageNumbers(evidence.memory.device_bytes, speed.samples_per_s, speed.step_s)
 

@@ -11,6 +11,7 @@ from typing import Any
 from tuner.core.errors import InputError, Problem, UnsupportedError
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
     REDUCE_BUCKET,
@@ -62,7 +63,7 @@ class ProgramPlan:
     @property
     def has_whole_model_first(self) -> bool:
         """True if the first rank loads a whole quantised model before it is sharded."""
-        is_quantised = self.configuration["precision"] in ("nf4", "int8")
+        is_quantised = self.configuration["precision"] in QUANTIZED
         return is_quantised and Parallelism.of(self.configuration).is_sharded
 
 

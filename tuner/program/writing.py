@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
     GPUS_PER_TRIAL,
@@ -16,14 +16,6 @@ from tuner.core.setup.distributed_knobs import (
 from tuner.core.setup.optimizers import OPTIMIZERS
 
 Settings = dict[str, Any]
-
-DTYPES: Mapping[str, str] = {
-    "fp32": "float32",
-    "tf32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-}
-"""torch's names of the precisions that are not quantised."""
 
 DTYPE_OF_MIXED = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
 
@@ -107,17 +99,17 @@ class SettingsReader:
     @property
     def is_quantized(self) -> bool:
         """True if the base weights are kept in 4 or 8 bits."""
-        return self.text("precision") in ("nf4", "int8")
+        return self.text("precision") in QUANTIZED
 
     @property
     def dtype(self) -> str:
         """The torch dtype of weights that are not quantised, as the workload loads them."""
         precision = self.text("precision")
-        if precision in DTYPES:
+        if precision in TORCH_DTYPES:
             self.get("compute_dtype")
-            return DTYPES[precision]
+            return TORCH_DTYPES[precision]
         compute, mixed = self.text("compute_dtype"), self.text("mixed_precision")
-        return DTYPES.get(compute) or DTYPES.get(mixed) or "bfloat16"
+        return TORCH_DTYPES.get(compute) or TORCH_DTYPES.get(mixed) or "bfloat16"
 
     @property
     def has_adapters(self) -> bool:

@@ -18,7 +18,7 @@ from tuner.searches.best import BestTrial
 from tuner.searches.view import Kind
 
 if TYPE_CHECKING:
-    from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
+    from tuner.cost.step_details import MemoryTimeline, PhaseSpan
 
 MAX_BYTES = 64 << 20
 
@@ -47,7 +47,7 @@ def _subject(best: BestTrial) -> dict[str, Any]:
 
 def _stored(path: Path, best: BestTrial) -> MemoryTimeline | None:
     """The timeline in `path` when it belongs to `best` and is whole, else None."""
-    from tuner.cost.memory_timeline import MemoryTimeline
+    from tuner.cost.step_details import MemoryTimeline
 
     try:
         found = json.loads(read_file(path, MAX_BYTES))

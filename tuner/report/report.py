@@ -41,7 +41,7 @@ from tuner.searches.front import UNDECIDED
 from tuner.searches.view import SHOWN_LEVELS, View, levels
 
 if TYPE_CHECKING:
-    from tuner.cost.memory_timeline import MemoryTimeline
+    from tuner.cost.step_details import MemoryTimeline
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",

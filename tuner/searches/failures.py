@@ -44,8 +44,8 @@ FAILED = (Status.CRASHED, Status.INVALID, Status.TIMEOUT, Status.NON_FINITE)
 """How a trial ends whose configuration did not work; device memory is another matter."""
 
 FAILURES_THAT_END, MOST_FAILURES = 6, 12
-"""So many trials that failed before any ran end a search: the first number where no value is common
-to all of them, which might be to blame alone; the second in any case."""
+"""Failed trials, before any ran, that end a search: the first number where no value
+is common to all of them, which might be to blame alone; the second in any case."""
 
 _CHANGING = re.compile(r"0x[0-9a-f]+|(?:/[\w.+-]+)+|\d+(?:\.\d+)?")
 """Addresses, paths and numbers: they differ between errors that are alike."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.setup.schemas import MemoryOrder
-from tuner.cost.calibration.calibrate import calibrations_from
+from tuner.cost.calibrate import calibrations_from
 from tuner.searches.candidates import Candidates
 from tuner.searches.request import Pruned
 

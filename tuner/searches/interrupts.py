@@ -85,7 +85,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _leave_terminal(self) -> None:
-        """Nobody reads there any more, and writing would fail: results are still to be written."""
+        """Redirect output to nowhere: writing to a closed terminal would fail."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in self._terminals:
             os.dup2(nowhere, descriptor)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tuner.core.records import Configuration, Outcome, Prediction, Status
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.sampler import GuidedSampler
+from tuner.searches.guided.sampler import Guided
 from tuner.searches.progress import StoppedBy
-from tuner.searches.ray.driver import make_adapter, quiet_optuna
+from tuner.searches.ray.driver import proposer_of, quiet_optuna
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.state import SearchState
 from tuner.trial.base import MeasureOptions
@@ -57,7 +57,7 @@ def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Pr
     if request.trial_device is None and (request.gpu_hours or request.max_cost_usd):
         request = dataclasses.replace(request, trial_device=TrialDevice(request.gpu.name))
     with quiet_optuna():
-        adapter = make_adapter(request)
+        adapter = proposer_of(request)
         candidates = adapter.candidates
         state = SearchState(
             request, adapter, on_record=lambda record: None, on_progress=lambda progress: None
@@ -67,7 +67,7 @@ def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Pr
             return Preview((), state.stopped_by, state.reused)
         predictions = [request.predictions[c.key] for c in candidates.configurations]
         pool = Pool.of(candidates, predictions, options)
-        judge = adapter.guide or GuidedSampler(pool, seed=request.seed)
+        judge = adapter.guide or Guided(pool)
         trials: list[PlannedTrial] = []
         while not state.finished:
             number = str(len(trials))

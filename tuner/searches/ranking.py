@@ -25,7 +25,7 @@ REPEAT_SHARE = 0.1
 """Part of the trials, the last ones, that near-ties may take from configurations untried."""
 
 MOST_FAILED_VERIFICATIONS = 5
-"""When so many of the best fail, another reason than the configuration is likely."""
+"""When this many of the best fail, another reason than the configuration is likely."""
 
 
 class _Fitting(NamedTuple):
@@ -171,7 +171,7 @@ def _non_dominated(records: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def _staircase(by_size: Iterable[_Fitting]) -> list[TrialRecord]:
-    """The same of what is sorted already."""
+    """The Pareto front of records that are sorted already."""
     found: list[TrialRecord] = []
     slowness = math.inf
     for _, minus_rate, _, record in by_size:

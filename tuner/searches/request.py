@@ -224,7 +224,7 @@ class SearchRequest:
         )
 
     def _same_source(self, record: TrialRecord) -> bool:
-        """A prediction says nothing to who measures, and the other way round."""
+        """Predicted and measured records are never reused for each other."""
         if self.trial_device is None:
             return record.source is Source.PREDICTED
         return self.trial_device.ran(record)

@@ -13,10 +13,10 @@ from tuner.core.records.trial import utc_now
 from tuner.searches.failures import everything_fails
 from tuner.searches.open_trials import OpenTrials, Proposed, record_of
 from tuner.searches.progress import Meter, Progress, ProgressTracker, StoppedBy
+from tuner.searches.proposer import Proposer
 from tuner.searches.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
 from tuner.searches.repeats import pooled
 from tuner.searches.request import Pruned, SearchOutcome, SearchRequest
-from tuner.searches.sampler_adapter import SamplerAdapter
 from tuner.trial.base import PLAIN, GiveUp, Instructions
 
 PROGRESS_PERIOD_S = 1.0
@@ -40,7 +40,7 @@ class SearchState:
     def __init__(
         self,
         request: SearchRequest,
-        adapter: SamplerAdapter,
+        adapter: Proposer,
         *,
         on_record: Callable[[TrialRecord], None],
         on_progress: Callable[[Progress], None],

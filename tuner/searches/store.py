@@ -137,7 +137,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     with _as_unavailable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Nobody can have put a link there, which would be written through.
+        # An unguessable name: a link that others put there would be written through.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             with temporary.open("xb") as file:

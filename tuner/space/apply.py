@@ -30,13 +30,13 @@ class KeyPath:
     anywhere: bool = False
 
     def matches(self, path: Path) -> bool:
-        """Whether the value at `path` is meant."""
+        """True if the key path leads to `path`."""
         if self.anywhere:
             return path[-len(self.steps) :] == self.steps
         return path == self.steps
 
     def leads_through(self, path: Path) -> bool:
-        """Whether the value meant would stand below `path`."""
+        """True if the value lies below `path`."""
         return not self.anywhere and len(path) < len(self.steps) and self.steps[: len(path)] == path
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class ApplyTarget:
 
 
 def is_meant(path: pathlib.Path, patterns: Collection[str]) -> bool:
-    """Whether `path` is of one of the patterns, name for name from its end; none mean any file."""
+    """True if `path` ends with one of the patterns, name for name; no pattern means any file."""
     return not patterns or any(path.match(pattern) for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a space as a whole: contradictions, size, expressions, the baseline."""
+"""Checks of a space as a whole: contradictions, size, expressions, the baseline."""
 
 from __future__ import annotations
 

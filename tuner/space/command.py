@@ -55,11 +55,11 @@ class Command:
         return [value for text, value in filled if value or not text]
 
     def line(self, configuration: Mapping[str, KnobValue]) -> str:
-        """What is run for `configuration`, in one line for a shell."""
+        """The command for `configuration`, in one line for a shell."""
         return str(self) if self.is_program else shlex.join(self.arguments(configuration))
 
     def environment(self, configuration: Configuration) -> dict[str, str]:
-        """What is set in its environment: `env`, and the configuration as JSON (TUNER_CONFIG)."""
+        """The variables of the command: `env`, and the configuration as JSON (TUNER_CONFIG)."""
         own = {name: fill(text, configuration) for name, text in self.env.items()}
         return {"TUNER_CONFIG": json.dumps(configuration.to_dict()), **own}
 
@@ -200,7 +200,7 @@ def _folder(base: Path, text: str) -> Path | None:
     try:
         path = (base / Path(text).expanduser()).resolve()
         return path if path.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # too long a name, ~nobody, a null byte
+    except (OSError, RuntimeError, ValueError):  # too long a name, an unknown ~user, a null byte
         return None
 
 

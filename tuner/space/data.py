@@ -1,4 +1,4 @@
-"""What is known of the training data: how many examples, how often, and how long they are."""
+"""The training data of a space: the number of examples, epochs, and lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PADDING = ("longest", "max_length")
 
 @dataclass(frozen=True, slots=True)
 class TokenLengths:
-    """How long the examples are, in tokens.
+    """The lengths of the examples in tokens.
 
     `points` is the cumulative distribution as (length, fraction of examples up to it), rising
     from fraction 0 to 1 and linear between; it is empty where only mean and maximum are known.

@@ -134,7 +134,7 @@ def scalar(node: Node, problems: Problems, at: str) -> str | None:
 
 
 def _tagged(node: Node, problems: Problems, at: str) -> bool:
-    """Whether the node has a tag of its own (`!foo`), which is noted."""
+    """True, with a problem noted, if the node has a tag of its own (`!foo`)."""
     if node.tag in _STANDARD_TAGS:
         return False
     problems.add(node, f"tags such as {node.tag[:40]!r} are not read", at=at)

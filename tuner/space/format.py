@@ -220,7 +220,7 @@ class _Reader:
         return found
 
     def _own(self, entry: Entry, part: str) -> bool:
-        """Whether `part` is the first to give this name a value."""
+        """True if `part` is the first to give this name a value."""
         other = self.owners.setdefault(entry.name, part)
         if other != part:
             text = f"{entry.name!r} is under {part!r} and under {other!r}"
@@ -336,7 +336,7 @@ class _Reader:
         return tuple(stages), knobs
 
     def _is_searched(self, entry: Entry) -> bool:
-        """Whether a stage gives several values to choose from, rather than one."""
+        """True if a stage gives several values to choose from."""
         is_list = isinstance(entry.value, SequenceNode)
         return isinstance(entry.value, MappingNode) or (
             is_list and self.terms[entry.name].kind != "names"

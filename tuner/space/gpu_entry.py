@@ -105,7 +105,7 @@ class YamlFile:
 
     @staticmethod
     def is_null(node: yaml.Node) -> bool:
-        """Whether the value is written as nothing, `~` or `null`."""
+        """True if the value is written as nothing, `~` or `null`."""
         return isinstance(node, yaml.ScalarNode) and node.value in ("", "~", "null")
 
     def text(self, node: yaml.Node, where: str) -> str | None:

@@ -65,12 +65,12 @@ def default_space(model: str, settings: Collection[str] = ()) -> SearchSpace:
 
 
 def space_folders() -> list[Path]:
-    """Where search spaces are looked for, first come first served."""
+    """The folders of search spaces; the first match counts."""
     return [Path("search_spaces"), *_own_folders()]
 
 
 def is_shipped(space: SearchSpace) -> bool:
-    """Whether the space is one that comes with tuner."""
+    """True if the space comes with tuner."""
     return space.path is not None and space.path.resolve().parent in _own_folders()
 
 

@@ -1,4 +1,4 @@
-"""Which combinations of knob values are valid: derived values, constraints, enumeration.
+"""Valid combinations of values: derived values, constraints, enumeration.
 
 An expression reads few knobs, so its results are kept per combination of those few: a space of
 10,000 configurations needs a handful of evaluations, not tens of thousands.
@@ -101,7 +101,7 @@ class Rule:
     results: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def holds(self, values: Values) -> bool:
-        """Whether the rule holds; each combination of inputs is evaluated once."""
+        """True if the rule holds; each combination of inputs is evaluated once."""
         key = tuple(values[name] for name in self.inputs)
         found = self.results.get(key)
         if found is None:
@@ -126,7 +126,7 @@ class Stage:
     searched: frozenset[str] = frozenset()
 
     def own_name(self, name: str) -> str:
-        """What a configuration calls a value of this stage alone."""
+        """The name, in a configuration, of a value of this stage alone."""
         return f"{self.name}.{name}"
 
     def changed(self, values: Values) -> dict[str, KnobValue]:
@@ -190,7 +190,7 @@ def _label(text: str, stage: Stage | None) -> str:
 
 
 def combinations(choices: Mapping[str, Sequence[KnobValue]]) -> int:
-    """How many combinations of values there are."""
+    """The number of combinations of values."""
     return math.prod(len(values) for values in choices.values())
 
 
@@ -249,7 +249,7 @@ def conflict(
 
 
 def evaluations(rule: Rule, choices: Mapping[str, Sequence[KnobValue]]) -> int:
-    """How many different values of its inputs `rule` can meet."""
+    """The number of different inputs that `rule` can meet."""
     return combinations({name: values for name, values in choices.items() if name in rule.inputs})
 
 

@@ -97,16 +97,16 @@ class SearchSpace:
 
     @property
     def predictable(self) -> bool:
-        """Whether predictions know the workload; of the user's own code nobody knows anything."""
+        """True if predictions know the workload; they don't know the user's own code."""
         return self.workload in SCHEMAS
 
     @property
     def subject(self) -> str:
-        """What is trained, for people: the model, else the command or code of the user's own."""
+        """The trained subject in words: the model, else the user's own command or code."""
         return self.model or str(self.command or self.workload)
 
     def subject_of(self, configuration: Configuration) -> str:
-        """The same for one configuration: its values are filled into the command."""
+        """The subject of one configuration, whose values are filled into the command."""
         return self.command.line(configuration) if self.command else self.subject
 
     def predicted_model(self) -> str:
@@ -152,7 +152,7 @@ class SearchSpace:
         return (Configuration(self.complete(values)) for values in found)
 
     def count(self, where: Sequence[str] = (), *, use_floors: bool = True) -> int:
-        """How many configurations `configurations` gives."""
+        """The number of configurations that `configurations` gives."""
         return sum(1 for _ in self._solutions(where, use_floors))
 
     def conditions(self, where: Sequence[str] = (), *, use_floors: bool = True) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class SearchSpace:
     def matches(
         self, configuration: Configuration, where: Sequence[str] = (), *, use_floors: bool = True
     ) -> bool:
-        """Whether `configuration` meets the conditions in force (constraints are not looked at).
+        """True if `configuration` meets the conditions in force, constraints aside.
 
         False for a configuration that lacks a name which a condition reads (an older journal).
         """

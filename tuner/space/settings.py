@@ -1,4 +1,4 @@
-"""What people set on the command line: `--set micro_batch=4`."""
+"""Settings from the command line: `--set micro_batch=4`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
 
 
 def default_values(space: SearchSpace) -> dict[str, KnobValue]:
-    """The values of knobs and fixed names where nobody sets others."""
+    """The default values of knobs and fixed names."""
     first = {name: knob.values[0] for name, knob in space.knobs.items()}
     return {**space.fixed, **first, **(space.baseline or {})}
 
@@ -118,7 +118,7 @@ def _read(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) -> d
 
 
 def _outside(space: SearchSpace, name: str, value: KnobValue) -> list[InputError]:
-    """What keeps `value` out of the space itself; a derived value is checked by the rules."""
+    """The reasons why `value` is not in the space; a derived value is checked by the rules."""
     if name in space.knobs and value not in space.knobs[name].values:
         allowed = ", ".join(show(v) for v in space.knobs[name].values)
         return [

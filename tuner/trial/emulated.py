@@ -19,8 +19,8 @@ from tuner.core.records import (
     Source,
     Status,
 )
-from tuner.cost.calibration.calibrate import prior_intervals
-from tuner.cost.calibration.correction import STEP
+from tuner.cost.calibrate import prior_intervals
+from tuner.cost.correction import STEP
 from tuner.emulator.ending import Ended, Ending, find_ending
 from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.session import Account, Session

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
-from tuner.cost.speed.product_rates import matmul_peak
-
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
+from tuner.cost.speed.rates import matmul_peak
 
 
 def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None) -> float | None:
@@ -19,8 +18,8 @@ def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None
         return None
     mixed = str(configuration.get("mixed_precision", "no"))
     precision = mixed if mixed != "no" else str(configuration.get("precision"))
-    if precision in ("nf4", "int8"):
+    if precision in QUANTIZED:
         precision = "bf16"
     if gpu is None or precision not in gpu.flops:
         return None
-    return flops_per_s / matmul_peak(gpu, _DTYPES[precision], precision == "tf32")
+    return flops_per_s / matmul_peak(gpu, TORCH_DTYPES[precision], precision == "tf32")

@@ -1,4 +1,4 @@
-"""Results in a notebook and in rich: the front as a table and a picture.
+"""Results in a notebook, in rich and in pandas, and the progress of a search.
 
 The HTML has no script and loads nothing: the picture is part of it. Text from files (names,
 settings, notes) is escaped.
@@ -7,18 +7,34 @@ settings, notes) is escaped.
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
+from tuner.app.listener import Compiling, Listener, Searching
 from tuner.app.recommendation import Answer
+from tuner.app.search.plan import SkippedGpu
+from tuner.core.errors import UnavailableError
+from tuner.core.records import TrialRecord
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.front_figure import objective_png
 from tuner.report.plot import pareto_png
 from tuner.report.table import value_text
+from tuner.report.terminal.progress import compiling, reporting
+from tuner.report.terminal.render import print_fields
 from tuner.report.terminal.tables import Sheet
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import times_text
-from tuner.searches.view import View
+from tuner.searches.progress import Progress
+from tuner.searches.view import Kind, View
+
+if TYPE_CHECKING:
+    import pandas
+
 
 ROWS = 20
 """Rows of a front that are shown; all are in `front`."""
@@ -123,3 +139,107 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str)
     for row in rows:
         sheet.add_row(*row)
     return sheet
+
+
+def frame_of(view: View) -> pandas.DataFrame:
+    """A row for each trial of `view`, in its order."""
+    return _pandas().DataFrame(
+        [
+            _trial_row(record, kind, view)
+            for record, kind in zip(view.records, view.kinds, strict=True)
+        ]
+    )
+
+
+def joined(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
+    """All rows, numbered anew."""
+    return _pandas().concat(frames, ignore_index=True) if frames else _pandas().DataFrame()
+
+
+def _trial_row(record: TrialRecord, kind: Kind, view: View) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "gpu": record.gpu,
+        "trial_id": record.trial_id,
+        "source": str(record.source),
+        "status": str(record.outcome.status),
+        "fits": record.fits,
+        "on_front": kind in (Kind.FRONT, Kind.BEST),
+        "recommended": kind is Kind.BEST,
+        **{name: record.configuration.get(name) for name in (*view.knobs, *view.fixed)},
+    }
+    evidence = record.outcome.evidence
+    if evidence is None:
+        return row
+    memory, speed = evidence.memory, evidence.speed
+    cost = run_cost(record, view.space, view.gpu)
+    return row | {
+        "device_bytes": memory.device_bytes,
+        "peak_reserved_bytes": memory.peak_reserved_bytes,
+        "peak_allocated_bytes": memory.peak_allocated_bytes,
+        "samples_per_s": speed.samples_per_s,
+        "tokens_per_s": speed.tokens_per_s,
+        "step_s": speed.step_s,
+        "mfu": speed.mfu,
+        "epoch_s": cost.epoch_s if cost else None,
+        "epoch_usd": cost.epoch_usd if cost else None,
+    }
+
+
+def _pandas() -> Any:
+    try:
+        import pandas  # a second; it comes with Ray Tune
+    except ImportError as error:
+        raise UnavailableError(
+            "pandas is not installed", hint="pip install pandas, or read `records`"
+        ) from error
+    return pandas
+
+
+OnProgress = Callable[[Mapping[str, "Progress"]], None]
+
+
+def listener_of(shown: bool | None, on_progress: OnProgress | None) -> Listener:
+    """The listener that shows progress if `shown`, and calls `on_progress`.
+
+    With None, progress is shown in a notebook and in a terminal.
+    """
+    err = Console(stderr=True)
+    is_shown = bool(shown or (shown is None and (err.is_jupyter or err.is_terminal)))
+    # A notebook paints stderr as if something were wrong.
+    return _ProgramListener(on_progress, is_shown=is_shown, err=not err.is_jupyter)
+
+
+class _ProgramListener(Listener):
+    """Passes on how far a search is; what was planned is in the result already."""
+
+    def __init__(self, on_progress: OnProgress | None, *, is_shown: bool, err: bool) -> None:
+        self._on_progress = on_progress
+        self._is_shown = is_shown
+        self._err = err
+
+    def warn(self, text: str) -> None:
+        """As a warning of Python."""
+        warnings.warn(text.removeprefix("warning: "), stacklevel=2)
+
+    def refused(self, refused: SkippedGpu) -> None:
+        """Shown, where progress is."""
+        if self._is_shown:
+            print_fields([refused.field], err=self._err)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[Compiling]:
+        """Shown, where progress is."""
+        with compiling(err=self._err, quiet=not self._is_shown) as report:
+            yield report
+
+    @contextlib.contextmanager
+    def searching(self) -> Iterator[Searching]:
+        """Shown, where progress is, and told."""
+        with reporting(err=self._err, quiet=not self._is_shown) as show:
+
+            def report(states: Mapping[str, Progress]) -> None:
+                show(states)
+                if self._on_progress is not None:
+                    self._on_progress(dict(states))
+
+            yield report

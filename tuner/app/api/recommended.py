@@ -17,7 +17,7 @@ from tuner.searches import best as results
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What `Recommendation.apply` changed, or with `dry_run` would change.
+    """The changes that `Recommendation.apply` made, or with `dry_run` would make.
 
     `difference` is a unified diff, `missing` lists values that no file has a key for ("lora_dropout
     = 0.05"), `backups` the dated copy of each old file; empty if nothing was written. As text it is

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from tuner.app.api.display import comparison_table, front_table, result_html, results_html
-from tuner.app.api.frame import frame_of, joined
+from tuner.app.api.display import (
+    comparison_table,
+    frame_of,
+    front_table,
+    joined,
+    result_html,
+    results_html,
+)
 from tuner.app.api.recommended import Recommendation
 from tuner.app.api.values import as_bytes, as_share, as_texts
 from tuner.app.recommendation import Answer, Criteria, answers, recommended_of, require_an_answer
@@ -51,7 +57,7 @@ class SearchResult:
 
     @classmethod
     def of(cls, found: SearchedGpu | SkippedGpu, *, kept: Kept | None = None) -> SearchResult:
-        """Of a search that ran. Raises the error of one that was refused."""
+        """The result of a search that ran. Raises the error of one that was refused."""
         if isinstance(found, SkippedGpu):
             raise found.error
         where = found.plan.options.where
@@ -59,7 +65,7 @@ class SearchResult:
 
     @classmethod
     def read(cls, target: Target, where: tuple[str, ...] = ()) -> SearchResult:
-        """Of the journal of `target`. Raises `UnavailableError` where there is none."""
+        """The result in the journal of `target`. Raises `UnavailableError` without one."""
         conditions = check_conditions(target, where)
         view = build_view(
             require_records(target),
@@ -111,7 +117,7 @@ class SearchResult:
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended the search."""
+        """True if Ctrl-C ended the search."""
         return self._found is not None and self._found.result.interrupted
 
     @property
@@ -223,7 +229,7 @@ class SearchResults(Mapping[str, SearchResult]):
     def of(
         cls, found: Sequence[SearchedGpu | SkippedGpu], *, kept: Kept | None = None
     ) -> SearchResults:
-        """Of a search of several types."""
+        """The results of a search of several types."""
         return cls(
             {
                 one.plan.target.gpu.id: SearchResult.of(one, kept=kept)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from tuner.app.api.listening import listener_of
+from tuner.app.api.display import listener_of
 from tuner.app.api.result import SearchResult, SearchResults
 from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import Estimate, corrected, estimate_configuration, one_configuration
 from tuner.app.listener import quiet_libraries
-from tuner.app.search.plan import SearchOptions, make_plans
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import make_plans
 from tuner.app.search.run import run_plans
 from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.core.errors import InputError, nearest
@@ -264,7 +265,7 @@ def _gpu_names(gpu: str | Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _folder(results: str | Path | None) -> tuple[Path, tempfile.TemporaryDirectory[str] | None]:
-    """Where the files go; without a folder of the user's one that ends with the result."""
+    """The folder of the files; by default a temporary one, removed with the result."""
     if results is not None:
         return Path(results), None
     kept = tempfile.TemporaryDirectory(prefix="tuner-results-", ignore_cleanup_errors=True)

@@ -40,7 +40,7 @@ def as_texts(value: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def as_mode(value: str) -> Mode:
-    """How trials run. Raises `InputError` for an unknown word."""
+    """The mode of trials. Raises `InputError` for an unknown word."""
     if value not in tuple(Mode):
         raise InputError(f"unknown mode {value!r}", hint=f"allowed: {', '.join(Mode)}")
     return Mode(value)

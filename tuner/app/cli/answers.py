@@ -16,7 +16,8 @@ from tuner.app.recommendation import (
     nothing_fits,
     require_an_answer,
 )
-from tuner.app.search.plan import SearchOptions, SearchPlan, SkippedGpu
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import SearchPlan, SkippedGpu
 from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target
 from tuner.core.expressions import show
@@ -69,7 +70,7 @@ def stopped_text(options: SearchOptions, stopped_by: str) -> str:
 
 
 def _done_text(found: SearchedGpu) -> str:
-    """What ran, how long it took, and why it ended."""
+    """Number of trials, duration, and why the search ended."""
     result, stopped_by = found.result, str(found.result.stopped_by)
     took = format_duration(result.duration_s)
     if not isinstance(found.plan.trials_on, Predicting):
@@ -119,7 +120,7 @@ def print_searched(found: SearchedGpu, *, as_json: bool) -> None:
 
 
 def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bool) -> None:
-    """What each GPU type came to, and all of them side by side; a list where JSON is asked for.
+    """The answer of each GPU type, then all side by side; with `as_json` a list.
 
     The list is in the order of the comparison: the cheapest epoch first.
     """
@@ -190,7 +191,7 @@ def _study_text(plan: SearchPlan) -> str:
 
 
 def answer_dict(found: SearchedGpu) -> dict[str, Any]:
-    """What a search of one GPU type came to, for `--json`."""
+    """The answer of one GPU type, for `--json`."""
     plan, result, view = found.plan, found.result, found.view
     folder = plan.target.folder
     return {
@@ -321,7 +322,7 @@ def _pairs(arguments: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[str, ...]:
-    """What brings the recommendation by `criteria` into one's own file, and to another tool."""
+    """Commands that write the recommendation by `criteria` into your file, or another tool's."""
     words = [word for text in criteria.where for word in ("--where", text)]
     if criteria.max_memory is not None:
         words += ["--max-memory", size_text(criteria.max_memory)]

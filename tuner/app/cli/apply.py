@@ -31,7 +31,7 @@ from tuner.searches.store import write_atomically
         "    -- train.py --epochs 3",
     ),
 )
-@target_options("The --model of the search.")
+@target_options("Model the search was run with, if you overrode it.")
 @criteria_options
 @click.option(
     "--to",
@@ -40,7 +40,7 @@ from tuner.searches.store import write_atomically
     multiple=True,
     required=True,
     metavar="FILE",
-    help="YAML, JSON, TOML or Python file to change; repeatable.",
+    help="YAML, JSON, TOML or Python file to change. Can be repeated.",
 )
 @click.option(
     "--map",
@@ -48,14 +48,14 @@ from tuner.searches.store import write_atomically
     multiple=True,
     metavar="KNOB=KEY",
     help="Where a value belongs: a key such as train.batch_size, .batch_size (anywhere) or "
-    "FILE:KEY; empty leaves the knob out. Replaces the space's mapping; repeatable.",
+    "FILE:KEY; empty leaves the parameter out. Replaces the space's mapping. Can be repeated.",
 )
 @click.option(
     "--as",
     "targets",
     multiple=True,
     metavar="NAME",
-    help="Use only this mapping of those the space names under apply; repeatable.",
+    help="Use only this mapping of those the space names under apply. Can be repeated.",
 )
 @click.option(
     "--check",
@@ -163,7 +163,7 @@ def _names(plan: EditPlan) -> str:
         "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
     ),
 )
-@target_options("The --model of the search.")
+@target_options("Model the search was run with, if you overrode it.")
 @criteria_options
 @click.option(
     "--format",
@@ -183,7 +183,7 @@ def _names(plan: EditPlan) -> str:
     "maps",
     multiple=True,
     metavar="KNOB=FLAG",
-    help="Name of a flag, for --format command; repeatable.",
+    help="Name of a flag, for --format command. Can be repeated.",
 )
 @click.option(
     "--as",

@@ -8,11 +8,13 @@ import click
 
 from tuner.app.cli.options import (
     DurationType,
-    RareOption,
     emulated_gpu_options,
     examples,
+    gpus_option,
     json_option,
+    margin_option,
     model_option,
+    seed_option,
     set_option,
 )
 from tuner.app.programs import check
@@ -33,10 +35,8 @@ from tuner.space.gpus import get_gpu
     ),
 )
 @emulated_gpu_options
-@click.option(
-    "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
-)
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@gpus_option
+@margin_option
 @click.option(
     "--timeout", type=DurationType(), metavar="TIME", help="Stop each run after this time."
 )
@@ -51,13 +51,11 @@ from tuner.space.gpus import get_gpu
 @click.option(
     "--predict",
     is_flag=True,
-    help="Predict from the settings, in seconds. The default where nothing can be emulated.",
+    help="Predict from the settings, in seconds. The default without an emulator.",
 )
-@model_option("With --predict: the model, where the program does not name it.")
+@model_option("With --predict: the model, if the program doesn't name it.")
 @set_option
-@click.option(
-    "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."
-)
+@seed_option
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -119,7 +119,7 @@ DATA = "every sequence is of full length; data, logging and evaluation take no m
 
 
 def print_predicted(found: PredictedProgram) -> None:
-    """What was read, assumed and left out, and the numbers."""
+    """The settings read, assumed and ignored, and the numbers."""
     plan = found.plan
     echo()
     print_fields(

@@ -15,6 +15,7 @@ from tuner.app.cli.options import (
     calibration_option,
     examples,
     json_option,
+    margin_option,
     set_option,
     where_option,
 )
@@ -43,20 +44,21 @@ if TYPE_CHECKING:
         "    --format markdown",
     ),
 )
-@target_options("The --model of the search.")
+@target_options("Model the search was run with, if you overrode it.")
 @click.option(
     "--baseline",
     "files",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="What you use now: YAML of knobs and values, your own configuration file with the keys "
-    "that the space names under apply, or a file of Axolotl, LLaMA-Factory or TRL; repeatable. "
+    help="What you use now: YAML of parameters and values, your own configuration file with the "
+    "keys that the space names under apply, or a file of Axolotl, LLaMA-Factory or TRL. Can be "
+    "repeated. "
     "[default: the space's baseline]",
 )
 @set_option
 @where_option
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @click.option(
     "--format",
     "form",

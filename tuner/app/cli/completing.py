@@ -21,6 +21,7 @@ from click.shell_completion import (
 from tuner.core.errors import TunerError
 from tuner.report.terminal.render import settings_text
 from tuner.searches.objectives import NAMES, SHORT
+from tuner.searches.request import SEARCHERS
 from tuner.space import list_spaces, load_space
 from tuner.space.gpus import load_catalogue
 from tuner.space.models.catalogue import load_catalogue as load_models
@@ -55,7 +56,7 @@ class Bash(BashComplete):
         return whole[1:-1], whole[-1]
 
     def format_completion(self, item: CompletionItem) -> str:
-        """What bash puts in the place of its last word: the value alone after an equals sign."""
+        """The text that replaces bash's last word: after an equals sign, the value alone."""
         value = (
             item.value if "=" not in self.get_completion_args()[1] else item.value.partition("=")[2]
         )
@@ -86,8 +87,13 @@ def models(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Comp
 
 
 def objectives(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What a front may be over."""
+    """Names of objectives."""
     return _matching((*SHORT, *NAMES), incomplete)
+
+
+def searchers(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The searchers that have a name of their own."""
+    return _matching(SEARCHERS, incomplete)
 
 
 def settings(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

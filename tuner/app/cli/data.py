@@ -54,7 +54,7 @@ def data_options(function: _Decorated) -> _Decorated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """What was said of a file of training data; `path` is None where nothing was."""
+    """A file of training data, as the options name it; `path` is None without one."""
 
     path: Path | None
     tokenizer: str | None

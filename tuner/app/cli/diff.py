@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.app.cli.options import emulated_gpu_options, examples, json_option
+from tuner.app.cli.options import emulated_gpu_options, examples, json_option, margin_option
 from tuner.core.errors import EXIT_NOTHING_FITS, InputError
 from tuner.core.records import parse_margin
 from tuner.core.units import format_duration, format_size
@@ -49,7 +49,7 @@ _LEAST = 0.001
 @click.option(
     "--steps", default=3, show_default=True, metavar="N", help="Optimizer steps that are run."
 )
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913 - one argument for each option

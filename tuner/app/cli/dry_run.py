@@ -1,4 +1,4 @@
-"""What `tuner search --dry-run` prints: which trials would run, how long, and at what cost."""
+"""`tuner search --dry-run`: the trials that would run, their duration and cost."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ import click
 
 from tuner.app.cli.options import (
     DurationType,
-    RareOption,
     emulated_gpu_options,
     examples,
+    gpus_option,
     json_option,
+    margin_option,
+    seed_option,
 )
 from tuner.app.programs import emulate
 from tuner.core.records import parse_margin
@@ -29,9 +31,7 @@ from tuner.space.gpus import get_gpu
     ),
 )
 @emulated_gpu_options
-@click.option(
-    "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
-)
+@gpus_option
 @click.option(
     "--all-ranks",
     is_flag=True,
@@ -44,7 +44,7 @@ from tuner.space.gpus import get_gpu
     metavar="N",
     help="Stop it after N optimizer steps; 0: never.",
 )
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @click.option("--timeout", type=DurationType(), metavar="TIME", help="Stop it after this time.")
 @click.option(
     "--snapshot",
@@ -52,9 +52,7 @@ from tuner.space.gpus import get_gpu
     metavar="FILE",
     help="Write PyTorch's memory snapshot, for pytorch.org/memory_viz.",
 )
-@click.option(
-    "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."
-)
+@seed_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913 - one argument for each option

@@ -1,4 +1,4 @@
-"""How `tuner emulate` prints what came of a program."""
+"""The result of an emulated run, printed."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _phases_text(use: EmulatedDeviceUse) -> str:
 
 
 def training_text(found: Emulation) -> str:
-    """What the program trains with, as it reached the trainer: shapes first, then settings."""
+    """Input shapes and settings, as they reached the trainer."""
     shapes = Counter(found.inputs)
     texts = [
         f"{number} x " * (number > 1) + f"{rows} x {count(tokens)} tokens"
@@ -258,7 +258,7 @@ _TAKEN = {
 
 
 def sizes_text(values: Sequence[UnknownValues]) -> str:
-    """The operators whose sizes nobody knows, and what was taken instead."""
+    """Operators whose output sizes are unknown, and the sizes taken instead."""
     shown: dict[str, list[str]] = {}
     for one in values:
         if one.decides_shape:

@@ -12,6 +12,7 @@ from tuner.app.cli.options import (
     examples,
     gpu_options,
     json_option,
+    margin_option,
     model_option,
     results_option,
     set_option,
@@ -49,7 +50,7 @@ from tuner.space.models.trainable import model_defaults
 )
 @gpu_options
 @set_option
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @results_option
 @calibration_option
 @json_option
@@ -105,7 +106,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
 
 def _correction_text(found: Estimate) -> str:
-    """Which trials changed the prediction, and by how much; empty where none did."""
+    """The trials that corrected the prediction, and by how much; empty without any."""
     if not found.corrected_by:
         return ""
     factors = ", ".join(

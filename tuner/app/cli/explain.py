@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import examples, json_option, set_option
+from tuner.app.cli.options import examples, json_option, margin_option, set_option
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
 from tuner.app.listener import quiet_libraries
@@ -42,7 +42,7 @@ _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
 )
 @target_options("Model to use instead of the space's.")
 @set_option
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @json_option
 def command(
     *,
@@ -53,9 +53,8 @@ def command(
 ) -> None:
     """Explain why a configuration does not fit, or how close it is, and what slows it.
 
-    Knobs not set keep the value of the space's baseline. Every change of one knob within the space
-    is predicted; those that fit are listed by the throughput that they cost. Exit code 0 whether or
-    not it fits.
+    Parameters you don't set keep the value of the space's baseline. Lists the single changes that
+    fit by the throughput they cost. Exit code 0 whether or not it fits.
     """
     target = selected.target()
     require_predictable(target)
@@ -89,7 +88,7 @@ def _explain(target: Target, configuration: Configuration, fraction: float | Non
 
 
 def measured_trials(target: Target) -> dict[Configuration, Measurement]:
-    """What trials of the target came to on a device, by configuration; empty without results."""
+    """Measurements of the target's trials, by configuration; empty without results."""
     records = comparable(target.known.read().records, target)
     return {
         r.configuration: r.outcome.measurement for r in records if r.outcome.measurement is not None
@@ -98,7 +97,7 @@ def measured_trials(target: Target) -> dict[Configuration, Measurement]:
 
 @contextlib.contextmanager
 def space_predictor(target: Target, fraction: float | None) -> Iterator[SpacePredictor]:
-    """What predicts configurations of the target; progress goes to stderr."""
+    """A predictor for configurations of the target; progress goes to stderr."""
     from tuner.app.predicting import SpacePredictor
     from tuner.predict.compiling import default_workers
 
@@ -243,7 +242,7 @@ def _print_table(changes: Sequence[Suggestion]) -> None:
 
 
 def _remark(change: Suggestion) -> str:
-    """What else the change does, with its number."""
+    """Side effects of the change, with their numbers."""
     remarks = [f"below the floor {text}" for text in change.below]
     if change.truncated is not None and change.truncated[1] > 0:
         low, high = change.truncated

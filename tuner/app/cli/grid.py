@@ -10,7 +10,7 @@ import click
 
 from tuner.app.cli import completing
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import examples, json_option, set_option
+from tuner.app.cli.options import examples, json_option, margin_option, set_option
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError, unknown
@@ -40,7 +40,7 @@ MOST_ROWS = 60
     multiple=True,
     metavar="MODEL",
     shell_complete=completing.models,
-    help="Model; repeatable.  [default: 20 that many people fine-tune]",
+    help="Model. Can be repeated.  [default: 20 that many people fine-tune]",
 )
 @click.option(
     "--gpu",
@@ -48,14 +48,14 @@ MOST_ROWS = 60
     multiple=True,
     metavar="GPU",
     shell_complete=completing.gpus,
-    help="GPU type (`tuner gpus`); repeatable.  [default: 16 that many people use]",
+    help="GPU type (`tuner gpus`). Can be repeated.  [default: 16 that many people use]",
 )
 @click.option(
     "--method",
     "methods",
     multiple=True,
     metavar="METHOD",
-    help="qlora, lora or full; repeatable.  [default: all three]",
+    help="qlora, lora or full. Can be repeated.  [default: all three]",
 )
 @click.option(
     "--length",
@@ -75,14 +75,14 @@ MOST_ROWS = 60
     help="Training examples of an epoch.",
 )
 @set_option
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @click.option(
     "--out",
     "paths",
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Page (.html) or table (.csv) to write; repeatable.",
+    help="Page (.html) or table (.csv) to write. Can be repeated.",
 )
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option

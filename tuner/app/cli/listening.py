@@ -71,9 +71,9 @@ class Printer(Listener):
 def print_plan(
     plan: SearchPlan, known: tuple[TrialRecord, ...], *, err: bool, again: bool = False
 ) -> None:
-    """What will be searched, on what, and where the numbers come from.
+    """The space, the GPU, the limits of a search, and the source of its numbers.
 
-    What is the same for all GPU types is left out where it is said `again`.
+    With `again`, only the fields of this GPU type.
     """
     target, options, part = plan.target, plan.options, plan.part
     gpu = target.gpu

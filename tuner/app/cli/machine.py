@@ -38,8 +38,8 @@ _DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="Your configuration file (YAML, JSON, TOML, Python), checked for slow settings; "
-    "repeatable.",
+    help="Your configuration file (YAML, JSON, TOML, Python), checked for slow settings. "
+    "Can be repeated.",
 )
 @json_option
 def doctor(*, files: tuple[Path, ...], as_json: bool) -> int:
@@ -71,7 +71,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def gather() -> MachineFacts:
-    """What is so on this machine. PyTorch is looked at in a process of its own."""
+    """Facts about this machine. PyTorch is examined in a separate process."""
     found = local_gpus()
     identity = nvml.device_identity(found[0].index) if found else None
     return MachineFacts(
@@ -251,7 +251,7 @@ def node_resources(*, as_json: bool) -> None:
 
 
 def warnings(devices: Sequence[LocalGpu]) -> list[str]:
-    """What is to be said of a machine whose GPUs Ray would not use as they are.
+    """Warnings about GPUs that Ray can't use as they are.
 
     Ray hands out GPUs by number and knows nothing of the types behind them: a worker that gets
     another device than it was promised refuses it, which costs the trial a new worker.

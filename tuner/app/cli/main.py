@@ -47,7 +47,7 @@ COMMANDS = {
     "best": "Print the recommendation of a search.",
     "show": "Print the front of a search, or one trial.",
     "report": "Redraw the report of a search.",
-    "explain": "Explain why a configuration does not fit, and what would.",
+    "explain": "Explain why a configuration doesn't fit, and what would.",
     "compare": "Compare what you use now with the recommendation.",
     "apply": "Write the recommendation into your own files.",
     "export": "Print the recommendation as another tool's settings.",
@@ -55,7 +55,7 @@ COMMANDS = {
     "estimate": "Predict memory and speed of one configuration.",
     "trial": "Train one configuration for a few steps.",
     "calibrate": "Measure this machine's GPU to improve its predictions.",
-    "report-run": "Print measured trials as rows to give away.",
+    "report-run": "Export measured trials to share.",
     "node-resources": "Print the GPU types of this machine for `ray start`.",
     "doctor": "Check drivers, libraries and settings of this machine.",
     "monitor": "Watch this machine's GPUs, processors and memory.",
@@ -66,6 +66,15 @@ COMMANDS = {
     "completion": "Print the shell completion script.",
 }
 """Commands with a line on each, in the order in which people need them."""
+
+GROUPS = {
+    "Your program": ("check", "tune", "emulate", "diff"),
+    "Spaces": ("search", "estimate", "trial", "explain", "data"),
+    "Results": ("best", "show", "report", "compare", "apply", "export", "report-run"),
+    "Machine": ("doctor", "monitor", "calibrate", "node-resources", "completion"),
+    "Catalogues": ("gpus", "models", "spaces", "grid"),
+}
+"""Headings of `tuner --help`."""
 
 _SHARED = {
     "apply": ("apply", "export"),
@@ -118,8 +127,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of `--help`, for which no command is imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name]) for name in commands])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """As click does, without importing the commands."""
@@ -221,7 +231,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _as_printable(error: click.ClickException) -> click.ClickException:
-    """The same complaint, with what was typed spelled out where a terminal would obey it."""
+    """The same error, with control characters of the typed text spelled out."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error  # the help itself
     text = printable(error.format_message())
@@ -231,7 +241,7 @@ def _as_printable(error: click.ClickException) -> click.ClickException:
 
 
 class _Stop:
-    """What SIGTERM does: `timeout` sends it twice at once, which is to stop a command once."""
+    """Handler of SIGTERM; `timeout` sends it twice at once, which counts as one."""
 
     _heard_s = -math.inf
 

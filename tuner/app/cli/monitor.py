@@ -135,7 +135,7 @@ def drawn(known: Sequence[MachineReading]) -> RenderableType:
 
 
 def device_text(device: DeviceReading) -> str:
-    """What is known of a device, on one line."""
+    """A device's reading on one line."""
     if device.fault is not None:
         return f"does not answer: {device.fault}"
     parts = []
@@ -159,7 +159,7 @@ def device_text(device: DeviceReading) -> str:
 
 
 def host_text(host: HostReading) -> str:
-    """What is known of the host, on one line."""
+    """The host's reading on one line."""
     share = "?" if host.cpu_share is None else f"{host.cpu_share:.0%}"
     used = "?" if host.used_bytes is None else format_gib(host.used_bytes)
     return f"{host.cpus} processors {share} busy, memory {used} of {format_gib(host.total_bytes)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -11,13 +12,16 @@ from typing import Any, TypeVar
 import click
 
 from tuner.app.cli import completing
+from tuner.app.measuring import Mode
+from tuner.app.search.options import OPTIONS, SearchOptions
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
 from tuner.searches.objectives import NAMES, SHORT
+from tuner.searches.request import check_searcher
 from tuner.space.gpus import LIMIT_OF_TYPE
 
 _ALL_OPTIONS = "tuner.all_options"
-"""Whether all options are to be shown, in a context's `meta`."""
+"""Key of a context's `meta`: True to show all options."""
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -187,7 +191,7 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
 
 
 def emulated_gpu_options(function: _Decorated) -> _Decorated:
-    """`--gpu` and `--gpu-memory`, of a type that is emulated for somebody's program."""
+    """`--gpu` and `--gpu-memory`, of a type to emulate for a program."""
     return _gpu_and_memory(function, "GPU type (`tuner gpus` lists them).")
 
 
@@ -198,9 +202,11 @@ def gpu_options(function: _Decorated) -> _Decorated:
         cls=RareOption,
         type=PriceType(),
         metavar="USD",
-        help="Price of a GPU hour, in place of the catalogue's.",
+        help="Price of a GPU hour, instead of the catalogue's.",
     )(function)
-    return _gpu_and_memory(function, "GPU type (`tuner gpus`); auto, cpu: of this machine.")
+    return _gpu_and_memory(
+        function, "GPU to target: a name from `tuner gpus`, auto (this machine's) or cpu."
+    )
 
 
 def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
@@ -210,7 +216,7 @@ def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
             cls=RareOption,
             type=SizeType(),
             metavar="SIZE",
-            help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
+            help="Memory of the GPU, e.g. 80GiB, instead of the catalogue's.",
         ),
         click.option(
             "--gpu",
@@ -225,77 +231,74 @@ def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
     return function
 
 
-def measure_options(function: _Decorated) -> _Decorated:
-    """How real trials run: `--budget`, `--timeout`, `--weights`, `--lengths`, and so on."""
-    for option in (
-        click.option(
-            "--whole-steps",
-            cls=RareOption,
-            is_flag=True,
-            help="Time whole optimizer steps, however long.",
-        ),
-        click.option(
-            "--lengths",
-            cls=RareOption,
-            type=click.Choice(["full", "data"]),
-            help="Lengths of sequences in real trials: the longest, or the data's.",
-        ),
-        click.option(
-            "--wait",
-            "wait_s",
-            cls=RareOption,
-            type=DurationType(),
-            metavar="TIME",
-            help="How long to wait for a device that others use.  [default: 3s]",
-        ),
-        click.option(
-            "--weights",
-            cls=RareOption,
-            metavar="WHICH",
-            help="Weights of real trials: synthetic, hub, or the folder of a checkpoint.  "
-            "[default: synthetic]",
-        ),
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=DurationType(),
-            metavar="TIME",
-            help="Stop a real trial after this time. [default: 10min, then by its pace]",
-        ),
-        click.option(
-            "--budget",
-            "budget_s",
-            type=DurationType(),
-            metavar="TIME",
-            help="Time for the timed steps of a real trial; less if the rate is certain sooner.  "
-            "[default: 20s; in a search on a processor 0.5s]",
-        ),
-    ):
-        function = option(function)
-    return function
+class SearcherType(click.ParamType[str]):
+    """The name of a searcher, or of a class of samplers."""
+
+    name = "searcher"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> str:
+        """The name itself. Raises `InputError` for an unknown one."""
+        check_searcher(value)
+        return str(value)
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "amount": {"type": AmountType()},
+    "count": {"type": click.IntRange(1)},
+    "duration": {"type": DurationType()},
+    "file": {"type": click.Path(path_type=Path, dir_okay=True)},
+    "flag": {"is_flag": True},
+    "lengths": {"type": click.Choice(["full", "data"])},
+    "limit": {"type": MemoryLimitType()},
+    "mode": {"type": click.Choice([str(mode) for mode in Mode]), "show_default": True},
+    "number": {"type": click.IntRange(0), "show_default": True},
+    "objective": {
+        "type": ObjectiveType(), "multiple": True, "shell_complete": completing.objectives,
+    },
+    "off": {"is_flag": True, "flag_value": False},
+    "port": {"type": click.IntRange(0, 65535)},
+    "searcher": {
+        "type": SearcherType(), "show_default": True, "shell_complete": completing.searchers,
+    },
+    "setting": {"multiple": True, "shell_complete": completing.settings},
+    "share": {"type": ShareType()},
+    "text": {},
+    "texts": {"multiple": True},
+}  # fmt: skip
+"""Arguments of click for each kind of option."""
+
+
+def search_options(*names: str) -> Callable[[_Decorated], _Decorated]:
+    """Options of the fields of `SearchOptions` with these names, in this order; by default all."""
+
+    def decorate(function: _Decorated) -> _Decorated:
+        for name in reversed(names or tuple(OPTIONS)):
+            option = OPTIONS[name]
+            default = _DEFAULTS[name]
+            how = {**_KINDS[option.kind], "metavar": option.metavar or None, "help": option.help}
+            if default is not None and not how.get("multiple"):
+                how["default"] = str(default) if option.kind == "mode" else default
+            kind = RareOption if option.rare else click.Option
+            function = click.option(option.name, name, cls=kind, **how)(function)
+        return function
+
+    return decorate
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SearchOptions)}
+
+measure_options = search_options(
+    "budget_s", "timeout_s", "weights", "wait_s", "lengths", "whole_steps"
+)
+where_option = search_options("where")
+objective_option = search_options("objectives")
+set_option = search_options("settings")
+margin_option = search_options("margin")
 
 
 def model_option(text: str) -> Callable[[_Decorated], _Decorated]:
     """`--model`."""
     return click.option("--model", metavar="MODEL", shell_complete=completing.models, help=text)
-
-
-where_option = click.option(
-    "--where",
-    multiple=True,
-    metavar="CONDITION",
-    help="Keep configurations such as 'lora_rank >= 64'; replaces the space's floors on them.",
-)
-
-objective_option = click.option(
-    "--objective",
-    "objectives",
-    type=ObjectiveType(),
-    shell_complete=completing.objectives,
-    multiple=True,
-    metavar="NAME",
-    help="throughput, memory, energy, cost or others; repeatable, the first decides.",
-)
 
 
 def choice_options(function: _Decorated) -> _Decorated:
@@ -305,25 +308,16 @@ def choice_options(function: _Decorated) -> _Decorated:
         click.option(
             "--headroom",
             metavar="SHARE",
-            help="Memory to keep free, such as 10% or 4GiB.  [default: the search's]",
+            help="Memory to keep free, e.g. 10% or 4GiB.  [default: the search's]",
         ),
         click.option(
-            "--max-memory", type=SizeType(), metavar="SIZE", help="Use no more, such as 40GiB."
+            "--max-memory", type=SizeType(), metavar="SIZE", help="Maximum GPU memory, e.g. 40GiB."
         ),
         where_option,
     ):
         function = option(function)
     return function
 
-
-set_option = click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KNOB=VALUE",
-    shell_complete=completing.settings,
-    help="Hold a knob at a value; repeatable.",
-)
 
 results_option = click.option(
     "--results",
@@ -340,7 +334,15 @@ calibration_option = click.option(
     is_flag=True,
     default=True,
     flag_value=False,
-    help="Do not correct predictions by trials in the results folder.",
+    help="Don't correct predictions by trials in the results folder.",
+)
+
+seed_option = click.option(
+    "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."
+)
+
+gpus_option = click.option(
+    "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

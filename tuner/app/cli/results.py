@@ -41,7 +41,7 @@ from tuner.searches.view import View, build_view, levels
         "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
     ),
 )
-@target_options("The --model of the search.")
+@target_options("Model the search was run with, if you overrode it.")
 @criteria_options
 @json_option
 def best(
@@ -84,7 +84,7 @@ def best(
     ),
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)
-@target_options("The --model of the search.")
+@target_options("Model the search was run with, if you overrode it.")
 @where_option
 @objective_option
 @click.option("--levels", "by_level", is_flag=True, help="One front per level of rank and length.")
@@ -119,7 +119,7 @@ def show(
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What of a search is shown, and how."""
+    """Options of `tuner show`."""
 
     where: tuple[str, ...]
     objectives: tuple[str, ...]
@@ -250,7 +250,7 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
         "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
     ),
 )
-@target_options("The --model of the search.")
+@target_options("Model the search was run with, if you overrode it.")
 @where_option
 @click.option("--open", "is_opened", is_flag=True, help="Open the report in a browser.")
 @json_option
@@ -291,7 +291,7 @@ def report(
         "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
     ),
 )
-@target_options("The --model of the search.")
+@target_options("Model the search was run with, if you overrode it.")
 def report_run(*, selected: Selected) -> None:
     """Print measured trials as rows to give away: predicted numbers beside measured ones.
 

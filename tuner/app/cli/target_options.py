@@ -40,7 +40,7 @@ class Selected:
 
     @property
     def is_several(self) -> bool:
-        """Whether it may be several GPU types: "all", or a list of names."""
+        """True for "all" or a list of GPU types."""
         return self.gpu_name == ALL or "," in self.gpu_name
 
     def target(self) -> Target:

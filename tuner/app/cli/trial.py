@@ -12,6 +12,7 @@ from tuner.app.cli.options import (
     SizeType,
     examples,
     json_option,
+    margin_option,
     measure_options,
     model_option,
     set_option,
@@ -60,7 +61,7 @@ from tuner.report.terminal.render import print_json
 )
 @measure_options
 @data_options
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @set_option
 @json_option
 def command(*, as_json: bool, margin: str | None, **options: Any) -> int:

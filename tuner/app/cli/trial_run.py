@@ -1,4 +1,4 @@
-"""What `tuner trial` does: check, predict, run one trial, and set the numbers side by side."""
+"""One trial by hand: checked, predicted, run, and compared with its prediction."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def to_dict(trial: Trial) -> dict[str, Any]:
 
 
 def print_trial(trial: Trial) -> None:
-    """What came of it, and the predicted numbers beside those of the trial."""
+    """The outcome, and predicted numbers beside those of the trial."""
     record, outcome = trial.record, trial.record.outcome
     ended = f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"
     if outcome.requested_bytes is not None:

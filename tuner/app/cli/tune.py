@@ -1,4 +1,4 @@
-"""`tuner tune`: the fastest settings of somebody's own program that fit a GPU."""
+"""`tuner tune`: the fastest settings of a program that fit on a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from tuner.app.cli.options import (
     emulated_gpu_options,
     examples,
     json_option,
+    margin_option,
     results_option,
 )
 from tuner.app.cli.search import run_search
 from tuner.app.measuring import Mode
 from tuner.app.programs import DEFAULT_TRIALS, write_space
-from tuner.app.search.plan import SearchOptions
+from tuner.app.search.options import SearchOptions
 from tuner.app.targets import load_targets
 from tuner.core.records import parse_margin
 from tuner.report.terminal.render import echo
@@ -36,7 +37,7 @@ from tuner.report.terminal.render import echo
     "knobs",
     multiple=True,
     metavar="NAME[=A,B]",
-    help="Setting to vary, and its values; repeatable. [default: micro_batch and "
+    help="Setting to vary, and its values. Can be repeated. [default: micro_batch and "
     "gradient_checkpointing, which keep the training's result]",
 )
 @click.option(
@@ -61,7 +62,7 @@ from tuner.report.terminal.render import echo
     metavar="FILE",
     help="Where to write the search space. [default: tune-PROGRAM.yaml]",
 )
-@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@margin_option
 @click.option("--quiet", is_flag=True, help="Print the result only.")
 @results_option
 @json_option

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.app.device import UNHEARD, Notices, with_profile
 from tuner.app.measuring import (
     Measuring,
-    Mode,
     Predicting,
     decide,
     gpus_of_trials,
     machines_of_trials,
 )
+from tuner.app.search.options import SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
     has_predictions,
@@ -43,7 +43,6 @@ from tuner.searches.objectives import objectives_of
 from tuner.searches.progress import Budget
 from tuner.searches.request import (
     DEFAULT_SEARCHER,
-    DEFAULT_TRIALS,
     TrialDevice,
     check_min_gain,
     check_objectives,
@@ -51,68 +50,6 @@ from tuner.searches.request import (
 from tuner.searches.watch import check_metrics_port, parse_tracking
 from tuner.space import pin
 from tuner.trial.base import outcome_versions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
-    """How to search: what the options of `tuner search` and the arguments of `tuner.search` say.
-
-    Times are in seconds, memory is in bytes; `margin` is a share ("3%") or a size ("2GiB").
-    `verify` asks for a verification of what is recommended: where trials run, or emulated.
-    """
-
-    trials: int = DEFAULT_TRIALS
-    seed: int = 0
-    time_limit_s: float | None = None
-    margin: str | None = None
-    searcher: str = DEFAULT_SEARCHER
-    workers: int | None = None
-    fresh: bool = False
-    address: str | None = None
-    where: tuple[str, ...] = ()
-    settings: Mapping[str, KnobValue] = field(default_factory=dict)
-    mode: Mode = Mode.AUTO
-    memory_limit: int | None = None
-    budget_s: float | None = None
-    timeout_s: float | None = None
-    weights: str | None = None
-    wait_s: float | None = None
-    lengths: str | None = None
-    whole_steps: bool = False
-    gpu_hours: float | None = None
-    max_cost_usd: float | None = None
-    min_gain: float | None = None
-    study: Path | None = None
-    metrics_port: int | None = None
-    dashboard: bool = False
-    track: tuple[str, ...] = ()
-    objectives: tuple[str, ...] = ()
-    verify: bool = True
-
-
-_OF_TRIALS = {
-    "searcher": "--searcher",
-    "workers": "--workers",
-    "gpu_hours": "--gpu-hours",
-    "max_cost_usd": "--max-cost",
-    "min_gain": "--min-gain",
-    "study": "--study",
-    "track": "--track",
-    "metrics_port": "--metrics-port",
-    "dashboard": "--dashboard",
-}
-"""The options that say how trials run, as the command line has them."""
-
-
-def without_effect(options: SearchOptions) -> str:
-    """The options that were given and mean nothing to a search that runs no trials."""
-    usual = SearchOptions()
-    given = (
-        option
-        for name, option in _OF_TRIALS.items()
-        if getattr(options, name) != getattr(usual, name)
-    )
-    return ", ".join(given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from tuner.app.search.plan import SearchOptions, SearchPlan
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
+from tuner.predict.candidates import Bound, undecided
 from tuner.predict.predictor import COMPILED_TOLERANCE, Predictor
 from tuner.predict.stages import predict_overall
-from tuner.predict.undecided import Bound, undecided
 from tuner.searches.front import DEFAULT_OBJECTIVES
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import read_journal
@@ -26,10 +27,10 @@ from tuner.searches.progress import Progress, StoppedBy, samples_per_s
 from tuner.searches.request import SearchOutcome
 
 WIDENING = 1.5
-"""Where traces are further off than that: so much more than the worst of them is allowed for."""
+"""Where traces are further off, this factor more than the worst of them is allowed for."""
 
 SEARCHER = "predicted"
-"""What proposed a configuration of a predicted search: nobody, all are predicted."""
+"""The searcher of predicted records: none proposes, all configurations are predicted."""
 
 OnRecord = Callable[[TrialRecord], None]
 OnProgress = Callable[[Progress], None]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tuner.app.device import CPU
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Measuring
-from tuner.app.search.plan import SearchOptions, SearchPlan
+from tuner.app.search.options import SearchOptions
+from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import GUIDED, has_program_prior, trial_job
 from tuner.app.target import sorted_by_use
 from tuner.core.records import Configuration, Prediction, TrialRecord
@@ -284,7 +285,7 @@ def _inert(
     plan: SearchPlan, predictions: Sequence[Prediction], listener: Listener
 ) -> tuple[str, ...]:
     """What is to be said of knobs that change nothing; said once here, and in the report."""
-    from tuner.predict.inert import inert_knobs
+    from tuner.predict.candidates import inert_knobs
 
     if not predictions:
         return ()

@@ -62,7 +62,7 @@ def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRec
             _change_margin(plan)
             yield writer, tuple(known)
         finally:
-            with contextlib.suppress(OSError):  # removed by somebody, or read-only meanwhile
+            with contextlib.suppress(OSError):  # removed, or read-only meanwhile
                 _remove_empty(folder, existed)
 
 
@@ -93,7 +93,7 @@ def _set_aside(plan: SearchPlan) -> None:
     journal = plan.target.folder.journal
     if not journal.exists():
         return
-    with plan.target.folder.writer():  # nobody else is writing
+    with plan.target.folder.writer():  # no other search is writing
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
         kept = journal.with_name(f"trials-{stamp}.jsonl")
         while kept.exists():  # the clock was set back, and renaming would replace it

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
 from tuner.app.plausible import excluded_text
-from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left, without_effect
+from tuner.app.search.options import without_effect
+from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
 from tuner.app.search.prepare import Predictors, Prepared, prepare
 from tuner.app.search.result_files import Contents, journal_of, write_results
 from tuner.app.target import sorted_by_use, stale_text, with_margin
@@ -30,7 +31,7 @@ from tuner.searches.request import SearchOutcome, SearchRequest, write_pruned
 from tuner.searches.view import View
 
 if TYPE_CHECKING:
-    from tuner.cost.memory_timeline import MemoryTimeline
+    from tuner.cost.step_details import MemoryTimeline
 
 
 HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"

@@ -70,7 +70,7 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
     reasons: dict[str, int] = {}
     left_out = 0
     for configuration in space.configurations(where):
-        # What code of the user's own needs of a GPU, nobody knows.
+        # The needs of the user's own code are unknown.
         problems = _problems(space, configuration, gpu, positions) if space.predictable else {}
         if not problems:
             supported.append(configuration)

@@ -181,7 +181,7 @@ class TrialRecord:
 
     @property
     def source(self) -> Source:
-        """Where the trial ran, however it ended: a device, an emulated one, or none."""
+        """The place of the trial, however it ended: a device, an emulated one, or none."""
         if self.device is not None or self.outcome.measurement is not None:
             return Source.MEASURED
         if self.emulated_device is not None or self.outcome.emulation is not None:

@@ -188,7 +188,7 @@ class Precision(Group):
 
 @dataclass(frozen=True, slots=True)
 class Loss(Group):
-    """How the loss treats the logits."""
+    """The treatment of the logits by the loss."""
 
     kind: str = knob(
         "loss",

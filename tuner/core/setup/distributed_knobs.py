@@ -109,7 +109,7 @@ _MANY = f"{_ONE} * {GPUS_PER_TRIAL}"
 
 
 def gpus_per_trial(values: Mapping[str, KnobValue]) -> int:
-    """How many GPUs a configuration trains on, in all its machines; 1 where it does not say.
+    """The number of GPUs of a configuration, in all its machines; 1 by default.
 
     Raises `InputError` for what is no such number.
     """
@@ -117,7 +117,7 @@ def gpus_per_trial(values: Mapping[str, KnobValue]) -> int:
 
 
 def machines(values: Mapping[str, KnobValue]) -> int:
-    """How many machines the GPUs of a configuration stand in; 1 where it does not say.
+    """The number of machines of a configuration; 1 by default.
 
     Raises `InputError` for what is no such number.
     """
@@ -136,7 +136,7 @@ def _count(values: Mapping[str, KnobValue], name: str, most: int) -> int:
 
 
 def strategy(values: Mapping[str, KnobValue]) -> str:
-    """How the GPUs of a configuration share the work: a word that `distributed` allows."""
+    """The strategy by which GPUs share the work: a word that `distributed` allows."""
     return str(values.get(DISTRIBUTED, "ddp"))
 
 
@@ -171,7 +171,7 @@ def rule_with_ranks(rule: str, mentioned: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """How many ranks train a configuration together, on how many machines, and how.
+    """The number of ranks and machines of a training, and the strategy.
 
     `strategy` is a word of `distributed`; under hsdp `dp_shard_size` ranks share a copy of the
     model (0: those of a machine). Ranks are numbered machine by machine, as torchrun does it.
@@ -184,7 +184,7 @@ class Parallelism:
 
     @classmethod
     def of(cls, configuration: Mapping[str, KnobValue]) -> Parallelism:
-        """That of a configuration. Raises `InputError` for what is none."""
+        """The parallelism of a configuration. Raises `InputError` for invalid numbers."""
         return cls(
             _count(configuration, GPUS_PER_TRIAL, MAX_GPUS * MAX_MACHINES),
             strategy(configuration),
@@ -199,17 +199,17 @@ class Parallelism:
 
     @property
     def group(self) -> int:
-        """How many ranks share one copy of the model under fsdp2 and hsdp."""
+        """The number of ranks that share one copy of the model under fsdp2 and hsdp."""
         return (self.dp_shard_size or self.per_machine) if self.strategy == "hsdp" else self.ranks
 
     @property
     def is_replicated(self) -> bool:
-        """Whether each of several ranks keeps all of everything."""
+        """True if each of several ranks keeps the whole model."""
         return self.ranks > 1 and self.strategy == "ddp"
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP2 leaves each rank a share of the model only."""
+        """True if FSDP2 leaves each rank only a share of the model."""
         return self.ranks > 1 and self.strategy in ("fsdp2", "hsdp")
 
     @property
@@ -219,16 +219,16 @@ class Parallelism:
 
     @property
     def casts_weights(self) -> bool:
-        """Whether mixed precision is a matter of the weights that run, not of autocast."""
+        """True if mixed precision casts the weights instead of using autocast."""
         return self.is_sharded or self.zero_stage > 0
 
     @property
     def shares_weights(self) -> bool:
-        """Whether no device has to hold the whole model."""
+        """True if no device holds the whole model."""
         return self.is_sharded or self.zero_stage == ZERO_STAGES["zero3"]
 
     def problems(self, configuration: Mapping[str, KnobValue]) -> list[Problem]:
-        """What cannot be trained so, with the reason; empty on one GPU and where it works."""
+        """Reasons why the configuration can't be trained with this strategy; empty if it can."""
         found = [Problem(text, where=MACHINES) for text in self._against_machines()]
         if self.is_sharded:
             reasons = [*self._against_groups(), *_against_sharding(configuration)]

@@ -63,7 +63,7 @@ class KnobSchema:
 
     @property
     def expects(self) -> str:
-        """What is allowed, for people: "a whole number of at least 1"."""
+        """The allowed values in words: "a whole number of at least 1"."""
         if self.kind == "word":
             return f"one of {', '.join(self.allowed)}"
         if self.kind in _EXPECTS:
@@ -161,7 +161,7 @@ def _read_text(value: Any) -> str | None:
 
 
 def _read_any(value: Any) -> KnobValue | None:
-    """What an expression gave."""
+    """Read the result of an expression."""
     if isinstance(value, list):
         value = tuple(value)
     return value if isinstance(value, bool | int | float | str | tuple) else None

@@ -41,7 +41,7 @@ that are not named can be compared with themselves only."""
 
 @dataclass(frozen=True, slots=True)
 class MemoryOrder:
-    """What of a workload's vocabulary orders memory, and what has no effect on it."""
+    """The settings of a workload that order memory, and those without effect on it."""
 
     knobs: Mapping[str, Order] = field(default_factory=dict)
     of_adapters: frozenset[str] = frozenset()
@@ -74,7 +74,7 @@ class MemoryOrder:
 
 
 def _trains_weights(configuration: Configuration) -> bool:
-    """Whether weights of the base are trained: all of them, or copies of whole modules."""
+    """True if weights of the base are trained: all of them, or copies of whole modules."""
     saved = configuration.get("modules_to_save", NO_NAMES)
     return configuration.get("lora_rank") == 0 or saved != NO_NAMES
 
@@ -123,6 +123,6 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
 def memory_order(
     workload: str, declared: Mapping[str, tuple[KnobValue, ...]] | None = None
 ) -> MemoryOrder:
-    """What is known of the workload, and what its space declares beside or against that."""
+    """The memory order of the workload, with the changes that its space declares."""
     known = MEMORY_ORDERS.get(workload, MemoryOrder())
     return replace(known, knobs={**known.knobs, **(declared or {})})

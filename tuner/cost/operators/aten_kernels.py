@@ -1,17 +1,218 @@
-"""Rules for PyTorch's own operators on CUDA, but for attention (`attention_kernels`)."""
+"""Rules for PyTorch's own operators on CUDA, and for fused attention of any package.
+
+A rule needs torch alone: the emulator reads it inside programs that may lack bitsandbytes.
+Of fused attention, the four operators that a trace takes have entries with the workspace of their
+kernels. All others (cuDNN's, flash-attn, xformers, kernels from a hub) are known by their name and
+by the names of their arguments.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from tuner.cost.operators.attention_kernels import ATTENTION_LEAVES
-from tuner.cost.operators.leaf_kernels import LeafKernel, LeafRule
+
+@dataclass(frozen=True, slots=True)
+class LeafKernel:
+    """One kernel: class of work, FLOPs, shape as in `Work`, workspace, bytes beside in/out."""
+
+    kind: str
+    flops: int = 0
+    shape: tuple[int, int, int, int] | None = None
+    workspace_bytes: tuple[int, ...] = ()
+    dtype: str | None = None
+    has_mask: bool = False
+    """Whether fused attention was given a dense mask, which makes it slower."""
+
+
+LeafRule = Callable[[Any, tuple[Any, ...], Any], LeafKernel]
+"""The kernel of an operator with these arguments and results."""
+
+
+class Kernels(NamedTuple):
+    """The two tables of one kind of device, by operator."""
+
+    decompositions: Mapping[Any, Callable[..., Any]]
+    leaves: Mapping[Any, LeafRule]
+
 
 _aten = torch.ops.aten
+
+_FAMILY = ("attn", "attention", "flash", "fmha")
+"""What names of operators of fused attention contain, package included."""
+
+_HEADS_FIRST = (
+    "aten::_scaled_dot_product",
+    "aten::scaled_dot_product",
+    "aten::_cudnn_attention",
+)
+"""How operators begin that take [batch, heads, length, head_dim]; all others take
+[batch, length, heads, head_dim], or [tokens, heads, head_dim] of sequences end to end."""
+
+
+def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *, causal: bool) -> int:
+    """FLOPs of softmax(QK^T)V for [batch, heads, length, head_dim]; half of them when causal.
+
+    The causal kernels skip the blocks above the diagonal.
+    """
+    batch, heads, queries, head_dim = query
+    flops = 2 * batch * heads * queries * key[-2] * (head_dim + value[-1])
+    return flops // 2 if causal else flops
+
+
+def attention_shape(query: torch.Size, key: torch.Size) -> tuple[int, int, int, int]:
+    """(batch x heads, queries, keys, head_dim) of tensors [batch, heads, length, head_dim].
+
+    Heads are those of the queries: each is computed on its own, also where keys are shared.
+    """
+    batch, heads, queries, head_dim = query
+    return batch * heads, queries, key[-2], head_dim
+
+
+def _flash_forward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    query, key, value = args[:3]
+    causal = bool(args[4]) if len(args) > 4 else False
+    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
+    return LeafKernel("attention", flops=flops, shape=attention_shape(query.shape, key.shape))
+
+
+def _flash_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    """Flash attention 2 as PyTorch bundles it (flash_api.cpp, mha_bwd).
+
+    Workspace: row sums in fp32, dQ accumulated in fp32 with lengths rounded to 128 and head
+    dimension to 32; with grouped queries dK and dV are computed per query head and summed.
+    """
+    _, query, key, value = args[:4]
+    batch, heads, queries, head_dim = query.shape
+    rounded_q = _round_up(queries, 128)
+    rounded_d = _round_up(head_dim, 32 if head_dim <= 128 else 64)
+    workspace = [batch * heads * rounded_q * 4, batch * heads * rounded_q * rounded_d * 4]
+    if key.shape[1] != heads:
+        expanded = batch * heads * key.shape[2] * head_dim * query.element_size()
+        workspace += [expanded, expanded]
+    causal = bool(args[11]) if len(args) > 11 else False
+    # Five products instead of two: S and P again, dV, dP, dQ, dK.
+    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal) * 5 // 2
+    shape = attention_shape(query.shape, key.shape)
+    return LeafKernel("attention", flops=flops, shape=shape, workspace_bytes=tuple(workspace))
+
+
+def _efficient_forward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    query, key, value = args[:3]
+    causal = bool(args[6]) if len(args) > 6 else False
+    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
+    shape = attention_shape(query.shape, key.shape)
+    return LeafKernel("attention", flops=flops, shape=shape, has_mask=args[3] is not None)
+
+
+def _efficient_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    """Memory-efficient attention (CUTLASS) as PyTorch bundles it (attention_backward.cu).
+
+    16-bit gradients are accumulated in an fp32 workspace: dQ always; dK and dV when the
+    head does not fit the register file (head dimension above the block of 64).
+    """
+    _, query, key, value = args[:4]
+    batch, heads, queries, head_dim = query.shape
+    workspace = [batch * heads * queries * 4]
+    if query.element_size() == 2:
+        per_query = batch * heads * _round_up(queries, 64) * _round_up(head_dim, 32) * 4
+        per_key = batch * heads * _round_up(key.shape[2], 64) * _round_up(head_dim, 64) * 4
+        workspace.append(per_query + (2 * per_key if head_dim > 64 else 0))
+    causal = bool(args[12]) if len(args) > 12 else False
+    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal) * 5 // 2
+    shape = attention_shape(query.shape, key.shape)
+    return LeafKernel(
+        "attention",
+        flops=flops,
+        shape=shape,
+        workspace_bytes=tuple(workspace),
+        has_mask=args[4] is not None,
+    )
+
+
+def attention_by_name(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> LeafKernel | None:
+    """The kernel of an operator of fused attention that has no entry; None for all others.
+
+    Backward takes five products instead of two. Blocks that a causal mask or a window hides are
+    not computed. Sequences that lie end to end attend to themselves only.
+    """
+    name = func._schema.name
+    if not any(part in name for part in _FAMILY):
+        return None
+    given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
+    query, key, value = (
+        _first(given, names) for names in (("query", "q"), ("key", "k"), ("value", "v"))
+    )
+    if not all(isinstance(t, torch.Tensor) and t.dim() >= 3 for t in (query, key, value)):
+        return None
+    length, heads = (-2, -3) if name.startswith(_HEADS_FIRST) else (-3, -2)
+    pairs = _pairs(given, query, key, length)
+    flops = 2 * query.shape[heads] * pairs * (query.shape[-1] + value.shape[-1])
+    is_backward = "backward" in name or "bwd" in name
+    batch = query.shape[0] if query.dim() > 3 else 1
+    shape = (
+        batch * query.shape[heads],
+        query.shape[length],
+        key.shape[length],
+        query.shape[-1],
+    )
+    bias = _first(given, ("attn_bias", "bias", "attn_mask"))
+    return LeafKernel(
+        "attention",
+        flops=int(flops * 5 / 2 if is_backward else flops),
+        shape=shape,
+        has_mask=isinstance(bias, torch.Tensor),
+    )
+
+
+def _first(given: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((given[name] for name in names if given.get(name) is not None), None)
+
+
+def _pairs(given: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor, length: int) -> float:
+    """Pairs of a query and a key that one head computes, over all sequences."""
+    starts = _first(given, ("cu_seqlens_q", "cum_seq_q", "cu_seqlens", "seqstart_q"))
+    causal = bool(_first(given, ("is_causal", "causal", "custom_mask_type")))
+    window = _first(given, ("window_size_left", "window_left", "window_size"))
+    reach = window if isinstance(window, int) and window > 0 else None
+    if isinstance(starts, torch.Tensor) and starts.numel() > 1:
+        tokens = query.shape[length]
+        return sum(_visible(n, n, causal, reach) for n in _lengths(starts, tokens))
+    batch = query.shape[0] if query.dim() > 3 else 1
+    return batch * _visible(query.shape[length], key.shape[length], causal, reach)
+
+
+def _lengths(starts: torch.Tensor, tokens: int) -> list[float]:
+    """Lengths of sequences that begin at `starts`; all equal where those have no values."""
+    if starts.is_meta:
+        return [tokens / (starts.numel() - 1)] * (starts.numel() - 1)
+    return [float(length) for length in starts.detach().cpu().diff().tolist()]
+
+
+def _visible(queries: float, keys: float, causal: bool, reach: int | None) -> float:
+    if not causal:
+        return queries * (keys if reach is None else min(keys, 2 * reach + 1))
+    if reach is None or reach >= keys:
+        return queries * keys / 2
+    return queries * reach - reach * reach / 2
+
+
+ATTENTION_LEAVES: dict[Any, LeafRule] = {
+    _aten._scaled_dot_product_flash_attention.default: _flash_forward,
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+}
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tuner.cost.operators.leaf_kernels import Kernels, LeafKernel, LeafRule
+from tuner.cost.operators.aten_kernels import Kernels, LeafKernel, LeafRule
 
 _aten = torch.ops.aten
 _bnb = torch.ops.bitsandbytes

@@ -1,21 +1,31 @@
-"""What CUDA kernels do that tensors without data do not show.
+"""The kernels behind operators on CUDA and on a processor, which tensors without data don't show.
 
-Two tables, keyed by operator:
-
-* decompositions spell out operators whose CUDA implementation allocates buffers on the
-  way, as the sequence of allocations that implementation makes.
-* leaves describe single kernels: their FLOPs, class, and the workspace alive beside
-  inputs and outputs while they run.
-
-Each entry names the implementation that it follows.
+Decompositions spell out operators that allocate buffers on the way, as the sequence of
+allocations of their implementation. Leaves describe single kernels: FLOPs, class, and the workspace
+beside inputs and outputs. Importing this module registers the operators of bitsandbytes, without
+touching a device.
 """
 
 from __future__ import annotations
 
-from tuner.cost.operators import bnb_operators  # noqa: F401  (registers them)
-from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
-from tuner.cost.operators.bnb_kernels import bnb_kernels
-from tuner.cost.operators.leaf_kernels import Kernels
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tuner.core.meanwhile import import_bitsandbytes
+from tuner.cost.operators.aten_kernels import (
+    ATEN_DECOMPOSITIONS,
+    ATEN_LEAVES,
+    Kernels,
+    LeafKernel,
+    attention_flops,
+    safe_softmax,
+)
+from tuner.cost.operators.bnb_kernels import bnb_kernels, dequantize, gemm_4bit
+
+import_bitsandbytes()
+
 
 _OF_BITSANDBYTES = bnb_kernels()
 
@@ -23,3 +33,38 @@ CUDA_KERNELS = Kernels(
     {**_OF_BITSANDBYTES.decompositions, **ATEN_DECOMPOSITIONS},
     {**_OF_BITSANDBYTES.leaves, **ATEN_LEAVES},
 )
+
+
+_aten = torch.ops.aten
+_bnb = torch.ops.bitsandbytes
+
+
+def _attention_forward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    query, key, value = args[:3]
+    causal = bool(args[4]) if len(args) > 4 else False
+    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
+    return LeafKernel("attention", flops=flops)
+
+
+def _attention_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    _, query, key, value = args[:4]
+    causal = bool(args[7]) if len(args) > 7 else False
+    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal) * 5 // 2
+    return LeafKernel("attention", flops=flops)
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    # bitsandbytes' default backend, which its CPU backend leaves in place.
+    _bnb.gemm_4bit.default: gemm_4bit,
+    _aten._safe_softmax.default: safe_softmax,
+}
+
+LEAVES: dict[Any, Callable[[Any, tuple[Any, ...], Any], LeafKernel]] = {
+    _bnb.dequantize_4bit.default: dequantize,
+    _bnb.dequantize_4bit.out: dequantize,
+    _bnb.dequantize_blockwise.default: dequantize,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_forward,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+}
+
+CPU_KERNELS = Kernels(DECOMPOSITIONS, LEAVES)

@@ -1,16 +1,16 @@
-"""What an operator is to a trace: its work, its results' layouts, and what tells it from others."""
+"""An operator in a trace: its work, its results' layouts, and the key that identifies it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from tuner.cost.operators.attention_kernels import attention_by_name
-from tuner.cost.operators.leaf_kernels import Kernels
+from tuner.cost.operators.aten_kernels import Kernels, attention_by_name
 from tuner.cost.operators.timeline import MASK, Work
 
 _aten = torch.ops.aten
@@ -80,7 +80,7 @@ new one of some (`torch/distributed/_functional_collectives.py`, 2.13)."""
 
 
 def launches_nothing(func: Any) -> bool:
-    """Whether an operator on a device only makes, describes or shares memory."""
+    """True of an operator that only makes, describes or shares memory."""
     name = func._schema.name.partition("::")[2]
     return bool(func.is_view or name in NO_KERNEL or name in _ASKS_OR_MAKES)
 
@@ -88,7 +88,7 @@ def launches_nothing(func: Any) -> bool:
 def work_of(
     kernels: Kernels, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> Work:
-    """What an operator with these arguments and results computes, and how many bytes it moves."""
+    """The work of an operator with these arguments and results, and the bytes that it moves."""
     name = func._schema.name.partition("::")[2]
     inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
     outputs = list(tensors_in(out))
@@ -153,13 +153,13 @@ def signature_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def makes_new_tensors(func: Any) -> bool:
-    """Whether the schema says that every result is a tensor of its own."""
+    """True if the schema makes every result a new tensor."""
     schema = func._schema
     return not schema.is_mutable and all(r.alias_info is None for r in schema.returns)
 
 
 def returns_first_argument(func: Any) -> bool:
-    """Whether it works in place and gives back what it changed."""
+    """True of an operator that works in place and returns its first argument."""
     # An in-place operator on tensors without data has nothing to do.
     schema = func._schema
     return bool(schema.name.endswith("_") and schema.is_mutable and len(schema.returns) == 1)
@@ -191,7 +191,7 @@ def from_layouts(layouts: tuple[Any, ...], *, is_tuple: bool) -> Any:
 
 
 def touches_gpu(args: tuple[Any, ...], out: Any) -> bool:
-    """Whether an argument or a result is without data: on the GPU that is traced for."""
+    """True if an argument or a result is on the traced device: without data."""
     return any(tensor.is_meta for tensor in tensors_in((args, out)))
 
 
@@ -201,3 +201,19 @@ def _touched_bytes(tensor: torch.Tensor) -> int:
         size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0
     ]
     return math.prod(sizes) * tensor.element_size()
+
+
+def following_sizes(resized: Callable[[torch.UntypedStorage], None]) -> Any:
+    """A patch, for `start` and `stop`, that calls `resized` with each storage of another size.
+
+    FSDP2 frees gathered weights that autograd still refers to by taking their storage away
+    (`storage.resize_(0)`), and gives it back before the backward pass.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def followed(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        resized(storage)
+        return result
+
+    return mock.patch.object(torch.UntypedStorage, "resize_", followed)

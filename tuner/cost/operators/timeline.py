@@ -31,7 +31,7 @@ class Block:
     """The stream that it was allocated on; what one has freed, another does not get."""
     place: str = ""
     """The parameter that it belongs to, or the module in whose forward it was made, by name;
-    empty where nobody named it."""
+    empty without a name."""
 
 
 MASK = " with mask"
@@ -39,7 +39,7 @@ MASK = " with mask"
 
 
 class Work(NamedTuple):
-    """What one operator computes. `kind` is its class of kernel, `dtype` its first input's.
+    """The work of one operator. `kind` is its class of kernel, `dtype` its first input's.
 
     `shape` is (batch, m, n, k) of a matrix product; of fused attention (batch x heads, queries,
     keys, head_dim); and None for everything else.

@@ -1,4 +1,4 @@
-"""How long each kernel takes on a GPU that was measured.
+"""Kernel times on a GPU that was measured.
 
 `MeasuredKernelTimes` answers from a device profile what `Roofline` answers from the peaks of
 a data sheet: the seconds of kernels, and the cost of launching one.
@@ -13,7 +13,7 @@ import numpy as np
 
 from tuner.core.gpu import Gpu
 from tuner.cost.compiled import Floats
-from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
 from tuner.cost.speed.roofline import KernelTimes, Roofline
 from tuner.cost.work_arrays import WorkArrays

@@ -1,4 +1,4 @@
-"""What `tuner calibrate` measures on a kind of device: shapes, sizes and precisions."""
+"""The plan of `tuner calibrate` for a kind of device: shapes, sizes and precisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRAINING_TOKENS = (512, 2048, 8192)
 
 @dataclass(frozen=True, slots=True)
 class MeasurePlan:
-    """What is measured on a kind of device."""
+    """Measurements to make on a kind of device."""
 
     dtypes: tuple[str, ...]
     shapes: tuple[Shape, ...]
@@ -107,7 +107,7 @@ def traffic_sizes(largest_bytes: int) -> list[int]:
 
 
 def fitting(shapes: Sequence[Shape], item: int, limit_bytes: int) -> Iterator[Shape]:
-    """Those products whose factors and result take at most `limit_bytes`."""
+    """The products whose factors and result take at most `limit_bytes`."""
     for m, n, k in shapes:
         if (m * k + k * n) * item + m * n * max(item, 4) <= limit_bytes:
             yield m, n, k

@@ -66,7 +66,7 @@ class Stopwatch:
         return self._timing(times)
 
     def _timing(self, times: Sequence[float]) -> Timing:
-        """Of a processor the shortest time: what else runs on it can only make others longer."""
+        """On a processor, take the shortest time: other processes can only lengthen one."""
         median = statistics.median(times)
         low, _, high = statistics.quantiles(times, n=4)
         typical = min(times) if self.device.type == "cpu" else median

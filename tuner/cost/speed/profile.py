@@ -40,7 +40,7 @@ METHOD = "device profile"
 
 
 def uses_profile(method: str) -> bool:
-    """Whether a prediction of this method rests on rates that were measured."""
+    """True of a prediction method that uses measured rates."""
     return METHOD in method
 
 
@@ -130,7 +130,7 @@ class DeviceProfile:
 
     @property
     def lacks_reference(self) -> bool:
-        """Whether a processor's profile is of a version that ran no trainings for reference."""
+        """True of a processor's profile from a version without reference trainings."""
         return self.step_factor is None and not any(r.startswith(REFERENCE) for r in self.skipped)
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
@@ -184,7 +184,7 @@ def load_profile(path: Path) -> DeviceProfile:
 
 
 def profiles_folder() -> Path:
-    """Where profiles are kept: $TUNER_PROFILES, else ~/.config/tuner/profiles.
+    """The folder of profiles: $TUNER_PROFILES, else ~/.config/tuner/profiles.
 
     Raises `UnavailableError` where nobody knows the home directory, as in some containers.
     """

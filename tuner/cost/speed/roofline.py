@@ -16,12 +16,18 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
-from tuner.cost.calibration.interval import in_quadrature
 from tuner.cost.compiled import SEGMENTS, Floats
+from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK
-from tuner.cost.speed.attention_rates import MASKED, attention_flops_per_s
-from tuner.cost.speed.power import BOARDS_DIFFER
-from tuner.cost.speed.product_rates import matmul_peak, power_limit, rate_of, tile_use
+from tuner.cost.speed.rates import (
+    BOARDS_DIFFER,
+    MASKED,
+    attention_flops_per_s,
+    matmul_peak,
+    power_limit,
+    rate_of,
+    tile_use,
+)
 from tuner.cost.work_arrays import WorkArrays
 
 LAUNCH_S = 25e-6
@@ -83,7 +89,7 @@ class Efficiency:
 
 
 class KernelTimes(Protocol):
-    """How long kernels take on a GPU, and what launching one costs the host."""
+    """Seconds of kernels on a GPU, and the host's cost of launching one."""
 
     launch_s: float
     hosts: tuple[float, float]
@@ -121,7 +127,7 @@ class Roofline:
     def ends(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
     ) -> Iterator[tuple[Floats, Floats]]:
-        """Of kernels whose rate has no source, and of a board at its power limit."""
+        """The ends of kernels whose rate has no source, and of a board at its power limit."""
         arithmetic_s, limited_s, traffic_s = self.bounds(works, gpu, allow_tf32)
         slowest = self._efficiency.slowest
         may_take = np.array(

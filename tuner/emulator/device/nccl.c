@@ -16,7 +16,7 @@
  * A receive outside of a group waits for its sender, where the library would only queue it: two
  * ranks that both receive before they send, on purpose, would wait for each other here.
  *
- * A communicator takes the device memory of its buffers (emu_config()->nccl_bytes, tuner/cost/nccl.py)
+ * A communicator takes the device memory of its buffers (emu_config()->nccl_bytes, tuner/cost/library_memory.py)
  * with its first collective, as the library does, which connects then (NCCL_RUNTIME_CONNECT).
  */
 #define _GNU_SOURCE

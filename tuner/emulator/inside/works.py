@@ -9,9 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tuner.core.gpu import Gpu
-from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
+from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels
 from tuner.cost.operators.bnb_kernels import bnb_kernels
-from tuner.cost.operators.leaf_kernels import Kernels
 from tuner.cost.operators.operators import WRAPPING, launches_nothing, tensors_in, work_of
 from tuner.cost.operators.timeline import Work
 from tuner.cost.speed.roofline import Roofline

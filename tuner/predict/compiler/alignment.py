@@ -1,11 +1,15 @@
-"""Where a deeper model's sequence of events repeats that of a shallow one."""
+"""Repetition of events, frees and operators of a shallow model in a deeper one."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tuner.cost.operators.timeline import Op, Timeline, Work
 
 _NEVER = np.int32(1 << 30)
 
@@ -23,7 +27,7 @@ class Alignment(NamedTuple):
 
 
 def align(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> Alignment | None:
-    """How `theirs` arises from `ours` by inserting as few runs as possible; None if it does not.
+    """The fewest runs whose insertion turns `ours` into `theirs`; None if none do.
 
     Exact, by dynamic programming over element and shift: O(len(ours) * number inserted).
     """
@@ -67,7 +71,7 @@ def _costs(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _shifts(costs: NDArray[np.int32], end: int, *, late: bool) -> NDArray[np.int64]:
-    """How many elements are inserted before each one, from the last to the first."""
+    """Number of elements inserted before each one, from the last to the first."""
     shifts = np.empty(len(costs), dtype=np.int64)
     shift = end
     for element in range(len(costs) - 1, 0, -1):
@@ -80,3 +84,119 @@ def _shifts(costs: NDArray[np.int32], end: int, *, late: bool) -> NDArray[np.int
             shift = int(jumps[0] if late else jumps[-1])
     shifts[0] = shift
     return shifts
+
+
+class Different(Exception):  # noqa: N818 - no error: a reason to trace all layers
+    """The traces are not repetitions of one another."""
+
+
+class Free(NamedTuple):
+    """The place of a freed block among the live ones of its group."""
+
+    from_newest: int
+    from_oldest: int
+
+
+class FreeRule(NamedTuple):
+    """The freed one of the live blocks of a group, counted from the newest or the oldest.
+
+    `first` in the base model, `by_kind` more for each further layer of a kind, and in the runs of
+    layers `by_run` more from one run to the next.
+    """
+
+    newest: bool
+    first: int
+    by_kind: tuple[int, ...]
+    by_run: int = 0
+
+    def place(self, more: Sequence[int], run: int) -> int:
+        """The block in a model with `further` layers of each kind, in its run of this number."""
+        by_layer = sum(each * number for each, number in zip(self.by_kind, more, strict=True))
+        return self.first + by_layer + self.by_run * run
+
+
+def shared_rule(base: Free, ones: Sequence[Free | None], two: Free | None) -> FreeRule:
+    """The rule of an event that the base model has too. Raises `Different`."""
+    for number, newest in enumerate((True, False)):
+        by_kind = tuple(one[number] - base[number] for one in ones if one is not None)
+        if two is not None and two[number] - base[number] == by_kind[0] + by_kind[-1]:
+            return FreeRule(newest, base[number], by_kind)
+    raise Different
+
+
+def run_rule(ones: Sequence[Free | None], two: Sequence[Free | None]) -> FreeRule | None:
+    """The rule of an event in runs that are alike, by its frees in them; None if there is none.
+
+    `ones` are those of the models with one more layer, `two` those of both runs of the model with
+    two more. Runs that are all the same are looked for first, then those that count from the first
+    or the last.
+    """
+    rules = []
+    for number, newest in enumerate((True, False)):
+        here = {free[number] for free in ones if free is not None}
+        there = [free[number] for free in two if free is not None]
+        if len(here) == 1:
+            (place,) = here
+            by_layer, by_run = there[0] - place, there[-1] - there[0]
+            by_kind = (by_layer,) * len(ones)
+            rules.append((by_layer, FreeRule(newest, place - by_layer, by_kind, by_run)))
+    found = [rule for _, rule in rules if not rule.by_run] + [
+        rule for by_layer, rule in rules if not by_layer or rule.by_run == -by_layer
+    ]
+    return found[0] if found else None
+
+
+def constant_rule(one: Free, two: Sequence[Free | None], *, kinds: int) -> FreeRule:
+    """The rule of an event that frees the same place however many layers. Raises `Different`."""
+    for number, newest in enumerate((True, False)):
+        if all(free is not None and free[number] == one[number] for free in two):
+            return FreeRule(newest, one[number], (0,) * kinds)
+    raise Different
+
+
+def line(values: Sequence[int], more: Sequence[int]) -> int:
+    """The rule for `further` layers of each kind. Raises `Different`.
+
+    `values` are those of the base model, of one more layer of each kind, and of two more layers.
+    """
+    first, *ones, two = values
+    by_kind = [one - first for one in ones]
+    if two - first != by_kind[0] + by_kind[-1]:
+        raise Different
+    return first + sum(each * number for each, number in zip(by_kind, more, strict=True))
+
+
+def operators(timelines: Sequence[Timeline], more: Sequence[int]) -> tuple[list[Work], list[Op]]:
+    """The operators at full depth, and each of their executions; in a phase without an order."""
+    counts = [_executions(timeline) for timeline in timelines]
+    numbers: dict[Work, int] = {}
+    ops: list[Op] = []
+    left: list[dict[Any, list[Work]]] = [defaultdict(list) for _ in counts]
+    for key in dict.fromkeys(key for each in counts for key in each):
+        mark, recompute, work = key
+        times = [each[key] for each in counts]
+        by_kind = [one - times[0] for one in times[1:-1]]
+        if times[-1] - times[0] == by_kind[0] + by_kind[-1] and min(by_kind) >= 0:
+            ops += [Op(numbers.setdefault(work, len(numbers)), mark, recompute)] * line(times, more)
+            continue
+        kind = mark, recompute, work.name, work.kind, work.dtype, work.shape, work.workspace_bytes
+        for works, number in zip(left, times, strict=True):
+            works[kind] += [work] * number
+    for kind in dict.fromkeys(kind for works in left for kind in works):
+        for work in _grown([works[kind] for works in left], more):
+            ops.append(Op(numbers.setdefault(work, len(numbers)), kind[0], kind[1]))
+    return [*numbers], ops
+
+
+def _executions(timeline: Timeline) -> Counter[tuple[int, bool, Work]]:
+    return Counter((op.mark, op.recompute, timeline.works[op.work]) for op in timeline.ops)
+
+
+def _grown(works: Sequence[list[Work]], more: Sequence[int]) -> Iterator[Work]:
+    """Operators that take in all layers, as an optimizer's: they grow with the depth."""
+    if len({len(each) for each in works}) != 1:
+        raise Different
+    for alike in zip(*works, strict=True):
+        moved = line([work.bytes_moved for work in alike], more)
+        flops = line([work.flops for work in alike], more)
+        yield alike[0]._replace(flops=flops, tensor_bytes=(moved,))

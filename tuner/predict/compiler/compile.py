@@ -31,10 +31,10 @@ from tuner.predict.compiler.layouts import (
     Layout,
     Moments,
     SizeTable,
+    WorkTable,
     category_index,
 )
 from tuner.predict.compiler.structure import Structure
-from tuner.predict.compiler.work_table import WorkTable
 from tuner.predict.tracing.trace import PassTrace, trace_passes
 from tuner.predict.training.base import Workload
 
@@ -73,7 +73,7 @@ def with_layers(model_config: Any, types: list[str]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which shallow models are traced, and at which points."""
+    """The shallow models to trace, and the points to trace them at."""
 
     base: list[str]
     missing: dict[str, int]
@@ -272,7 +272,7 @@ def _possible_peaks(counts: Any, segments: Any, terms: Terms, grid: Any) -> Any:
 
 
 _CHECK_LAYERS = 4
-"""Layers that the held-back trace has more than the base, where the full model has so many."""
+"""Additional layers of the held-back trace over the base, for the full model's number."""
 
 
 def _check_layers(plan: _Plan) -> dict[str, int]:

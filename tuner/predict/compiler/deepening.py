@@ -22,8 +22,8 @@ import torch
 
 from tuner.core.records import Configuration
 from tuner.core.setup.distributed_knobs import gpus_per_trial
+from tuner.predict.compiler.alignment import Different
 from tuner.predict.compiler.compile import layer_types, with_layers
-from tuner.predict.compiler.free_rules import Different
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.compiler.repetition import Depth, Group, TracedEvents
 from tuner.predict.tracing.trace import Trace, trace
@@ -39,7 +39,7 @@ def trace_deep(
     *,
     compute_capability: tuple[int, int],
 ) -> Trace:
-    """What `trace` returns, from traces of a few layers where the others repeat them.
+    """The result of `trace`, from traces of a few layers where the others repeat them.
 
     Raises what `trace` raises at full depth. What fails only in a model of few layers is logged.
     """
@@ -105,7 +105,7 @@ def _from_few_layers(model_config: Any, traced: Callable[[Any], Trace]) -> Trace
 
 
 def _are_alike(model_config: Any, types: Sequence[str]) -> bool:
-    """Whether all layers have the same modules and parameters, and those of a kind its settings."""
+    """True if all layers have the same modules and parameters, and equal settings within a kind."""
     model_class = trained_class(model_config, images=False, num_labels=0)
     with torch.device("meta"):
         model = model_class.from_config(copy.deepcopy(model_config))
@@ -126,7 +126,7 @@ _NUMBER = ("layer_idx", "layer_id", "layer_number", "idx")
 
 
 def _look(layer: torch.nn.Module) -> list[Any]:
-    """What a layer consists of, without its own number."""
+    """The parts of a layer, without its own number."""
     return [
         (
             name,

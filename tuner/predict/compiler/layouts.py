@@ -10,9 +10,9 @@ import numpy as np
 
 from tuner.core.records import MemoryCategory, Phase
 from tuner.cost.compiled import CATEGORIES, SEGMENTS, Events, Segment
-from tuner.cost.operators.timeline import Block, Timeline
+from tuner.cost.memory import category_of
+from tuner.cost.operators.timeline import Block, Timeline, Work
 from tuner.cost.polynomial import NotPolynomialError, Polynomial, Probe, fit
-from tuner.cost.replay.memory import category_of
 from tuner.predict.compiler.alignment import align
 from tuner.predict.tracing.trace import PassTrace
 
@@ -66,11 +66,11 @@ class SizeTable:
 
     @property
     def ambiguous(self) -> bool:
-        """Whether different polynomials have the same value at the first probe."""
+        """True if different polynomials have the same value at the first probe."""
         return len({(one, kind) for one, _, kind in self._numbers}) < len(self._numbers)
 
     def workspace_index(self) -> int:
-        """Which polynomial is the cuBLAS workspace, whose size depends on the GPU; or -1."""
+        """Index of the cuBLAS workspace, whose size depends on the GPU; or -1."""
         return next((i for (_, _, workspace), i in self._numbers.items() if workspace), -1)
 
     def _fit(self, first: int, second: int) -> Polynomial:
@@ -85,7 +85,7 @@ def _is_workspace(block: Block) -> bool:
 
 
 def size_keys(first: Timeline, second: Timeline) -> list[tuple[int, int, bool]]:
-    """What identifies the polynomial of each block of a model that was traced at both probes."""
+    """A key of the polynomial of each block of a model that was traced at both probes."""
     if first.events != second.events:
         raise CompileError("the sequence of allocations depends on batch, length or rank")
     return [
@@ -172,7 +172,7 @@ class Moments:
     def _added_by_layers(
         self, positions: list[int], boundaries: list[int]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What one more layer of each kind adds at each position, by the two alignments."""
+        """Contribution of one more layer of each kind at each position, by the two alignments."""
         found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         for kind, layout in self.deeper.items():
             for added, matched in zip(found, aligned(self.base, layout), strict=True):
@@ -190,7 +190,7 @@ class Moments:
 
 
 def aligned(base: Layout, deeper: Layout) -> tuple[dict[int, int], dict[int, int]]:
-    """Where the deeper model is at the moment when the base model is at each position.
+    """Position in the deeper model for each position of the base model.
 
     In each segment the deeper model's events are the base model's with a few runs inserted
     (the layer itself; what is freed for it at the end of the pass). Raises `CompileError`
@@ -212,3 +212,59 @@ def aligned(base: Layout, deeper: Layout) -> tuple[dict[int, int], dict[int, int
             # All that was inserted at the end belongs to the last moment too.
             matched[end - 1] = deep_end - 1
     return late, early
+
+
+class WorkTable:
+    """The distinct operators with polynomials for their work, and how often each runs."""
+
+    def __init__(self, probes: tuple[Probe, Probe], first: Timeline, second: Timeline) -> None:
+        self._probes = probes
+        self.pairs = work_pairs(first, second)
+        self._base = self._counted(first, self.pairs)
+        self.executions = self._base.copy()
+        """Executions (S, 2, W) of the model with all layers added so far."""
+
+    @property
+    def ambiguous(self) -> bool:
+        """True if different operators do the same work at the first probe."""
+        return len({one for one, _ in self.pairs}) < len(set(self.pairs))
+
+    def add_layers(self, layers: int, first: Timeline, second: Timeline | None) -> None:
+        """Count the work of further layers, given a model with one more.
+
+        The second trace may be missing where nothing is ambiguous.
+        """
+        if second is not None:
+            pairs = work_pairs(first, second)
+        else:
+            twins = dict(self.pairs)
+            pairs = [(work, twins.get(work, work)) for work in first.works]
+        self.executions += layers * (self._counted(first, pairs) - self._base)
+
+    def _counted(self, timeline: Timeline, pairs: list[tuple[Work, Work]]) -> Any:
+        numbers = {pair: number for number, pair in enumerate(self.pairs)}
+        counts = np.zeros((len(SEGMENTS), 2, len(self.pairs)), dtype=np.int64)
+        for op in timeline.ops:
+            mark = timeline.marks[op.mark]
+            segment = Segment(mark.phase, mark.micro_step)
+            if segment in SEGMENTS and mark.step == 1:
+                number = numbers.get(pairs[op.work])
+                if number is None:
+                    name = timeline.works[op.work].name
+                    raise CompileError(f"a deeper model runs a new kind of {name}")
+                counts[SEGMENTS.index(segment), int(op.recompute), number] += 1
+        return counts
+
+    def fit(self, first: int, second: int) -> Polynomial:
+        """The polynomial of a quantity of an operator."""
+        try:
+            return fit((first, second), self._probes)
+        except NotPolynomialError as error:
+            raise CompileError(f"the work of an operator is not a polynomial: {error}") from error
+
+
+def work_pairs(first: Timeline, second: Timeline) -> list[tuple[Work, Work]]:
+    """Each operator of a model, as it is at the two probes."""
+    if [work.name for work in first.works] != [work.name for work in second.works]:
+        raise CompileError("the sequence of operators depends on batch, length or rank")
+    return list(zip(first.works, second.works, strict=True))

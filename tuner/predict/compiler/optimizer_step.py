@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.records import MemoryCategory
-from tuner.cost.replay.allocator import replay, settled_size
+from tuner.cost.allocator import replay, settled_size
 from tuner.cost.work_arrays import WorkArrays, optimizer_executions_of
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledOptimizer:
-    """What an optimizer adds to parameters and gradients.
+    """Memory and work that an optimizer adds to parameters and gradients.
 
     `state_bytes` stays allocated from the first step on; `peak_bytes` is the most that is
     allocated at once while it updates, state included; `paged_bytes` is managed memory.
@@ -103,7 +103,7 @@ def _rests(states: Sequence[tuple[int, Sequence[int]]]) -> int:
 
 
 class _Quantities(NamedTuple):
-    """Of one traced optimizer."""
+    """Build it from one traced optimizer."""
 
     memory: NDArray[np.int64]
     """State, peak and paged bytes."""
@@ -119,7 +119,7 @@ def _quantities(
     max_grad_norm: float,
     scaled: bool,
 ) -> _Quantities:
-    """What the optimizer takes and does for these parameters, from a trace."""
+    """The optimizer's memory and work for these parameters, from a trace."""
     from tuner.predict.tracing.trace import trace_optimizer
 
     parameters = [kind for kind, count in trainable.items() for _ in range(count)]

@@ -15,19 +15,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tuner.cost.allocator import round_size
+from tuner.cost.memory import category_of
 from tuner.cost.operators.timeline import Block, Timeline
-from tuner.cost.replay.allocator import round_size
-from tuner.cost.replay.memory import category_of
-from tuner.predict.compiler.alignment import align
-from tuner.predict.compiler.free_rules import (
+from tuner.predict.compiler.alignment import (
     Different,
     Free,
     FreeRule,
+    align,
     constant_rule,
+    line,
+    operators,
     run_rule,
     shared_rule,
 )
-from tuner.predict.compiler.repeated_work import line, operators
 from tuner.predict.tracing.trace import Trace
 
 Group = tuple[int, str, bool, bool]
@@ -95,7 +96,7 @@ class _Insertion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What traces of a few layers say of any depth.
+    """Model of any depth, from traces of a few layers.
 
     Those of a base model, of one more layer of each kind, and of two more: one of each kind, or
     both of the only one.
@@ -244,7 +245,7 @@ class Depth:
     def _rules(
         self, phases: Sequence[Sequence[_Shared | _Repeated]]
     ) -> tuple[list[FreeRule | None], list[list[FreeRule | None]]]:
-        """Which block each event frees: events of the base model, and those of runs by kind."""
+        """The block that each event frees: events of the base model, and those of runs by kind."""
         shared: list[FreeRule | None] = [None] * len(self.base.tokens)
         repeated: list[list[FreeRule | None]] = [[None] * len(one.tokens) for one in self.ones]
         for phase, pieces in enumerate(phases):

@@ -16,11 +16,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.records import MemoryCategory, Phase
+from tuner.cost.operators.aten_kernels import Kernels
 from tuner.cost.operators.kernels import CUDA_KERNELS
-from tuner.cost.operators.leaf_kernels import Kernels
 from tuner.cost.operators.operators import (
     NO_KERNEL,
     WRAPPING,
+    following_sizes,
     from_layouts,
     layouts_of,
     makes_new_tensors,
@@ -30,7 +31,6 @@ from tuner.cost.operators.operators import (
     touches_gpu,
     work_of,
 )
-from tuner.cost.operators.resizing import following_sizes
 from tuner.cost.operators.timeline import Block, Mark, Op, Timeline
 
 _aten = torch.ops.aten
@@ -46,7 +46,7 @@ _CUBLAS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_"})
 
 
 class _Seen(NamedTuple):
-    """What is known of an operator with given argument layouts: its results and its work."""
+    """An operator with given argument layouts: its results and its work."""
 
     layouts: tuple[Any, ...] | None
     is_tuple: bool
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         timeline.marks.append(Mark(len(timeline.events), phase, step, micro_step))
 
     def enter_stream(self, number: int) -> None:
-        """What follows is allocated on another stream."""
+        """Allocate from here on another stream."""
         self._stream = number
 
     @contextlib.contextmanager
@@ -193,7 +193,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._run(func, args, kwargs)
 
     def _is_accumulation(self, sum_so_far: Any, gradient: Any) -> bool:
-        """Whether autograd would add a gradient in place, which it never does under a mode.
+        """True if autograd would add a gradient in place, which it never does under a mode.
 
         As its `can_accumulate_inplace`: nobody else holds the sum so far.
         """
@@ -281,7 +281,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return fresh
 
     def _may_be_logits(self, tensor: torch.Tensor, func: Any) -> bool:
-        """Whether these are values of tokens: [batch, length, vocabulary], or without batches.
+        """True of values of tokens: [batch, length, vocabulary], or without batches.
 
         Attention's scores may be as wide, where sequences are as long; they have heads too, or
         come from attention. Masks and tokens of that length are no floats.

@@ -19,18 +19,18 @@ import torch
 from tuner.core.meanwhile import without_collection
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
-from tuner.cost.operators.cpu_kernels import CPU_KERNELS
-from tuner.cost.operators.kernels import CUDA_KERNELS
+from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
+from tuner.cost.operators.kernels import CPU_KERNELS, CUDA_KERNELS
 from tuner.cost.operators.timeline import Timeline
-from tuner.cost.operators.workspace import PROCESSOR, cublas_workspace_bytes
-from tuner.predict.tracing.cpu_path import CpuPath, int8_products_on_cpu
-from tuner.predict.tracing.cuda_path import CudaPath
-from tuner.predict.tracing.device_path import DevicePath
+from tuner.predict.tracing.cuda_path import CudaPath, library_calls_on_meta
+from tuner.predict.tracing.device_path import (
+    CpuPath,
+    DevicePath,
+    flash_attention_on_meta,
+    int8_products_on_cpu,
+)
 from tuner.predict.tracing.fake_ranks import fake_ranks
-from tuner.predict.tracing.flash_attention import flash_attention_on_meta
-from tuner.predict.tracing.library_calls import library_calls_on_meta
-from tuner.predict.tracing.model_faults import model_faults
-from tuner.predict.tracing.places import named_modules
+from tuner.predict.tracing.model import model_faults, named_modules
 from tuner.predict.tracing.recorder import Recorder
 from tuner.predict.training.base import Workload
 from tuner.predict.training.known_values import KnownValues

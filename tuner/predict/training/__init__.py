@@ -30,7 +30,7 @@ def get_workload(name: str) -> Workload:
 
 
 def _workload_of(name: str) -> Workload:
-    """What "package.module:object" makes. Raises `InputError` where it opens no session."""
+    """The workload that `name` names. Raises `InputError` if it opens no session."""
     found = load_object(name, "workload")
     if isinstance(found, type):
         found = found()

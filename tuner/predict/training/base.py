@@ -1,4 +1,4 @@
-"""What a workload offers: from one configuration to a session that can train a step."""
+"""The interface of a workload: from one configuration to a session that can train a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuner.space.data import DataFacts
 
 @dataclass(slots=True)
 class Counts:
-    """What a session has trained on so far, in sums over its micro-steps.
+    """The samples, tokens and FLOPs of a session so far, summed over its micro-steps.
 
     `tokens` are without padding. `model_flops` counts no recomputation; None where the FLOPs of
     the model are not known. `data_wait_s` is how long micro-steps waited for their batch.
@@ -27,7 +27,7 @@ class Counts:
 
 
 class Environment(Protocol):
-    """Where a session runs: a real device, or a trace on tensors without data.
+    """The environment of a session: a real device, or a trace on tensors without data.
 
     A workload asks its environment for everything that differs between the two, so that the
     code that trains is the same in both.

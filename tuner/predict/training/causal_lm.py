@@ -105,7 +105,7 @@ class CausalLMSession(ModelSession):
         return int(getattr(weight, "ds_shape", weight.shape)[0])  # of DeepSpeed's, where shared
 
     def _next_batch(self) -> dict[str, torch.Tensor]:
-        """What the model is called with. A trace has no data, only its shapes."""
+        """The arguments of the model. A trace has no data, only shapes."""
         if self._batches is not None:
             return self._real_batch(self._batches)
         shape = (self._settings.batch.micro, self._settings.examples.length)
@@ -160,7 +160,7 @@ class CausalLMSession(ModelSession):
             return self._ranks.called(**batch, use_cache=False)
 
     def _refer(self, batch: dict[str, torch.Tensor]) -> None:
-        """What the reference of preference training makes of the same sequences."""
+        """Run the reference model of preference training on the same sequences."""
         if self._settings.examples.reference:
             with torch.no_grad(), self.model.disable_adapter():
                 self._forward(batch)
@@ -243,7 +243,7 @@ def _images(model_config: Any, settings: TrainingSetup, environment: Environment
 
 @dataclass(frozen=True, slots=True)
 class StepFlops:
-    """FLOPs of forward and backward pass: so much a token, and so much a pair of tokens."""
+    """FLOPs of forward and backward pass, per token and per pair of tokens."""
 
     per_token: float
     per_token_pair: float

@@ -145,7 +145,7 @@ def _skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = False)
 
 
 def _build_error(error: Exception, attention: str) -> InputError:
-    """What transformers says of a model that it cannot build, as an answer to the user.
+    """The user's error for a model that transformers can't build.
 
     It raises ValueError for an attention that the model does not have, ImportError for one whose
     package is missing.

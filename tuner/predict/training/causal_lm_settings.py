@@ -77,13 +77,13 @@ class TrainingSetup(Setup):
 
     @property
     def sharding(self) -> Sharding:
-        """How FSDP2 is asked to shard the model."""
+        """The way FSDP2 shards the model."""
         by_trainer = self.update.loop == "trainer"
         return Sharding(by_trainer, self._mixed_dtype, self.ranks.reshard)
 
     @property
     def zero(self) -> ZeroSettings:
-        """How DeepSpeed is asked to train, where it does."""
+        """The settings of DeepSpeed, if it trains the model."""
         return ZeroSettings(
             stage=self.parallelism.zero_stage,
             micro_batch=self.batch.micro,
@@ -95,7 +95,7 @@ class TrainingSetup(Setup):
 
     @property
     def quant_storage(self) -> torch.dtype | None:
-        """What 4-bit codes are packed into: FSDP2 shards floating types only."""
+        """The dtype that 4-bit codes are packed into: FSDP2 shards floating types only."""
         return self.load_dtype if self.parallelism.is_sharded else None
 
     @property

@@ -37,7 +37,7 @@ from tuner.predict.training.encoders import (
 
 @dataclass(frozen=True, slots=True)
 class ContrastiveSettings:
-    """What is embedded, and by what."""
+    """The texts of a sample and the model that embeds them."""
 
     step: EncoderSettings
     channels: tuple[str, ...]
@@ -105,7 +105,7 @@ _SMALLEST_ARGUMENT = 1 + 1e-5
 
 
 class Routing(NamedTuple):
-    """What the gate decided for each sample: probabilities (N, E) and chosen experts (N, k)."""
+    """The gate's decision for each sample: probabilities (N, E) and chosen experts (N, k)."""
 
     probabilities: torch.Tensor
     chosen: torch.Tensor

@@ -68,7 +68,7 @@ def names(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def require_positions(model_config: Any, length: int, knob: str) -> None:
-    """Raise `InputError` where the model has no positions for so many tokens."""
+    """Raise `InputError` if the model has fewer than `length` positions."""
     problem = length_problem(table_positions(model_config.to_dict()), length, knob)
     if problem is not None:
         raise InputError(problem[0], hint=problem[1])
@@ -189,7 +189,7 @@ def mean_pooled(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 class Field(NamedTuple):
-    """A part of every sample: so many texts of so many tokens each."""
+    """A part of every sample: a number of texts, each `length` tokens long."""
 
     texts: int
     length: int

@@ -1,4 +1,4 @@
-"""What the processors of transformers make of images, by what a model calls its arguments."""
+"""Shapes of image features, as the processors of transformers make them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Images:
     def fields(
         self, examples: int, device: str, dtype: torch.dtype = torch.float32
     ) -> dict[str, torch.Tensor]:
-        """What a model is called with beside tokens: pixels in fp32, as processors make them."""
+        """The image arguments of a model: pixels in fp32, as processors make them."""
         made: dict[str, torch.Tensor] = {}
         for name, shape in self.shapes.items():
             full = [examples, *shape] if self.joined is None else list(shape)
@@ -96,7 +96,7 @@ def _ordinary(special: tuple[int, ...]) -> int:
 
 
 def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:
-    """What `number` images of `size` pixels a side are for a model on the meta device.
+    """The features of `number` images of `size` pixels a side, for a model on the meta device.
 
     `size` 0 is what the model's vision tower was made for. Raises `InputError` for models whose
     images are not predicted, and for sizes that they do not take.
@@ -129,7 +129,7 @@ def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:
 
 
 def _features(model: Any) -> Any:
-    """What makes features of images and names what it takes for it; None where nothing does."""
+    """The method that makes features of images; None if the model has none."""
     for part in (model, getattr(model, "model", None)):
         found = getattr(part, "get_image_features", None)
         if found is not None and "pixel_values" in inspect.signature(found).parameters:
@@ -138,7 +138,7 @@ def _features(model: Any) -> Any:
 
 
 def _attended(images: Images, vision: Any, size: int) -> Images:
-    """Of Mllama: one token an image, and as many tiles as its tower can have, padded to these."""
+    """Mllama's images: one token each, padded to the most tiles that its tower can have."""
     require_own_size(vision, size)
     own = own_size(vision)
     number, tiles = images.tokens, int(vision.max_num_tiles)

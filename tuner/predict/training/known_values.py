@@ -113,7 +113,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "device" in known_kwargs:
             known_kwargs["device"] = torch.device("cpu")
         values = func(*known_args, **known_kwargs)
-        if "empty" in func._schema.name:  # what is there is nobody's; the same in every run
+        if "empty" in func._schema.name:  # uninitialised memory; the same in every run
             values.zero_()
         for result, value in zip(_tensors(out), _tensors(values), strict=True):
             self.keep(result, value)
@@ -135,7 +135,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _spoil(self, func: Any, args: tuple[Any, ...]) -> None:
-        """What is written into by an operator is known no more."""
+        """Forget the values that an operator writes into."""
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -172,7 +172,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _follows(func: Any) -> bool:
-    """Whether an operator's results follow from its arguments."""
+    """True if an operator's results follow from its arguments."""
     name = func._schema.name
     return not any(word in name for word in _UNKNOWN)
 
@@ -205,7 +205,7 @@ def _copied(known: KnownValues, _func: Any, args: tuple[Any, ...], _kwargs: Any)
 
 
 def _by_values(known: KnownValues, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Where every argument is known: results of the shapes that they really have."""
+    """Results with their real shapes, if every argument is known."""
     if any(known.of(t) is None for t in _tensors((args, kwargs))):
         return NotImplemented
     if not any(t.is_meta for t in _tensors((args, kwargs))):

@@ -126,7 +126,7 @@ def use_chunked_loss(model: Any, *, real: bool) -> None:
 
 
 def _gathered(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """What FSDP2 shares between ranks as a whole, for all tiles at once (TRL 1.16 does so)."""
+    """The module that FSDP2 shards as a whole, for all tiles at once (as TRL 1.16 does)."""
     from torch.distributed.tensor import DTensor
 
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
@@ -194,7 +194,7 @@ class _ChunkedShapes(torch.autograd.Function):
 
 
 def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """That of a product, which autocast decides: a trace emulates it for products alone."""
+    """The dtype of a product, which autocast decides: a trace emulates it for products alone."""
     row = hidden[:1]
     return nn.functional.linear(row, row).dtype
 

@@ -37,7 +37,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class MultiTaskSettings:
-    """Which tasks there are, and which of their parts a step trains."""
+    """The tasks, and their parts that a step trains."""
 
     step: EncoderSettings
     tasks: tuple[Task, ...]
@@ -87,7 +87,7 @@ class MultiTaskSettings:
 
     @property
     def routed(self) -> bool:
-        """Whether the router weights the tasks' outputs."""
+        """True if the router weights the tasks' outputs."""
         return self.phase != "adapters"
 
     @property
@@ -148,7 +148,7 @@ class ClassificationHead(nn.Module):
 
 
 class ExtractionHead(nn.Module):
-    """Where an answer starts and ends."""
+    """The start and end of an answer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

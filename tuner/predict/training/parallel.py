@@ -38,7 +38,7 @@ class Traced(Protocol):
 
 
 class Ranks:
-    """What the training loop of one rank calls in place of its model, and when gradients travel.
+    """One rank's stand-in for its model, which exchanges gradients.
 
     The model keeps its parameters; under fsdp2 they have become shards. `number` is the rank's.
     """
@@ -70,7 +70,7 @@ class Ranks:
             self._engine.backward(loss, is_last=self._is_last)
 
     def update(self) -> bool:
-        """Whether the update was done here, clipping and all; otherwise it is the caller's."""
+        """Update, clipping included; False if the caller has to."""
         if self._engine is None:
             return False
         self._engine.step()

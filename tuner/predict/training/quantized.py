@@ -76,7 +76,7 @@ def quantization_config(
     double_quant: bool = True,
     storage: torch.dtype | None = None,
 ) -> Any:
-    """What transformers is asked for: `precision` is "nf4" or "int8"."""
+    """The quantisation that transformers is asked for: `precision` is "nf4" or "int8"."""
     from transformers import BitsAndBytesConfig
 
     if precision == "nf4":
@@ -128,7 +128,7 @@ def kept_whole(model: nn.Module) -> tuple[str, ...]:
 
 
 _SMALL = 1 << 20
-"""Weights of a module below which nobody asks why it is not quantised: routers, convolutions."""
+"""Smaller modules are not mentioned when they stay unquantised: routers, convolutions."""
 
 
 def _output_heads(model: Any) -> list[nn.Module]:
@@ -137,7 +137,7 @@ def _output_heads(model: Any) -> list[nn.Module]:
 
 
 def _states(model: nn.Module) -> dict[torch.Tensor, Any]:
-    """What packed 4-bit weights are to be read with; shards do not know it, their layers do."""
+    """The state to read packed 4-bit weights with, which layers have and shards lack."""
     of_layers = {
         module._parameters["weight"]: module.__dict__["quant_state"]
         for module in model.modules()
@@ -280,7 +280,7 @@ _MAMBA = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"
 
 
 def _is_product(module: nn.Linear) -> bool:
-    """Whether a layer computes what its class says, and no subclass of it something else."""
+    """True if a layer computes a plain product, not a subclass's own function."""
     kind = type(module)
     if kind.forward is nn.Linear.forward or not kind.__module__.startswith("transformers."):
         return True

@@ -94,7 +94,7 @@ def embedding_weights(model: nn.Module) -> list[torch.nn.Parameter]:
 
 
 def _manager_of(embeddings: Sequence[torch.nn.Parameter]) -> Any:
-    """What tells bitsandbytes' optimizers which states to keep in 32 bits.
+    """The manager that makes bitsandbytes' optimizers keep these states in 32 bits.
 
     One of its own: bitsandbytes has a single one, which knows parameters by addresses that those
     of the next model may have.
@@ -108,7 +108,7 @@ def _manager_of(embeddings: Sequence[torch.nn.Parameter]) -> Any:
 
 
 def unscale_without_data(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """What `GradScaler.unscale_` does to gradients, where there is no scale and no value.
+    """Stand in for `GradScaler.unscale_` in a trace, without scale and values.
 
     A scaler decides by values whether to update, so that a trace cannot have one; but the
     gradients are read and written once more than without it.

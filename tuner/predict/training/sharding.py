@@ -21,7 +21,7 @@ _COPIES = "dp_replicate"
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a model is sharded: `by_trainer`, or by a loop of one's own.
+    """The sharding of a model: `by_trainer`, or by a hand-written loop.
 
     Layers run in `dtype`, by default in that of their weights. Without `reshard_after_forward` the
     gathered weights of a layer stay until its backward pass has ended.
@@ -88,7 +88,7 @@ class _Dimensions:
 
 @dataclass(frozen=True, slots=True)
 class _Accelerator:
-    """What accelerate's preparation of a model asks its `Accelerator` for."""
+    """The part of `Accelerator` that accelerate's preparation of a model asks for."""
 
     state: _State
     torch_device_mesh: Any
@@ -172,7 +172,7 @@ PACKAGE = "deepspeed"
 
 @dataclass(frozen=True, slots=True)
 class ZeroSettings:
-    """What DeepSpeed is told; the rest is as DeepSpeed leaves it."""
+    """The configuration given to DeepSpeed; the rest are DeepSpeed's defaults."""
 
     stage: int
     micro_batch: int

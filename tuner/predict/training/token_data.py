@@ -24,7 +24,7 @@ _SEEDS_PER_RANK = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a model is called with, and how many of its tokens are not padding."""
+    """The arguments of a model, and the number of tokens that aren't padding."""
 
     inputs: dict[str, torch.Tensor]
     tokens: int

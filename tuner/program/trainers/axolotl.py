@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.reading import (
     NOT_COMPARED,
@@ -97,7 +98,7 @@ def _plan(training: ProgramTraining) -> Planned:
             f"are widened to fp32 where all weights are trained, which is not predicted: {EMULATE}"
         )
         file.refuse("embeddings and norms", why)
-    notes = [] if knobs["precision"] in ("nf4", "int8") else [NOT_COMPARED]
+    notes = [] if knobs["precision"] in QUANTIZED else [NOT_COMPARED]
     if file.take("sample_packing", False, quietly=True):
         notes += packed_rows(file, "sample_packing", knobs["attention"])
     model = file.take("base_model")

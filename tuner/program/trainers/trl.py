@@ -10,6 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import (
     EMULATE,
     Argument,
@@ -104,7 +105,7 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     if trainer.take("peft_config") is not None or training.has("adapted") or training.has("lora"):
         knobs |= adapters(training["lora"], {})
         training["lora"].leave_out(("task_type", "bias", "use_rslora", "init_lora", "inference"))
-    if knobs["precision"] in ("nf4", "int8"):
+    if knobs["precision"] in QUANTIZED:
         knobs["adapter_dtype"] = "bf16"
     trainer.leave_out(("0", "1", "model", "args", "peft_config", "quantization", *WITHOUT_MEMORY))
     return model, knobs

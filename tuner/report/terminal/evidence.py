@@ -19,7 +19,7 @@ def print_evidence(
     limit_bytes: int,
     margin_bytes: int | None = None,
 ) -> None:
-    """Whether it fits, the memory and the time by what they are used for, and the speed.
+    """The verdict, memory and time by purpose, and the speed.
 
     `limit_bytes` is the memory that there is, of a rank where there are several, and
     `margin_bytes` what to keep free of it where the evidence does not say it.
@@ -203,14 +203,14 @@ def _micro_steps_per_s(evidence: Evidence) -> float | None:
 
 
 def params_text(ran: Measurement) -> str:
-    """How many parameters are trained; empty where code of the user's own does not tell."""
+    """The number of trained parameters; empty if your own code doesn't report it."""
     if not ran.total_params:
         return ""
     return f"{count(ran.trainable_params)} trainable of {count(ran.total_params)}"
 
 
 def more_text(ran: Measurement) -> str:
-    """What only a trial that ran knows, where it is known."""
+    """Numbers that only trials have."""
     values: Mapping[str, Any] = ran.to_dict()
     interval = values.get("samples_per_s_interval")
     parts = [f"{ran.steps} step{'s' * (ran.steps != 1)} timed"]

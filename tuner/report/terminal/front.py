@@ -140,7 +140,7 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
 
 
 def print_prediction_error(records: Sequence[TrialRecord]) -> None:
-    """How close the predictions came, where trials were measured; else nothing."""
+    """The error of the predictions of measured trials, if there are any."""
     found = pairs(records)
     rows = prediction_error_rows(found)
     text = verdict_text(verdicts(records))
@@ -158,13 +158,13 @@ def record_dict(record: TrialRecord) -> dict[str, Any]:
 
 
 def sources_text(records: Sequence[TrialRecord]) -> str:
-    """How the trials ended, in words: those that ran, and what was predicted."""
+    """The number of trials by source and ending."""
     by_source = {s: [r for r in records if r.source is s] for s in reversed(Source)}
     return "; ".join(f"{counts_text(found)} ({s})" for s, found in by_source.items() if found)
 
 
 def counts_text(records: Sequence[TrialRecord]) -> str:
-    """How the trials ended, in words."""
+    """The number of trials by ending."""
     oom = sum(r.outcome.status is Status.OOM for r in records)
     tight = sum(r.outcome.status is Status.OK and not r.fits for r in records)
     failed = sum(r.outcome.status not in (Status.OK, Status.OOM) for r in records)
@@ -249,7 +249,7 @@ def _legend(kinds: list[Kind], *, has_limit: bool) -> str:
 
 
 def _can_draw() -> bool:
-    """Whether stdout can show the characters of a frame."""
+    """True if stdout can show the characters of a frame."""
     try:
         "─│┌┐└┘┤┬".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

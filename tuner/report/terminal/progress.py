@@ -1,4 +1,4 @@
-"""How far a search is: a live display in a terminal, plain lines everywhere else."""
+"""Progress of a search: a live display in a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINE_PERIOD_S = 5.0
 
 @contextlib.contextmanager
 def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
-    """What to call at each change of a search; the display ends on leaving."""
+    """A function to call at each change of a search; the display ends on leaving."""
     if quiet:
         yield lambda progress: None
         return
@@ -40,7 +40,7 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def compiling(*, err: bool, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """What to call with structures compiled and structures in all, while a space is predicted."""
+    """A function to call with the structures compiled and all structures of a space."""
     if quiet:
         yield lambda done, total: None
         return

@@ -71,7 +71,7 @@ def print_recommendation(
 
 
 def _print_by_gpus(best: BestTrial) -> None:
-    """What an epoch takes and costs on each number of GPUs; nothing where there is one number."""
+    """Time and cost of an epoch on each number of GPUs, if there are several."""
     if not best.by_gpus:
         return
     echo(f"\nThe fastest that fits on each number of GPUs ({best.source}); {OF_ONE}\n")
@@ -89,7 +89,7 @@ def _print_by_gpus(best: BestTrial) -> None:
 
 
 def _others(best: BestTrial, names: Sequence[str]) -> list[str]:
-    """What the space sets or derives besides `names`: its defaults would bury that."""
+    """Values that the space sets or derives besides `names`, without its defaults."""
     of_stages = {name for stage in best.space.stages for name in stage.values}
     hidden = {*names, *best.space.defaults, *of_stages}
     return [name for name in best.configuration if name not in hidden]

@@ -1,4 +1,4 @@
-"""How the commands print: fields and JSON."""
+"""Fields and JSON, as the commands print them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.core.expressions import show
 from tuner.core.units import GIB, MIB, printable
 
 PIPE_WIDTH = 80
-"""Columns where nobody says how wide the output is: a log of a CI shows 80 without wrapping."""
+"""Columns of an output of unknown width: a CI log shows 80 without wrapping."""
 MAX_FIELD_WIDTH = 100
 
 
@@ -51,7 +51,7 @@ def print_fields(pairs: Iterable[tuple[str, str]], *, err: bool = False, indent:
 
 
 def is_interactive(stream: TextIO) -> bool:
-    """Whether `stream` is a screen on which a line can be drawn over, with a person before it.
+    """True if `stream` is a screen on which a line can be drawn over, with a person before it.
 
     A CI may offer a terminal, and so does a notebook to a program that a cell starts with "!";
     neither draws over what was printed.

@@ -1,4 +1,4 @@
-"""How the commands print tables. Colour only in a terminal."""
+"""Tables of plain text. Colour only in a terminal."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Sheet:
 
 
 def console(*, err: bool = False) -> Console:
-    """A console for tables, with all text taken literally; plain where nobody watches."""
+    """A console for tables, with all text taken literally; plain outside a terminal."""
     stream = sys.stderr if err else sys.stdout
     columns = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     styled = is_interactive(stream) and not os.environ.get("NO_COLOR")

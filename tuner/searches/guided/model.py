@@ -36,7 +36,7 @@ PRIOR_TRIALS = 2.0
 """How many trials the prior of the scale and of the noise weigh as much as."""
 
 DEGREES = 4.0
-"""Of Student's t, as in `tuner.cost.calibration.interval`: outliers lose their pull."""
+"""Of Student's t, as in `tuner.cost.interval`: outliers lose their pull."""
 
 MOST_CENSORED = 64
 """Bounds that are learned from at once; of more, those that contradict the most."""

@@ -12,8 +12,8 @@ from optuna.distributions import BaseDistribution
 
 from tuner.core.records import MemoryBudget, Prediction
 from tuner.core.setup.schemas import MemoryOrder
-from tuner.cost.calibration.calibrate import prior_of
-from tuner.cost.calibration.correction import DEVICE, STEP, uncorrected
+from tuner.cost.calibrate import prior_of
+from tuner.cost.correction import DEVICE, STEP, uncorrected
 from tuner.cost.speed.profile import uses_profile
 from tuner.searches.candidates import Candidates, Parameter
 from tuner.searches.guided.model import Prior

@@ -1,31 +1,20 @@
-"""An Optuna sampler that starts from predictions and hardly ever runs out of memory.
+"""The guided search: it starts from predictions and hardly ever runs out of memory.
 
 It knows all valid configurations with a prediction of each, learns from every trial how far
-predictions are off, and proposes the configuration with the largest expected gain among those that
+predictions are off, and chooses the configuration with the largest expected gain among those that
 will very probably fit.
-
-    sampler = GuidedSampler(pool)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-    trial = study.ask(pool.distributions)
-
-The values of a trial are its throughput and its memory in bytes, in this order. Memory beyond
-the limit says "at least the limit": the trial ran out of it.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler
-from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
 
-from tuner.searches.failures import Failures
+from tuner.core.records import Configuration, TrialRecord
+from tuner.searches.candidates import Candidates
+from tuner.searches.failures import Failures, failure_of
 from tuner.searches.guided.experience import (
     HIGHEST_RISK,
     MOVES,
@@ -37,11 +26,7 @@ from tuner.searches.guided.experience import (
 from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal
 from tuner.searches.guided.model import Floats
 from tuner.searches.guided.pool import Pool
-
-MEMORY_CONSTRAINT = "device_bytes_over_limit"
-
-STATUS, FAILURE = "status", "failure"
-"""Attributes of a trial: how it ended, and the kind of error where it failed."""
+from tuner.searches.strategies import OUTCOME_CONSTRAINT, Strategy, score
 
 OOM_SHARE = 0.02
 """Share of trials that may run out of memory, in expectation."""
@@ -50,11 +35,13 @@ BLIND_OOM_SHARE, BLIND_RISK = 0.04, 0.5
 """The share where nothing is predicted, and what the least risky candidate may then have."""
 
 ADVANCE_TRIALS = 40
-"""The share of so many trials may be spent early, on what would move the front."""
+"""The risk of this many trials may be spent early, on candidates that would move the front."""
 
-KNOWN_TO_PROBE, TIMES_BETTER = 3, 2.0
-"""Of that: once so many trials fitted, and for so many times the gain of the best candidate that
-carries no such risk."""
+KNOWN_TO_PROBE = 3
+"""Risky probes start after this many trials that fitted."""
+
+TIMES_BETTER = 2.0
+"""A risky probe must promise this many times the gain of the best safe candidate."""
 
 LOWEST_RISK = 0.002
 """Between this and `HIGHEST_RISK` lies the probability of running out of memory that a proposal may
@@ -75,115 +62,59 @@ to be on the front is tried before what might be, which before any evidence is t
 the largest gain first. Where nothing is predicted, all of it."""
 
 
-class GuidedSampler(BaseSampler):  # type: ignore[misc]
-    """Proposes members of a pool, each at most once. See the module."""
+class Guided:
+    """Chooses among the candidates of a pool, each at most once.
+
+    `goals` replace throughput and memory, the first of them above all.
+    """
 
     def __init__(
-        self,
-        pool: Pool,
-        *,
-        seed: int | None = None,
-        oom_share: float | None = None,
-        goals: Sequence[Goal] = (),
+        self, pool: Pool, *, oom_share: float | None = None, goals: Sequence[Goal] = ()
     ) -> None:
-        """`goals` are what to search for in place of throughput and memory, the first above all."""
         self.pool = pool
         self._goals = tuple(goals)
         self._oom_share = oom_share or (BLIND_OOM_SHARE if pool.is_blind else OOM_SHARE)
-        self._independent = RandomSampler(seed=seed)
-        self._names = tuple(pool.distributions)
-        self._index = {self._key(p): i for i, p in enumerate(pool.parameters)}
         self.experience = Experience(pool)
         self.failures = Failures({name: pool.column(name) for name in pool.distributions})
         self._values = unordered_values(pool)
-        self._seen = 0
-        self._unended: dict[int, None] = {}
         self._taken: set[int] = set()
         self._is_taken = np.zeros(len(pool.parameters), dtype=bool)
-        self._pending: dict[int, int] = {}
+        self._pending: set[int] = set()
         self._held_back = np.zeros(len(pool.parameters), dtype=bool)
-        self.exhausted = False
 
-    # -- Optuna's side ----------------------------------------------------------------------
+    def choose(self) -> int | None:
+        """The place of the best candidate, which then runs; None when none may fit."""
+        place = self.best_candidate()
+        if place is not None:
+            self.begin(place)
+        return place
 
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """The knobs of the pool."""
-        return dict(self.pool.distributions)
+    def begin(self, place: int) -> None:
+        """A trial of this candidate runs, whoever chose it."""
+        self._pending.add(place)
 
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """The parameters of the best candidate.
-
-        When nothing is left that is worth the risk, `exhausted` is set and `study.optimize` ends
-        after this trial, which is drawn at random and teaches nothing. A trial whose parameters
-        were settled in advance (`study.enqueue_trial`) needs no decision.
-        """
-        if "fixed_params" in trial.system_attrs:
-            return {}
-        self.learn(study.get_trials(deepcopy=False), but=trial.number)
-        index = self.best_candidate()
-        self.exhausted = index is None
-        if index is None:
-            self._unended.pop(trial.number, None)
-            with contextlib.suppress(RuntimeError):  # asked for outside of `study.optimize`
-                study.stop()
-            return {}
-        self._pending[trial.number] = index
-        return dict(self.pool.parameters[index])
-
-    def sample_independent(
+    def end(
         self,
-        study: Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """A random value for what is no knob of the pool."""
-        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        place: int,
+        values: tuple[float, float] | None = None,
+        *,
+        failure: str | None = None,
+        failed: bool = False,
+    ) -> None:
+        """Learn from a trial: `values` are throughput and memory in bytes.
 
-    def reseed_rng(self) -> None:
-        """Only parameters outside the pool are random."""
-        self._independent.reseed_rng()
-
-    # -- learning ---------------------------------------------------------------------------
-
-    def learn(self, trials: Sequence[FrozenTrial], *, but: int | None = None) -> None:
-        """Take in every trial that ended since the last time, and those that run, save `but`.
-
-        `trials` are all of the study, in the order of their numbers. Only those are looked at that
-        are new or had not ended.
+        Memory beyond the limit means that the trial ran out of it. `failure` is the kind of error
+        that ended it. Values of a trial that `failed` are ignored unless it ran out of memory.
         """
-        self._unended.update(dict.fromkeys(range(self._seen, len(trials))))
-        self._seen = len(trials)
-        for number in [number for number in self._unended if number != but]:
-            trial = trials[number]
-            index = self._pending.get(number)
-            if index is None:
-                index = self._index.get(self._key(trial.params))
-            if trial.state.is_finished():
-                del self._unended[number]
-                self._pending.pop(number, None)
-                if index is not None:
-                    self._note(index, trial)
-            elif index is not None:
-                self._pending[number] = index
-
-    def _note(self, index: int, trial: FrozenTrial) -> None:
-        self._taken.add(index)
-        self._is_taken[index] = True
-        if (kind := _failure(trial)) is not None:
-            self.failures.failed(index, kind)
-        elif trial.state is TrialState.COMPLETE:
-            speed, size = trial.values
-            failed = _failed(trial)
-            self.experience.note(index, speed, size, failed=failed)
-            if not failed and size <= self.pool.limit_bytes:
-                self.failures.ran(index)
-
-    # -- deciding ---------------------------------------------------------------------------
+        self._pending.discard(place)
+        self._taken.add(place)
+        self._is_taken[place] = True
+        if failure is not None:
+            self.failures.failed(place, failure)
+        elif values is not None:
+            self.experience.note(place, *values, failed=failed)
+            if not failed and values[1] <= self.pool.limit_bytes:
+                self.failures.ran(place)
 
     def best_candidate(self) -> int | None:
         """The place in the pool of what to run next; None when nothing is left that may fit."""
@@ -256,7 +187,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         open_ = ~(self._held_back | self._is_taken)
         for closed in self.failures.closed().values():
             open_ &= ~closed
-        open_[list(self._pending.values())] = False
+        open_[list(self._pending)] = False
         return np.flatnonzero(open_)
 
     def hold_back(self, mask: NDArray[np.bool_]) -> None:
@@ -342,7 +273,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def _running(self) -> NDArray[np.intp]:
-        return np.array(sorted(set(self._pending.values())), dtype=np.intp)
+        return np.array(sorted(self._pending), dtype=np.intp)
 
     def recommend(self) -> int | None:
         """The place of the fastest candidate that was measured to fit; None without one."""
@@ -350,21 +281,28 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         speed = np.where(size <= self.pool.usable_bytes, speed, 0.0)
         return int(seen[np.argmax(speed)]) if speed.any() else None
 
-    def _key(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(parameters.get(name) for name in self._names)
 
+class GuidedStrategy(Strategy):
+    """The guided search as a strategy: configurations and records in place of numbers."""
 
-def _failure(trial: FrozenTrial) -> str | None:
-    """The kind of error of a trial that failed; None of one that did not, or was broken off.
+    def __init__(self, candidates: Candidates, guide: Guided) -> None:
+        self._candidates, self._guide = candidates, guide
 
-    Who uses the sampler alone says nothing but that a trial failed.
-    """
-    if FAILURE in trial.user_attrs:
-        return str(trial.user_attrs[FAILURE])
-    unsaid = trial.state is TrialState.FAIL and STATUS not in trial.user_attrs
-    return "failed" if unsaid else None
+    def propose(self) -> Configuration | None:
+        """The configuration of `Guided.choose`."""
+        place = self._guide.choose()
+        return None if place is None else self._candidates.configurations[place]
 
+    def begin(self, configuration: Configuration) -> None:
+        """Count it among the trials that run."""
+        self._guide.begin(self._candidates.place(configuration))
 
-def _failed(trial: FrozenTrial) -> bool:
-    """Whether a constraint other than that of memory is violated."""
-    return any(value > 0 for name, value in trial.constraints.items() if name != MEMORY_CONSTRAINT)
+    def tell(self, record: TrialRecord) -> None:
+        """Learn from its score, or from its error."""
+        scored = score(record)
+        self._guide.end(
+            self._candidates.place(record.configuration),
+            scored.values if scored else None,
+            failure=failure_of(record.outcome),
+            failed=scored is not None and OUTCOME_CONSTRAINT in scored.constraints,
+        )

@@ -157,7 +157,7 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            # Ray lets everybody write into its folder, which nobody reaches in one of ours.
+            # Ray lets everybody write into its folder, which others cannot reach in one of ours.
             _temp_dir=str(folder / RAY_FOLDER),
             _metrics_export_port=watch.metrics_port or None,
             # Collecting them takes time of the processor that trials run on.
@@ -277,7 +277,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def default_path() -> Path | None:
-    """Where Ray keeps it by itself; None where nobody knows a home directory."""
+    """Where Ray keeps it by itself; None without a home directory."""
     try:
         return Path.home() / ".ray" / "auth_token"
     except RuntimeError:  # as in some containers

@@ -24,6 +24,7 @@ from tuner.searches.candidates import Candidates
 from tuner.searches.guided.goals import goals_of
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.progress import Progress, StoppedBy
+from tuner.searches.proposer import Proposer
 from tuner.searches.ray import cluster
 from tuner.searches.ray.callbacks import (
     HaltStopper,
@@ -53,8 +54,8 @@ from tuner.searches.ray.rooms import (
 from tuner.searches.ray.watching import Watching
 from tuner.searches.ray.worker import REQUEST, WorkerPlan, trainable_of
 from tuner.searches.request import SearchOutcome, SearchRequest
-from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
 from tuner.searches.state import SearchState
+from tuner.searches.strategies import Knowledge, open_mirror
 
 STOP_REACHES_ALL_S = 1.0
 """Between the first and the last process of a job that is told to stop, on a loaded machine."""
@@ -142,13 +143,13 @@ def _states(
         on_progress(tuple(state.progress for state in states))
 
     states += [
-        SearchState(request, make_adapter(request), on_record=on_record, on_progress=tell)
+        SearchState(request, proposer_of(request), on_record=on_record, on_progress=tell)
         for request in requests
     ]
     return states
 
 
-def make_adapter(request: SearchRequest) -> SamplerAdapter:
+def proposer_of(request: SearchRequest) -> Proposer:
     """What proposes the trials of `request`. Raises `InputError` when nothing can be tried."""
     configurations = list(request.space.configurations(request.where))
     if not configurations:
@@ -162,7 +163,7 @@ def make_adapter(request: SearchRequest) -> SamplerAdapter:
     mirror = None
     if request.study_path is not None:
         mirror = open_mirror(request.study_path, f"{request.space.name}-{request.gpu.id}")
-    return SamplerAdapter(
+    return Proposer(
         Candidates(configurations, tuple(request.space.knobs)),
         sampler=request.searcher,
         seed=request.seed,
@@ -324,7 +325,7 @@ class PlaceholderDemand:
         self._looked_s: dict[int, float] = {}
 
     def show(self, key: int, resources: dict[str, float], count: int) -> None:
-        """So many nodes' worth of these resources are waited for now, 0 and more.
+        """Wait for these resources of `count` nodes, 0 and more.
 
         A group that was placed gives its room to trials at once.
         """

@@ -260,7 +260,7 @@ def lost_ray(what: str) -> UnavailableError:
 
 
 def _refuses(path: str) -> bool:
-    """Whether nobody listens at this socket any more; what is only slow does not refuse."""
+    """True when the socket refuses connections; a slow listener does not refuse."""
     if not path.startswith("/"):  # no Unix socket
         return False
     try:

@@ -40,7 +40,7 @@ class Waiting:
 OWN_CLUSTER = Waiting(at_first_s=0.0, later_s=0.0)
 """Nothing comes to it."""
 FIXED_CLUSTER = Waiting(at_first_s=0.0, later_s=300.0)
-"""Nobody starts nodes there; but who restarts a node, or its network, needs some minutes."""
+"""It starts no nodes; restarting a node or its network takes some minutes."""
 GROWING_CLUSTER = Waiting(at_first_s=1800.0, later_s=1800.0)
 """A machine with a GPU, its image and the libraries may take a quarter of an hour to come."""
 
@@ -142,7 +142,7 @@ class Demand(Protocol):
     """Tells a cluster that grows what is waited for."""
 
     def show(self, key: int, resources: dict[str, float], count: int) -> None:
-        """So many nodes' worth of these resources are waited for now, 0 and more."""
+        """Wait for these resources of a number of nodes, 0 and more."""
         ...
 
 

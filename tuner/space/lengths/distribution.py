@@ -1,4 +1,4 @@
-"""How long the examples are, and what follows for truncation, padding and batches.
+"""Lengths of examples, and their effect on truncation, padding and batches.
 
 Two states of knowledge are kept apart. With a distribution (counted lengths, quantiles, a
 histogram) every number is exact. With a mean and a maximum alone the distribution is unknown:
@@ -49,7 +49,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What cutting examples at a length removes: shares in [0, 1]."""
+    """The loss by cutting examples at a length: shares in [0, 1]."""
 
     share_examples: Bounds
     share_tokens: Bounds
@@ -160,18 +160,18 @@ class LengthDistribution:
     def from_token_lengths(
         cls, lengths: TokenLengths, *, examples: int | None = None
     ) -> LengthDistribution:
-        """What a search space says of its data. Raises `InputError` as the above."""
+        """The lengths from a search space's data. Raises `InputError` for invalid ones."""
         if lengths.points:
             return cls.from_points(lengths.points, examples=examples)
         return cls.from_summary(mean=lengths.mean, longest=lengths.max, examples=examples)
 
     def to_token_lengths(self) -> TokenLengths:
-        """The same in the form of a search space's data facts."""
+        """The lengths in the form of a search space's data facts."""
         return TokenLengths(self.mean, self.max, self.points)
 
     @property
     def known(self) -> bool:
-        """Whether the distribution is known, and not only its mean and maximum."""
+        """True if the whole distribution is known, not only its mean and maximum."""
         return bool(self.points)
 
     @property
@@ -180,7 +180,7 @@ class LengthDistribution:
         return None if self.examples is None else self.examples * self.mean
 
     def truncation(self, max_length: int) -> Truncation:
-        """What cutting every example at `max_length` tokens removes.
+        """The loss by cutting every example at `max_length` tokens.
 
         Examples: 1 - F(T) at T = max_length. Tokens: 1 - E[min(X, T)] / E[X]. From mean m and
         maximum M alone, for T < M: at most m / (T + 1) of the examples are longer (Markov's

@@ -136,7 +136,7 @@ def _names(columns: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which columns hold the text of an example, and whether they are conversations."""
+    """The columns that hold the text of an example, or its conversation."""
 
     columns: tuple[str, ...]
     chat: bool
@@ -238,7 +238,7 @@ MAX_LINE_BYTES = 64 * 2**20
 pieces, so that memory stays bounded."""
 
 MAX_PROBLEMS = 20
-"""Reading stops at so many malformed lines: the rest is most likely wrong in the same way."""
+"""Reading stops at this many malformed lines: the rest is likely wrong in the same way."""
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
@@ -335,7 +335,7 @@ def _hint(line: bytes) -> str:
 
 
 def type_name(value: object) -> str:
-    """What JSON calls the type of `value`, with its article."""
+    """JSON's name for the type of `value`, with its article."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
     names |= {int: "a number", float: "a number", type(None): "null"}
     return names[type(value)]

@@ -1,4 +1,4 @@
-"""What a config.json may ask for: more than any model has would take hours and all memory to build.
+"""Limits on the numbers in a config.json: larger models take hours and all memory to build.
 
 Checked before anything is built, by names that configurations of transformers share. Largest known:
 Llama 3.1 405B with 126 layers, Kimi K2 with 384 experts in each of 61 layers, vocabularies of
@@ -38,7 +38,7 @@ _MAPS = {"id2label": 100_000, "label2id": 100_000}
 
 
 def problem_in(fields: Mapping[str, Any]) -> str | None:
-    """What no model can have in `fields`, which come from a config.json; None if there is nothing.
+    """A value in the `fields` of a config.json that no model can have; None if all are possible.
 
     Values of other types than numbers are for transformers to judge.
     """

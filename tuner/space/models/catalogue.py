@@ -182,7 +182,7 @@ def _existing_path(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError, ValueError):  # too long a name, ~nobody, a null byte
+    except (OSError, RuntimeError, ValueError):  # too long a name, an unknown ~user, a null byte
         return None
 
 
@@ -361,7 +361,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a prediction that was compiled before needs to know of a model.
+    """The properties of a model that a compiled prediction depends on.
 
     `digest` changes with anything in the configuration; `sliding_window` is in tokens, None for
     models without one; `positions` how many tokens a model has whose positions are looked up in

@@ -127,7 +127,7 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """True while it answers."""
         return self.owner == os.getpid() and self._child.poll() is None
 
     def ask(self, asked: Mapping[str, Any], limit_s: float) -> Any:
@@ -168,7 +168,7 @@ _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "ACCESS_KEY")
 
 
 def _environment() -> dict[str, str]:
-    """That of this process, with its modules and without what it may log in with."""
+    """The environment of this process, with its modules and without its credentials."""
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     kept = {n: v for n, v in os.environ.items() if not any(s in n.upper() for s in _SECRETS)}
     return {**kept, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "true"}

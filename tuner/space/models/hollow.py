@@ -54,7 +54,7 @@ Tokenizer: {tokenizer}.
 
 @dataclass(frozen=True, slots=True)
 class HollowCheckpoint:
-    """What was written.
+    """The files that were written.
 
     `parameters` counts every number that is stored; `logical_bytes` is the length of the weight
     files, and `disk_bytes` what the whole folder takes. `tokenizer` says in words where the

@@ -195,7 +195,7 @@ def _load(folder: Path) -> Any:
 
 
 def _rows(config: PreTrainedConfig) -> int:
-    """How many tokens the model knows."""
+    """The number of tokens the model knows."""
     return int(config.get_text_config().vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a model has positions for, where it looks them up in a table of that length."""
+"""The longest sequence of models that look positions up in a table."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def table_positions(config: Mapping[str, Any]) -> int | None:
 
 
 def length_problem(positions: int | None, length: int, knob: str) -> tuple[str, str] | None:
-    """What is wrong with so many tokens, and what to do; None where the model has positions."""
+    """The problem of a sequence of `length` tokens, and its remedy; None if the model takes it."""
     if positions is None or length <= positions:
         return None
     return (

@@ -1,4 +1,4 @@
-"""Whether two names mean models of one architecture: a base model, its tunes and its copies."""
+"""Models of one architecture: a base model, its fine-tuned versions and its copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIZES = re.compile(r"(size|layers?|heads?|experts?|dim|rank|depth|width)$|^(n|d
 
 
 def same_architecture(one: str, other: str) -> bool | None:
-    """Whether the weights of both have the same shapes; None where one of them is not known.
+    """True if the weights of both have the same shapes; None if one of them is unknown.
 
     A name is one of the catalogue, a folder, or one of the hub's.
     """

@@ -33,12 +33,12 @@ class LoadedTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be rendered."""
+        """True if conversations can be rendered."""
         return bool(self._tokenizer.chat_template)
 
     @property
     def tokens(self) -> int:
-        """How many tokens it knows, those that were added to its vocabulary among them."""
+        """The number of tokens it knows, including those added to its vocabulary."""
         return len(self._tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: object = None) -> str:
@@ -82,7 +82,7 @@ def load_here(name: str) -> LoadedTokenizer:
 
     try:
         folder = Path(name).expanduser()
-    except RuntimeError as error:  # ~nobody, or no home directory
+    except RuntimeError as error:  # an unknown ~user, or no home directory
         raise InputError(f"tokenizer {name!r}: {error}") from error
     if folder.exists() and not folder.is_dir():
         raise InputError(f"tokenizer {name!r} is a file", hint="give its folder")

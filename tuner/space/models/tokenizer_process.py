@@ -1,4 +1,4 @@
-"""The process in which tokenizers of somebody else are read: it has little memory and no secrets.
+"""The process that reads foreign tokenizers: it has little memory and no secrets.
 
 A tokenizer's pattern can backtrack for years, its normalizer make terabytes of a word, and its chat
 template count for ever. Nothing in Python stops a library that does so; another process can.

@@ -1,4 +1,4 @@
-"""What a model's class and its checkpoint say of how it can be trained.
+"""Limits on training a model, from its class and its checkpoint.
 
 Imports transformers where a model is not of the catalogue: to be called late.
 """
@@ -159,7 +159,7 @@ def trained_config(config: PreTrainedConfig, num_labels: int) -> PreTrainedConfi
 
 
 def checkpoint_quantization(config: PreTrainedConfig) -> Mapping[str, Any]:
-    """How a checkpoint's own weights are quantised, empty where they are not."""
+    """The quantisation of a checkpoint's own weights; empty if there is none."""
     text = config.get_text_config()
     found = getattr(config, "quantization_config", None)
     found = found or getattr(text, "quantization_config", None)

@@ -1,18 +1,19 @@
-"""The operators that take most of a step: how long, what limits them, what makes them cheaper."""
+"""Details of one step: its most expensive operators, and its memory over time by purpose."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tuner.core.gpu import Gpu
+from tuner.core.records.reading import read, written
 from tuner.cost.compiled import SEGMENTS
 from tuner.cost.operators.timeline import MASK
-from tuner.cost.speed.attention_rates import MASKED
-from tuner.cost.speed.product_rates import rate_of, tile_use
+from tuner.cost.speed.rates import MASKED, rate_of, tile_use
 from tuner.cost.speed.roofline import Efficiency, KernelTimes, Roofline, StepWork
 from tuner.cost.work_arrays import WorkArrays
 
@@ -28,7 +29,7 @@ _WORTH_SAYING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """What one kind of call takes in a step: how often it runs, and seconds of all of them.
+    """The calls of one kind in a step: how many, and their seconds in all.
 
     `share` is that of the step. `limited_by` is one of `LIMITS`, and `cheaper` what would make it
     cheaper, in words; both are empty where nobody knows.
@@ -125,7 +126,7 @@ def _label(works: WorkArrays, row: int) -> str:
 
 
 def _limits(works: WorkArrays, gpu: Gpu, allow_tf32: bool) -> list[str]:
-    """Which of `LIMITS` each operator takes as long as, by the GPU's data sheet."""
+    """The one of `LIMITS` that decides each operator's time, by the GPU's data sheet."""
     roofline = Roofline()
     bounds = roofline.bounds(works, gpu, allow_tf32)
     each = [*(bound[:, 0] for bound in bounds), np.full(len(works.kinds), roofline.shortest_s)]
@@ -135,7 +136,7 @@ def _limits(works: WorkArrays, gpu: Gpu, allow_tf32: bool) -> list[str]:
 def _cheaper(  # noqa: PLR0911 - one answer for each class of kernel
     works: WorkArrays, row: int, limit: str, gpu: Gpu, allow_tf32: bool, used: float
 ) -> str:
-    """What would make an operator cheaper; empty where nothing but another GPU would."""
+    """A change that would make an operator cheaper; empty if only another GPU would."""
     name, kind = str(works.names[row]), str(works.kinds[row])
     if limit == "launch":
         return "a larger micro_batch"
@@ -159,3 +160,60 @@ def _cheaper(  # noqa: PLR0911 - one answer for each class of kernel
 
 def _best_rate(gpu: Gpu) -> str:
     return max((p for p in ("bf16", "fp16", "fp32") if p in gpu.flops), key=gpu.flops.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """A phase of the step and when it runs, in seconds from the step's start."""
+
+    phase: str
+    micro_step: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTimeline:
+    """Predicted memory at moments of one optimizer step.
+
+    `categories` maps a name of `MemoryCategory` to its allocated bytes at each of `times_s`;
+    `reserved_bytes` is what the allocator holds then. Of an optimizer step with many micro-steps
+    the first and one further are shown: the others repeat the latter. Managed memory of paged
+    optimizers and the CUDA context are in neither.
+    """
+
+    times_s: tuple[float, ...]
+    categories: Mapping[str, tuple[int, ...]]
+    reserved_bytes: tuple[int, ...]
+    spans: tuple[PhaseSpan, ...]
+    operators: tuple[OperatorTime, ...] = ()
+    """The operators that take most of the step's time; empty unless requested."""
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """Allocated bytes in all, at each moment."""
+        return tuple(map(sum, zip(*self.categories.values(), strict=True)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "times_s": list(self.times_s),
+            "categories": {name: list(sizes) for name, sizes in self.categories.items()},
+            "reserved_bytes": list(self.reserved_bytes),
+            "spans": [[s.phase, s.micro_step, s.start_s, s.end_s] for s in self.spans],
+            "operators": [written(operator) for operator in self.operators],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MemoryTimeline:
+        """The inverse of `to_dict`. Raises `KeyError`, `TypeError` or `ValueError`."""
+        return cls(
+            times_s=tuple(map(float, data["times_s"])),
+            categories={str(k): tuple(map(int, v)) for k, v in data["categories"].items()},
+            reserved_bytes=tuple(map(int, data["reserved_bytes"])),
+            spans=tuple(
+                PhaseSpan(str(phase), int(micro_step), float(start), float(end))
+                for phase, micro_step, start, end in data["spans"]
+            ),
+            operators=tuple(read(OperatorTime, each) for each in data.get("operators", ())),
+        )

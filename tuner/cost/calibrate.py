@@ -3,7 +3,7 @@
 Trials of one workload on one GPU share an error: a clock that the board's power does not
 sustain, an allocator's habit, a kernel that is slower than its kind. `calibrations_from` learns
 it from a journal, separately for each GPU and search space, with the model of
-`tuner.cost.calibration.interval`; `Calibrations.apply` corrects a prediction by it. Before
+`tuner.cost.interval`; `Calibrations.apply` corrects a prediction by it. Before
 anything is measured, a prediction carries the interval of the prior: what the errors of published
 runs let expect of a GPU and workload never seen.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tuner.core.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
-from tuner.cost.calibration.correction import (
+from tuner.cost.correction import (
     ALLOCATED,
     DEVICE,
     QUANTITIES,
@@ -28,7 +28,7 @@ from tuner.cost.calibration.correction import (
     sizes_of,
     uncorrected,
 )
-from tuner.cost.calibration.interval import (
+from tuner.cost.interval import (
     Calibration,
     ErrorPrior,
     Floats,
@@ -90,7 +90,7 @@ PROGRAM_PRIOR = replace(
 
 
 def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
-    """What is expected of the errors of one of `QUANTITIES` that trials are to teach.
+    """The expected errors of one of `QUANTITIES`, before trials.
 
     A device profile narrows the step time: the GPU's own rates are then measured. It hardly
     changes memory, of which it measures only the CUDA context.
@@ -125,7 +125,7 @@ def prior_intervals(
 
 
 def step_factors(*, has_profile: bool) -> _Ends:
-    """What programs may make of a step, over a prediction that nothing was measured for."""
+    """Range of a program's step time, over a prediction without measurements."""
     return _prior_ends(has_profile)[-1]
 
 
@@ -165,12 +165,12 @@ _Key = tuple[str, str, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Calibrations:
-    """What trials taught, by GPU, space and quantity; where they taught nothing, the prior."""
+    """The scatter learned from trials, by GPU, space and quantity; the prior without trials."""
 
     learned: Mapping[_Key, Calibration] = field(default_factory=dict)
 
     def of(self, quantity: str, prediction: Prediction, space: str) -> Calibration:
-        """How measured values of `quantity` scatter around predictions made like this one."""
+        """Scatter of measured values of `quantity` around predictions made like this one."""
         key = _key(quantity, prediction, space)
         return self.learned.get(key) or _prior_calibration(
             prior_of(quantity, has_profile=uses_profile(prediction.method))
@@ -236,7 +236,7 @@ def _key(quantity: str, prediction: Prediction, space: str) -> _Key:
 
 
 def calibrations_from(records: Iterable[TrialRecord]) -> Calibrations:
-    """What the measured trials among `records` teach, for each GPU and space.
+    """Learn from the measured trials among `records`, for each GPU and space.
 
     A trial needs a prediction to be compared with: its own, or that of another record of the
     same configuration. Predictions teach nothing.
@@ -266,7 +266,7 @@ def _trial_key(record: TrialRecord) -> tuple[str, str, str]:
 
 
 def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observation]:
-    """What a trial says of an uncorrected prediction; nothing, when no trial ran.
+    """Errors of an uncorrected prediction in a trial; empty if none ran.
 
     Of an emulated one only what is not an estimate: its memory, and no time.
     """
@@ -297,7 +297,7 @@ def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observa
 
 
 def _refused(outcome: Outcome) -> bool:
-    """Whether a device refused memory, rather than a prediction that counted.
+    """Tell a device that refused memory from a prediction that counted.
 
     Only a device has a request that it refused, and only a device can refuse what was
     predicted to fit.

@@ -40,7 +40,7 @@ class AllocatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the allocator did: peaks in bytes, and how often it had to give memory back.
+    """Result of a replay: peaks in bytes, and how often the allocator had to give memory back.
 
     `out_of_memory_at` is the index of the event that did not fit under the limit, with the
     size asked for in `requested_bytes`; None when all fitted. `retries` counts the times that
@@ -373,7 +373,7 @@ def replay(
 
 
 def settled_size(size_bytes: int) -> int:
-    """What a block of this size usually counts as allocated, without a replay.
+    """Bytes that a block of this size usually counts as allocated, without a replay.
 
     A large block gets a segment of its own, and a rest of up to 1 MiB in it is not split off:
     `max_memory_allocated` counts it. Blocks that share a segment are counted as rounded.

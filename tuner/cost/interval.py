@@ -1,4 +1,4 @@
-"""How far predictions are off, learned from few measurements: a posterior on a small grid.
+"""Errors of predictions, learned from few measurements: a posterior on a small grid.
 
 The model, for one quantity on one GPU with one workload:
 
@@ -75,7 +75,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class ErrorPrior:
-    """What is expected of a GPU and workload that nothing was measured of.
+    """The prior of a GPU and workload without measurements.
 
     All in logarithms of measured over predicted: `bias` has the scale `bias_scale` around 0;
     `spread` is the median of the scale within a GPU and workload, and `spread_sd` the standard
@@ -106,7 +106,7 @@ class Interval:
 
 
 class Calibration:
-    """How measured values of one quantity scatter around predictions; see the module.
+    """Scatter of measured values of one quantity around predictions; see the module.
 
     Immutable. The same observations in another order give the same calibration.
     """
@@ -128,7 +128,7 @@ class Calibration:
 
     @classmethod
     def fit(cls, observations: Iterable[Observation], prior: ErrorPrior) -> Calibration:
-        """What is known after the observations, all of one quantity; without any, the prior."""
+        """The posterior after observations of one quantity; without any, the prior."""
         observations = list(observations)
         fixed_cost = _likely_cost(observations, prior)
         data, bias_axis, spread_axis = _grid(observations, prior, fixed_cost)
@@ -147,7 +147,7 @@ class Calibration:
 
     @classmethod
     def unseen(cls, priors: Sequence[tuple[float, ErrorPrior]]) -> Calibration:
-        """What is expected of a GPU of a type never seen: priors, each with its probability.
+        """Expectation for a GPU of a type never seen: priors, each with its probability.
 
         A few GPU types say little of how much GPU types differ. Instead of the one prior that
         suits them best, all that suit them count, each as far as it does, so that the interval
@@ -169,7 +169,7 @@ class Calibration:
         return self._factors
 
     def correct(self, predicted: float, *, units: float = 1.0) -> Interval:
-        """Where the measured value of something predicted as `predicted` is to be expected."""
+        """The interval of the measured value of a quantity predicted as `predicted`."""
         factors, base = self._factors, predicted + self.fixed_cost * units
         return Interval(base * factors.low, base * factors.median, base * factors.high)
 

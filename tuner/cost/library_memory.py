@@ -1,17 +1,40 @@
-"""Device memory of NCCL: the buffers of its connections, counted from its source (2.30).
+"""Device memory that CUDA libraries take for themselves: workspaces of cuBLAS, buffers of NCCL.
 
-Each GPU has a connection to its neighbours in every channel (src/transport/p2p.cc). Rings and trees
-use the same channels, and both go through neighbours of a chain, so that a GPU has two neighbours,
-or one of two. GPUs behind an NVLink switch that can add up have buffers for that besides, one set
-for each GPU of the machine (src/transport/nvls.cc).
-
-What kernels take is not counted, nor buffers of sends and receives, nor those between machines.
+NCCL's buffers are counted from its source (2.30): each GPU has a connection to its neighbours in
+every channel (src/transport/p2p.cc). Rings and trees use the same channels, so that a GPU has two
+neighbours, or one of two. GPUs behind an NVLink switch that can add up have one more set of buffers
+for each GPU of the machine (src/transport/nvls.cc). Memory of kernels, of sends and receives, and
+of connections between machines isn't counted.
 """
 
 from __future__ import annotations
 
 from tuner.core.gpu import Gpu
 from tuner.core.units import MIB
+
+CUBLAS_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
+"""cuBLAS workspace of PyTorch before Hopper: ":4096:2:16:8" (CUDABlas.cpp)."""
+
+CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
+"""The same from Hopper on: PyTorch 2.13 takes it on capabilities 9 to 12. Older versions, some of
+which take the smaller one on 12.0, are not told apart."""
+
+
+PROCESSOR = (0, 0)
+"""Stands for a compute capability where the device is the processor: no NVIDIA GPU has it."""
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """Workspace in bytes that one cuBLAS handle takes from the caching allocator and keeps.
+
+    A processor has none.
+    """
+    if compute_capability == PROCESSOR:
+        return 0
+    if compute_capability >= (9, 0):
+        return CUBLAS_WORKSPACE_HOPPER_BYTES
+    return CUBLAS_WORKSPACE_BYTES
+
 
 CONNECTION_BYTES = 12 * MIB
 """10 MiB to receive: 512 KiB, 4,800 KiB and 4 MiB (NCCL_BUFFSIZE) for its three protocols, in whole

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tuner.core.records import Memory, MemoryCategory, Phase
+from tuner.cost.allocator import AllocatorSettings, replay, round_size
 from tuner.cost.operators.timeline import Block, Mark, Timeline
-from tuner.cost.replay.allocator import AllocatorSettings, replay, round_size
 
 _HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)
 """Categories that give way to LOGITS_AND_LOSS where a tensor has the vocabulary's width."""
@@ -116,7 +116,7 @@ def _breakdown(blocks: list[Block], rounded: list[int], peak_at: int) -> dict[Me
 
 
 def category_of(block: Block) -> MemoryCategory:
-    """What a block is for, from its label, its width and the phase in which it was made."""
+    """The purpose of a block, by its label, its width and the phase that made it."""
     if block.is_logits and block.category in _HOLDS_LOGITS:
         return MemoryCategory.LOGITS_AND_LOSS
     if block.category is not None:

@@ -1,10 +1,4 @@
-"""Knobs that change nothing: neither memory nor time.
-
-An edit without an effect costs trials at best; at worst somebody believes that it helped. A
-knob can be inert everywhere, or only beside some values of another one: preparing a model for
-k-bit training turns gradient checkpointing on whatever the flag says, so that the flag is inert
-where the precision is nf4 or int8.
-"""
+"""Predicted configurations that may be on the front, and settings without an effect."""
 
 from __future__ import annotations
 
@@ -15,6 +9,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.records import Configuration, KnobValue, Prediction
+
+Gains = Sequence[Sequence[float]]
+"""One number a goal for each configuration, to be maximised; minus infinity for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The configurations at one end of their bounds: their gains, and which of them fit."""
+
+    gains: Gains
+    fits: Sequence[bool]
+
+
+def undecided(best: Bound, worst: Bound) -> list[int]:
+    """Places of configurations that may be on the front, the best of the first goal first.
+
+    Each fits at its best, and isn't dominated by one that fits at its worst.
+    """
+    hopes, certain = (np.array(bound.gains, dtype=float) for bound in (best, worst))
+    may_fit, surely = (np.array(bound.fits, dtype=bool) for bound in (best, worst))
+    places = np.flatnonzero(may_fit & ~_dominated(hopes, certain[surely]))
+    found: list[int] = places[np.argsort(-hopes[places, 0], kind="stable")].tolist()
+    return found
+
+
+def _dominated(hopes: NDArray[np.float64], certain: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Mask of rows (N, goals) that a row of `certain` (M, goals) dominates.
+
+    It is enough to compare with the front of `certain`: dominance is transitive.
+    """
+    dominated = np.zeros(len(hopes), dtype=bool)
+    left = certain[np.lexsort(-certain.T[::-1])]
+    while len(left):
+        best = left[0]
+        dominated |= (hopes <= best).all(axis=1) & (hopes < best).any(axis=1)
+        left = left[~(left <= best).all(axis=1)]
+    return dominated
+
 
 TOLERANCE = 1e-4
 """Largest relative difference of predictions that counts as none; predictions have no noise."""

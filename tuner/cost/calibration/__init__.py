@@ -1,1 +1,0 @@
-"""Predictions corrected by measurements, and their intervals."""

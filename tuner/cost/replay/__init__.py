@@ -1,1 +1,0 @@
-"""Allocations replayed through the rules of the caching allocator: peak memory."""

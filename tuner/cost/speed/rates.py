@@ -1,0 +1,260 @@
+"""Rates of products and fused attention on a GPU: peaks, power limits, tiles, kernels.
+
+A data sheet's rates hold at boost clock. Under steady matrix products many boards reach their
+power limit first and lower the clock until they stay below it ("SW power cap" in nvidia-smi;
+NVIDIA calls 24 of the T4's 65 TFLOP/s expected for that reason). The memory clock stays, so
+traffic is not slower. A product then runs at power / energy of an operation, and that energy
+is a property of the chip: four boards with GA10x chips and limits of 70 to 300 W agree on it
+within 6 %, so that it can be taken from one board and used for another of the generation.
+
+Which kernel runs is PyTorch's choice and known from the trace (`predict.tracing.cuda_path`): a
+dense mask rules flash attention out, as do fp32 and heads of more than 256;
+Turing and older have only the memory-efficient kernel. Shares are of
+the dense peak that `Gpu.flops` has for 16-bit operands.
+
+FLASH_2, by compute capability. 8.0: FlashAttention-2 paper (arxiv.org/abs/2307.08691, figures 4
+to 6), A100, causal and not, 2k to 8k tokens. 8.6: github.com/gpu-mode/ring-attention/issues/10,
+an RTX A5000 (111 TFLOP/s): 82 forward, 63 to 77 backward; 8.9 and 12.0 have the same instructions.
+9.0: FlashAttention-3 paper (arxiv.org/abs/2407.08608, figures 5 and 6), which compares with it on
+an H100, and github.com/pytorch/pytorch/pull/128888. 10.0: the same rate for each multiprocessor
+as on 9.0, because the kernel uses none of Blackwell's instructions; it has no
+published steps.
+
+EFFICIENT, on 8.0: github.com/facebookresearch/xformers/pull/587, whose kernels PyTorch bundles;
+64 x 16 heads of 1,024 tokens on an A100: 165, 184, 158 TFLOP/s forward with heads of 64, 128 and
+256, and 93, 94, 41 backward; in fp32, which is three products in tf32, 49, 43, 42 and 34, 29, 30.
+Ada and Blackwell's RTX run Ampere's instructions, and make of them what they make of flash
+attention 2. On an H100 the masked runs below are 1.47 times as fast (heads of 96 and 128).
+
+CUDNN over flash attention 2, both directions together: github.com/huggingface/transformers/
+pull/48163, six GPUs. FLASH_3 on 9.0: its paper, causal, 2k to 8k tokens.
+
+MASKED: what a dense mask leaves of the memory-efficient kernel's rate, from the seven 16-bit
+runs of universal-llm-trainer on an A100 (docs/gpu_test.md there), whose batches have one: 62 to 65
+TFLOP/s with heads of 128, 51 with 96, 37 with 256, against 120, 90 and 61 without a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from tuner.core.gpu import Gpu
+from tuner.cost.compiled import Floats
+from tuner.cost.operators.timeline import MASK
+from tuner.cost.work_arrays import WorkArrays
+
+_PJ = 1e-12
+
+JOULES_PER_FLOP: Mapping[tuple[int, int], Mapping[str, float]] = {
+    (7, 0): {"fp16": 2.8 * _PJ},
+    (7, 5): {"fp16": 2.9 * _PJ, "fp32": 16 * _PJ},
+    (8, 0): {"fp16": 1.21 * _PJ, "tf32": 2.5 * _PJ},
+    (8, 6): {"fp16": 2.47 * _PJ, "tf32": 4.9 * _PJ, "fp32": 12.6 * _PJ},
+    (8, 9): {"fp16": 1.31 * _PJ, "tf32": 2.8 * _PJ, "fp32": 6.6 * _PJ},
+    (9, 0): {"fp16": 0.75 * _PJ, "tf32": 1.5 * _PJ, "fp32": 9.7 * _PJ},
+    (12, 0): {"fp16": 1.66 * _PJ, "tf32": 3.15 * _PJ, "fp32": 8.5 * _PJ},
+}
+"""Joules of a board per floating-point operation of large products, by compute capability.
+
+Power limit over the steady rate of boards that run at their limit; fp16 stands for bf16 too.
+The rates are public measurements of torch.mm with random square matrices (github.com/zzc0721/
+torch-performance-test-data): of issues 72, 95, 96, 97, 108, 120, 124, 160, 161 and 185 the sizes
+8192 and 10240, which take seconds; of database.md the best size, marked *, because it has no other:
+
+- 7.0: V100S, 250 W: 88.9* TFLOP/s in fp16.
+- 7.5: T4, 70 W: 24 in fp16 (4096, 100 times; forums.developer.nvidia.com/t/264462, with
+  NVIDIA's explanation), 4.2* to 4.4* in fp32; T10, 150 W: 9.5* in fp32.
+- 8.0: A100 PCIe 40 GB, 250 W: 198 to 215 in fp16 and bf16, 97 to 102 in tf32.
+- 8.6: RTX A2000, 70 W: 28, 14.3, 5.2 in fp16, tf32, fp32; RTX A4000, 140 W: 58, 30, 11.4;
+  A40, 300 W: 114, 59.5, 23.3; RTX A6000, 300 W: 120* in fp16, 23.9* in fp32.
+- 8.9: L4, 72 W: 53 to 58, 26, 10.9; L40S, 350 W: 264* in fp16.
+- 9.0: H100 PCIe, 350 W: 444 to 482, 233, 36.
+- 12.0: RTX PRO 6000 Workstation Edition, 600 W: 318 to 350, 181, 69; Server Edition, 600 W: 374 to
+  417, 202, 77; RTX 5090, 575 W: 66 in fp32. These three boards agree within 10 % of the mean.
+
+A precision that is missing was not seen to run at the limit of any board.
+"""
+
+BOARDS_DIFFER = 1.10
+"""How many times faster or slower a board may be at its power limit: the rates above of the three
+boards of 12.0 lie within 10 % of their mean, those of one type (A100, H100, L4) within 5 %."""
+
+
+def sustained_flops(gpu: Gpu, precision: str) -> float:
+    """FLOP/s of steady products that the power limit allows; infinite where it is not known.
+
+    `precision` is a key of `Gpu.flops`. No rates are published for int8: it keeps the same
+    share of its peak as fp16, which is the same clock.
+    """
+    joules = JOULES_PER_FLOP.get(gpu.compute_capability)
+    if gpu.power_w is None or joules is None:
+        return math.inf
+    if precision == "int8":
+        return sustained_flops(gpu, "fp16") * gpu.flops["int8"] / gpu.flops["fp16"]
+    energy = joules.get("fp16" if precision == "bf16" else precision)
+    return math.inf if energy is None else gpu.power_w / energy
+
+
+_PRECISION_OF_DTYPE = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    # Data sheets of Ada, Hopper and Blackwell give 8-bit floats the rate of 8-bit integers.
+    "float8_e4m3fn": "int8",
+    "float8_e5m2": "int8",
+}
+
+
+def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
+    """Dense FLOP/s of the GPU for operands of `dtype` (a torch dtype name).
+
+    A type without tensor cores for it (bf16 on Turing, int8 on Volta) runs at the fp32 rate.
+    """
+    return gpu.flops[rate_of(gpu, dtype, allow_tf32)]
+
+
+def power_limit(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
+    """FLOP/s of steady products of `dtype` that the GPU's power limit allows."""
+    return sustained_flops(gpu, rate_of(gpu, dtype, allow_tf32))
+
+
+def rate_of(gpu: Gpu, dtype: str, allow_tf32: bool) -> str:
+    """The key of `Gpu.flops` whose rate operands of `dtype` run at."""
+    if dtype == "float32" and allow_tf32 and "tf32" in gpu.flops:
+        return "tf32"
+    precision = _PRECISION_OF_DTYPE.get(dtype, "fp32")
+    return precision if precision in gpu.flops else "fp32"
+
+
+def tile_use(works: WorkArrays, gpu: Gpu, tile: int, fill: float) -> Floats:
+    """Share of each product's tiles and waves that is not padding, shape (W, P).
+
+    A product of m x n runs as tiles of at most 128 x 128, `sm_count` at a time (NVIDIA, Matrix
+    Multiplication Background User's Guide, "Tile quantization" and "Wave quantization"). Thin
+    products, as LoRA's, take smaller tiles, down to 16 wide, and split a long k over the
+    multiprocessors that would idle. `fill` is how many waves it takes to fill and drain the
+    pipeline.
+    """
+    batch, m, n, k = (works.shapes[:, axis, :] for axis in range(4))
+    tile_m, tile_n = _tile_side(m, tile), _tile_side(n, tile)
+    tiles_m, tiles_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
+    waves = batch * tiles_m * tiles_n / gpu.sm_count
+    split = np.minimum(1.0, waves * np.maximum(1.0, np.floor(k / 512)))
+    waves = np.where(waves < 1, split, waves)
+    full = (m * n) / (tiles_m * tiles_n * tile_m * tile_n)
+    used: Floats = np.where(works.has_shape[:, None], full * waves / (np.ceil(waves) + fill), 1.0)
+    return used
+
+
+def _tile_side(size: Floats, tile: int) -> Floats:
+    side: Floats = np.where(size >= tile, float(tile), np.ceil(size / 16) * 16)
+    return side
+
+
+_Capability = tuple[int, int]
+_ByHead = tuple[tuple[int, float, float], ...]
+"""Largest head size, and the shares of the peak that forward and backward reach up to it."""
+
+FLASH_2: Mapping[_Capability, _ByHead] = {
+    (8, 0): ((64, 0.57, 0.47), (128, 0.62, 0.52), (256, 0.57, 0.44)),
+    (8, 6): ((128, 0.74, 0.64), (256, 0.68, 0.54)),
+    (9, 0): ((64, 0.31, 0.24), (128, 0.35, 0.28), (256, 0.32, 0.24)),
+    (10, 0): ((64, 0.15, 0.12), (128, 0.17, 0.14), (256, 0.16, 0.12)),
+}
+EFFICIENT: _ByHead = ((64, 0.53, 0.30), (128, 0.59, 0.30), (256, 0.51, 0.13))
+EFFICIENT_FP32: _ByHead = ((64, 0.31, 0.22), (128, 0.28, 0.19), (256, 0.27, 0.19))
+"""Of the peak in tf32; GPUs without it compute in fp32 proper, at half of that peak."""
+FLASH_3: _ByHead = ((64, 0.45, 0.38), (128, 0.58, 0.48), (256, 0.60, 0.45))
+CUDNN: Mapping[_Capability, float] = {
+    (8, 0): 0.82,
+    (8, 6): 0.93,
+    (8, 9): 1.0,
+    (9, 0): 2.0,
+    (12, 0): 0.88,
+}
+MASKED = 0.55
+EFFICIENT_ON_HOPPER = 1.47
+
+_A100_PEAK, _H100_MULTIPROCESSORS = 312e12, 132
+_WITHOUT_SHAPE = 0.5
+"""Of attention that is not known closely: the rate that all had before kernels were told apart."""
+_WITHOUT_TF32 = 0.5
+_FLASH_TILE, _EFFICIENT_TILE = 32, 64
+"""Heads are padded to a multiple of these: the rest of the last tile is computed in vain."""
+
+
+def attention_flops_per_s(works: WorkArrays, gpu: Gpu, *, masked: float = MASKED) -> Floats:
+    """FLOP/s of each operator of fused attention at each point, shape (W, P).
+
+    `masked` is what a dense mask leaves of a kernel's rate.
+    """
+    rates = np.empty(works.flops.shape)
+    for row, (name, dtype, has_shape) in enumerate(
+        zip(works.names.tolist(), works.dtypes.tolist(), works.has_shape.tolist(), strict=True)
+    ):
+        if has_shape:
+            rates[row] = [_rate(name, dtype, int(head), gpu) for head in works.shapes[row, 3]]
+            rates[row] *= masked if name.endswith(MASK) else 1.0
+        else:
+            rates[row] = _peak(gpu, dtype) * _WITHOUT_SHAPE
+    return rates
+
+
+def _rate(name: str, dtype: str, head: int, gpu: Gpu) -> float:
+    is_backward = "backward" in name or "bwd" in name
+    if dtype == "float32":
+        peak, share = _in_fp32(gpu, head, is_backward)
+    else:
+        peak, share = _peak(gpu, dtype), _share(name, gpu, head, is_backward)
+    return peak * share
+
+
+def _peak(gpu: Gpu, dtype: str) -> float:
+    precision = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32")
+    return gpu.flops.get(precision, gpu.flops["fp32"])
+
+
+def _share(name: str, gpu: Gpu, head: int, is_backward: bool) -> float:
+    if "efficient" in name or "cutlass" in name or "xformers" in name:
+        share = _of_head(EFFICIENT, head, is_backward, _EFFICIENT_TILE)
+        return share * _generation(gpu, head, is_backward)
+    if "flash_attn_3" in name and gpu.compute_capability == (9, 0):
+        return _of_head(FLASH_3, head, is_backward, _FLASH_TILE)
+    flash = _of_head(FLASH_2[_known(gpu)], head, is_backward, _FLASH_TILE)
+    return flash * CUDNN.get(gpu.compute_capability, 1.0) if "cudnn" in name else flash
+
+
+def _in_fp32(gpu: Gpu, head: int, is_backward: bool) -> tuple[float, float]:
+    if "tf32" not in gpu.flops:
+        return gpu.flops["fp32"], _WITHOUT_TF32
+    share = _of_head(EFFICIENT_FP32, head, is_backward, _EFFICIENT_TILE)
+    return gpu.flops["tf32"], share * _generation(gpu, head, is_backward)
+
+
+def _generation(gpu: Gpu, head: int, is_backward: bool) -> float:
+    """Factor of this GPU's generation on the A100's share of the peak."""
+    if gpu.compute_capability[0] in (9, 10):
+        multiprocessors = gpu.sm_count / _H100_MULTIPROCESSORS
+        return EFFICIENT_ON_HOPPER * multiprocessors * _A100_PEAK / _peak(gpu, "float16")
+    here, there = (
+        _of_head(FLASH_2[generation], head, is_backward, _FLASH_TILE)
+        for generation in (_known(gpu), (8, 0))
+    )
+    return here / there
+
+
+def _known(gpu: Gpu) -> _Capability:
+    """The generation in `FLASH_2` whose instructions this GPU has."""
+    if gpu.compute_capability <= (8, 0):
+        return (8, 0)
+    known: dict[int, _Capability] = {9: (9, 0), 10: (10, 0)}
+    return known.get(gpu.compute_capability[0], (8, 6))
+
+
+def _of_head(table: _ByHead, head: int, is_backward: bool, tile: int) -> float:
+    """The share of a head of this size, less what its padding to whole tiles takes."""
+    _, forward, backward = next((row for row in table if head <= row[0]), table[-1])
+    return (backward if is_backward else forward) * head / (-(-head // tile) * tile)

@@ -1,0 +1,290 @@
+"""Strategies, which choose the next trial of a search: random, a grid, and Optuna's samplers.
+
+The guided search is another one (`tuner.searches.guided.sampler`).
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration, MemoryBudget, Outcome, Prediction, Status, TrialRecord
+from tuner.core.setup.schemas import MemoryOrder
+from tuner.predict.training import load_object
+from tuner.searches.candidates import Candidates
+from tuner.searches.failures import failure_of
+from tuner.searches.guided.goals import Goal
+
+METRICS = ["samples_per_s", "device_bytes"]
+DIRECTIONS = ["maximize", "minimize"]
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """Facts about a search before its first trial.
+
+    `predictions` has one for each candidate, in their order, or none at all. `order` declares which
+    knobs only add memory. `goals` replace throughput and memory for "guided", and `budget` is the
+    memory that it has to know where nothing is predicted.
+    """
+
+    predictions: Sequence[Prediction] = ()
+    order: MemoryOrder = field(default_factory=MemoryOrder)
+    goals: Sequence[Goal] = ()
+    budget: MemoryBudget | None = None
+
+
+NOTHING = Knowledge()
+
+
+class Strategy:
+    """Chooses trials. `--searcher package.module:Class` takes a subclass of your own.
+
+    `chance` is seeded anew before each decision, from the seed of the search and the number of
+    trials: a search that was broken off goes on as it would have done.
+    """
+
+    def __init__(self, candidates: Candidates, knowledge: Knowledge, chance: random.Random) -> None:
+        self.candidates, self.knowledge, self.chance = candidates, knowledge, chance
+
+    def propose(self) -> Configuration | None:
+        """One of `candidates.untried()`; None to end the search."""
+        raise ValueError(f"{type(self).__name__} needs a prediction of each candidate")
+
+    def begin(self, configuration: Configuration) -> None:
+        """A trial begins, whether it was proposed here or not."""
+
+    def tell(self, record: TrialRecord) -> None:
+        """Learn from a trial that has begun and ended."""
+
+
+class RandomStrategy(Strategy):
+    """Draws uniformly.
+
+    Optuna's RandomSampler, moved to the nearest candidate, would favour the edge of the valid set.
+    """
+
+    def propose(self) -> Configuration | None:
+        """Any untried candidate."""
+        self.chance.getrandbits(32)  # searches of earlier versions, with the same seed, drew it too
+        return self.chance.choice(self.candidates.untried())
+
+
+class GridStrategy(Strategy):
+    """Walks the space at even distances, the first configuration included."""
+
+    trials = 1
+
+    def propose(self) -> Configuration | None:
+        """The next on the grid, then what is left."""
+        every = self.candidates.configurations
+        taken = min(self.trials, len(every))
+        even = (every[i * len(every) // taken] for i in range(taken))
+        return next(filter(self.candidates.is_untried, even), None) or self.candidates.untried()[0]
+
+
+class OptunaStrategy(Strategy):
+    """A sampler of Optuna's, asked and told through a study in memory.
+
+    Its proposals are moved to the nearest untried candidate; a moved one stays in the study as a
+    failed trial, which samplers pass over. Out of memory is a violated constraint rather than a
+    failure, from which samplers learn nothing.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        knowledge: Knowledge,
+        chance: random.Random,
+        *,
+        make: type[BaseSampler] | None = None,
+    ) -> None:
+        """`make` is a class of samplers, made with `seed=`; TPE without one."""
+        super().__init__(candidates, knowledge, chance)
+        self._make = make
+        self._box = candidates.distributions
+        self._study = optuna.create_study(directions=DIRECTIONS)
+        # Optuna asks a sampler about settled trials too. A class may note something of them, as
+        # NSGA-II does their generation; TPE would only take time.
+        self._bookkeeper = make(seed=0) if make else RandomSampler(seed=0)
+        self._pending: dict[str, optuna.Trial] = {}
+
+    def propose(self) -> Configuration | None:
+        """The candidate nearest to what a new sampler proposes."""
+        seed = self.chance.getrandbits(32)
+        self._study.sampler = self._make(seed=seed) if self._make else _Tpe(self._box, seed)
+        trial = self._study.ask(self._box)
+        configuration = self.candidates.nearest_untried(trial.params, self.chance)
+        if configuration is not None and self.candidates.parameters(configuration) == trial.params:
+            self._pending[configuration.key] = trial
+        else:
+            self._study.tell(trial, state=TrialState.FAIL)
+        return configuration
+
+    def begin(self, configuration: Configuration) -> None:
+        """Open a trial for exactly this configuration."""
+        if configuration.key not in self._pending:
+            self._study.sampler = self._bookkeeper
+            self._study.enqueue_trial(self.candidates.parameters(configuration))
+            self._pending[configuration.key] = self._study.ask(self._box)
+
+    def tell(self, record: TrialRecord) -> None:
+        """Tell the study."""
+        trial = self._pending.pop(record.configuration.key)
+        for name, value in _attributes(record).items():
+            trial.set_user_attr(name, value)
+        scored = score(record)
+        if scored is None:
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        for name, violation in scored.constraints.items():
+            trial.set_constraint(name, violation)
+        self._study.tell(trial, scored.values)
+
+
+class _Tpe(TPESampler):  # type: ignore[misc]
+    """All knobs from one split of the trials; knob by knob, each would split them again.
+
+    Optuna looks through all trials for the parameters that they share, 20 ms at 1,000 trials. Here
+    every trial has the same ones, `box`.
+    """
+
+    def __init__(self, box: Mapping[str, BaseDistribution], seed: int) -> None:
+        super().__init__(seed=seed, constant_liar=True, multivariate=True)
+        self._box = dict(box)
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        return self._box
+
+
+def strategy_of(
+    name: str, candidates: Candidates, knowledge: Knowledge, chance: random.Random, trials: int
+) -> Strategy:
+    """The strategy of this name, or "package.module:Class". Raises `InputError` for another class.
+
+    "guided" is a strategy that cannot propose, as it has no predictions here.
+    """
+    if ":" in name:
+        found = load_object(name, "searcher")
+        if isinstance(found, type) and issubclass(found, Strategy):
+            strategy: Strategy = found(candidates, knowledge, chance)
+            return strategy
+        if isinstance(found, type) and issubclass(found, BaseSampler):
+            return OptunaStrategy(candidates, knowledge, chance, make=found)
+        raise InputError(
+            f"searcher {name!r} is no sampler of Optuna's (a BaseSampler) and no Strategy"
+        )
+    made = {"tpe": OptunaStrategy, "random": RandomStrategy, "grid": GridStrategy}
+    strategy = made.get(name, Strategy)(candidates, knowledge, chance)
+    if isinstance(strategy, GridStrategy):
+        strategy.trials = trials
+    return strategy
+
+
+def open_mirror(path: Path, name: str) -> Study:
+    """An empty study `name` in the journal file at `path`, replacing one of that name.
+
+    The study is derived from the trial journal: earlier trials are told again.
+    """
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    if name in optuna.get_all_study_names(storage):
+        optuna.delete_study(study_name=name, storage=storage)
+    study = optuna.create_study(study_name=name, storage=storage, directions=DIRECTIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        study.set_metric_names(METRICS)
+    return study
+
+
+def mirrored(record: TrialRecord, candidates: Candidates) -> FrozenTrial:
+    """The record as a trial of an Optuna study."""
+    scored = score(record)
+    trial = optuna.trial.create_trial(
+        state=TrialState.COMPLETE if scored else TrialState.FAIL,
+        values=scored.values if scored else None,
+        constraints=scored.constraints if scored else None,
+        params=dict(candidates.parameters(record.configuration)),
+        distributions=candidates.distributions,
+        user_attrs=_attributes(record),
+    )
+    trial.datetime_start = trial.datetime_complete - timedelta(seconds=record.outcome.duration_s)
+    return trial
+
+
+def _attributes(record: TrialRecord) -> dict[str, str]:
+    found = {"trial_id": record.trial_id, "status": str(record.outcome.status)}
+    failure = failure_of(record.outcome)
+    return found if failure is None else {**found, "failure": failure}
+
+
+MEMORY_CONSTRAINT = "device_bytes_over_limit"
+OUTCOME_CONSTRAINT = "did_not_train"
+
+VIOLATED = 1.0
+"""Constraint value when the size of the violation is unknown."""
+
+UNKNOWN_TO_SAMPLER = (Status.CRASHED, Status.INVALID, Status.INTERRUPTED)
+"""Ends of a trial that say nothing about its configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Numbers of a record for a strategy: throughput, device memory, constraints (<= 0 is met)."""
+
+    values: tuple[float, float]
+    constraints: dict[str, float]
+
+
+def score(record: TrialRecord) -> Score | None:
+    """The score of a record; None where it teaches nothing.
+
+    Memory is violated by the bytes, with the margin, beyond the limit. Where memory ran out
+    and no peak is known, at least the bytes asked for were missing.
+    """
+    outcome, limit_bytes = record.outcome, record.budget.limit_bytes
+    if outcome.status in UNKNOWN_TO_SAMPLER:
+        return None
+    evidence = outcome.evidence
+    over_bytes = VIOLATED
+    device_bytes = float(limit_bytes)
+    if evidence is not None:
+        device_bytes = float(evidence.memory.device_bytes)
+        over_bytes = device_bytes - record.budget.usable_bytes
+    if outcome.status is Status.OOM:
+        # A measured peak of a trial that ran out stays below the limit: it is no evidence
+        # of a fit.
+        over_bytes = max(over_bytes, float(outcome.requested_bytes or 0), VIOLATED)
+        device_bytes = max(device_bytes, limit_bytes + over_bytes)
+    samples_per_s = _samples_per_s(outcome)
+    constraints = {MEMORY_CONSTRAINT: over_bytes}
+    if outcome.status not in (Status.OK, Status.OOM):
+        constraints[OUTCOME_CONSTRAINT] = VIOLATED
+    return Score((samples_per_s, device_bytes), constraints)
+
+
+def _samples_per_s(outcome: Outcome) -> float:
+    """Throughput, of all stages; from one stage alone as the prediction relates it to all."""
+    evidence = outcome.evidence
+    if evidence is None:
+        return 0.0
+    rate, predicted = evidence.speed.samples_per_s, outcome.prediction
+    stage = predicted.stages.get(outcome.stage) if predicted and outcome.stage else None
+    if predicted is None or stage is None:
+        return rate
+    return rate * predicted.speed.samples_per_s / stage.samples_per_s
