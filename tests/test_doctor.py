@@ -9,11 +9,12 @@ import sys
 import pytest
 from device_fakes import A6000, pretend
 
+from tuner.app import machine_facts
 from tuner.app import probe as probing
-from tuner.app import versions
 from tuner.app.cli import machine as doctor
 from tuner.app.cli.main import run
-from tuner.app.doctor import DeviceFacts, Finding, MachineFacts, Severity, examine
+from tuner.app.doctor import examine
+from tuner.app.machine_facts import DeviceFacts, Finding, MachineFacts, Severity
 from tuner.app.own_settings import own_settings
 from tuner.core import host, nvml
 from tuner.core.nvml import DeviceProcess, DeviceUse
@@ -165,8 +166,8 @@ def test_kernels_run_on_what_they_were_built_for(built_for, capability, runs):
 
 class TestVersions:
     def test_tested_versions_are_those_of_the_constraints(self):
-        assert versions.tested()["torch"].count(".") == 2
-        assert set(versions.LIBRARIES) <= versions.tested().keys()
+        assert machine_facts.tested()["torch"].count(".") == 2
+        assert set(machine_facts.LIBRARIES) <= machine_facts.tested().keys()
 
     @pytest.mark.parametrize(
         ("one", "other", "older", "differs"),
@@ -179,8 +180,8 @@ class TestVersions:
         ],
     )
     def test_numbers_are_compared_as_numbers(self, one, other, older, differs):
-        assert versions.is_older(one, other) == older
-        assert versions.differs(one, other) == differs
+        assert machine_facts.is_older(one, other) == older
+        assert machine_facts.differs(one, other) == differs
 
 
 class TestProbe:

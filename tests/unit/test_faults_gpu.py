@@ -15,7 +15,8 @@ from nvml_fakes import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, Fake
 from tuner.app.cli import monitor
 from tuner.app.cli.main import run
 from tuner.app.device import local_gpus, lost_gpus
-from tuner.app.doctor import MachineFacts, Severity, examine
+from tuner.app.doctor import examine
+from tuner.app.machine_facts import MachineFacts, Severity
 from tuner.app.watch import Watcher, advice
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import reported_runs as benchmark
 from tuner.app.cli.main import run
+from tuner.app.machine_facts import tested
 from tuner.app.search.result_files import reported_runs
 from tuner.app.targets import load_targets
-from tuner.app.versions import tested
 from tuner.searches.journal import read_journal
 from tuner.searches.store import ResultsFolder
 

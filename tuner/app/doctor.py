@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-from tuner.app.versions import Versions, differs, is_older
-from tuner.core.gpu import Gpu
-from tuner.core.nvml import DeviceProcess
+from tuner.app.machine_facts import Finding, MachineFacts, differs, is_older
 from tuner.core.setup.common import ALLOCATOR_OPTIONS
 from tuner.core.units import GIB, format_gib, format_size
 
@@ -27,84 +22,14 @@ of them and Ray's own."""
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
 
 
-class Severity(enum.StrEnum):
-    """The severity of a finding."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line: what was looked at, what was found, and what to do about it."""
-
-    check: str
-    level: Severity
-    text: str
-    fix: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """JSON types."""
-        return {"check": self.check, "level": str(self.level), "text": self.text, "fix": self.fix}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """A GPU of this machine; `gpu` is its type, None when it is not in the catalogue."""
-
-    index: int
-    name: str
-    total_bytes: int
-    compute_capability: tuple[int, int]
-    gpu: Gpu | None = None
-    used_bytes: int | None = None
-    processes: tuple[DeviceProcess, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFacts:
-    """The facts of a machine. `probe` is the result of `tuner.app.probe`."""
-
-    devices: tuple[DeviceFacts, ...] = ()
-    lost: tuple[str, ...] = ()
-    """The driver's message about each GPU that it knows and cannot talk to."""
-    driver: str | None = None
-    driver_cuda: tuple[int, int] | None = None
-    has_device_files: bool = False
-    """True when the system has an NVIDIA device file."""
-    probe: Mapping[str, Any] = field(default_factory=dict)
-    versions: Versions = field(default_factory=dict)
-    tested: Mapping[str, str] = field(default_factory=dict)
-    least: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    flash_attn: bool = False
-    cpus: int = 1
-    host_total_bytes: int = 0
-    host_available_bytes: int | None = None
-    shared_bytes: int | None = None
-
-
-def _ok(check: str, text: str) -> Finding:
-    return Finding(check, Severity.OK, text)
-
-
-def _warning(check: str, text: str, fix: str) -> Finding:
-    return Finding(check, Severity.WARNING, text, fix)
-
-
-def _problem(check: str, text: str, fix: str) -> Finding:
-    return Finding(check, Severity.PROBLEM, text, fix)
-
-
 def examine(facts: MachineFacts) -> list[Finding]:
-    """Every check, in the order in which people should read them."""
+    """The findings of every check, most basic first."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
 def _devices(facts: MachineFacts) -> Iterator[Finding]:
     for text in facts.lost:
-        yield _problem(
+        yield Finding.problem(
             "GPU",
             text,
             "the kernel log says why (dmesg | grep -i xid); nvidia-smi --gpu-reset or a reboot "
@@ -114,13 +39,13 @@ def _devices(facts: MachineFacts) -> Iterator[Finding]:
         return
     if not facts.devices:
         if facts.has_device_files:
-            yield _problem(
+            yield Finding.problem(
                 "GPU",
                 "there is an NVIDIA device, but its driver does not answer",
                 "look at nvidia-smi; in a container, start it with --gpus all",
             )
             return
-        yield _warning(
+        yield Finding.warning(
             "GPU",
             "no NVIDIA GPU on this machine: all GPU numbers are predicted",
             "fine for predictions; trials need a machine with the GPU, or --gpu cpu",
@@ -129,13 +54,13 @@ def _devices(facts: MachineFacts) -> Iterator[Finding]:
     for device in facts.devices:
         text = f"{device.index}: {device.name}, {format_gib(device.total_bytes)}"
         if device.gpu is None:
-            yield _warning(
+            yield Finding.warning(
                 "GPU",
                 f"{text}, is not in the catalogue",
                 "tuner calibrate measures it, in about a minute",
             )
         else:
-            yield _ok("GPU", f"{text}, known as {device.gpu.id}")
+            yield Finding.ok("GPU", f"{text}, known as {device.gpu.id}")
 
 
 def _driver(facts: MachineFacts) -> Iterator[Finding]:
@@ -147,28 +72,28 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
     if "error" in facts.probe:
         return
     if built is None:
-        yield _problem(
+        yield Finding.problem(
             "driver",
             "the installed PyTorch was built without CUDA and cannot use the GPU",
             "install a build of PyTorch for CUDA (pytorch.org/get-started)",
         )
         return
     if facts.driver_cuda and int(str(built).partition(".")[0]) > facts.driver_cuda[0]:
-        yield _problem(
+        yield Finding.problem(
             "driver",
             f"{text}, but PyTorch was built for CUDA {built}",
             "update the driver, or install a PyTorch for an older CUDA",
         )
         return
     if not facts.probe.get("cuda_available"):
-        yield _problem(
+        yield Finding.problem(
             "driver",
             f"{text}; PyTorch (CUDA {built}) sees no GPU",
             "check CUDA_VISIBLE_DEVICES and the output of python -c 'import torch; "
             "torch.cuda.init()'",
         )
         return
-    yield _ok("driver", f"{text}; PyTorch was built for CUDA {built}")
+    yield Finding.ok("driver", f"{text}; PyTorch was built for CUDA {built}")
     yield from _architectures(facts)
 
 
@@ -177,7 +102,7 @@ def _architectures(facts: MachineFacts) -> Iterator[Finding]:
     for device in facts.devices:
         if built_for and not any(_runs(name, device.compute_capability) for name in built_for):
             major, minor = device.compute_capability
-            yield _problem(
+            yield Finding.problem(
                 "driver",
                 f"PyTorch has no kernels for {device.name} (sm_{major}{minor}), only for "
                 f"{', '.join(built_for)}",
@@ -204,26 +129,26 @@ def _libraries(facts: MachineFacts) -> Iterator[Finding]:
     for name, version in facts.versions.items():
         least, tested = facts.least.get(name), facts.tested.get(name)
         if version is None:
-            yield _problem(name, "not installed", f"pip install {name}")
+            yield Finding.problem(name, "not installed", f"pip install {name}")
         elif least and is_older(version, least):
-            yield _problem(
+            yield Finding.problem(
                 name,
                 f"{version} is older than {least}, the oldest that works",
                 f"pip install -U '{name}>={least}'",
             )
         elif tested and differs(version, tested):
-            yield _warning(
+            yield Finding.warning(
                 name,
                 f"{version}; tested with {tested}",
                 "if something fails, install with -c constraints.txt",
             )
         else:
-            yield _ok(name, f"{version}{', as tested' if tested else ''}")
+            yield Finding.ok(name, f"{version}{', as tested' if tested else ''}")
 
 
 def _working(facts: MachineFacts) -> Iterator[Finding]:
     if "error" in facts.probe:
-        yield _problem(
+        yield Finding.problem(
             "torch works",
             f"importing it failed: {facts.probe['error']}",
             "reinstall it in a fresh environment with -c constraints.txt",
@@ -234,13 +159,13 @@ def _working(facts: MachineFacts) -> Iterator[Finding]:
         return
     where = "on the GPU" if facts.probe.get("cuda_available") else "on the processor"
     if wrong:
-        yield _problem(
+        yield Finding.problem(
             "bitsandbytes works",
             f"four-bit quantisation failed {where}: {wrong}",
             "python -m bitsandbytes says more; precision=nf4 and 8-bit optimizers need it",
         )
     else:
-        yield _ok("bitsandbytes works", f"quantised to four bits and back {where}")
+        yield Finding.ok("bitsandbytes works", f"quantised to four bits and back {where}")
 
 
 def _use(facts: MachineFacts) -> Iterator[Finding]:
@@ -252,29 +177,29 @@ def _use(facts: MachineFacts) -> Iterator[Finding]:
         names = ", ".join(f"{p.name} (process {p.pid})" for p in device.processes)
         if names:
             fix = "trials wait for it or refuse it; stop them or use another GPU"
-            yield _warning("free memory", f"{text}, in use by {names}", fix)
+            yield Finding.warning("free memory", f"{text}, in use by {names}", fix)
         elif device.used_bytes > IDLE_BYTES:
-            yield _warning(
+            yield Finding.warning(
                 "free memory",
                 f"{text}, held by processes that the driver does not name",
                 "look for processes of other containers or users, or for a desktop",
             )
         else:
-            yield _ok("free memory", text)
+            yield Finding.ok("free memory", text)
 
 
 def _tf32(facts: MachineFacts) -> Iterator[Finding]:
     override = facts.environment.get("NVIDIA_TF32_OVERRIDE")
     able = [d.gpu for d in facts.devices if d.gpu is not None and "tf32" in d.gpu.flops]
     if override == "0" and (able or not facts.devices):
-        yield _warning(
+        yield Finding.warning(
             "tf32",
             "NVIDIA_TF32_OVERRIDE=0 turns tf32 off for every program",
             "unset it if fp32 products need not be exact",
         )
     elif able and not facts.probe.get("tf32", True):
         gain = able[0].flops["tf32"] / able[0].flops["fp32"]
-        yield _warning(
+        yield Finding.warning(
             "tf32",
             f"off, which is PyTorch's default: fp32 products of {able[0].name} could be up to "
             f"{gain:.1f} x as fast",
@@ -287,7 +212,7 @@ def _flash(facts: MachineFacts) -> Iterator[Finding]:
     able = [d for d in facts.devices if d.compute_capability >= (8, 0)]
     for device in facts.devices:
         if device not in able:
-            yield _warning(
+            yield Finding.warning(
                 "flash attention",
                 f"{device.name} is too old for it (compute capability 8.0 and newer have it)",
                 "attention=sdpa takes PyTorch's memory-efficient kernel there",
@@ -295,7 +220,7 @@ def _flash(facts: MachineFacts) -> Iterator[Finding]:
     if not able:
         return
     if facts.probe.get("flash_sdp") is False:
-        yield _warning(
+        yield Finding.warning(
             "flash attention",
             "turned off in PyTorch's sdpa",
             "torch.backends.cuda.enable_flash_sdp(True)",
@@ -304,35 +229,35 @@ def _flash(facts: MachineFacts) -> Iterator[Finding]:
         package = "is" if facts.flash_attn else "is not"
         rest = "" if facts.flash_attn else ": attention=flash_attention_2 cannot run, sdpa can"
         text = f"in PyTorch's sdpa; the package flash_attn {package} installed{rest}"
-        yield _ok("flash attention", text)
+        yield Finding.ok("flash attention", text)
 
 
 def _loader(facts: MachineFacts) -> Iterator[Finding]:
     gpus = max(1, len(facts.devices))
     each = max(1, facts.cpus // gpus)
     if each < 4:
-        yield _warning(
+        yield Finding.warning(
             "data loader",
             f"{facts.cpus} processors for {gpus} training process{'es' if gpus > 1 else ''}: few "
             "for loader workers beside it",
             "tokenise before training, so that loading is cheap",
         )
     else:
-        yield _ok(
+        yield Finding.ok(
             "data loader",
             f"{facts.cpus} processors: dataloader_num_workers up to {min(8, each - 1)} a GPU (the "
             "default of Trainer, 0, loads in the training process)",
         )
     value = facts.environment.get("TOKENIZERS_PARALLELISM", "").lower()
     if value in ("false", "0", "off", "no") and facts.cpus > 1:
-        yield _warning(
+        yield Finding.warning(
             "TOKENIZERS_PARALLELISM",
             f"{value}: tokenisers use 1 of {facts.cpus} processors",
             "unset it, unless loader workers tokenise; tokenise before the loader is made",
         )
     threads = facts.environment.get("OMP_NUM_THREADS", "")
     if threads == "1" and facts.cpus > 2:
-        yield _warning(
+        yield Finding.warning(
             "OMP_NUM_THREADS",
             f"1: PyTorch computes with 1 of {facts.cpus} processors on the host",
             f"set it to the processors of one training process, here {each}",
@@ -344,26 +269,26 @@ def _allocator(facts: MachineFacts) -> Iterator[Finding]:
     set_to = {n: facts.environment[n] for n in names if facts.environment.get(n)}
     if len(set(set_to.values())) > 1:
         text = " but ".join(f"{name}={value}" for name, value in set_to.items())
-        yield _warning("allocator", text, "set both to the same, or one of them")
+        yield Finding.warning("allocator", text, "set both to the same, or one of them")
     for name, value in set_to.items():
         options = dict(part.partition(":")[::2] for part in value.split(","))
         strange = [option for option in options if option.strip() not in ALLOCATOR_OPTIONS]
         if strange:
-            yield _problem(
+            yield Finding.problem(
                 "allocator",
                 f"{name} names {', '.join(strange)}, which PyTorch does not know",
                 f"options are {', '.join(ALLOCATOR_OPTIONS)}",
             )
         elif options.get("expandable_segments", "").lower() != "true":
-            yield _warning(
+            yield Finding.warning(
                 "allocator",
                 f"{name}={value}, without expandable_segments",
                 "expandable_segments:True loses less memory to fragments",
             )
         else:
-            yield _ok("allocator", f"{name}={value}")
+            yield Finding.ok("allocator", f"{name}={value}")
     if not set_to:
-        yield _ok(
+        yield Finding.ok(
             "allocator",
             "PyTorch's defaults; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True loses less "
             "memory to fragments",
@@ -380,8 +305,7 @@ def _slow_settings(facts: MachineFacts) -> Iterator[Finding]:
     for name, meaning in _SLOW_SETTINGS.items():
         value = facts.environment.get(name, "")
         if value not in ("", "0"):
-            text = f"{value}: {meaning}"
-            yield _warning(name, text, "unset it for training")
+            yield Finding.warning(name, f"{value}: {meaning}", "unset it for training")
 
 
 def _host(facts: MachineFacts) -> Iterator[Finding]:
@@ -391,24 +315,24 @@ def _host(facts: MachineFacts) -> Iterator[Finding]:
     largest = max((d.total_bytes for d in facts.devices), default=0)
     if available is not None and available < SMALL_HOST_BYTES:
         fix = "end other programs, or use a machine with more memory"
-        yield _warning("host memory", text, fix)
+        yield Finding.warning("host memory", text, fix)
     elif largest > total:
-        yield _warning(
+        yield Finding.warning(
             "host memory",
             f"{text}, less than the GPU's {format_gib(largest)}",
             "paged optimizers move to the host, and checkpoints are read through it",
         )
     else:
-        yield _ok("host memory", text)
+        yield Finding.ok("host memory", text)
     if facts.shared_bytes is None:
         return
     shared = format_size(facts.shared_bytes)
     if facts.shared_bytes < SMALL_SHARED_BYTES:
         fix = "docker run --shm-size=8g, or --ipc=host; else keep num_workers at 0"
         text = f"{shared}: loader workers hand batches over through it"
-        yield _warning("shared memory", text, fix)
+        yield Finding.warning("shared memory", text, fix)
     else:
-        yield _ok("shared memory", shared)
+        yield Finding.ok("shared memory", shared)
 
 
 CHECKS: tuple[Callable[[MachineFacts], Iterator[Finding]], ...] = (

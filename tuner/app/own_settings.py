@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.app.doctor import Finding, Severity
+from tuner.app.machine_facts import Finding, Severity
 from tuner.program.edit.place import Location
 from tuner.program.edit.source import open_source
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import click
 
-from tuner.app import versions
+from tuner.app import machine_facts
 from tuner.app.cli.options import DurationType, examples, json_option
 from tuner.app.device import LocalGpu, local_gpus, lost_gpus
-from tuner.app.doctor import DeviceFacts, MachineFacts, Severity, examine
+from tuner.app.doctor import examine
 from tuner.app.listener import quiet_libraries
+from tuner.app.machine_facts import DeviceFacts, MachineFacts, Severity
 from tuner.app.own_settings import own_settings
 from tuner.app.probe import probe
 from tuner.core import host, nvml
@@ -80,9 +81,9 @@ def gather() -> MachineFacts:
         driver_cuda=nvml.driver_cuda_version() if found else None,
         has_device_files=_DEVICE_FILES.is_dir() and any(_DEVICE_FILES.iterdir()),
         probe=probe(),
-        versions=versions.installed(),
-        tested=versions.tested(),
-        least=versions.least(),
+        versions=machine_facts.installed(),
+        tested=machine_facts.tested(),
+        least=machine_facts.least(),
         environment=dict(os.environ),
         flash_attn=find_spec("flash_attn") is not None,
         cpus=host.usable_cpus(),
