@@ -30,7 +30,7 @@ from tuner.emulator.toolchain import unavailable
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space import SearchSpace
 from tuner.space.gpus import Gpu, get_gpu
-from tuner.trial.factories import EmulatedRunner
+from tuner.trial.emulated import EmulatedRunner
 
 ALIKE = 0.005
 """Share by which trace and emulator may differ; beyond it one of them is wrong."""

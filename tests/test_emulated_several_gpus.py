@@ -28,7 +28,7 @@ from tuner.core.units import MIB
 from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
-from tuner.trial.factories import EmulatedRunner
+from tuner.trial.emulated import EmulatedRunner
 
 LORA = next(case for case in CASES if case.name == "LoRA, bf16, checkpointed")
 BY_ACCELERATE = next(case for case in MORE if case.name == "accelerate: all weights, mixed")

@@ -18,7 +18,7 @@ from tuner.searches.journal import read_journal
 from tuner.space.command import Command
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
-from tuner.trial.factories import EmulatedRunner
+from tuner.trial.emulated import EmulatedRunner
 
 TINY = ["--space", "qlora4b", "--gpu", "a6000", "--model", "tiny-llama-3m"]
 ONE = [

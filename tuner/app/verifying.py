@@ -109,7 +109,7 @@ def _best(plan: SearchPlan) -> BestTrial | None:
 
 def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
     """The outcome of one emulated trial, in every stage where the space has some."""
-    from tuner.trial.factories import EmulatedRunner
+    from tuner.trial.emulated import EmulatedRunner
 
     space, record = plan.part.space, best.record
     where = emulating(plan.target.gpu, gpus=gpus_of_trials(space))

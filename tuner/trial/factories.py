@@ -1,166 +1,17 @@
-"""Makes the runner of each mode: isolated processes, or emulated GPUs."""
+"""Makes runners in the worker that runs them: small picklable objects, nothing imported before."""
 
 from __future__ import annotations
 
 import socket
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
-from tuner.core.records import (
-    Configuration,
-    Exhausted,
-    Measurement,
-    Memory,
-    Outcome,
-    Source,
-    Status,
-)
 from tuner.core.units import format_gib
-from tuner.cost.calibrate import prior_intervals
-from tuner.cost.correction import STEP
-from tuner.emulator.ending import Ended, Ending, find_ending
-from tuner.emulator.rates import gpu_to_dict
-from tuner.emulator.session import Account, Session
 from tuner.space.gpus import MEMORY_TOLERANCE
-from tuner.trial.base import (
-    PLAIN,
-    Instructions,
-    MeasureOptions,
-    RunnerFactory,
-    TrialJob,
-    TrialRunner,
-)
-from tuner.trial.emulated_command import STEPS
-from tuner.trial.isolated import IsolatedRunner, Progress
-
-ESTIMATED = (STEP, "tokens_per_s")
-"""What of an emulated trial is an estimate, by the names of intervals."""
-
-MOST_NAMED = 5
-"""Functions that a note names."""
-
-
-class EmulatedRunner(IsolatedRunner):
-    """An `IsolatedRunner` whose processes have an emulated machine of their own.
-
-    `gpus` is how many GPUs the machine has: those of the largest trial. `environment` has
-    variables that its processes have beside those of this one. Raises `UnavailableError` where
-    nothing can be emulated, `InputError` for a GPU type that cannot be.
-    """
-
-    source = Source.EMULATED
-
-    def __init__(
-        self,
-        job: TrialJob,
-        options: MeasureOptions,
-        *,
-        gpus: int = 1,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        # Every step takes the same: one is timed, by its parts.
-        options = replace(options, min_steps=1, budget_s=0.0, short_steps=not options.whole_steps)
-        self._is_command = job.command is not None
-        settings = {"rates": gpu_to_dict(job.gpu), **({"steps": STEPS} if job.command else {})}
-        self._session = Session(job.gpu, count=gpus, settings=settings)
-        base = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))), **(environment or {})}
-        super().__init__(
-            job,
-            options,
-            body="tuner.trial.emulated_command:EMULATED_COMMAND" if job.command else None,
-            preflight=_is_free,
-            answers=_always,
-            environment=self._session.environment(base),
-        )
-        self._counted: Counter[str] = Counter()
-
-    def close(self) -> None:
-        """End the warm process and all that it started, and then their machine."""
-        super().close()
-        self._session.close()
-
-    def run(
-        self,
-        configuration: Configuration,
-        instructions: Instructions = PLAIN,
-        *,
-        on_progress: Progress | None = None,
-    ) -> Outcome:
-        """See `IsolatedRunner.run`. What the emulator does not know, and was called, is noted."""
-        before = {account.pid for account in self._session.accounts()}
-        outcome = super().run(configuration, instructions, on_progress=on_progress)
-        unknown = self._unknown_calls()
-        own = [a for a in self._session.accounts() if a.pid not in before]
-        events = list(self._session.events())
-        if self._is_command and outcome.status in (Status.OK, Status.CRASHED):
-            ending = find_ending(events, own, int(outcome.status is not Status.OK))
-            if ending.ended is Ended.OOM:  # a command that hides it
-                return _out_of_memory(outcome, ending)
-        if outcome.emulation is not None:
-            memory = self._with_accounts(outcome.emulation.memory, own)
-            found = replace(outcome.emulation, memory=memory)
-            return outcome.with_ran(_with_estimates(found, unknown))
-        if unknown and outcome.status is Status.CRASHED:
-            return replace(outcome, message=f"{outcome.message}; {_unknown_text(unknown)}")
-        return outcome
-
-    def _with_accounts(self, memory: Memory, accounts: Sequence[Account]) -> Memory:
-        """`memory` with what only the machine counts: managed memory, and all of a command."""
-        paged_bytes = max((account.managed_peak_bytes for account in accounts), default=0)
-        memory = replace(memory, paged_bytes=paged_bytes)
-        if not self._is_command:
-            return memory
-        used: Counter[int] = Counter()
-        for account in accounts:
-            used[account.device] += account.peak_bytes
-        return replace(memory, device_bytes=max(used.values(), default=memory.device_bytes))
-
-    def _unknown_calls(self) -> Counter[str]:
-        """Calls of functions that the emulator does not know, since the last time."""
-        now = Counter(self._session.unknown_calls())
-        new, self._counted = now - self._counted, now
-        return new
-
-
-def _out_of_memory(outcome: Outcome, ending: Ending) -> Outcome:
-    where = f" at {ending.error.line}" if ending.error and ending.error.line else ""
-    return Outcome(
-        Status.OOM,
-        requested_bytes=ending.refused_bytes or None,
-        message=f"out of memory{where}; the command does not show it",
-        duration_s=outcome.duration_s,
-        exhausted=Exhausted.DEVICE,
-    )
-
-
-def _is_free(options: MeasureOptions, within: object) -> bool:
-    """Nobody else has an emulated device."""
-    return True
-
-
-def _always(options: MeasureOptions) -> None:
-    """An emulated device is never lost."""
-
-
-def _with_estimates(emulation: Measurement, unknown: Counter[str]) -> Measurement:
-    """The same with the intervals of its times, and a note of what was not known."""
-    # The times of operators are those of predictions without a profile of the device.
-    prior = prior_intervals(emulation.memory, emulation.speed, method="")
-    notes = [*emulation.notes, *([_unknown_text(unknown)] if unknown else [])]
-    return replace(
-        emulation,
-        intervals={**{name: prior[name] for name in ESTIMATED}, **emulation.intervals},
-        notes=tuple(notes),
-    )
-
-
-def _unknown_text(unknown: Counter[str]) -> str:
-    named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(MOST_NAMED))
-    more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-    return f"called and not known to the emulator: {named}{more}"
+from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob, TrialRunner
+from tuner.trial.isolated import IsolatedRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +36,7 @@ class EmulatedFactory:
 
     def __call__(self) -> TrialRunner:
         """See `RunnerFactory`. Raises `UnavailableError` where nothing can be emulated here."""
-        from tuner.trial.factories import EmulatedRunner
+        from tuner.trial.emulated import EmulatedRunner
 
         return EmulatedRunner(self.job, self.options, gpus=self.gpus)
 

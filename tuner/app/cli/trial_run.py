@@ -233,7 +233,7 @@ def run_trial(
 def _runner(job: TrialJob, options: MeasureOptions, trials_on: Measuring) -> IsolatedRunner:
     environment = trial_environment(trials_on.threads)
     if trials_on.emulated and not is_emulated():
-        from tuner.trial.factories import EmulatedRunner
+        from tuner.trial.emulated import EmulatedRunner
 
         return EmulatedRunner(job, options, gpus=trials_on.gpus, environment=environment)
 
