@@ -15,7 +15,7 @@ import pytest
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
 from tuner.cost.compiled import CompiledPasses
-from tuner.predict import cache, compiling, predictor, stored
+from tuner.predict import cache, compiling, predictor
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.predict import predict, resolve_subject
 from tuner.predict.predictor import FALLBACK, METHOD, PredictionJob, Predictor
@@ -114,7 +114,7 @@ def compiled(monkeypatch) -> list:
 def optimizers(monkeypatch) -> list:
     """Every optimizer step that is compiled, in order."""
     seen = []
-    real = stored.build_optimizer
+    real = cache.build_optimizer
 
     def build(entry, name, sizes, *, clip, scaled):
         seen.append((name, clip))

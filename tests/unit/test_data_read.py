@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.errors import InputError
-from tuner.space.lengths import LengthDistribution, jsonl, read, read_lengths
+from tuner.space.lengths import LengthDistribution, read, read_lengths
 from tuner.space.models import guarded
 
 CHAT_TEMPLATE = (
@@ -172,12 +172,12 @@ def test_reading_stops_after_many_problems(tmp_path: Path):
     path = write(tmp_path, *(["nothing"] * 1000))
     with pytest.raises(InputError) as error:
         read_lengths(path, length_column="n")
-    assert len(error.value.problems) == jsonl.MAX_PROBLEMS + 1
+    assert len(error.value.problems) == read.MAX_PROBLEMS + 1
     assert "reading stopped" in problems_of(error)[-1]
 
 
 def test_a_huge_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(read, "MAX_LINE_BYTES", 1000)
     fits = '{"n": 1' + " " * 992 + "}"
     path = write(tmp_path, fits, '{"n": 2}' + " " * 9000, {"n": "last"})
     with pytest.raises(InputError) as error:

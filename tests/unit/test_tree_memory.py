@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.core import nvml, tree_memory
+from tuner.core import host, nvml
 from tuner.core.host import TreeMemory, descendants
 from tuner.core.nvml import DeviceProcess, DeviceUse
 
@@ -55,7 +55,7 @@ def test_what_the_device_holds_more_stands_in_where_processes_are_hidden(monkeyp
 
 def test_it_does_not_look_all_the_time(monkeypatch):
     now_s = 100.0
-    monkeypatch.setattr(tree_memory, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(host, "time", SimpleNamespace(monotonic=lambda: now_s))
     pretend(monkeypatch, None, 0)
     memory = TreeMemory(os.getpid(), 0)
     memory.look()
@@ -63,5 +63,5 @@ def test_it_does_not_look_all_the_time(monkeypatch):
     assert memory.look() == 0
     assert memory.look(now=True) == 5 * GIB
     pretend(monkeypatch, None, 6 * GIB)
-    now_s += tree_memory._EVERY_S
+    now_s += host._EVERY_S
     assert memory.look() == 6 * GIB

@@ -244,7 +244,7 @@ class WorkloadSchema:
         found: dict[str, Any] = {}
         for name, term in self.terms.items():
             if name in given:
-                found[name] = term.read(given[name])
+                found[name] = () if given[name] == () else term.read(given[name])
             elif term.default_rule is None:
                 found[name] = term.default
             else:

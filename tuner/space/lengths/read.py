@@ -46,7 +46,7 @@ def read_lengths(
     token that a trainer appends itself is not counted.
 
     Raises `InputError` for contradicting arguments, and with the file, line and reason of every
-    malformed line (up to `jsonl.MAX_PROBLEMS`).
+    malformed line (up to `MAX_PROBLEMS`).
     """
     path = Path(path)
     columns = (text_column,) if isinstance(text_column, str) else tuple(text_column or ())
