@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "developing.md"
 ROOMS = (
     "core", "space", "cost", "predict", "emulator", "program", "trial", "searches", "report", "app",
 )  # fmt: skip
-BLOCK = re.compile(r"<!-- rooms -->\n.*?<!-- end of rooms -->\n", re.DOTALL)
+BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 
 
 def flows() -> Counter[tuple[str, str]]:
@@ -46,8 +46,7 @@ def needed(edges: set[tuple[str, str]]) -> list[tuple[str, str]]:
 def block() -> str:
     """The part of the page that this script writes."""
     arrows = (f"  {above} --> {below}" for above, below in needed(set(flows())))
-    picture = ["<!-- rooms -->", "```mermaid", "flowchart TD", *arrows, "```"]
-    return "\n".join([*picture, "<!-- end of rooms -->", ""])
+    return "\n".join(["```mermaid", "flowchart TD", *arrows, "```", ""])
 
 
 def main() -> None:

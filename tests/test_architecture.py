@@ -126,9 +126,9 @@ def test_the_picture_of_the_rooms_is_current():
     assert block() in PAGE.read_text("utf-8"), "run `python -m benchmarks.rooms`"
 
 
-# Tests of the benchmarks themselves, and tests whose cases have not moved to `tests/cases` yet.
+# Tests of benchmarks, and tests whose cases have not moved to `tests/shared_cases` yet.
 IMPORT_BENCHMARKS = {
-    "cases/targets.py",
+    "shared_cases/targets.py",
     "test_accuracy_mechanisms.py",
     "test_adapter_kinds.py",
     "test_architecture.py",
@@ -159,7 +159,7 @@ IMPORT_BENCHMARKS = {
 
 
 def test_no_other_test_imports_the_benchmarks():
-    """Cases that tests share are in `tests/cases`; the list above only gets shorter."""
+    """Cases that tests share are in `tests/shared_cases`; the list above only gets shorter."""
     tests = ROOT / "tests"
     found = {
         str(path.relative_to(tests))

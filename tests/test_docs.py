@@ -40,7 +40,7 @@ from tuner.app.cli.main import cli, run
 
 ALL = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [block for block in ALL if block.language in (SHELL, CONSOLE)]
-PLAIN = ("yaml", "json", "toml", "text", "csv", "promql", "ini")
+PLAIN = ("yaml", "json", "toml", "text", "csv", "promql", "ini", "mermaid")
 """Languages of blocks that are no commands."""
 
 

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases.hostile import WHOLE_FILES, bomb
-from cases.mutate import parsed, structure_edited, text_edited, written
-from cases.targets import SPACE, STAGED, TARGETS, Target
 from hypothesis import HealthCheck, given, settings
+from shared_cases.hostile import WHOLE_FILES, bomb
+from shared_cases.mutate import parsed, structure_edited, text_edited, written
+from shared_cases.targets import SPACE, STAGED, TARGETS, Target
 
 from tuner.core.errors import InputError, TunerError
 from tuner.cost.speed.profile import load_profile

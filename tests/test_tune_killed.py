@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cases import kill_points
+from shared_cases import kill_points
 
 PROGRAM = """
 import sys

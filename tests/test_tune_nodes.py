@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cases.chaos_checks import Journals, begun, check_end, meanwhile, nodes_used, searched
-from cases.chaos_nodes import ChaosCluster, chaos_cluster
-from cases.chaos_trials import true_front
+from shared_cases.chaos_checks import Journals, begun, check_end, meanwhile, nodes_used, searched
+from shared_cases.chaos_nodes import ChaosCluster, chaos_cluster
+from shared_cases.chaos_trials import true_front
 
 from tuner.searches.request import StoppedBy
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cases.hostile import bomb
 from results_samples import GPU, SPACE, make_search
+from shared_cases.hostile import bomb
 
 from tuner.core.errors import UnavailableError
 from tuner.report.other_gpus import MAX_BYTES, read_other_gpus

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cases.chaos_trials import DEVICE, LOST, NODE
+from shared_cases.chaos_trials import DEVICE, LOST, NODE
 from tuner.core.meanwhile import environment
 
 OBJECT_STORE_BYTES = 80_000_000

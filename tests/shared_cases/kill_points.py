@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cases.tiny_model import CONFIG
+from shared_cases.tiny_model import CONFIG
 from tuner.core.records import TrialRecord
 from tuner.searches.journal import read_journal
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cases.chaos_trials import ChaosSpace, front_of, gate_of, request_of, true_front
+from shared_cases.chaos_trials import ChaosSpace, front_of, gate_of, request_of, true_front
 from tuner.core.records import Status, TrialRecord
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.progress import StoppedBy

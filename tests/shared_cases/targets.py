@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from cases.hostile import EXPRESSIONS
-from cases.mutate import damaged, expressions
-from cases.tiny_model import CONFIG
+from shared_cases.hostile import EXPRESSIONS
+from shared_cases.mutate import damaged, expressions
+from shared_cases.tiny_model import CONFIG
 from tuner.space import pin
 
 ROOT = Path(__file__).parents[2]

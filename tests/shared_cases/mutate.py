@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from cases.hostile import (
+from shared_cases.hostile import (
     EXPRESSIONS,
     JSON_TEXTS,
     SCALARS,
