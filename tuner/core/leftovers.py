@@ -150,7 +150,7 @@ def _watched(folder: Path) -> int | None:
 
 
 def _events(descriptor: int | None) -> Iterator[tuple[int, str]]:
-    """What has happened: (mask, name), as in inotify(7)."""
+    """The pending events as (mask, name), see inotify(7)."""
     if descriptor is None:
         return
     while True:

@@ -1,7 +1,7 @@
-"""Runs a program below a process of its own, so that nothing of it is left, however that ends.
+"""Runs a program under a supervisor process, so that none of its processes is left behind.
 
 docs/trials.md says which process ends which. This side starts the supervisor
-(`tuner.core.supervisor`), says when to end, and hears what came of the program.
+(`tuner.core.supervisor`), tells it when to end the program, and receives the result.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class ProgramTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """How a program ended. None of its processes is left, but those that could not be ended.
+    """The end of a program. `left` are its processes that could not be ended; all others are gone.
 
-    `exit_status` is as in `subprocess`. `stopped_by` says why tuner ended the program: "timeout",
-    or "caller"; None where it ended by itself. `tail` is the end of its output, if that was kept.
+    `exit_status` is as in `subprocess`. `stopped_by` says why tuner ended the program: "timeout"
+    or "caller"; None if it ended by itself. `tail` is the end of its output, if that was kept.
     """
 
     exit_status: int

@@ -61,7 +61,7 @@ def main() -> int:
     try:
         task: ProgramTask = connection.recv()
         answer = _run(task, connection, alive)
-        with contextlib.suppress(ConnectionError):  # nobody wants to know any more
+        with contextlib.suppress(ConnectionError):  # the caller is gone
             connection.send(answer)
     except (EOFError, ConnectionError):
         return 0

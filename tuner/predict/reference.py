@@ -204,7 +204,7 @@ class _Processor:
         return contextlib.nullcontext(), contextlib.nullcontext()
 
     def enter(self, phase: Phase, micro_step: int) -> None:
-        """Nobody asks."""
+        """Does nothing: phases are not recorded."""
 
 
 if __name__ == "__main__":

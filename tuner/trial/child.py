@@ -43,9 +43,9 @@ _FAILED = 70
 
 @dataclass(frozen=True, slots=True)
 class ChildTask:
-    """What a child is to do, and the descriptors that it writes to and must not keep.
+    """The task of a child, with the descriptors to write to and those to close.
 
-    `environment` has variables that it gets beside those of its parent.
+    `environment` has variables that it gets in addition to those of its parent.
     """
 
     body: TrialBody
@@ -142,7 +142,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class Read(enum.Enum):
-    """What came of reading from a pipe."""
+    """The result of reading from a pipe."""
 
     SOME = enum.auto()
     NOTHING_NOW = enum.auto()
@@ -219,7 +219,7 @@ class ProgressParser:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """What there is to read; empty at the end of a pipe, None when there is nothing for now."""
+    """The available data; empty at the end of a pipe, None if there is no data yet."""
     try:
         return os.read(descriptor, _CHUNK_BYTES)
     except BlockingIOError:

@@ -103,11 +103,11 @@ COMMAND_TRIAL = CommandTrial()
 
 
 class NoStepsError(Exception):
-    """The command ended well, and its output told of no steps."""
+    """The command succeeded, but its output mentions no steps."""
 
 
 def trial_facts(options: MeasureOptions) -> dict[str, float]:
-    """When a trial is to end, for code that stops by itself: see `MeasureOptions`."""
+    """The end conditions of a trial (`MeasureOptions`), for code that stops by itself."""
     return {
         "warmup_steps": options.warmup_steps,
         "min_steps": options.min_steps,

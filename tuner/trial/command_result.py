@@ -98,7 +98,7 @@ def _rate(heard: CommandProgress, samples_per_step: float | None) -> _Rate:
 
 
 def required(samples_per_step: float | None) -> float:
-    """The samples of a step. Raises `UnavailableError` where nobody says how many they are."""
+    """The samples of a step. Raises `UnavailableError` if their number is unknown."""
     if samples_per_step is None:
         raise UnavailableError(
             "the command's progress bar counts steps, but the samples in a step are unknown",
@@ -137,16 +137,16 @@ class Streams:
 
     @property
     def are_open(self) -> bool:
-        """Whether one of them may still say something."""
+        """True if at least one stream may still send data."""
         return bool(self._selector.get_map())
 
     @property
     def tail(self) -> str:
-        """The last 16 KiB of them all."""
+        """The last 16 KiB of all streams together."""
         return self._tail.decode(errors="replace")
 
     def read(self, within_s: float) -> list[tuple[int, bytes, float]]:
-        """What comes within the time: descriptor, bytes, and when it was there (monotonic)."""
+        """The data that arrives within the time: (descriptor, bytes, monotonic time of arrival)."""
         if not self.are_open:
             time.sleep(within_s)
             return []

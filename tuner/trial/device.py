@@ -27,16 +27,16 @@ from tuner.trial.synthetic import fill
 
 
 class MemoryMeter(Protocol):
-    """Memory of this process on one device, in bytes, with a peak that can be set back."""
+    """Memory of this process on one device, in bytes, with a peak that can be reset."""
 
     def allocated_bytes(self) -> int:
-        """What is in use now."""
+        """The bytes in use now."""
 
     def peaks(self) -> tuple[int, int]:
         """The highest allocated and reserved bytes since the last `reset`."""
 
     def reset(self) -> None:
-        """Peaks start again from what is in use now."""
+        """Restart the peaks from the memory in use now."""
 
 
 class CudaMeter:
@@ -81,19 +81,19 @@ class HostMeter:
         return peak, peak
 
     def reset(self) -> None:
-        """The kernel's peak starts again."""
+        """Restart the kernel's peak."""
         Path("/proc/self/clear_refs").write_text("5")
 
 
 class RealEnvironment:
-    """Where a session runs for real; see `tuner.predict.training.base.Environment`.
+    """The environment of a real session; see `tuner.predict.training.base.Environment`.
 
-    `phase` is the phase that runs now (where memory ran out, after an OOM). `phase_peak_bytes`
-    has the highest allocated memory of each phase while `recording`; recording costs a fraction
-    of a millisecond a phase, and is switched off around timed steps. `on_phase` is called when
-    a phase begins while recording, `on_enter`, where it is set, whenever a session says so.
-    `checkpoint`, `data` and `full_micro_steps` are those of `predict.training.base.Machine`. `rank`
-    is that of this process in a trial on several GPUs.
+    `phase` is the current phase; after an OOM, the phase in which memory ran out.
+    `phase_peak_bytes` has the highest allocated memory of each phase while `recording`. Recording
+    costs a fraction of a millisecond per phase, and is off during timed steps. While recording,
+    `on_phase` is called when a phase begins. `on_enter`, if set, is called whenever the session
+    announces a phase. `checkpoint`, `data` and `full_micro_steps` are those of
+    `predict.training.base.Machine`. `rank` is this process's rank in a trial on several GPUs.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ def _out_of_memory(outcome: Outcome, ending: Ending) -> Outcome:
 
 
 def _is_free(options: MeasureOptions, within: object) -> bool:
-    """Nobody else has an emulated device."""
+    """An emulated device is always free: no other process can use it."""
     return True
 
 
@@ -138,7 +138,7 @@ def _always(options: MeasureOptions) -> None:
 
 
 def _with_estimates(emulation: Measurement, unknown: Counter[str]) -> Measurement:
-    """The same with the intervals of its times, and a note of what was not known."""
+    """`emulation` with the intervals of its times, and a note about unknown calls."""
     # The times of operators are those of predictions without a profile of the device.
     prior = prior_intervals(emulation.memory, emulation.speed, method="")
     notes = [*emulation.notes, *([_unknown_text(unknown)] if unknown else [])]

@@ -91,9 +91,9 @@ EMULATED_COMMAND = EmulatedCommand()
 def _run(
     command: Command, configuration: Configuration, options: MeasureOptions
 ) -> tuple[list[dict[str, Any]], CommandProgress]:
-    """What the processes of the command told, and what was heard of it.
+    """The results of the command's processes, and the progress read from its output.
 
-    A command that fails takes this process with it.
+    If the command fails, this process ends in the same way.
     """
     events = Path(os.environ[EVENTS_VARIABLE])
     known_bytes = events.stat().st_size
@@ -118,16 +118,16 @@ def _run(
 
 
 def _has_rounds(results: Sequence[Mapping[str, Any]], rounds: int) -> bool:
-    """Whether the trainer got so many micro-batches a step, or its model so many inputs in one."""
+    """True if each step had `rounds` micro-batches, by the trainer's setting or the inputs seen."""
     first = results[0]
     passes = {len(shapes) for shapes in first["inputs"].values()}
     return bool(first["settings"].get("grad_accum", max(passes, default=0)) == rounds)
 
 
 def _results(events: Path, known_bytes: int) -> list[dict[str, Any]]:
-    """What the processes of this trial told at their end, in the order of their ranks.
+    """The final results of this trial's processes, in the order of their ranks.
 
-    Raises `UnavailableError` where tuner itself failed in one of them.
+    Raises `UnavailableError` if tuner itself failed in one of them.
     """
     with events.open("rb") as file:
         file.seek(known_bytes)

@@ -136,11 +136,11 @@ class IsolatedRunner:
         *,
         on_progress: Progress | None = None,
     ) -> Outcome:
-        """What came of the trial, whatever happened to it; see `TrialRunner.run`.
+        """The outcome of a trial, however it ended; see `TrialRunner.run`.
 
-        `on_progress` gets the facts that the trial reports, soon after it does. Raises
-        `UnavailableError` when the device is taken by others, or the machine lacks something.
-        An exception that arrives here meanwhile (Ctrl-C) ends the trial and goes on.
+        `on_progress` gets the facts that the trial reports, soon after each report. Raises
+        `UnavailableError` if others use the device, or if the machine lacks something. An
+        exception that is raised meanwhile (Ctrl-C) ends the trial and is passed on.
         """
         self._forget_interrupt()
         self.last_log = ""
@@ -241,7 +241,7 @@ class _Warm:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """True if the process has not ended yet."""
         return self._process.poll() is None
 
     def await_ready(self) -> None:
@@ -350,4 +350,4 @@ def _path_of_trials(environment: Mapping[str, str]) -> str | None:
 
 
 def _ignore(facts: Mapping[str, Any]) -> None:
-    """Nobody listens."""
+    """Ignore the facts."""

@@ -179,7 +179,7 @@ def measure(
 
 
 def _emulated(measurement: Measurement) -> Measurement:
-    """The same as of an emulated device: its clock is exact, and only as good as its estimates."""
+    """`measurement` marked as emulated, without intervals: the emulated clock has no scatter."""
     return replace(
         measurement, source=Source.EMULATED, samples_per_s_interval=None, data_wait_fraction=None
     )
@@ -187,7 +187,7 @@ def _emulated(measurement: Measurement) -> Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """What the steps of a trial came to."""
+    """The results of a trial's steps."""
 
     timed: TimedSteps
     warmup_steps: int
@@ -196,7 +196,7 @@ class _Ran:
     checkpoint_bytes: int | None = None
 
     def measurement(self, memory: Memory, share_of_peak: float | None) -> Measurement:
-        """What the steps say; nothing of the device and the model yet."""
+        """The results of the steps; the caller adds the device and the model."""
         timed, step_s = self.timed, self.timed.step_s
         return Measurement(
             memory=memory,
@@ -236,7 +236,7 @@ def _train(
     place: ProcessDevice,
     report: Report,
 ) -> _Ran:
-    """Warm up, time steps, and verify where that is asked for."""
+    """Warm up, time steps, and verify if requested."""
     verifies = plan.options.instructions.verify
     call = RecordedCall(session, environment) if verifies else None
     rank = environment.rank
@@ -244,7 +244,7 @@ def _train(
     stepper = Stepper(session, environment, plan.micro_steps)
 
     def on_pace(seconds: float) -> None:
-        if not is_emulated():  # else they are of another clock than the deadline's
+        if not is_emulated():  # an emulated clock isn't that of the deadline
             report({NEEDED_S: seconds})
 
     warm = warm_up(stepper, plan, rule, on_pace)
@@ -264,7 +264,7 @@ def _loaded(session: TrainingSession, load_s: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _last_words(environment: RealEnvironment, report: Report) -> Iterator[None]:
-    """Report phase and peaks before what was raised goes on."""
+    """Report phase and peaks before an exception is passed on."""
     try:
         yield
     except BaseException:
@@ -276,7 +276,7 @@ def _last_words(environment: RealEnvironment, report: Report) -> Iterator[None]:
 
 
 def _data(job: TrialJob, options: MeasureOptions) -> DataFacts | None:
-    """What the lengths of sequences are drawn from; None where all have the longest."""
+    """The data whose sequence lengths are used; None if all sequences have the longest length."""
     if options.lengths == "full":
         return None
     if job.data is None or job.data.token_lengths is None:
@@ -288,7 +288,7 @@ def _data(job: TrialJob, options: MeasureOptions) -> DataFacts | None:
 
 
 def _checkpoint(job: TrialJob, options: MeasureOptions) -> str | None:
-    """Where real weights come from: a hub id or a path; None for synthetic ones."""
+    """The source of real weights, a hub id or a path; None for synthetic weights."""
     if options.weights == "synthetic":
         return None
     if job.model is None:

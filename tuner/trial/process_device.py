@@ -42,10 +42,10 @@ class Footprint:
         self._before = device_use(self._index)
 
     def read(self) -> DeviceMemory:
-        """What the driver says now.
+        """The driver's memory numbers now.
 
-        In a container it may not tell processes apart; then what the device holds beyond what
-        it held before is taken for this process's, which is right while it has the device alone.
+        In a container the driver may not tell processes apart. Then the increase in the device's
+        memory counts as this process's, which is right while no other process uses the device.
         """
         use = device_use(self._index)
         if use is None:
@@ -190,16 +190,16 @@ class ProcessDevice:
         return memory, known
 
     def device_bytes(self, environment: RealEnvironment) -> int:
-        """The highest device memory so far; reads the driver once a call."""
+        """The highest device memory so far, in bytes; each call reads the driver once."""
         context = self._context_bytes() if self._footprint else 0
         return int(peaks_of(environment)["peak_reserved_bytes"]) + context
 
     def alloc_retries(self) -> int | None:
-        """How often the allocator gave cached blocks back; None on the processor."""
+        """The number of times the allocator freed its cached blocks; None on the processor."""
         return alloc_retries(self._device)
 
     def _real_gpu(self) -> Any:
-        """The catalogue's entry of this very device; None for one that is not in it."""
+        """The catalogue entry of the actual device; None if it has none."""
         if self.name in self._job.gpu.device_names:
             return self._job.gpu
         total = torch.cuda.get_device_properties(self._device).total_memory

@@ -103,7 +103,7 @@ class Rank:
         return self._reduced(value, "SUM")
 
     def all(self, holds: bool) -> bool:
-        """Whether something holds in all ranks."""
+        """True in all ranks if `holds` is true in each of them."""
         return bool(self._reduced(float(holds), "MIN"))
 
     def _reduced(self, value: float, how: str) -> float:
@@ -146,7 +146,7 @@ class RankFailed(Exception):  # noqa: N818 - it says what happened, not that thi
 
 @dataclass(slots=True)
 class _Process:
-    """What is known of the process of one rank."""
+    """The process of one rank, with everything received from it."""
 
     rank: int
     pid: int
@@ -160,14 +160,14 @@ class _Process:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended, or is about to, without a result."""
+        """True if it has ended without a result, or is about to."""
         return bool(self.raised) or (self.exit_code is not None and self.measurement is None)
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended and nothing that it said is left to be read.
+        """True if it has ended and all its output has been read.
 
-        Asked in this order, as it may say its last between the two.
+        The end is checked first: it may write its last output between the two checks.
         """
         if not has_ended(self.pid):
             return False

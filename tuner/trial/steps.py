@@ -142,7 +142,7 @@ class Stepper:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What the warm-up says: seconds of the first step, micro-steps of each timed one."""
+    """The results of the warm-up: seconds of the first step, micro-steps of each timed step."""
 
     first_step_s: float
     timed_micro_steps: int
@@ -151,11 +151,11 @@ class WarmUp:
 def warm_up(
     stepper: Stepper, plan: StepPlan, rule: StopRule, on_pace: Callable[[float], None]
 ) -> WarmUp:
-    """Run steps that are not timed. Peaks are noted by phase.
+    """Run steps that are not timed, and note the peak memory of each phase.
 
-    After the first one `on_pace` gets the seconds that all steps of the trial may take. Where
-    the session does not announce its micro-steps, every further step is a whole one. Raises
-    `UnavailableError` where an emulated device has no clock.
+    After the first step, `on_pace` gets the seconds that all steps of the trial may take. If the
+    session does not announce its micro-steps, every further step is a whole one. Raises
+    `UnavailableError` if an emulated device has no clock.
     """
     environment, counts = stepper.environment, stepper.session.counts
     ranks = environment.rank.count
@@ -185,13 +185,12 @@ def warm_up(
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """What the timed steps came to. Amounts are those of one whole optimizer step.
+    """The results of the timed steps. Amounts are per whole optimizer step.
 
-    `samples` and tokens are those of all ranks of a trial on several GPUs, everything else is of
-    this one.
+    On several GPUs, `samples` and tokens count all ranks; everything else is of this rank.
 
-    `interval` is of the time of a whole step. `micro_steps` were timed in all, of which a step
-    has `micro_steps_per_step`; `spent_s` is the time of what was run.
+    `interval` is that of the time of a whole step. `micro_steps` is the number of timed
+    micro-steps, and a whole step has `micro_steps_per_step`. `spent_s` is the time actually run.
     """
 
     interval: MeanInterval
@@ -215,17 +214,17 @@ class TimedSteps:
 
     @property
     def is_composed(self) -> bool:
-        """Whether whole steps were put together from the parts of short ones."""
+        """True if the time of a whole step is composed from the parts of short steps."""
         return self.micro_steps < self.interval.count * self.micro_steps_per_step
 
     @property
     def flops_per_s(self) -> float | None:
-        """Model FLOPs a second."""
+        """Model FLOPs per second."""
         return None if self.model_flops is None else self.model_flops / self.step_s
 
     @property
     def energy_j_per_sample(self) -> float | None:
-        """Of what was run, as if a whole step drew power as its parts did."""
+        """Energy per sample in joules, assuming that a whole step draws the power of its parts."""
         energy_j = self.activity.energy_j
         if energy_j is None:
             return None
@@ -233,7 +232,7 @@ class TimedSteps:
 
     @property
     def note(self) -> str | None:
-        """How a step that was not run whole was put together."""
+        """A note on the composition of the step time; None if whole steps were timed."""
         if not self.is_composed:
             return None
         count = self.interval.count

@@ -120,7 +120,7 @@ def _four_bit(old: Any, codes: torch.Tensor, device: str) -> Any:
 
 
 def _fill_scales(state: Any, device: str) -> None:
-    """What 4-bit codes are read with, of a layer that was on the meta device."""
+    """Fill in the code table and scales of a 4-bit layer that was on the meta device."""
     from bitsandbytes.functional import get_4bit_type
 
     scale = _OUTPUT_STD / math.sqrt(state.shape[-1]) / _UNIFORM_STD

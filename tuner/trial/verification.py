@@ -1,4 +1,4 @@
-"""What a training does beside its steps, for a verification: evaluate, and save a checkpoint."""
+"""The parts of a verification besides its steps: evaluate, and save a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tuner.predict.training.base import TrainingSession
 from tuner.trial.device import RealEnvironment, parse_device
 
 EVALUATION_BATCHES = 2
-"""The second one finds the cache as the first one left it."""
+"""Two batches, because the second starts with the cache left by the first."""
 
 
 class RecordedCall:
-    """How a session calls its model, kept so that an evaluation can call it in the same way.
+    """Records a session's call of its model, so that an evaluation can repeat it.
 
-    A session offers training steps only; what it evaluates on has the same form.
+    A session offers training steps only; the evaluation uses inputs of the same form.
     """
 
     def __init__(self, session: TrainingSession, environment: RealEnvironment) -> None:

@@ -231,7 +231,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _as_printable(error: click.ClickException) -> click.ClickException:
-    """The same error, with control characters of the typed text spelled out."""
+    """`error` with the control characters of the typed text spelled out."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error  # the help itself
     text = printable(error.format_message())
