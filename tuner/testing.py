@@ -25,7 +25,7 @@ _STEPS = 2
 
 
 class WorkloadContract:
-    """What a trial relies on. A subclass sets `workload` and `configuration`."""
+    """Tests of everything a trial relies on. A subclass sets `workload` and `configuration`."""
 
     workload: ClassVar[str]
     """"package.module:object", as in a space."""
@@ -64,7 +64,7 @@ class WorkloadContract:
         session.close()
 
     def test_gradients_are_gone_after_a_step(self) -> None:
-        """What is left of them would add to the next step, and to the memory."""
+        """Remaining gradients would add to those of the next step, and take memory."""
         session, _ = self._opened()
         session.optimizer_step(self._micro_steps)
         left = [p for p in session.model.parameters() if p.grad is not None and bool(p.grad.any())]

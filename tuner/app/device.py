@@ -1,4 +1,4 @@
-"""Which device `--gpu` means: a type of the catalogue, this machine's GPU, or its processor."""
+"""The device that `--gpu` selects: a catalogue type, this machine's GPU, or its processor."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tuner.space.gpus import Gpu, as_told, get_gpu, match_device
 
 
 class Notices:
-    """Hears everything and tells nobody: the base of those that do."""
+    """Base class for notices to the user: every method does nothing."""
 
     def say(self, text: str) -> None:
-        """What happened, in a sentence: nothing that the answer would not hold without it."""
+        """Tell what happened, in one sentence. The answer holds without it."""
 
     def warn(self, text: str) -> None:
-        """What the user should hear even where nothing else is said."""
+        """Tell what the user should hear even if all other notices are off."""
 
     def note(self, text: str) -> None:
-        """Something about the space that its author may want to know."""
+        """Tell something about the space that its author may want to know."""
 
 
 UNHEARD = Notices()
@@ -39,12 +39,12 @@ UNHEARD = Notices()
 CPU, AUTO = "cpu", "auto"
 
 CPU_BUDGET_S = 20.0
-"""Time for the kernels of a processor that has no profile; small trainings come on top. Both take
-about 15 s together."""
+"""Time limit for measuring the kernels of a processor without a profile. With the small trainings
+that follow, the measurement takes about 15 s."""
 
 BUSY_SPREAD = 0.3
-"""From here on a processor was too busy to be measured: so far apart were half of the steps of a
-reference training, or so much of it was taken by others."""
+"""Above this spread, the processor was too busy to be measured well. The spread is the relative
+width of the middle half of a reference training's step times, or the share taken by others."""
 
 _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 
@@ -62,10 +62,10 @@ class LocalGpu:
 def find_gpu(
     text: str, *, memory_bytes: int | None = None, price_usd_per_hour: float | None = None
 ) -> Gpu:
-    """The device type that `--gpu` names, with the user's own memory and price where given.
+    """The device type that `--gpu` names, with the user's memory and price if given.
 
     "auto" is this machine's GPU and "cpu" its processor. Raises `InputError` for an unknown name,
-    `UnavailableError` when there is no such device here.
+    and `UnavailableError` if this machine has no such device.
     """
     word = text.strip().lower()
     if word not in (CPU, AUTO):
@@ -75,7 +75,7 @@ def find_gpu(
 
 
 def is_cpu(gpu: Gpu) -> bool:
-    """Whether this "GPU type" is a processor."""
+    """True if this "GPU type" is a processor."""
     return gpu.id == CPU
 
 
@@ -83,9 +83,9 @@ def is_cpu(gpu: Gpu) -> bool:
 
 
 def this_cpu() -> Gpu:
-    """The processor of this machine, with the rates of its device profile where there is one.
+    """The processor of this machine, with the rates of its device profile if it has one.
 
-    Without a profile it has no rates: nothing can be predicted for it, only read and measured.
+    Without rates nothing can be predicted for it; results can still be read and measured.
     """
     gpu = _gpu_of(
         CPU,
@@ -101,15 +101,15 @@ def this_cpu() -> Gpu:
 
 
 def cpu_label() -> str:
-    """The processor's name as its device profile has it."""
+    """The processor's name as written in its device profile."""
     return f"CPU {host.cpu_name()}"
 
 
 def with_profile(gpu: Gpu, notices: Notices = UNHEARD) -> tuple[Gpu, DeviceProfile | None]:
-    """`gpu` and what was measured of it; a processor that has no profile is measured now.
+    """`gpu` and its device profile; a processor without a profile is measured now.
 
-    Nobody publishes what a processor computes in which precision: its rates are measured, in a
-    quarter of a minute, and kept as `tuner calibrate --device cpu` would. Imports torch then.
+    The rates of a processor in each precision are not published. They are measured in 15 seconds
+    and kept as by `tuner calibrate --device cpu`. Measuring imports torch.
     """
     if not is_cpu(gpu):
         return gpu, find_profile(gpu) or _profile_named(gpu.name)
@@ -134,11 +134,12 @@ def with_profile(gpu: Gpu, notices: Notices = UNHEARD) -> tuple[Gpu, DeviceProfi
 
 
 def _let_threads_sleep() -> None:
-    """Let OpenMP's threads sleep while they wait, here and in all processes that are started.
+    """Let waiting OpenMP threads sleep, in this process and in all processes it starts.
 
-    By default they spin. Where anything else runs on the processor, the searching program
-    included, spinning threads hold up those they wait for: a step of a tiny model took 0.7 s with
-    sleeping and 3.3 s with spinning threads on two busy cores. A setting of the user's stands.
+    By default they spin. If anything else runs on the processor, such as the search itself,
+    spinning threads delay the threads that they wait for: on two busy cores, a step of a tiny
+    model took 0.7 s with sleeping threads and 3.3 s with spinning ones. The user's own setting
+    is kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -157,7 +158,7 @@ def local_gpus() -> list[LocalGpu]:
         try:
             identity = nvml.device_identity(index)
         except nvml.DeviceLostError:
-            continue  # `lost_gpus` tells of it
+            continue  # `lost_gpus` reports it
         except LookupError:
             break
         if identity is None:
@@ -168,7 +169,7 @@ def local_gpus() -> list[LocalGpu]:
 
 
 def lost_gpus() -> list[str]:
-    """What the driver says of each device that it knows and cannot talk to."""
+    """The driver's message for each device that it lists but can't talk to."""
     found: list[str] = []
     for index in range(nvml.MOST_DEVICES):
         try:
@@ -184,8 +185,8 @@ def lost_gpus() -> list[str]:
 def this_gpu() -> Gpu:
     """The type of this machine's GPU.
 
-    Raises `UnavailableError` without one, and for one that is neither in the catalogue nor has a
-    device profile; `InputError` when this machine has GPUs of several types.
+    Raises `UnavailableError` if there is no GPU, or if it has neither a catalogue entry nor a
+    device profile, and `InputError` if this machine has GPUs of several types.
     """
     devices = local_gpus()
     if not devices:
@@ -212,7 +213,7 @@ def this_gpu() -> Gpu:
 
 
 def _type_of(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu | None:
-    """The catalogue's type, else one made of the device's profile."""
+    """The catalogue's type, or else a type made from the device's profile."""
     known = match_device(name, total_bytes)
     if known is not None:
         return known
@@ -250,7 +251,7 @@ def _gpu_of(gpu_id: str, name: str, memory_bytes: int, *, sources: Mapping[str, 
 
 
 def _with_rates(gpu: Gpu, profile: DeviceProfile | None) -> Gpu:
-    """`gpu` with the best rates that were measured on it."""
+    """`gpu` with the best rates measured on it."""
     if profile is None:
         return gpu
     rates = {p: profile.peak_flops_per_s(p) for p in ("fp32", "tf32", "fp16", "bf16", "int8")}

@@ -1,4 +1,4 @@
-"""What hears of a search while it runs: the command line prints it, a program does otherwise."""
+"""Listeners that follow a running search. The command line's listener prints what it hears."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tuner.core.records import TrialRecord
 from tuner.searches.progress import Progress
 
 Compiling = Callable[[int, int], None]
-"""Called with the number of structures that were traced, and of those in all."""
+"""Called with the number of structures traced so far, and their total number."""
 Searching = Callable[[Mapping[str, "Progress"]], None]
-"""Called with how far the search of each GPU type is, by its id; those that have begun."""
+"""Called with the progress of each search that has begun, by the id of its GPU type."""
 
 
 class Listener(Notices):
-    """Hears of a whole search and tells nobody: the base of those that do."""
+    """Base class for listeners to a whole search: every method does nothing."""
 
     def planned(self, plan: SearchPlan, known: tuple[TrialRecord, ...]) -> None:
-        """A search was checked and begins; `known` are the trials of earlier ones."""
+        """A checked search begins; `known` are the trials of earlier searches."""
 
     def refused(self, refused: SkippedGpu) -> None:
-        """No trial is run on a GPU type, where others are searched as well."""
+        """One of several GPU types is skipped: no trial runs on it."""
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[Compiling]:
-        """While a space is predicted; what it yields is called as that goes on."""
+        """Wraps the prediction of a space. The yielded function is called as it advances."""
         yield lambda done, total: None
 
     @contextlib.contextmanager
     def searching(self) -> Iterator[Searching]:
-        """While trials run; what it yields is called at each change."""
+        """Wraps the running of trials. The yielded function is called at each change."""
         yield lambda progress: None
 
 
@@ -50,23 +50,23 @@ _DEPRECATIONS = (FutureWarning, DeprecationWarning)
 _MODULES = r"(transformers|peft|bitsandbytes|torch|accelerate|huggingface_hub)(\.|$)"
 
 _ADVICE = r"peft(\.|$)"
-"""Whose advice is of what it sets by itself (fan_in_fan_out), or of merging and saving adapters
-(tied embeddings): nothing that is done here."""
+"""Modules whose warnings don't apply here: they concern a setting that peft corrects by itself
+(fan_in_fan_out), or merging and saving adapters (tied embeddings)."""
 
 _UNUSED_PATTERN = "The following (rank|alpha)_pattern keys did not match"
-"""Of patterns that peft itself adds for fused experts, where the targets leave some of them out."""
+"""peft's warning about the patterns that it adds for fused experts not among the targets."""
 
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Inside, known libraries log errors only, and their deprecations are not shown.
 
-    They concern whoever calls the libraries, which is this program and not its user. Put it
-    around the imports too: bitsandbytes and transformers speak while they are imported.
+    Deprecations concern the caller of the libraries: tuner, not its user. Put it around
+    imports too: bitsandbytes and transformers print messages while they are imported.
     """
-    # Read by transformers when it sets up its logger; a value of the user's stands.
+    # Read by transformers when it sets up its logger; the user's own value is kept.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # accelerate imports it, it sets the level of its logger then, and it writes to stdout.
+    # accelerate imports DeepSpeed, which then sets its own log level and writes to stdout.
     logging.getLogger("DeepSpeed").addFilter(_is_error)
     with _some_home(), warnings.catch_warnings(), log_level(logging.ERROR, _LOGGERS):
         for category in _DEPRECATIONS:
@@ -82,9 +82,9 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def _some_home() -> Iterator[None]:
-    """Inside there is a home directory, for a while, where nobody knows one.
+    """Provide a temporary home directory if the user has none.
 
-    Ray asks for it while it is imported. In a container, a user id may have no entry.
+    Ray looks it up while it is imported. In a container, a user id may have no entry.
     """
     try:
         Path.home()

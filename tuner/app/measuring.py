@@ -1,4 +1,4 @@
-"""Whether the trials of a search run, and on what: `--mode` and `--memory-limit`."""
+"""The device for the trials of a search, if any run: `--mode` and `--memory-limit`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob
 from tuner.trial.factories import EmulatedFactory, MeasuredFactory, VerifiedFactory
 
 SMALLER = 0.95
-"""A memory below this share of the device's is another amount, not another driver."""
+"""Memory below this share of the device's is a different size, not a driver difference."""
 
 
 class Mode(enum.StrEnum):
-    """How trials are run."""
+    """The ways to run trials."""
 
     AUTO = "auto"
     MEASURE = "measure"
@@ -35,7 +35,7 @@ class Mode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Predicting:
-    """No trial runs, all is predicted; `why` says why."""
+    """No trial runs and everything is predicted; `why` is the reason."""
 
     why: str
 
@@ -44,11 +44,11 @@ class Predicting:
 class Measuring:
     """Trials run for real on `device` ("cuda:0" or "cpu", as a trial's process sees it).
 
-    `names` and `sizes_bytes` are the exact names and memory that the device may have;
-    `stands_in` says that it is a larger GPU than the type that was asked for. `local` are the
-    indices of GPUs of this machine; empty for a processor, and for a cluster. `awaited` says that
-    the cluster has yet to start a node with one. `emulated` says that the device is not there:
-    `gpus` emulated ones are made for each trial.
+    `names` and `sizes_bytes` are the exact names and memory sizes that the device may have.
+    `stands_in` means that it is a larger GPU than the requested type. `local` are the indices of
+    GPUs of this machine; empty for a processor or a cluster. `awaited` means that the cluster
+    still has to start a node with such a GPU. `emulated` means that the device is not present:
+    each trial gets `gpus` emulated ones.
     """
 
     device: str
@@ -64,16 +64,16 @@ class Measuring:
 
     @property
     def threads(self) -> int:
-        """How many threads a trial computes with: as many as it has processors."""
+        """Threads that a trial computes with: one for each of its processors."""
         return max(1, int(self.resources.get("CPU", 1)))
 
     @property
     def trial_device(self) -> TrialDevice:
-        """Where trials run, for the records."""
+        """The device of the trials, as recorded."""
         return TrialDevice(self.names[0], self.memory_limit_bytes, self.emulated)
 
     def options(self, **values: object) -> MeasureOptions:
-        """How one trial runs."""
+        """The options for running one trial."""
         given = {name: value for name, value in values.items() if value is not None}
         return MeasureOptions(
             device=self.device,
@@ -82,7 +82,7 @@ class Measuring:
         )
 
     def factory(self, job: TrialJob, options: MeasureOptions) -> RunnerFactory:
-        """What makes runners in the workers; it looks at the worker's GPU first."""
+        """The factory that makes runners in the workers, after checking the worker's GPU."""
         if self.emulated and not is_emulated():
             return EmulatedFactory(job, options, self.gpus)
         make = MeasuredFactory(job, options)
@@ -91,7 +91,7 @@ class Measuring:
         return VerifiedFactory(make, self.names, self.sizes_bytes)
 
     def text(self, gpu: Gpu) -> str:
-        """Where the numbers come from, for people."""
+        """The source of the numbers, in words for the user."""
         name = self.names[0]
         if self.emulated:
             many = f"{self.gpus} x " if self.gpus > 1 else ""
@@ -117,12 +117,12 @@ def decide(
     gpus_per_trial: int = 1,
     machines: int = 1,
 ) -> Measuring | Predicting:
-    """Whether to measure: a device of the asked type is here, or in the cluster at `address`.
+    """Measure if this machine or the cluster at `address` has the requested device, else predict.
 
     With several `gpus_per_trial` a trial gets all of them on one machine; on several `machines`
     no trial runs.
 
-    Raises `UnavailableError` where measuring was asked for and nothing can be measured on,
+    Raises `UnavailableError` if measuring was requested and there is no device for it, and
     `InputError` for a memory limit that makes no sense.
     """
     if mode is Mode.PREDICT:
@@ -159,13 +159,13 @@ def _found(
 
 
 EMULATED_HOST_BYTES = 6 * GIB
-"""Main memory that one emulated trial may take: what is asked of a 27B model in NF4."""
+"""Main memory that one emulated trial may take: the need of a 27B model in NF4."""
 
 
 def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Measuring:
-    """Trials on emulated GPUs of this type, with the memory that `gpu` has.
+    """Trials on emulated GPUs of this type, with the memory of `gpu`.
 
-    Raises `InputError` for a processor, `UnavailableError` where nothing can be emulated here.
+    Raises `InputError` for a processor, and `UnavailableError` if this machine can't emulate.
     """
     if is_cpu(gpu):
         raise InputError(
@@ -188,20 +188,20 @@ def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Me
 
 
 def gpus_of_trials(space: SearchSpace) -> int:
-    """The GPUs that each trial of a space is given room for: those of the largest one.
+    """GPUs reserved for each trial of a space: the most that any of its trials uses.
 
-    Raises `InputError` where the name is taken for something else.
+    Raises `InputError` if the name `gpus_per_trial` is used for something else.
     """
     return most_gpus_per_trial(space.choices, space.fixed)
 
 
 def machines_of_trials(space: SearchSpace) -> int:
-    """The machines of the trial of a space that has the most."""
+    """The largest number of machines that a trial of the space uses."""
     return most_machines(space.choices, space.fixed) if space.predictable else 1
 
 
 def require_one_machine(machines: int) -> None:
-    """Raise `UnavailableError` for a trial on several: its processes find each other on one."""
+    """Raise `UnavailableError` for several machines: a trial runs on one machine only."""
     if machines > 1:
         raise UnavailableError(
             f"a trial runs on one machine, and this one has machines {machines}",
@@ -235,7 +235,7 @@ def _on_processor(
             f"{workers} trials at once on one processor would disturb each other's timing",
             hint="leave --workers out, or predict with --mode predict",
         )
-    # What the user says the machine has is all that a trial may use.
+    # A trial may only use the memory that the user says the machine has.
     limit = limit_of(gpu, memory_limit, host.usable_memory_bytes())
     resources = {"CPU": float(cpu_share(1))}
     return Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), resources, memory_limit_bytes=limit)
@@ -300,23 +300,23 @@ def _measuring(
         local=tuple(d.index for d in devices),
         memory_limit_bytes=limit_bytes,
         stands_in=stands_in,
-        emulated=is_emulated(),  # where this process runs on an emulated machine itself
+        emulated=is_emulated(),  # if this process itself runs on an emulated machine
     )
 
 
 def cpu_share(devices: int) -> int:
-    """Processors of one trial where each of `devices` runs one.
+    """Processors for each trial if each of `devices` runs one trial.
 
-    On the processor there is one device: two trials at once would slow each other down.
+    A processor counts as one device: two trials at once would slow each other down.
     """
     return max(1, host.usable_cpus() // devices)
 
 
 def limit_of(gpu: Gpu, asked: int | None, device_bytes: int) -> int | None:
-    """The limit in bytes; None for none. `device_bytes` is what the device itself has."""
+    """The memory limit in bytes, or None. `device_bytes` is the device's own memory."""
     own = gpu.memory_bytes
     if asked is None:
-        # The memory that the user says the GPU has, or that a smaller type has.
+        # The memory given by the user for the GPU, or the memory of a smaller type.
         return own if gpu.memory_bytes < device_bytes * SMALLER else None
     limit = own if asked == LIMIT_OF_TYPE else asked
     if limit > device_bytes:

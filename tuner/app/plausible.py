@@ -1,7 +1,7 @@
-"""Records that cannot be what they say: of no configuration of the space, or beyond physics.
+"""Finds impossible records: their configuration isn't in the space, or no device reaches them.
 
-A journal may be from somebody else, or edited. A number that no device can reach would be
-recommended before all others, and a value that no knob takes be written into the user's files.
+A journal may come from another person, or be edited. A rate that no device can reach would be
+recommended before all others, and an invalid value would be written into the user's files.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tuner.core.units import printable
 from tuner.space import SearchSpace
 
 MAX_DEVICE_BYTES = 1 << 46
-"""64 TiB: a hundred times the largest processor's memory, and more of a GPU's."""
+"""64 TiB: a hundred times the largest processor's memory, and even more times a GPU's."""
 
 MAX_RATE = 1e12
-"""Samples or tokens a second: an exaFLOP/s trains a model of a million parameters that fast."""
+"""Samples or tokens per second: the rate of a million parameters at one exaFLOP/s."""
 
 MIN_STEP_S = 1e-7
 """A GPU takes more than this to start a single kernel."""
@@ -26,13 +26,13 @@ MIN_STEP_S = 1e-7
 SHOWN = 3
 
 Excluded = tuple[TrialRecord, str]
-"""A record, and why nothing is made of it."""
+"""A record, and the reason why it is ignored."""
 
 
 def sorted_out(
     records: Iterable[TrialRecord], space: SearchSpace
 ) -> tuple[list[TrialRecord], list[Excluded]]:
-    """The records that can be, and the others with what is wrong with each."""
+    """The possible records, and the impossible ones with the reason for each."""
     kept, excluded = [], []
     knobs = _Knobs(space)
     for record in records:
@@ -45,7 +45,7 @@ def sorted_out(
 
 
 def excluded_text(excluded: Sequence[Excluded]) -> str:
-    """How many records were set aside, and the first ones with the reason; empty without any."""
+    """The number of records set aside, and the reasons of the first ones; empty if none was."""
     if not excluded:
         return ""
     told = "; ".join(f"{record.trial_id[:40]}: {why}" for record, why in excluded[:SHOWN])
@@ -55,7 +55,7 @@ def excluded_text(excluded: Sequence[Excluded]) -> str:
 
 
 def say(excluded: Sequence[Excluded]) -> None:
-    """Warn of what was set aside, if anything was."""
+    """Log a warning about records that were set aside."""
     if text := excluded_text(excluded):
         logging.getLogger("tuner").warning("note: %s", text)
 
@@ -71,7 +71,7 @@ def _beyond_physics(record: TrialRecord) -> str:
 
 
 def _wrong(numbers: Measurement | Prediction) -> str:
-    """What no device can do, of a trial that ended well."""
+    """The first number of a successful trial that no device can reach, or an empty string."""
     speed, size = numbers.speed, numbers.memory.device_bytes
     if size > MAX_DEVICE_BYTES:
         return f"device_bytes of {size}"
@@ -87,7 +87,7 @@ def _wrong(numbers: Measurement | Prediction) -> str:
 
 
 class _Knobs:
-    """The knobs of a space, which judge each value once."""
+    """The knobs of a space; each value is checked once."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -95,7 +95,7 @@ class _Knobs:
         self._possible: list[set[object]] = [set() for _ in self._names]
 
     def problem(self, record: TrialRecord) -> str:
-        """Why the configuration can be none of the space; empty where it can."""
+        """The reason why the configuration can't belong to the space; empty if it can."""
         values = record.configuration.values_of(self._names)
         for name, value, possible in zip(self._names, values, self._possible, strict=True):
             key = (type(value), value)
@@ -109,7 +109,7 @@ class _Knobs:
 
 
 def _refused(space: SearchSpace, name: str, value: KnobValue) -> str:
-    """Why a knob cannot have this value; what the space's file lists is only a part of what can."""
+    """The reason why a knob can't have this value. Values not listed in the space may be valid."""
     if value in space.knobs[name].values and type(value) in map(type, space.knobs[name].values):
         return ""
     try:

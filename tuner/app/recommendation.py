@@ -1,4 +1,4 @@
-"""The configuration that a search recommends, looked up in its journal; or why there is none."""
+"""Finds the recommended configuration in a search's journal, or says why there is none."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tuner.searches.view import source_label
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criteria:
-    """What may be recommended, and what is best.
+    """The conditions for a recommendation, and the objectives that rank candidates.
 
-    `where` are conditions on knobs. `headroom` ("10%") takes the place of the margin of the search,
-    and `max_memory` (bytes) of the GPU's memory where it is less; the first of `objectives` takes
-    the place of the space's.
+    `where` are conditions on knobs. `headroom` ("10%") replaces the margin of the search.
+    `max_memory` (bytes) replaces the GPU's memory if it is less. `objectives` replace those of the
+    space; the first one decides.
     """
 
     where: tuple[str, ...] = ()
@@ -43,9 +43,9 @@ ANY_THAT_FITS = Criteria()
 def recommended(target: Target, criteria: Criteria = ANY_THAT_FITS) -> BestTrial:
     """The recommendation from the journal of `target`; see `recommended_of`.
 
-    Raises `UnavailableError` where nothing was searched yet.
+    Raises `UnavailableError` if nothing was searched yet.
     """
-    check_conditions(target, criteria.where)  # what is wrong in itself is said first
+    check_conditions(target, criteria.where)  # report invalid conditions first
     return recommended_of(target, latest(require_records(target)), criteria)
 
 
@@ -54,9 +54,9 @@ def recommended_of(
     records: Sequence[TrialRecord],
     criteria: Criteria,
 ) -> BestTrial:
-    """The recommendation from `records`, one of each configuration.
+    """The recommendation from `records`, which hold one record per configuration.
 
-    Raises `NothingFitsError`, with how far away it is.
+    Raises `NothingFitsError`, which says how much memory is missing.
     """
     conditions = check_conditions(target, criteria.where)
     share = parse_margin(criteria.headroom, target.gpu, what="headroom")
@@ -86,7 +86,7 @@ def recommended_of(
 
 
 def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]) -> str:
-    """Why there is no recommendation, with the number that says how far away it is."""
+    """The reason why there is no recommendation, with the smallest memory need found."""
     sizes = [size for r in records if (size := device_bytes(r)) is not None]
     tried = f"none of the {len(records)} configurations fits {target.gpu.name}"
     if conditions:
@@ -115,7 +115,7 @@ def nothing_fits_error(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one GPU type comes to: its recommendation, or why there is none."""
+    """The answer for one GPU type: its recommendation, or the reason why there is none."""
 
     gpu: Gpu
     best: BestTrial | None
@@ -123,19 +123,19 @@ class Answer:
 
     @property
     def epoch_usd(self) -> float | None:
-        """The price of an epoch; None where there is no recommendation or no price."""
+        """The price of an epoch in USD; None without a recommendation or a price."""
         return self.best.cost.epoch_usd if self.best and self.best.cost else None
 
 
 def answers(targets: Sequence[Target], recommended: Callable[[Target], BestTrial]) -> list[Answer]:
-    """The answer of each target: the cheapest epoch first, then the fastest, then the rest."""
+    """The answers of all targets: the cheapest epoch first, then the fastest, then the rest."""
     found: list[Answer] = []
     missing: list[UnavailableError] = []
     for target in targets:
         try:
             found.append(Answer(target.gpu, recommended(target)))
         except (NothingFitsError, UnavailableError) as error:
-            # One that was not searched yet is no reason to keep quiet about the others.
+            # A target that was not searched yet must not hide the answers of the others.
             found.append(Answer(target.gpu, None, error.message))
             missing += [error] if isinstance(error, UnavailableError) else []
     if len(missing) == len(targets):
@@ -144,7 +144,7 @@ def answers(targets: Sequence[Target], recommended: Callable[[Target], BestTrial
 
 
 def answers_found(found: Sequence[SearchedGpu | SkippedGpu]) -> list[Answer]:
-    """The answers of a search of several GPU types, in the same order as those of `answers`."""
+    """The answers of a search of several GPU types, in the order of `answers`."""
     return sorted(map(_answer, found), key=_order)
 
 
@@ -159,7 +159,7 @@ def _answer(found: SearchedGpu | SkippedGpu) -> Answer:
 
 
 def require_an_answer(found: Sequence[Answer]) -> None:
-    """Raise `NothingFitsError` with every reason where no GPU type has a recommendation."""
+    """Raise `NothingFitsError` with all reasons if no GPU type has a recommendation."""
     if any(answer.best for answer in found):
         return
     raise NothingFitsError(

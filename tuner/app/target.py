@@ -1,4 +1,4 @@
-"""What is searched: a search space, a GPU type and the folder of their results."""
+"""The target of a search: a search space, a GPU type and the folder of their results."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ DEFAULT_RESULTS = Path("results")
 
 
 class CannotRunError(InputError):
-    """A GPU type can run no configuration of a search space; another one may."""
+    """The GPU type can't run any configuration of the search space; another type may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A space with its model settled, a GPU with the user's memory and price, their folder."""
+    """A space whose model is known, a GPU with the user's memory and price, and their folder."""
 
     space: SearchSpace
     gpu: Gpu
     folder: ResultsFolder
     arguments: tuple[str, ...]
-    """What selects this target on a command line."""
+    """The arguments that select this target on a command line."""
 
     @property
     def known(self) -> ResultsFolder:
-        """Where its results are read, which may be those that come with tuner."""
+        """The folder to read its results from, which may be one shipped with tuner."""
         return known_folder(self.space, self.folder)
 
     @property
     def facts(self) -> SpaceFacts:
-        """The extract of the space that results are written from."""
+        """The facts of the space that are needed to write results."""
         return SpaceFacts.of(self.space)
 
     def command(self, name: str, *more: str) -> str:
@@ -55,9 +55,10 @@ class Target:
 
 
 def known_folder(space: SearchSpace, folder: ResultsFolder) -> ResultsFolder:
-    """Where results are read: `folder`, or those that come with tuner.
+    """The folder to read results from: `folder`, or the results shipped with tuner.
 
-    The latter where no other folder was named and has results, and the space came with tuner, too.
+    Shipped results are used if `folder` is the default and has no results, and the space is
+    shipped as well.
     """
     if folder.root != DEFAULT_RESULTS or folder.has_results or not is_shipped(space):
         return folder
@@ -73,9 +74,9 @@ def load_target(
     gpu_memory: int | None = None,
     price: float | None = None,
 ) -> Target:
-    """Look everything up that can be without torch. Raises `InputError`.
+    """Load the target without importing torch. Raises `InputError`.
 
-    `space` is a name, the path of a YAML file, or a space that was read already.
+    `space` is a name, the path of a YAML file, or a loaded space.
     """
     if isinstance(space, str):
         name, read = space, load_space(space)
@@ -100,7 +101,7 @@ def target_of(
     gpu_memory: int | None = None,
     price: float | None = None,
 ) -> Target:
-    """The target of a space that is settled; `selected` are the arguments that select it."""
+    """The target of a space whose model is known; `selected` are the arguments that select it."""
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     arguments = [*selected[:2], "--gpu", gpu_name, *selected[2:]]
     arguments += ["--gpu-memory", f"{gpu_memory}B"] if gpu_memory else []
@@ -109,10 +110,10 @@ def target_of(
 
 
 def with_model(space: SearchSpace, model: str | None) -> SearchSpace:
-    """`space` about `model`, where one is given.
+    """`space` with `model` in place of its own, if one is given.
 
-    The name says so then: numbers of two models must not end in one journal. Raises
-    `InputError` when neither the user nor the space names a model.
+    The model becomes part of the name: results of two models must not end up in one journal.
+    Raises `InputError` if neither the user nor the space names a model.
     """
     if space.command is not None and model is not None:
         raise InputError(f"--model {model} has no meaning here: the space runs a command")
@@ -131,19 +132,19 @@ def with_model(space: SearchSpace, model: str | None) -> SearchSpace:
 
 
 def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
-    """The records of `target` that tell of the same: this GPU memory, the newest versions.
+    """The comparable records of `target`: for this GPU memory, with the newest versions.
 
-    Trials with other versions of the libraries, on another device, under another limit or of a
-    model that the space no longer names are not comparable with the newest one of their source.
+    A trial with other library versions, on another device, under another limit or of a model that
+    the space no longer names isn't comparable with the newest trial of its source.
     """
     return sorted_by_use(records, target).comparable
 
 
 class Sorted(NamedTuple):
-    """Records by what they can be used for.
+    """Records grouped by their use.
 
-    `stale` ones would be comparable but for the versions of the libraries, and those `aside`
-    cannot be, each with the reason.
+    `stale` records differ from `comparable` ones in library versions only. Records `aside` are
+    impossible, each with the reason.
     """
 
     comparable: tuple[TrialRecord, ...]
@@ -152,7 +153,7 @@ class Sorted(NamedTuple):
 
 
 def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
-    """The records of this space, GPU and memory by their use; `aside` ones of any memory."""
+    """The records of this space, GPU and memory by their use; `aside` holds any memory size."""
     here = (r for r in records if (r.space, r.gpu) == (target.space.name, target.gpu.id))
     possible, aside = sorted_out(here, target.space)
     own = [judged for r in possible if (judged := _with_memory(r, target)) is not None]
@@ -166,7 +167,7 @@ def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
 
 
 def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> str:
-    """How many trials are stale and which versions they are of; empty where none is."""
+    """The number of stale trials and their library versions; empty if none is stale."""
     if not old:
         return ""
     now = kept[-1].versions if kept else {}
@@ -176,10 +177,10 @@ def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> s
 
 
 def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
-    """`record` where it is of the memory of `target`, or can be judged by it; else None.
+    """`record` if it applies to the memory of `target`, adapted where necessary; else None.
 
-    Types of GPUs have variants of several sizes, which are searched apart. A processor's memory is
-    what the machine has at the moment, in containers another at each start.
+    A GPU type can have variants with different memory, which are searched apart. A processor's
+    memory is what the machine has now; in a container it can differ at each start.
     """
     before, now = record.gpu_memory_bytes, target.gpu.memory_bytes
     if before == now:
@@ -188,7 +189,7 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
         return None
     outcome = record.outcome
     if outcome.ran is None and record.source is not Source.PREDICTED and before < now:
-        return None  # it may not have ended well for want of memory that is there now
+        return None  # it may have failed for lack of memory that is available now
     if outcome.prediction is not None:
         judged = _judged(outcome.prediction, now / before)
         status = Outcome.predicted(judged).status if record.source is Source.PREDICTED else None
@@ -197,7 +198,7 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
 
 
 def _judged(prediction: Prediction, share: float) -> Prediction:
-    """The prediction for ranks that have this share of the memory that they had."""
+    """The prediction for ranks that have `share` times the memory they had."""
     was = prediction.budget
     budget = MemoryBudget(round(was.limit_bytes * share), round(was.margin_bytes * share))
     return dataclasses.replace(prediction, budget=budget)
@@ -209,9 +210,9 @@ def require_records(target: Target) -> tuple[TrialRecord, ...]:
 
 
 def usable(target: Target) -> Sorted:
-    """What is known of `target`, by its use; what is set aside is said.
+    """The records of `target` by their use; logs a warning about those set aside.
 
-    Raises `UnavailableError` when nothing is comparable.
+    Raises `UnavailableError` if no record is comparable.
     """
     found = target.known.read_all()
     known = sorted_by_use(found, target)
@@ -249,7 +250,7 @@ def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
     prediction = record.outcome.prediction
     if prediction is None:
         return record
-    # Ranks that share a processor's memory share what is to stay free of it, too.
+    # Ranks that share a processor's memory also share the margin to keep free.
     limit_bytes = prediction.budget.limit_bytes
     budget = MemoryBudget(limit_bytes, round(margin_bytes * limit_bytes / record.gpu_memory_bytes))
     changed = dataclasses.replace(prediction, budget=budget)
@@ -259,7 +260,7 @@ def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
 
 
 def check_conditions(target: Target, where: tuple[str, ...]) -> tuple[str, ...]:
-    """The conditions in force: floors and `where`. Raises `InputError` for what is none."""
+    """The conditions in force: minimums and `where`. Raises `InputError` for an invalid one."""
     errors: list[TunerError] = []
     for text in where:
         try:

@@ -1,8 +1,8 @@
-"""Processes on Linux: who ends whom, and what is left.
+"""Finds, signals and ends processes on Linux.
 
-A signal is sent only to a process whose id cannot mean another one by then: a child that was
-not reaped yet, or a process that is held by a file descriptor (pidfd) and carries the mark of
-the runner that started it.
+A signal is sent only to a process whose id can't have been reused: a child that was not reaped
+yet, or a process that is held by a file descriptor (pidfd) and carries the mark of the runner
+that started it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 GRACE_S = 0.25
-"""What helpers of a process that has ended get to clean up, before they are killed."""
+"""Helpers of an ended process have this long to clean up before they are killed."""
 
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """Parts of the command lines of helpers that remove shared memory when all its users have ended:
@@ -52,7 +52,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def has_ended(child: int) -> bool:
-    """Whether a child has ended. It stays unreaped, so that its id still means it."""
+    """True if a child has ended. It is not reaped, so its id can't be reused yet."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -180,7 +180,7 @@ def tell(pid: int, number: int, *, below: int) -> bool:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process that has not ended has a handler for a signal (proc(5))."""
+    """True if a process still runs and has a handler for a signal (proc(5))."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:  # it is reaped
@@ -194,8 +194,8 @@ def handles(pid: int, number: int) -> bool:
 def end_marked(mark: str, *, deadline_s: float) -> tuple[int, ...]:
     """End every process that was started with `mark` ("NAME=value") in its environment.
 
-    For what outlives the process that should have ended it. Returns the ids of those that did
-    not end within `deadline_s`.
+    For processes that outlive the one that should have ended them. Returns the ids of those that
+    did not end within `deadline_s`.
     """
     until = time.monotonic() + deadline_s
     while found := marked(mark):
@@ -238,10 +238,10 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed here for want of memory, since the machine began.
+    """Processes of this control group that the kernel has killed for lack of memory since boot.
 
-    "Here" is the control group of this process, whichever limit it was that was reached; None
-    where it has none that counts. Sources: kernel documentation, cgroup-v2 (memory.events) and
+    It does not matter which limit was reached. None if the control group has no such counter.
+    Sources: kernel documentation, cgroup-v2 (memory.events) and
     cgroup-v1 (memory.oom_control).
     """
     for path in _counters():
@@ -257,16 +257,16 @@ def oom_kills() -> int | None:
 
 
 def oom_kills_since(before: int | None) -> int | None:
-    """How many more than `before`, an earlier `oom_kills`; None where either is not known."""
+    """The increase since `before`, an earlier `oom_kills()`; None if either is unknown."""
     now = oom_kills()
     return None if now is None or before is None else now - before
 
 
 def _counters() -> Iterator[Path]:
-    """Where the counter may be.
+    """The possible paths of the counter.
 
-    In a container the group's own path may lie outside what is mounted, whose root is then the
-    group.
+    In a container the group's own path may lie outside the mounted tree. The root of that tree is
+    then the group.
     """
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)

@@ -1,8 +1,8 @@
 """Builds the stand-in libraries for one CUDA build of PyTorch, into the cache.
 
-A stand-in has the soname, the symbol version and every function of the library it stands for:
-the functions written in `device/*.c`, and for all others, read from the symbol table of the real
-library, a body that counts the call, so that nothing unknown passes silently.
+A stand-in has the soname, the symbol version and every function of the library it replaces.
+Some functions are written in `device/*.c`. All others are read from the symbol table of the real
+library and only count their calls, so that no unknown call goes unnoticed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CORE = "libtuner_device.so"
 class StandIn:
     """One library, `libSTEM.so.N`.
 
-    `source` has what is written by hand; every other function that begins with `prefix` is counted
-    and returns `status`: the library's "success" or "not supported".
+    `source` is the file with the handwritten functions. Every other function that begins with
+    `prefix` counts its calls and returns `status`: the library's "success" or "not supported".
     """
 
     stem: str
@@ -57,12 +57,12 @@ STAND_INS = (
     StandIn("curand", None, "curand", status=203),
 )
 _HARMLESS = re.compile(r"Create|Destroy|Set|Get(Version|Property|Stream)")
-"""Functions that succeed in libraries whose work is not emulated: handles come and go."""
+"""Functions that succeed even in libraries that are not emulated, such as handle creation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Real:
-    """A library of NVIDIA's that a stand-in is built for."""
+    """An NVIDIA library that a stand-in is built for."""
 
     stand_in: StandIn
     path: Path
@@ -75,7 +75,7 @@ class _Real:
 def build(torch: TorchBuild) -> Path:
     """The folder of stand-in libraries for this build of PyTorch; builds them once.
 
-    Raises `UnavailableError` without a compiler, or where PyTorch came without CUDA's libraries.
+    Raises `UnavailableError` without a compiler, or if PyTorch came without CUDA's libraries.
     """
     reals = _real_libraries(torch)
     folder = _folder(torch, reals)
@@ -98,11 +98,11 @@ def build(torch: TorchBuild) -> Path:
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
-    """Let what was built in `draft` be `folder`, in place of a damaged one."""
+    """Move the libraries built in `draft` to `folder`, replacing a damaged one."""
     new = draft / "new"
     (new / _SUMS).write_text(_sums(new), encoding="utf-8")
     if _is_whole(folder):
-        return  # whoever else built it meanwhile made the same
+        return  # another process has built the same meanwhile
     with contextlib.suppress(FileNotFoundError):
         folder.rename(draft / "damaged")
     with contextlib.suppress(FileExistsError):
@@ -114,7 +114,7 @@ _SUMS = "complete"
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether every file of a folder of libraries is there, as it was built."""
+    """True if every file in a folder of libraries has the checksum that it was built with."""
     try:
         return (folder / _SUMS).read_text(encoding="utf-8") == _sums(folder)
     except (OSError, UnicodeDecodeError):
@@ -137,7 +137,7 @@ def _folder(torch: TorchBuild, reals: Iterable[_Real]) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Beside the cache of timelines: $TUNER_CACHE, else the user's cache folder."""
+    """The folder beside the timeline cache: in $TUNER_CACHE or in the user's cache folder."""
     named = os.environ.get("TUNER_CACHE")
     if named and named != "off":
         return Path(named) / "emulator"
@@ -148,7 +148,7 @@ def _cache_folder() -> Path:
 
 
 def _real_libraries(torch: TorchBuild) -> list[_Real]:
-    """NVIDIA's libraries beside this PyTorch: in its own folder and in packages of NVIDIA."""
+    """The NVIDIA libraries of this PyTorch, from its own folder and from NVIDIA's packages."""
     folders = [torch.folder / "lib", *sorted((torch.site / "nvidia").glob("*/lib"))]
     found = []
     for stand_in in STAND_INS:
@@ -203,14 +203,14 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
 
 @dataclass(frozen=True, slots=True)
 class _Compiler:
-    """Compiles into one folder."""
+    """A C compiler that writes into one folder."""
 
     command: str
     flags: list[str]
     folder: Path
 
     def object(self, source: str | Path) -> Path:
-        """The object file of a source: one of ours by its name, or any by its path."""
+        """The object file of a source: a name in `SOURCES`, or any path."""
         path = SOURCES / source
         result = self.folder / f"{path.stem}.o"
         self._run([*self.flags, "-c", str(path), "-o", str(result)], path.name)
@@ -231,7 +231,7 @@ class _Compiler:
     def library(
         self, soname: str, *objects: Path, core: bool = False, version: str | None = None
     ) -> None:
-        """Link a library; its symbols are of `version` where that is given."""
+        """Link a library whose symbols have `version`, if given."""
         arguments = ["-shared", *map(str, objects), "-o", str(self.folder / soname)]
         arguments += [f"-Wl,-soname,{soname}", "-Wl,-rpath,$ORIGIN"]
         arguments += [str(self.folder / CORE)] if core else []
@@ -242,7 +242,7 @@ class _Compiler:
         self._run([*arguments, "-lpthread", "-ldl", "-lm"], soname)
 
     def _run(self, arguments: list[str], name: str) -> None:
-        ran = subprocess.run(  # noqa: S603 - the compiler that the user has
+        ran = subprocess.run(  # noqa: S603 - the user's compiler
             [self.command, *arguments], capture_output=True, text=True, check=False
         )
         if ran.returncode != 0:
@@ -254,7 +254,7 @@ class _Compiler:
 
 
 def _exported(library: Path) -> tuple[set[str], str | None]:
-    """The functions that a library exports, and the version of its symbols where they have one."""
+    """The functions that a library exports, and the version of its symbols, if any."""
     from elftools.elf.elffile import ELFFile
 
     with library.open("rb") as file:
@@ -289,9 +289,9 @@ def _functions(symbols: Any) -> Iterator[str]:
 
 
 def _asked_of_driver(torch: TorchBuild) -> set[str]:
-    """Functions of the driver that PyTorch links to.
+    """Functions of the driver that PyTorch links to, since there is no real driver to read.
 
-    There is no real driver to read names from. What is looked up at run time is counted there.
+    Functions that are looked up at run time are counted at run time.
     """
     from elftools.elf.elffile import ELFFile
 
@@ -306,7 +306,7 @@ def _asked_of_driver(torch: TorchBuild) -> set[str]:
 
 
 def _version_flags(torch: TorchBuild) -> list[str]:
-    """What the stand-ins tell of themselves: the versions of NVIDIA's packages beside PyTorch."""
+    """The library versions that the stand-ins report: those of the installed NVIDIA packages."""
     major, minor = torch.cuda
     flags = [f"-DEMU_CUDA_VERSION={major * 1000 + minor * 10}"]
     for library, (package, scale) in {

@@ -1,4 +1,4 @@
-"""Runs a program on a GPU that is not there, and says what came of it."""
+"""Runs a program on emulated GPUs and returns the result."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
 
 ROOM = 8
-"""So many times the memory has the GPU on which the need of what does not fit is found out."""
+"""A program that does not fit runs again on a GPU with this many times the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulateOptions:
-    """How a program is run: on how many GPUs, for how many optimizer steps, with which seed.
+    """Options of an emulated run, such as the number of GPUs and of optimizer steps.
 
     On several GPUs, one process stands for all ranks that the program starts, unless `all_ranks`.
-    `gpus` are those of each of the `machines` that the program's launcher is told of.
+    `gpus` counts the GPUs of each machine, `machines` the machines that the launcher reports.
     """
 
     gpus: int = 1
@@ -65,12 +65,12 @@ def emulate(
     stopped: Callable[[], bool] = lambda: False,
     cwd: Path | None = None,
 ) -> Emulation:
-    """Run `command` on emulated GPUs until it ends, or has taken enough optimizer steps.
+    """Run `command` on emulated GPUs until it ends or has taken enough optimizer steps.
 
-    What the program prints goes to `output`, by default where this process prints; once `stopped`
-    says so, it is ended. It can ask nobody: its standard input is empty. Nothing of it is left when
-    this returns or raises. Raises `InputError` for a command that does not exist,
-    `UnavailableError` where nothing can be emulated.
+    The program's output goes to `output`, by default to this process's own output. Its standard
+    input is empty. It is ended once `stopped` returns True, and all its processes have ended when
+    this returns or raises. Raises `InputError` for a command that does not exist, and
+    `UnavailableError` if nothing can be emulated.
     """
     program = find_program(command[0])
     if program is None:
@@ -128,9 +128,10 @@ def emulate(
 def emulate_roomy(
     command: Sequence[str], gpu: Gpu, options: EmulateOptions, **how: Any
 ) -> Emulation:
-    """The same on a GPU with `ROOM` times the memory, judged beside the memory that it really has.
+    """Measure how much a program needs that runs out of memory.
 
-    For what a program needs that runs out of memory. `how` are further arguments of `emulate`.
+    It runs on a GPU with `ROOM` times the memory, and the verdict uses the real memory of `gpu`.
+    `how` are further arguments of `emulate`.
     """
     larger = dataclasses.replace(gpu, memory_bytes=ROOM * gpu.memory_bytes)
     margin_bytes = MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes
@@ -139,7 +140,7 @@ def emulate_roomy(
 
 
 def interpreter_of(program: str) -> str:
-    """The Python that runs `program`: itself, or the one that its first line names, else ours."""
+    """The Python that runs `program`: itself, the one on its first line, or tuner's own."""
     if Path(program).name.startswith("python"):
         return program
     with Path(program).open("rb") as file:
@@ -161,7 +162,7 @@ def _run(
     stopped: Callable[[], bool],
     cwd: Path | None,
 ) -> ProgramEnd:
-    """How the program ended. Nothing that it started is left."""
+    """Run the program until all its processes have ended."""
     environment = session.environment(os.environ)
     task = ProgramTask(
         command=tuple(command),
@@ -180,7 +181,7 @@ def _run(
 
 
 def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> EmulatedStepTime | None:
-    """The step time of the rank that takes longest: the others wait for it."""
+    """The step time of the slowest rank: the others wait for it."""
     times = [step_time(r["work"], gpu) for r in results if r["work"]]
     return max(filter(None, times), key=lambda time: time.step_s, default=None)
 
@@ -188,9 +189,10 @@ def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> EmulatedStepTime | None
 def _inputs(
     results: list[dict[str, Any]], time_of_step: EmulatedStepTime | None
 ) -> tuple[tuple[int, int], ...]:
-    """What the model got in the step that is timed; JSON has made text of the step's number."""
+    """(sequences, tokens of each) of the model's inputs in the timed step."""
     if not results or time_of_step is None:
         return ()
+    # JSON turned the step's number into text.
     shapes = results[0]["inputs"].get(str(time_of_step.step), [])
     return tuple((int(rows), int(tokens)) for rows, tokens in shapes)
 

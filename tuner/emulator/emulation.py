@@ -1,4 +1,4 @@
-"""The result of a program on emulated GPUs."""
+"""The result of running a program on emulated GPUs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class UnknownValues:
 
     `kind` says what took their place: "at most" (the size is the largest possible), "assumed"
     (choices spread evenly; floats that are finite), "made up" or "unknown" (no bound is known).
-    They decided the size of a tensor if `decides_shape`; else the program read or lost them.
+    With `decides_shape` they decided the size of a tensor; else the program read or lost them.
     """
 
     operator: str
@@ -74,7 +74,7 @@ class UnknownValues:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """The result of a program on emulated GPUs; every number in it is *emulated*."""
+    """The result of running a program on emulated GPUs; every number in it is *emulated*."""
 
     command: tuple[str, ...]
     gpu: Gpu
@@ -86,10 +86,10 @@ class Emulation:
     margin_bytes: int
     exit_status: int
     devices: tuple[EmulatedDeviceUse, ...]
-    """One for each rank and device, in their order."""
+    """One entry per rank and device, in their order."""
     error: ProgramError | None
     refused_bytes: int
-    """The request that ran out of memory; 0 for none."""
+    """The request that the device had no memory for; 0 if there was none."""
     unknown_calls: Mapping[str, int]
     """Calls of functions of CUDA's libraries that the emulator does not know."""
     unknown_values: tuple[UnknownValues, ...]
@@ -107,23 +107,23 @@ class Emulation:
     asked: str | None = None
     """The line of the program that read its empty standard input; "" for an unknown one."""
     own_fault: OwnFault | None = None
-    """A fault of tuner, after which no number of the answer can be relied on."""
+    """A fault in tuner itself, after which no number in the result is reliable."""
 
     @property
     def source(self) -> str:
-        """The source of its numbers, as in records."""
+        """The source of the numbers, as in records."""
         return "emulated"
 
     @property
     def limiting(self) -> EmulatedDeviceUse | None:
-        """The use of a device that takes most of it."""
+        """The device use with the most memory."""
         return max(self.devices, key=lambda use: use.device_bytes, default=None)
 
     @property
     def fits(self) -> bool | None:
         """The verdict with the margin; None if the program failed or ended too early.
 
-        Sizes that are upper bounds can only show that it fits; made up ones show nothing.
+        Sizes that are upper bounds can only show that it fits; made-up ones show nothing.
         """
         fits = self._fits_as_it_ran
         bounded = self.sizes == "at most" and fits is False
@@ -136,32 +136,32 @@ class Emulation:
         if self.ended in _FAILED or self.limiting is None:
             return None
         fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
-        # The first step makes the optimizer's states, which the second finds. A program that
-        # ends by itself needs no second one.
+        # The first step creates the optimizer's states, and only the second runs with them. A
+        # program that ends by itself needs no second step.
         enough = _WITH_STATES if self.ended is Ended.TIMEOUT else 1
         return fits if self.steps >= enough or (self.steps and not fits) else None
 
     @property
     def exit_code(self) -> int:
-        """The status of `tuner.core.errors`: that of the verdict, else that of the ending."""
+        """The exit code (`tuner.core.errors`) for the verdict, or for the ending if it failed."""
         if self.ended is Ended.ERROR and not self.unknown_calls:
             return EXIT_BAD_INPUT
         return EXIT_UNAVAILABLE if self.ended in _FAILED else verdict_code(self.fits)
 
     @property
     def sizes(self) -> str:
-        """The basis of the sizes of tensors; see `sizes_rest_on`."""
+        """The certainty of the tensor sizes; see `sizes_rest_on`."""
         return sizes_rest_on(self.unknown_values)
 
     @property
     def sequences_per_s(self) -> float | None:
-        """Sequences of one rank per second, in the step that `time` is of."""
+        """Sequences of one rank per second in the timed step."""
         rows = sum(rows for rows, _ in self.inputs)
         return rows / self.time.step_s if rows and self.time is not None else None
 
     @property
     def used_bytes(self) -> int:
-        """Memory of all processes on the device that holds the most."""
+        """Memory of all processes on the device with the highest use."""
         used: Counter[int] = Counter()
         for use in self.devices:
             used[use.device] += use.device_bytes
@@ -181,10 +181,10 @@ class Emulation:
 
 
 def sizes_rest_on(values: Iterable[UnknownValues]) -> str:
-    """The basis of the sizes of a program's tensors: "known", "at most" or "unknown".
+    """The certainty of a program's tensor sizes: "known", "at most" or "unknown".
 
-    Memory is an upper bound if sizes are "at most". Even loads of experts count as known, because
-    their sum is.
+    Memory is an upper bound if sizes are "at most". Evenly spread loads of experts count as known,
+    because their sum is known.
     """
     kinds = {one.kind for one in values if one.decides_shape}
     if kinds & {"made up", "unknown"}:
@@ -193,7 +193,7 @@ def sizes_rest_on(values: Iterable[UnknownValues]) -> str:
 
 
 def unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
-    """The values of all ranks; those that decide sizes come first."""
+    """The unknown values of all ranks; values that decide sizes come first."""
     times: Counter[tuple[str, str | None, str, bool]] = Counter()
     for row in (row for result in results for row in result["values_unknown"]):
         times[row["operator"], row["line"], row["kind"], row["decides_shape"]] += row["times"]

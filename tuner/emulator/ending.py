@@ -1,8 +1,8 @@
-"""How an emulated program ended: from what its processes told, and what its devices refused.
+"""The ending of an emulated program, found from its processes' events and its devices' accounts.
 
-The verdict does not rest on how a program shows its errors. A request that the device refused,
-and after which the process trained no further, is an out-of-memory error, also where the program
-caught it, hid it or ended well.
+The verdict does not depend on how a program reports its errors. If the device refuses a request
+and the process takes no further step, it ran out of memory, even if the program caught or hid the
+error or exited with status 0.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tuner.emulator.here import TIMEOUT
 from tuner.emulator.session import Account
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError"
-"""The type of the error where memory ran out, whatever the program made of it."""
+"""The error type of every run that ran out of memory, whatever the program raised."""
 
 Event = Mapping[str, Any]
-"""What a process of the program told of itself (`tuner.emulator.inside.faults`)."""
+"""An event that a process of the program sent (`tuner.emulator.inside.failing.send`)."""
 
 
 class Ended(enum.StrEnum):
-    """How the run of a program ended."""
+    """The ways in which the run of a program can end."""
 
     STEPS = "steps"
-    """It took as many steps as were asked for, and was stopped."""
+    """It took the requested number of steps and was stopped."""
     END = "end"
-    """By itself, with exit status 0."""
+    """It ended by itself with exit status 0."""
     TIMEOUT = "timeout"
     """It was stopped by `--timeout`."""
     OOM = "oom"
@@ -40,14 +40,14 @@ class Ended(enum.StrEnum):
     CRASH = "crash"
     """A signal ended it."""
     UNSUPPORTED = "unsupported"
-    """It read a value that the emulator does not compute, and that nothing can stand for."""
+    """It read a value that the emulator can neither compute nor replace."""
     FAULT = "fault"
-    """tuner's own code failed inside of it."""
+    """tuner's own code failed inside the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramError:
-    """What the program raised: the exception's type, its text, and the program's line."""
+    """The exception that the program raised: its type, its text and the program's line."""
 
     type: str
     message: str
@@ -56,7 +56,7 @@ class ProgramError:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended; `refused_bytes` is the request that it ran out of memory with, or 0."""
+    """The ending of a run; `refused_bytes` is the request that ran out of memory, or 0."""
 
     ended: Ended
     error: ProgramError | None = None
@@ -75,7 +75,7 @@ def find_ending(
         text = f"{unsupported['operator']} reads a value that is not emulated"
         return Ending(Ended.UNSUPPORTED, ProgramError("unsupported", text, unsupported["line"]))
     timed_out = timed_out or TIMEOUT in steps.stops
-    # What follows when tuner stops a program is no failure of it.
+    # Errors after tuner stopped the program are not failures of the program.
     error = _error(events, steps, failed=status != 0 and not (timed_out or steps.stops))
     refusal = _refusal(events, accounts, steps)
     if refusal is not None:
@@ -98,7 +98,7 @@ def _without_error(steps: _Steps, status: int) -> Ended:
 
 
 class _Steps:
-    """When each process took its optimizer steps, and when and why tuner stopped the first."""
+    """The times of each process's optimizer steps, and when and why tuner stopped the program."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.stops = {
@@ -114,7 +114,7 @@ class _Steps:
                 self._at_ns.setdefault(process, []).append(event["at_ns"])
 
     def went_on(self, pid: int, at_ns: int) -> bool:
-        """Whether the process trained after this time, or one that took its place did."""
+        """True if this process, or a later one of the same rank, trained after `at_ns`."""
         rank = self._ranks.get(pid, "0")
         return any(
             steps[-1] > at_ns if other == pid else other_rank == rank and steps[0] > at_ns
@@ -125,10 +125,10 @@ class _Steps:
 def _refusal(
     events: Sequence[Event], accounts: Iterable[Account], steps: _Steps
 ) -> tuple[str | None, int] | None:
-    """The line and the size of the last request that ended the training; None where none did.
+    """The line and the size of the last request that ended the training; None if none did.
 
-    PyTorch's allocator tells of its own requests. The device's account has those of everybody,
-    but of an expandable segment the chunk that was refused.
+    PyTorch's allocator reports its own requests. The device's account has the requests of every
+    library, but for an expandable segment only the chunk that was refused.
     """
     told = [
         (event["line"], int(event["requested_bytes"]))
@@ -146,11 +146,11 @@ def _refusal(
 
 
 def _error(events: Sequence[Event], steps: _Steps, *, failed: bool) -> Event | None:
-    """The exception that ended the training, where one did.
+    """The exception that ended the training, if any.
 
-    Processes that use the device come before those that launch them, and the first that fails
-    before those that fail of it. One that was only printed counts where nothing else is known of
-    a program that failed.
+    Processes that use the device come before their launchers, and the first failure before the
+    failures that follow from it. If a program failed and no other exception is known, one that was
+    only printed counts.
     """
     errors = [
         event
@@ -179,9 +179,9 @@ def _is_memory(event: Event, *, causes: bool = True) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnFault:
-    """The program went on without what tuner was reading there.
+    """A failure of tuner's own code while `reading` something; the program ran on without it.
 
-    `type` and `message` are those of the exception, `line` is in tuner's own code.
+    `type` and `message` describe the exception, and `line` is a line of tuner.
     """
 
     type: str
@@ -195,7 +195,7 @@ class OwnFault:
 
 
 def own_fault(events: Iterable[Mapping[str, Any]]) -> OwnFault | None:
-    """The first fault among the events of a session; None where there was none."""
+    """The first fault among the events of a session, or None."""
     names = [field.name for field in dataclasses.fields(OwnFault)]
     faults = (event for event in events if event["event"] == "fault")
     return next((OwnFault(**{name: one[name] for name in names}) for one in faults), None)

@@ -1,4 +1,4 @@
-"""What a process can say of itself: whether its GPU is an emulated one, and the time on it."""
+"""The emulator as seen from inside a process: whether its GPU is emulated, and the GPU's clock."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 DEVICE_VARIABLE = "TUNER_EMULATOR"
 LIBRARIES_VARIABLE = "TUNER_EMULATOR_LIBRARIES"
 
-TELL_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 5  # others than Linux emulate nothing
-"""Has the processes of an emulated program tell their results, and end: their time is up."""
+TELL_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 5  # systems without it cannot emulate
+"""Tells the processes of an emulated program to send their results and end, on a timeout."""
 
 TIMEOUT = "timeout"
-"""The reason of a result that a process tells on `TELL_SIGNAL`."""
+"""The reason in a result that a process sends on `TELL_SIGNAL`."""
 
 
 def is_emulated() -> bool:
-    """Whether the CUDA devices that this process sees are emulated ones."""
+    """True if the CUDA devices of this process are emulated."""
     return bool(os.environ.get(DEVICE_VARIABLE))
 
 
 def begin_phase(phase: str, step: int) -> None:
-    """Tell what prices this process's operators that a phase of a training step begins."""
+    """Tell this process's pricer, if any, that a phase of a training step begins."""
     activate = sys.modules.get("tuner.emulator.inside.activate")
     pricer = activate.ACTIVE.get("pricer") if activate is not None else None
     if pricer is not None:
@@ -33,10 +33,10 @@ def begin_phase(phase: str, step: int) -> None:
 
 
 def emulated_clock() -> Callable[[], float]:
-    """The clock of this process on its emulated devices, in seconds.
+    """The virtual clock of this process's emulated devices, in seconds.
 
-    It moves by what operators are estimated to take. Where the device was waited for, it has done
-    all its work by then.
+    It advances by the estimated time of operators. After a wait for the device, the time includes
+    all of the device's work.
     """
     core = ctypes.CDLL(str(Path(os.environ[LIBRARIES_VARIABLE]) / "libtuner_device.so"))
     now_ns = core.emu_host_now_ns

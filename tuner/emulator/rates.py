@@ -1,4 +1,4 @@
-"""Rates and properties of a GPU type, as emulated programs see them."""
+"""Rates and properties of a GPU type in the emulator."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ TRANSFER, EXCHANGE = "transfer", "exchange"
 """Kinds of work that no trace has: copies to and from the host, and between devices."""
 
 _PCIE_BYTES_PER_S = {7: 15.75e9, 8: 31.5e9, 9: 63e9}
-"""One direction of 16 lanes of PCI Express 3, 4 and 5, by the first number of the compute
-capability: the generation that boards of that time came with. Later boards have 5."""
+"""Bytes/s of PCI Express 3, 4 and 5 (16 lanes, one direction), by the major compute capability of
+the boards that use it. Later boards use PCI Express 5."""
 
 _PCIE_SHARE = 0.8
-"""What a protocol leaves of a link, as of NVLink (`estimators.parallel.LINK_SHARE`)."""
+"""The share of a link's rate that its protocol leaves, as `tuner.cost.parallel.LINK_SHARE`."""
 
 
 def pcie_bytes_per_s(gpu: Gpu) -> float:
-    """What a copy between host and device reaches."""
+    """The rate of copies between host and device."""
     return _PCIE_SHARE * _PCIE_BYTES_PER_S[min(9, max(7, gpu.compute_capability[0]))]
 
 
 def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
-    """What pricing needs of a GPU type; JSON types only."""
+    """The properties of a GPU type that pricing needs; JSON types only."""
     return {
         "id": gpu.id,
         "name": gpu.name,
@@ -43,7 +43,7 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
 
 
 def gpu_from_dict(data: Mapping[str, Any]) -> Gpu:
-    """The inverse of `gpu_to_dict`; names of devices, prices and sources are not known."""
+    """The inverse of `gpu_to_dict`, without device names, price and sources."""
     major, minor = data["compute_capability"]
     return Gpu(
         id=data["id"],
@@ -67,7 +67,7 @@ def gpu_from_dict(data: Mapping[str, Any]) -> Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Multiprocessor:
-    """One multiprocessor of a compute capability."""
+    """The limits of one multiprocessor of a compute capability."""
 
     shared_kib: int
     shared_per_block_kib: int
@@ -93,12 +93,12 @@ MULTIPROCESSORS = {
 }
 
 BUS_BITS = 512
-"""The catalogue knows a memory's bandwidth, not its bus and clock: this bus, and the clock with
-which it has that bandwidth, are told."""
+"""The memory bus width that emulated GPUs report, with the clock that gives their bandwidth: the
+catalogue has only the bandwidth."""
 
 
 def multiprocessor_of(gpu: Gpu) -> Multiprocessor:
-    """That of the type's compute capability. Raises `InputError` for one that is not known."""
+    """The multiprocessor of a GPU type. Raises `InputError` for an unknown compute capability."""
     found = MULTIPROCESSORS.get(gpu.compute_capability)
     if found is None:
         major, minor = gpu.compute_capability
@@ -111,17 +111,17 @@ def multiprocessor_of(gpu: Gpu) -> Multiprocessor:
 
 
 def shared_kib_in_bytes(gpu: Gpu) -> tuple[int, int]:
-    """Shared memory of a multiprocessor, and what one block may have of it, in bytes."""
+    """Shared memory of a multiprocessor, and the most that one block can use, in bytes."""
     one = multiprocessor_of(gpu)
     return one.shared_kib * KIB, one.shared_per_block_kib * KIB
 
 
 def clock_khz(gpu: Gpu) -> int:
-    """The boost clock that the type's fp32 rate implies: two operations a core and clock."""
+    """The boost clock implied by the fp32 rate: two operations per core and clock."""
     cores = gpu.sm_count * multiprocessor_of(gpu).fp32_cores
     return round(gpu.flops.get("fp32", 0.0) / (2 * cores) / 1e3)
 
 
 def memory_clock_khz(gpu: Gpu) -> int:
-    """The clock with which a bus of `BUS_BITS` has the type's bandwidth, two transfers a clock."""
+    """The clock that gives a bus of `BUS_BITS` the type's bandwidth, at two transfers per clock."""
     return round(gpu.bandwidth_bytes_per_s / (2 * BUS_BITS / 8) / 1e3)

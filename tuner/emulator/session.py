@@ -1,8 +1,7 @@
-"""One emulated machine: its devices, the accounts of its processes, and what they report.
+"""One emulated machine: its devices, the accounts of its processes, and their reports.
 
-Everything that processes share lies in memory files of this process, which they open through
-/proc: when this process ends, however it ends, nothing of it stays, and programs that still run
-end themselves.
+All shared data is in memory files of this process, which the others open through /proc. However
+this process ends, no data is left, and programs that still run end themselves.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class _Shared(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one process took of one device at most, in bytes; its CUDA context is included."""
+    """The memory use of one process on one device, in bytes, including its CUDA context."""
 
     pid: int
     device: int
@@ -122,19 +121,18 @@ class Account:
     peak_bytes: int
     managed_peak_bytes: int
     refused_bytes: int
-    """The last request that the device had no room for, and never met; 0 where it met all."""
+    """The last request that the device had no room for and never met; 0 if it met all."""
     refused_ns: int
-    """When it was refused, on the clock of `time.monotonic_ns`."""
+    """The time of the refusal, by `time.monotonic_ns`."""
 
 
 class Session:
     """`count` emulated devices of one type; a context manager.
 
-    `memory_bytes` is each device's memory, by default the type's. `seed` is that of the values
-    that are made up. With `one_rank`, one process stands for all ranks of a training
+    `seed` seeds the made-up values. With `one_rank`, one process stands for all ranks of a training
     (inside/one_rank.py). `settings` are read by the emulated processes (`tuner.emulator.inside`).
-    Raises `UnavailableError` where nothing can be emulated, and `InputError` for a GPU type that
-    cannot be.
+    Raises `UnavailableError` if nothing can be emulated, and `InputError` for a GPU type that
+    cannot be emulated.
     """
 
     def __init__(
@@ -174,7 +172,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """The machine is gone; programs that still run on it end themselves."""
+        """Remove the machine; programs that still run on it end themselves."""
         if self._file < 0:
             return
         del self._shared
@@ -184,7 +182,7 @@ class Session:
         self._file = -1
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of a program that runs on this machine: `base`, with what is needed."""
+        """`base` with the variables that a program on this machine needs."""
         before = dict(os.environ if base is None else base)
         me = f"/proc/{os.getpid()}/fd"
         paths = [str(ON_PATH), *filter(None, [before.get("PYTHONPATH")])]
@@ -197,14 +195,14 @@ class Session:
             SETTINGS_VARIABLE: json.dumps(self._settings),
             PACKAGE_VARIABLE: str(Path(__file__).parents[2]),
             # transformers loads weights with threads. On a real device their copies wait for the
-            # bus; here they would run ahead and have all weights on the device at once.
+            # bus. Here they would run ahead and put all weights on the device at once.
             ASYNC_LOADING: before.get(ASYNC_LOADING, "1"),
-            # Where Triton looks for the driver's library.
+            # Triton looks for the driver's library here.
             "TRITON_LIBCUDA_PATH": str(self._libraries),
         }
 
     def accounts(self) -> list[Account]:
-        """Every process that has used a device, also those that have ended."""
+        """The account of every process that has used a device, ended ones included."""
         return [
             Account(
                 one.pid,
@@ -220,11 +218,11 @@ class Session:
         ]
 
     def unknown_calls(self) -> dict[str, int]:
-        """How often functions were called that the emulator does not know, by name."""
+        """Calls of functions that the emulator does not know, by name."""
         return {one.name.decode(): one.calls for one in self._shared.unknown if one.calls}
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What processes have reported since the last call, in the order of its arrival."""
+        """The events that processes have sent since the last call, in order of arrival."""
         size = os.fstat(self._events).st_size
         content = os.pread(self._events, size - self._read, self._read)
         whole, newline, _ = content.rpartition(b"\n")

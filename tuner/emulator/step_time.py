@@ -1,7 +1,7 @@
-"""From what an emulated program computed in a step to the time that the step would take.
+"""The time of a training step, from the operators that an emulated program ran in it.
 
-The rules are those of a traced step (`estimators.speed.roofline`): in each pass the device works
-or waits for the host, whichever takes longer, and the optimizer's launches cost the host nothing.
+The rules are the same as for a traced step (`tuner.cost.speed.roofline`): each pass takes as long
+as the device or the host, whichever is slower, and the optimizer's launches cost no host time.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
 _PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
 _MOST_UNPRICED = 0.95
-"""Beyond this share of unknown kernels an interval says nothing anyway."""
+"""The interval grows with the share of unknown kernels, up to this share."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStepTime:
     """The emulated time of one optimizer step.
 
-    `interval_s` holds the measured time with a probability of 90 %. `breakdown_s` splits `step_s`
-    by kind of work as a prediction's does, and `phases_s` by phase; each adds up to it.
-    `model_flops` counts no recomputation; `mfu` is None where no product ran.
-    `unpriced` are kernels of which only the names are known, with how often a step launches them:
-    each counts as the shortest kernel. `estimated_share` is the part of the time in kernels that
-    are priced by the tensors that they get. `notes` say in words what is not in the time.
+    `interval_s` contains the measured time with a probability of 90 %. `breakdown_s` splits
+    `step_s` by kind of work, as in a prediction, and `phases_s` by phase; each adds up to it.
+    `model_flops` excludes recomputation; `mfu` is None if no product ran. `unpriced` counts the
+    launches in a step of kernels whose names alone are known: each takes the time of the shortest
+    kernel. `estimated_share` is the share of the time in kernels that are priced by their tensor
+    arguments. `notes` say what the time does not include.
     """
 
     step: int
@@ -65,12 +65,11 @@ def step_time(
     profile: DeviceProfile | None = None,
     repeats: float = 1.0,
 ) -> EmulatedStepTime | None:
-    """The time of a step of the program that `report` (`Pricer.snapshot`) is of.
+    """The time of the program's median step; `report` comes from `Pricer.snapshot`.
 
-    That of the median step after the first, which makes the optimizer's state; of the first where
-    there is no other. None where no step has ended. A device profile replaces the catalogue's
-    rates, as in a prediction. `repeats` is how many times as many micro-batches the step is to
-    have as those that ran.
+    The first step, which creates the optimizer's state, counts only if there is no other. None if
+    no step has ended. A device profile replaces the catalogue's rates, as in a prediction.
+    `repeats` is the number of micro-batches in a whole step over the number that ran.
     """
     program = _Program(report, gpu, profile, repeats)
     ended = program.ended_steps()
@@ -83,7 +82,7 @@ def step_time(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One kind of call in a step: what it is, how often it runs, and in which pass."""
+    """One kind of call in a step: its phase, its number in the report, and how often it runs."""
 
     phase: Phase
     again: bool
@@ -128,7 +127,7 @@ class _Program:
         return sorted({step for step, phase, *_ in self._counts if phase == Phase.OPTIMIZER})
 
     def step(self, number: int) -> EmulatedStepTime:
-        """All that is known of the time of one step."""
+        """The time of one step, with its interval and its parts."""
         calls = list(self._calls(number))
         phases = {phase: self._phase(phase, calls) for phase in (*_PASSES, Phase.OPTIMIZER)}
         breakdown: dict[str, float] = defaultdict(float)
@@ -150,7 +149,7 @@ class _Program:
         return EmulatedStepTime(
             step=number,
             step_s=total,
-            # Kernels of which nothing is known may take as long as all others do on average.
+            # Unknown kernels may take as long as all others do on average.
             interval_s=(total * low, total * high / (1.0 - min(share, _MOST_UNPRICED))),
             breakdown_s={kind: s for kind, s in breakdown.items() if s > 0 or kind == "launch"},
             phases_s={str(phase): sum(kinds.values()) for phase, kinds in phases.items()},
@@ -166,7 +165,7 @@ class _Program:
     # -- time -----------------------------------------------------------------------------------
 
     def _priced(self, on_device_s: Floats) -> list[float]:
-        """Seconds of each kind of call, without what devices exchange; of all works, (W, 1)."""
+        """Seconds of each kind of call, without exchanges; `on_device_s` (W, 1) has all works."""
         rate, each = pcie_bytes_per_s(self._gpu), iter(on_device_s[:, 0].tolist())
         priced = []
         for listed in self._works:
@@ -185,7 +184,7 @@ class _Program:
                     yield _Call(Phase(phase), bool(again), int(number), round(count * times))
 
     def _phase(self, phase: Phase, calls: list[_Call]) -> dict[str, float]:
-        """Seconds of one phase by kind of work; "launch" is what the device waits for the host."""
+        """Seconds of one phase by kind of work; "launch" is the device's wait for the host."""
         kinds: dict[str, float] = defaultdict(float)
         host_s = self._host_s([call for call in calls if call.phase is phase])
         for call in calls:
@@ -198,7 +197,7 @@ class _Program:
         return dict(kinds)
 
     def _unknown(self, calls: list[_Call], total_s: float) -> Iterator[tuple[float, float]]:
-        """What host, kernels and board may make of the step, each alone, over what it takes."""
+        """The lowest and highest factor on the step time, by unknown (host, kernels, board)."""
         known_s = self._passes_s(calls, self._seconds)
         ends = [[self._passes_s(calls, self._seconds, host) for host in self._times.hosts]]
         ends += [[self._passes_s(calls, seconds) for seconds in each] for each in self._ends]
@@ -206,7 +205,7 @@ class _Program:
             yield 1 + (low_s - known_s) / total_s, 1 + (high_s - known_s) / total_s
 
     def _passes_s(self, calls: list[_Call], seconds: list[float], host: float = 1.0) -> float:
-        """Both passes with these seconds of each call, and launches that cost `host` times more."""
+        """Seconds of both passes, by `seconds` of each call and `host` times the launch costs."""
         passes_s = 0.0
         for phase in _PASSES:
             members = [call for call in calls if call.phase is phase]
@@ -226,7 +225,7 @@ class _Program:
         return "recompute" if call.again else kind
 
     def _exchange_s(self, phase: Phase, calls: list[_Call], device_s: float) -> float:
-        """What ranks wait for each other: reductions of gradients overlap with backward."""
+        """Seconds that ranks wait for each other; gradient reductions overlap with backward."""
         if self._links is None:
             return 0.0
         reduced, others_s = [], 0.0
@@ -247,7 +246,7 @@ class _Program:
         hidden_s = device_s * (1 - 1 / len(reduced)) if phase is Phase.BACKWARD else 0.0
         return others_s + max(min(reduced), sum(reduced) - hidden_s)
 
-    # -- what it is made of ---------------------------------------------------------------------
+    # -- parts of the time ------------------------------------------------------------------------
 
     def _most_expensive(self, calls: list[_Call], step_s: float) -> tuple[OperatorTime, ...]:
         counts: Counter[int] = Counter()
@@ -271,7 +270,7 @@ class _Program:
         return call.count * sum(work.flops for work in self._works[call.number])
 
     def _mfu(self, calls: list[_Call], flops_per_s: float) -> float:
-        """Model FLOP/s over the dense peak of the precision that most of them have."""
+        """Model FLOP/s over the dense peak of the precision with the most FLOPs."""
         by_dtype: Counter[str] = Counter()
         for call in calls:
             if not call.again:

@@ -1,4 +1,4 @@
-"""What the emulator needs of a machine: a CUDA build of PyTorch and a C compiler."""
+"""Finds the tools that the emulator needs: a CUDA build of PyTorch and a C compiler."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class TorchBuild:
 
     @property
     def site(self) -> Path:
-        """The folder of packages that it is installed in."""
+        """The site-packages folder that it is installed in."""
         return self.folder.parent
 
 
 def find_torch(python: str = sys.executable) -> TorchBuild:
     """The CUDA build of PyTorch that the interpreter `python` would import; nothing is imported.
 
-    Raises `UnavailableError`, with the command that mends it, where there is none.
+    Raises `UnavailableError`, with the command that installs it, if there is none.
     """
     folder = _torch_folder(python)
     if folder is None:
@@ -89,7 +89,7 @@ def find_compiler() -> str:
 
 @cache
 def unavailable() -> str | None:
-    """Why nothing can be emulated with this interpreter, in one line; None where it can be."""
+    """The reason why this interpreter cannot emulate, in one line; None if it can."""
     try:
         find_torch()
         find_compiler()
@@ -102,7 +102,7 @@ def _torch_folder(python: str) -> Path | None:
     import json
 
     # An empty folder: a file called torch.py beside the program must not be taken for PyTorch.
-    ran = subprocess.run(  # noqa: S603 - the interpreter of the user's own program
+    ran = subprocess.run(  # noqa: S603 - the user program's interpreter
         [python, "-I", "-c", _FIND], capture_output=True, text=True, check=False
     )
     if ran.returncode != 0:

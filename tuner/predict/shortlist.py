@@ -1,4 +1,4 @@
-"""Which configurations of a predicted space are worth a trial."""
+"""Selects the configurations of a predicted space that are worth a trial."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import chain, zip_longest
 from tuner.core.records import Configuration, Prediction
 
 NEAR_LIMIT = 0.05
-"""Configurations this close above the memory that may be used are tried too: the prediction's
-own error decides about them."""
+"""Configurations are also tried if they exceed the usable memory by at most this fraction: the
+prediction's error is as large."""
 
 
 def shortlist(
@@ -63,5 +63,5 @@ def _front(by_throughput: Sequence[int], predictions: Sequence[Prediction]) -> l
 
 
 def _every_third(indices: Sequence[int]) -> list[int | None]:
-    """Spread so that a third as many of these are taken as of the others."""
+    """The indices with two gaps before each, so that only every third turn takes one."""
     return list(chain.from_iterable((None, None, index) for index in indices))

@@ -81,7 +81,7 @@ class Format:
 
 @dataclass(slots=True)
 class Launch:
-    """How a program is started: `processes` on each of `machines`; None is one for each GPU."""
+    """The launch of a program: `processes` on each of `machines`; None means one per GPU."""
 
     processes: int | None = 1
     machines: int = 1

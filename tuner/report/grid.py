@@ -104,7 +104,7 @@ class GridCell:
 
     @property
     def remarks(self) -> str:
-        """What the trace says of itself, after how it was made and the rates."""
+        """The trace's remarks: its description without the method and the rates."""
         method = self.smallest.prediction.method if self.smallest else ""
         return "; ".join(method.split("; ")[2:])
 

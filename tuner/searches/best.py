@@ -1,4 +1,4 @@
-"""The one plain answer: the fastest configuration that fits, and what it costs to use it."""
+"""The recommendation: the fastest configuration that fits, and the time and cost of using it."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from tuner.searches.front import (
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The recommended configuration against the space's baseline.
+    """The recommended configuration compared with the space's baseline.
 
     `speedup` is the ratio of samples/s, `saved_bytes` the device memory that becomes free
-    (negative when more is used); each is None where the baseline has no such number.
+    (negative when more is used); each is None if the baseline has no such number.
     """
 
     baseline: TrialRecord
@@ -63,10 +63,10 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BestTrial:
-    """The fastest that fits with its margin, with what follows from it.
+    """The fastest trial that fits with its margin, with its cost, gain and rivals.
 
     `trials` and `fitting` count the configurations that it was chosen from; `conditions`
-    are the floors and `--where` texts that they had to meet.
+    are the minimums and `--where` texts that they had to meet.
     """
 
     record: TrialRecord
@@ -80,12 +80,12 @@ class BestTrial:
     conditions: tuple[str, ...] = ()
     objective: Objective = THROUGHPUT
     rivals: tuple[TrialRecord, ...] = ()
-    """Others that fit and may be as fast, as predictions cannot tell; the fastest first."""
+    """Others that fit and may be as fast, within the prediction error; the fastest first."""
     by_gpus: tuple[ByGpus, ...] = ()
-    """The fastest that fits on each number of GPUs; empty where there is one number."""
+    """The fastest that fits on each number of GPUs; empty if all use the same number."""
 
     def __repr__(self) -> str:
-        """In short: with the space and all evidence it would fill the screen."""
+        """A short form: the space and all evidence would fill the screen."""
         names = self.space.knobs or tuple(self.configuration)
         values = self.configuration
         return (
@@ -98,7 +98,7 @@ class BestTrial:
 
     @property
     def chosen_from(self) -> str:
-        """The trial, and of how many that fit it is the best."""
+        """The trial, and the number of fitting ones of which it is the best; for people."""
         of = f"best of {self.fitting:,} that fit"
         if self.source is Source.PREDICTED:
             return f"the {of}, of {self.trials:,} predicted"
@@ -106,14 +106,14 @@ class BestTrial:
 
     @property
     def title(self) -> str:
-        """What it is the best in, for people."""
+        """A title such as "the fastest that fits with its margin", for people."""
         if self.objective.name == THROUGHPUT.name:
             return "the fastest that fits with its margin"
         return f"the best in {self.objective.label} that fits with its margin"
 
     @property
     def to_measure(self) -> tuple[Configuration, ...]:
-        """The recommended one and those of its rivals between which trials are to decide."""
+        """The recommended configuration and the rivals that are worth measuring against it."""
         return tuple(r.configuration for r in worth_measuring(self.record, self.rivals))
 
     @property
@@ -123,36 +123,36 @@ class BestTrial:
 
     @property
     def source(self) -> Source:
-        """Whether the numbers are predicted, emulated or measured."""
+        """The source of the numbers: predicted, emulated or measured."""
         return self.evidence.source
 
     @property
     def gpus(self) -> int:
-        """How many GPUs, or ranks on a processor, train together."""
+        """Number of GPUs, or ranks on a processor, that train together."""
         return counted_gpus(self.configuration)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that a rank has: that of one GPU, or its part of a processor's."""
+        """Memory of one rank in bytes: that of a GPU, or its share of a processor's."""
         return room_bytes(self.record, self.gpu.memory_bytes)
 
     @property
     def free_bytes(self) -> int:
-        """Memory of the GPU, or of a rank, that stays free at the peak, the margin included."""
+        """Memory that stays free on a rank at the peak, in bytes, the margin included."""
         return self.memory_bytes - self.evidence.memory.device_bytes
 
     @property
     def device_bytes_interval(self) -> ShownInterval | None:
-        """Where the peak of device memory is expected, in bytes; None where nothing says."""
+        """The interval of the peak device memory in bytes; None if unknown."""
         ends = self.evidence.intervals.get("device_bytes")
         return ShownInterval(*ends, PREDICTED_PERCENT) if ends else None
 
     @property
     def samples_per_s_interval(self) -> ShownInterval | None:
-        """Where the throughput is expected; None where nothing says.
+        """The interval of the throughput in samples/s; None if unknown.
 
-        A prediction's, and an emulated one, is that of the step time: every step has the same
-        number of samples.
+        For predicted and emulated trials it follows from the interval of the step time: every step
+        has the same number of samples.
         """
         if self.source is Source.MEASURED and isinstance(self.evidence, Measurement):
             ends = self.evidence.samples_per_s_interval
@@ -165,12 +165,12 @@ class BestTrial:
 
     @property
     def limit_text(self) -> str:
-        """Which stage needs most memory, for people; empty where there are no stages."""
+        """The stage that needs most memory, for people; empty where there are no stages."""
         return limit_text(self.evidence, self.configuration, self.space)
 
     @property
     def verified_text(self) -> str:
-        """What was done to make sure, and how much memory was left; for people."""
+        """How the configuration was verified, and the memory that stayed free; for people."""
         check = self.record.verified_by or self.record
         found = check.outcome.ran
         if found is None:
@@ -189,7 +189,7 @@ class BestTrial:
         return f"{done}: {free}"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types: what `best.yaml` holds and `tuner best --json` prints."""
+        """JSON types, as in `best.yaml` and `tuner best --json`."""
         return {
             "space": self.space.name,
             "model": self.space.model,
@@ -280,14 +280,14 @@ def recommend(
     conditions: Sequence[str] = (),
     objective: Objective = THROUGHPUT,
 ) -> BestTrial | None:
-    """The fastest of `records` that fits `gpu` with its margin; None when none does.
+    """The fastest of `records` that fits `gpu` with its margin; None if none fits.
 
-    With another `objective` the best in that, of those of which it is known.
+    With another `objective`, the best record in it; records without that number are ignored.
 
-    Where one that was measured fits, only measured ones are chosen from; so it is with emulated
-    ones where none was measured.
-    `where` keeps a configuration or drops it, and `conditions` are its texts, for people.
-    Among equally fast ones the one with less memory wins, then the smaller configuration
+    If a measured record fits, only measured ones are considered; otherwise, if an emulated one
+    fits, only emulated ones.
+    `where` returns True for the configurations to consider, and `conditions` are its texts, for
+    people. Among equally fast ones the one with less memory wins, then the smaller configuration
     key. The baseline is looked up among all records, whether it meets `where` or not.
     """
     meeting = (r for r in records if where is None or where(r.configuration))
@@ -314,7 +314,7 @@ def best_of(
     conditions: Sequence[str] = (),
     objective: Objective = THROUGHPUT,
 ) -> BestTrial | None:
-    """As `recommend`, of those of `trials` that fit and may be chosen."""
+    """As `recommend`, from the records that fit; `trials` counts all that were considered."""
     ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
     if not ranked:
         return None
@@ -340,7 +340,7 @@ def best_of(
 def _rivals(
     best: TrialRecord, fitting: Iterable[TrialRecord], space: SpaceFacts
 ) -> tuple[TrialRecord, ...]:
-    """Those of its own level: whether more rank or length is worth its time is no question."""
+    """Rivals of `best` with the same values of the space's capacity knobs (rank, length)."""
 
     def level(record: TrialRecord) -> list[object]:
         return [record.configuration.get(name) for name in space.capacity]
@@ -377,10 +377,10 @@ def best_yaml(
 ) -> str:
     """The text of `best.yaml`: two lines for people, then `BestTrial.to_dict` as YAML.
 
-    Below it, under `search`, the command that searched and what was noted on the way.
+    Below that, `search` holds the command of the search and its notes.
 
-    When nothing fits, `configuration` is null and the text says so; an answer of an earlier
-    search must not stay behind.
+    When nothing fits, `configuration` is null and the text says so, so that the file replaces the
+    answer of an earlier search.
     """
     if best is None:
         comment = (
@@ -446,7 +446,7 @@ def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
 
 
 def near_tie_text(best: BestTrial) -> str:
-    """How many may be as fast, and between which trials decide; empty where none is worth it."""
+    """The number of rivals and the configurations to measure; empty if none is worth measuring."""
     chosen = best.to_measure
     if not chosen:
         return ""
@@ -461,7 +461,7 @@ def near_tie_text(best: BestTrial) -> str:
 
 
 def check_text(record: TrialRecord) -> str:
-    """What the emulated verification beside a prediction came to, in short; empty without one."""
+    """The result of the emulated verification of a prediction, in short; empty without one."""
     check = record.verified_by
     if check is None:
         return ""
@@ -473,7 +473,7 @@ def check_text(record: TrialRecord) -> str:
 
 
 def _ended_text(check: TrialRecord) -> str:
-    """How a verification ended that says nothing of the configuration."""
+    """The end of a verification that ran no steps: its status and message."""
     message = check.outcome.message.partition("\n")[0]
     return f"ended as {check.outcome.status}" + (f": {message}" if message else "")
 

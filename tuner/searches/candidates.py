@@ -1,8 +1,8 @@
-"""The finite set of valid configurations, as points that a sampler can move among.
+"""The finite set of valid configurations, as points for a sampler.
 
 Optuna knows only boxes of parameters, and the valid configurations are a subset of a box.
-Whatever a sampler proposes is therefore moved to the nearest valid configuration that has
-not been tried.
+A sampler's proposal is therefore moved to the nearest valid configuration that has not been
+tried.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tuner.core.records import Configuration, KnobValue
 Parameter = bool | int | float | str
 
 LOG_RATIO = 8.0
-"""A knob whose largest value is this many times its smallest is walked in logarithms.
+"""A knob gets a logarithmic scale if its largest value is at least this many times its smallest.
 
-Doubling a micro-batch or a rank is one step to a trainer, wherever it starts from.
+Doubling a micro-batch or a rank is the same step from any value.
 """
 
 MIN_ORDERED_VALUES = 3
-"""With two values there is no order to learn from, and a category says the same."""
+"""A numeric knob with fewer values than this is a category: two values have no order to learn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +93,18 @@ class Candidates:
 
     @property
     def coordinates(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Where each candidate is along the knobs that have an order, in 0..1."""
+        """The positions in 0..1 of all candidates along each ordered knob."""
         ordered = [(i, axis.name) for i, axis in enumerate(self.axes) if axis.ordered]
         return {name: self._points[:, i] for i, name in ordered}
 
     @property
     def untried_count(self) -> int:
-        """How many have been neither proposed nor taken over, and are not held back."""
+        """Number of candidates that are neither taken nor held back."""
         return int(self._open.sum())
 
     @property
     def remaining_count(self) -> int:
-        """How many are untried, those that are held back included."""
+        """Number of candidates that are not taken, including those held back."""
         return int(self._untried.sum())
 
     def column(self, name: str) -> list[Parameter]:
@@ -112,28 +112,28 @@ class Candidates:
         return [parameter(configuration[name]) for configuration in self.configurations]
 
     def is_untried(self, configuration: Configuration) -> bool:
-        """Whether it is a candidate that has not been taken and is not held back."""
+        """True for a candidate that is neither taken nor held back."""
         index = self._index.get(configuration.key)
         return index is not None and bool(self._open[index])
 
     def is_left(self, place: int) -> bool:
-        """Whether the candidate at `place` has not been taken, held back or not."""
+        """True if the candidate at `place` is not taken; it may be held back."""
         return bool(self._untried[place])
 
     def place(self, configuration: Configuration) -> int:
-        """Where the configuration is among `configurations`. Raises KeyError for a stranger."""
+        """The index of the configuration in `configurations`. Raises KeyError for any other."""
         return self._index[configuration.key]
 
     def hold_back(self, mask: npt.NDArray[np.bool_]) -> None:
-        """These, and no others, are not to be tried for now."""
+        """Hold back the candidates of `mask`, and no others."""
         self._held_back = mask
 
     def take(self, configuration: Configuration) -> None:
-        """It has been tried, or is about to be."""
+        """Mark the configuration as taken: it has been tried, or is about to be."""
         self._untried[self._index[configuration.key]] = False
 
     def untried(self) -> list[Configuration]:
-        """The untried ones that are not held back, in the order of the space."""
+        """The candidates that are neither taken nor held back, in the order of the space."""
         return [self.configurations[i] for i in np.flatnonzero(self._open)]
 
     def parameters(self, configuration: Configuration) -> dict[str, Parameter]:

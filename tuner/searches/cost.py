@@ -15,14 +15,14 @@ from tuner.searches.facts import SpaceFacts, counted_gpus, paid_gpus, seconds_of
 from tuner.searches.front import PAIR_ERROR, fastest_first
 
 PREDICTED_PERCENT = 90
-"""Of runs that lie within the interval of a prediction (see docs/accuracy_coverage.md)."""
+"""Percent of runs that lie within a prediction's interval (see docs/accuracy_coverage.md)."""
 MEASURED_PERCENT = 95
-"""Confidence of the interval of the mean rate over the timed steps of one trial."""
+"""Confidence in percent of the interval of the mean rate over the timed steps of one trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownInterval:
-    """Where a number lies in `percent` of 100 cases."""
+    """An interval that holds the true number in `percent` of 100 cases."""
 
     low: float
     high: float
@@ -38,7 +38,7 @@ class ShownInterval:
 
 
 def interval_dict(name: str, interval: ShownInterval | None) -> dict[str, Any]:
-    """The interval under a key of its own; nothing where there is none."""
+    """The interval under the key `<name>_interval`; an empty dict without one."""
     return {f"{name}_interval": interval.to_dict()} if interval else {}
 
 
@@ -51,10 +51,10 @@ def rounded(value: float) -> float:
 class RunCost:
     """Time and money for one pass over the training data, and for the whole run.
 
-    Money is for all `gpus` of a training, `price_usd_per_hour` for one. Pure training: no
-    evaluation, no checkpoints, no start-up. Money is None when the price of the GPU is unknown,
-    and what concerns the run when the number of epochs is. Of a training in several `stages` an
-    epoch is one of each, and `epochs` is None where they differ in it.
+    Money is for all `gpus` of a training, `price_usd_per_hour` for one. Only training counts: no
+    evaluation, no checkpoints, no start-up. Money is None if the GPU's price is unknown; `run_s`
+    and `run_usd` are None if the number of epochs is. With several `stages`, an epoch is one epoch
+    of each stage, and `epochs` is None if the stages differ in it.
     """
 
     examples: int
@@ -71,14 +71,14 @@ class RunCost:
 
     @property
     def epochs_text(self) -> str:
-        """How many epochs a run has, for people."""
+        """The number of epochs of a run, for people."""
         if self.epochs is None:
             return "all epochs of the stages"
         return f"{self.epochs:g} epoch" + ("" if self.epochs == 1 else "s")
 
 
 def run_cost(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> RunCost | None:
-    """Time and money of an epoch and a run; None without numbers or number of examples."""
+    """Time and money of an epoch and a run; None without numbers or the number of examples."""
     evidence = record.outcome.evidence
     return cost_of(evidence, record.configuration, space, gpu) if evidence else None
 
@@ -119,7 +119,7 @@ def cost_of(
 def _seconds(
     evidence: Prediction | Measurement, space: SpaceFacts
 ) -> tuple[float, float | None] | None:
-    """Seconds of an epoch and of a run (None: unknown); None without what they follow from."""
+    """Seconds of an epoch and of a run (None: unknown); None without a rate or examples."""
     if space.stages:
         return seconds_of(evidence.stages, space)
     rate = evidence.speed.samples_per_s
@@ -151,10 +151,10 @@ def cost_dict(cost: RunCost | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class ByGpus:
-    """The fastest that fits of one number of GPUs and one way to share the work.
+    """The fastest configuration that fits with one number of GPUs and one way to share the work.
 
-    `epoch_s` and `epoch_usd` are None where the examples of the space, or the GPU's price, are not
-    known. `on_front` says that no other number or way is both faster and cheaper.
+    `epoch_s` and `epoch_usd` are None if the number of examples or the GPU's price is unknown.
+    `on_front` is True if no other row dominates this one in speed and cost.
     """
 
     record: TrialRecord
@@ -170,11 +170,11 @@ class ByGpus:
 
     @property
     def gpu_s_per_sample(self) -> float:
-        """Seconds of GPUs that a sample takes, which its price follows from."""
+        """GPU-seconds per sample, which determine its cost."""
         return self.gpus / self.samples_per_s
 
     def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """JSON types, with the settings of these names."""
+        """JSON types, with the settings in `names`."""
         configuration = self.record.configuration
         return {
             "gpus": self.gpus,
@@ -191,9 +191,9 @@ class ByGpus:
 
 
 def by_gpus(fitting: Iterable[TrialRecord], space: SpaceFacts, gpu: Gpu) -> tuple[ByGpus, ...]:
-    """A row for each number of GPUs, and way to share the work, of which one fits.
+    """A row for each number of GPUs and way to share the work that has a fitting configuration.
 
-    From one GPU on; empty where all have the same number.
+    Sorted by the number of GPUs; empty if all configurations use the same number.
     """
     fastest: dict[tuple[int, int, str], TrialRecord] = {}
     for record in sorted(fitting, key=fastest_first):
@@ -257,7 +257,7 @@ def row_texts(row: ByGpus) -> tuple[str, ...]:
 
 
 def trade_text(rows: Sequence[ByGpus]) -> str:
-    """What more GPUs buy, in a sentence; and when predictions cannot tell which is cheaper."""
+    """The gain from more GPUs in a sentence, with a warning if the costs are too close to tell."""
     front = [row for row in rows if row.on_front]
     cheapest = min(front, key=lambda row: row.gpu_s_per_sample)
     fastest = max(front, key=lambda row: row.samples_per_s)

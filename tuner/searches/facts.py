@@ -24,7 +24,7 @@ from tuner.space import DataFacts, SearchSpace, Stage
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """A stage of a training: what it changes, and how much it trains; None is unknown."""
+    """A stage of a training: its own settings, examples and epochs (None: unknown)."""
 
     name: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -32,12 +32,12 @@ class StageFacts:
     epochs: float | None = None
 
     def settings(self, configuration: Mapping[str, Any]) -> str:
-        """What has a value of its own in this stage, for people."""
+        """The stage's own settings, for people."""
         own = {n: configuration.get(f"{self.name}.{n}", value) for n, value in self.values.items()}
         return ", ".join(f"{name}={show(value)}" for name, value in own.items())
 
     def run_s(self, samples_per_s: float) -> float | None:
-        """Seconds of all its epochs, of one where their number is unknown."""
+        """Seconds of all its epochs, or of one epoch if their number is unknown."""
         if self.examples is None or samples_per_s <= 0:
             return None
         return self.examples * (1.0 if self.epochs is None else self.epochs) / samples_per_s
@@ -47,10 +47,10 @@ class StageFacts:
 class SpaceFacts:
     """A search space as results show it.
 
-    `examples` and `epochs` describe one training run; None when the space does not say.
-    `baseline` holds the settings that the gain is counted from. `knobs` are the names that
-    the search moves, in the order in which they are shown; `defaults` those that keep one value
-    which the space did not choose.
+    `examples` and `epochs` describe one training run; None if the space does not give them.
+    `baseline` holds the settings that the gain is measured against. `knobs` are the names that
+    the search varies, in the order in which they are shown; `defaults` are the names that keep a
+    default value that the space did not choose.
     """
 
     name: str
@@ -62,14 +62,14 @@ class SpaceFacts:
     baseline: Mapping[str, Any] | None = None
     defaults: frozenset[str] = frozenset()
     capacity: tuple[str, ...] = ()
-    """Knobs of which more makes a better model, and never a faster or smaller one."""
+    """Knobs whose larger values make a better model, but never a faster or smaller one."""
     objectives: tuple[str, ...] = ()
-    """What its front is over, by name; the first one decides. Empty: throughput and memory."""
+    """Objectives of its front, by name; the first is primary. Empty: throughput and memory."""
     longest_tokens: int | None = None
     length_points: tuple[tuple[float, float], ...] = ()
     """Cumulative distribution of token lengths: (length, share of examples up to it)."""
     stages: tuple[StageFacts, ...] = ()
-    """The parts of the training, in their order; empty where there is one only."""
+    """The stages of the training, in their order; empty if it has no stages."""
 
     @classmethod
     def of(cls, space: SearchSpace) -> SpaceFacts:
@@ -102,26 +102,26 @@ OF_ONE = "all memory is of one of them"
 
 
 def counted_gpus(configuration: Configuration) -> int:
-    """How many GPUs, or ranks on a processor, train together.
+    """Number of GPUs, or ranks on a processor, that train together.
 
-    1 where a name of the user's own means something else.
+    1 if the user's own code uses the name for something else.
     """
     value = configuration.get(GPUS_PER_TRIAL, 1)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 1 else 1
 
 
 def paid_gpus(configuration: Configuration, gpu: Gpu) -> int:
-    """How many GPUs are paid for: ranks on a processor have one between them."""
+    """Number of GPUs to pay for: ranks on a processor share one."""
     return 1 if gpu.id == PROCESSOR else counted_gpus(configuration)
 
 
 def times_text(count: int, name: str) -> str:
-    """The name with how many there are, "2 x NVIDIA A40"; of one the name alone."""
+    """The name with its count, "2 x NVIDIA A40"; a single one is the name alone."""
     return f"{count} x {name}" if count > 1 else name
 
 
 def gpus_text(configuration: Configuration, gpu: Gpu) -> str:
-    """The GPU's name; of several with how many, and whose the numbers of memory are."""
+    """The GPU's name; for several, also their count and a note that memory is per GPU."""
     count = counted_gpus(configuration)
     if count == 1:
         return gpu.name
@@ -146,10 +146,10 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """Stages that came to the same numbers, as one row.
+    """Consecutive stages with the same numbers, as one row.
 
-    `settings` is what the stage sets, `run_s` the time of all its epochs, of each of the stages;
-    None where it is not known how many examples it has.
+    `settings` are the stage's own settings. `run_s` is the time of all epochs of each stage in
+    seconds; None if its number of examples is unknown.
     """
 
     names: tuple[str, ...]
@@ -161,13 +161,13 @@ class StageRow:
 
     @property
     def label(self) -> str:
-        """The names, shortened where they are many."""
+        """The names of the stages, shortened if there are more than `MAX_NAMES`."""
         first, *rest = self.names
         return ", ".join(self.names) if len(self.names) <= MAX_NAMES else f"{first} to {rest[-1]}"
 
     @property
     def time_text(self) -> str:
-        """How long it takes, for people."""
+        """The time of each stage, for people."""
         each = " each" if len(self.names) > 1 else ""
         return "?" if self.run_s is None else format_duration(self.run_s) + each
 
@@ -186,7 +186,7 @@ def stage_rows(
     space: SpaceFacts,
     budget: MemoryBudget,
 ) -> list[StageRow]:
-    """The stages in their order, alike ones that follow each other together."""
+    """The stages in their order; equal ones that follow each other share a row."""
     facts = {stage.name: stage for stage in space.stages}
     rows: list[StageRow] = []
     for name, numbers in evidence.stages.items():
@@ -211,7 +211,7 @@ def stage_rows(
 def limit_text(
     evidence: Prediction | Measurement, configuration: Configuration, space: SpaceFacts
 ) -> str:
-    """Where the memory is the most: "in stage1 (n_negatives=24), the hardest of 5 stages".
+    """The stage that needs most memory: "in stage1 (n_negatives=24), the hardest of 5 stages".
 
     Empty where there are no stages.
     """
@@ -251,10 +251,10 @@ def seconds_of(
 ) -> tuple[float, float | None] | None:
     """Seconds of one pass over the data of every stage, and of all passes (None: unknown).
 
-    None where the examples, or the numbers, of a stage are not known.
+    None if the examples or the numbers of a stage are unknown.
     """
     epoch_s = run_s = 0.0
-    # A stage that says nothing of epochs has one, where others have some.
+    # A stage without a number of epochs has one, if another stage gives a number.
     epochs_known = any(stage.epochs is not None for stage in space.stages)
     for stage in space.stages:
         numbers = stages.get(stage.name)

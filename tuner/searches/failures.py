@@ -1,10 +1,10 @@
-"""What errors teach: which values of knobs, alone or two together, are to blame for them.
+"""Learns from errors: finds the knob values, or pairs of values, that make trials fail.
 
-A trial that ended with an error says nothing of speed or memory, but a value that never works
-makes every trial with it fail. Each value, and each pair of values, may be broken, which a trial
-that ran rules out for all of its values at once. What is left shares the blame for the trials
-that failed, the more of it the more of them it explains (a noisy-or, solved by damped
-fixed-point steps), separately for each kind of error.
+A trial that ended with an error gives no speed or memory, but a broken value makes every trial
+with it fail. Each value and each pair of values may be broken; a trial that ran rules this out for
+all of its values. The others share the blame for the failed trials; a value that explains more
+failures gets more blame (a noisy-or, solved by damped fixed-point steps). Each kind of error is
+solved separately.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ Suspect = tuple[tuple[int, int], ...]
 """One or two values: (number of the knob, number of its value) of each."""
 
 PRIORS = {1: 0.05, 2: 0.01}
-"""Of one value being broken, and of two that work but not together."""
+"""Prior probability that a value is broken, and that two working values fail together."""
 
 OWN = 0.05
-"""Of a trial failing for another reason: its own configuration, or chance."""
+"""Probability that a trial fails for another reason: its own configuration, or chance."""
 
 ALIKE_TO_CLOSE, LEAST_TO_TRY = 3, 0.3
-"""A value that never ran and failed alike so often is closed, for the configurations whose
-probability of running is less than this: another value may have been with it each time."""
+"""A value that never ran and failed alike this many times is closed, but only for configurations
+less likely to run than the second number: another value may have caused the failures."""
 
 SUSPECTED = 0.5
-"""Of being broken, above which a value is named."""
+"""Values are reported if their probability of being broken is above this."""
 
 STEPS, DAMPING = 25, 0.5
-"""Of the fixed point; undamped, two values that were always together would swing."""
+"""Number and damping of the fixed-point steps; without damping, two values that always occur
+together would oscillate."""
 
 FAILED = (Status.CRASHED, Status.INVALID, Status.TIMEOUT, Status.NON_FINITE)
-"""How a trial ends whose configuration did not work; device memory is another matter."""
+"""Statuses of a trial whose configuration failed for another reason than device memory."""
 
 FAILURES_THAT_END, MOST_FAILURES = 6, 12
-"""Failed trials, before any ran, that end a search: the first number where no value
-is common to all of them, which might be to blame alone; the second in any case."""
+"""This many failed trials end a search in which none ran: the first number if the trials share no
+value that could be the only cause, the second in any case."""
 
 _CHANGING = re.compile(r"0x[0-9a-f]+|(?:/[\w.+-]+)+|\d+(?:\.\d+)?")
 """Addresses, paths and numbers: they differ between errors that are alike."""
@@ -55,7 +56,7 @@ MOST_LETTERS = 160
 def failure_of(outcome: Outcome) -> str | None:
     """The kind of error that ended a trial, for people; None where none did.
 
-    Main memory beside a GPU that had room is one: the device's memory says nothing of it.
+    Running out of main memory is such an error, because it tells nothing about device memory.
     """
     if outcome.status is Status.OOM and outcome.exhausted is Exhausted.HOST:
         return "the machine's main memory ran out"
@@ -67,9 +68,9 @@ def failure_of(outcome: Outcome) -> str | None:
 
 
 def everything_fails(records: Sequence[TrialRecord], failures: Failures) -> TunerError | None:
-    """Why a search is to end in which all trials so far failed; None where it need not.
+    """The error that ends a search whose trials all failed so far; None if it may go on.
 
-    `records` are its own trials; of those that ran out of memory it is not known if they would run.
+    `records` are its own trials. Those that ran out of device memory might run otherwise.
     """
     if failures.any_ran:
         return None
@@ -95,7 +96,7 @@ def _told(value: str, times: int, kind: str) -> str:
 
 
 class Failures:
-    """Trials that failed and that ran, by the place of their candidate, and what they say."""
+    """Failed and successful trials by the place of their candidate, and the values to blame."""
 
     def __init__(self, columns: Mapping[str, Sequence[object]]) -> None:
         """`columns` are the values of each knob that varies, one for each candidate."""
@@ -117,7 +118,7 @@ class Failures:
         """Trials that failed since the last one that ran."""
 
     def ran(self, place: int) -> None:
-        """The candidate at `place` ran: none of its values is broken, nor are two together."""
+        """Note that the candidate at `place` ran: none of its values or pairs is broken."""
         self.any_ran, self.in_a_row = True, 0
         before = len(self._ran)
         self._ran.update(self._suspects(place))
@@ -127,13 +128,13 @@ class Failures:
             self._probability = self._closed = None
 
     def failed(self, place: int, kind: str) -> None:
-        """The candidate at `place` failed with this kind of error."""
+        """Note that the candidate at `place` failed with this kind of error."""
         self._failed.setdefault(kind, {})[place] = None
         self._probability = self._closed = None
         self.in_a_row += 1
 
     def probability(self) -> Floats:
-        """The probability that each candidate runs, as far as errors go."""
+        """The probability that each candidate runs without an error, shape (candidates,)."""
         if self._probability is None:
             self._blame, logs = {}, np.zeros(self._codes.shape[1])
             for places in self._failed.values():
@@ -144,10 +145,10 @@ class Failures:
         return self._probability
 
     def closed(self) -> dict[str, NDArray[np.bool_]]:
-        """Which candidates are not to be tried any more, by the reason for people.
+        """Masks of the candidates that must not be tried any more, by the reason for people.
 
-        The reason names the value that failed alike several times and never ran, the one that is
-        most to blame first.
+        The reason names a value that failed alike several times and never ran; the value with the
+        most blame comes first.
         """
         if self._closed is None:
             self._closed = self._closed_now()
@@ -165,7 +166,7 @@ class Failures:
         return found
 
     def suspected(self) -> list[str]:
-        """The values that are more probably broken than not, with how often and how they failed."""
+        """The values that are probably broken, with the number and kind of their failures."""
         self.probability()
         return [
             _told(self._text(suspect), times, kind)
@@ -183,7 +184,7 @@ class Failures:
         return [self._text(((int(k), int(codes[k, 0])),)) for k in same]
 
     def _never_ran(self) -> list[tuple[Suspect, str, int]]:
-        """Values that failed and never ran, what they are most to blame for and how often."""
+        """Values that failed and never ran, with kind and number of failures, most blamed first."""
         found = []
         for kind, places in self._failed.items():
             times = Counter((s,) for p in places for s in enumerate(self._codes[:, p].tolist()))
@@ -193,7 +194,7 @@ class Failures:
         return sorted(found, key=lambda f: (-self._blame.get(f[0], 0.0), f[0]))
 
     def _blamed(self, places: Sequence[int]) -> dict[Suspect, float]:
-        """How probable it is that each suspect is broken, by the failures at `places`."""
+        """The probability that each suspect is broken, given the failures at `places`."""
         suspects = [[s for s in self._suspects(place) if s not in self._ran] for place in places]
         every = list(dict.fromkeys(itertools.chain.from_iterable(suspects)))
         if not every:

@@ -12,7 +12,7 @@ from tuner.core.records import Source, Status, TrialRecord
 
 
 class Direction(enum.StrEnum):
-    """Which way an objective gets better."""
+    """The direction in which an objective improves."""
 
     MAXIMIZE = "maximize"
     MINIMIZE = "minimize"
@@ -20,7 +20,7 @@ class Direction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A number of a trial that gets better one way.
+    """A number of a trial to maximize or minimize.
 
     `value` returns None for a trial that has no such number; such a trial is on no front.
     """
@@ -31,7 +31,7 @@ class Objective:
     value: Callable[[TrialRecord], float | None]
 
     def gain(self, record: TrialRecord) -> float | None:
-        """The value turned so that larger is better."""
+        """The value with its sign changed, if necessary, so that larger is better."""
         value = self.value(record)
         if value is None:
             return None
@@ -39,7 +39,7 @@ class Objective:
 
 
 def samples_per_s(record: TrialRecord) -> float | None:
-    """Training examples per second, measured where it was, else emulated or predicted.
+    """Training examples per second: measured if available, else emulated or predicted.
 
     This, and not tokens per second, decides how long an epoch takes: longer sequences raise
     the tokens per second and make the epoch longer.
@@ -49,18 +49,18 @@ def samples_per_s(record: TrialRecord) -> float | None:
 
 
 def device_bytes(record: TrialRecord) -> int | None:
-    """Peak device memory in bytes, measured where it was, else emulated or predicted."""
+    """Peak device memory in bytes: measured if available, else emulated or predicted."""
     evidence = record.outcome.evidence
     return evidence.memory.device_bytes if evidence else None
 
 
 def room_bytes(record: TrialRecord, memory_bytes: int) -> int:
-    """Memory that a rank of the trial has where a device has `memory_bytes`."""
+    """Memory of a rank of the trial, in bytes, on a device with `memory_bytes`."""
     return min(memory_bytes, record.budget.limit_bytes)
 
 
 def fastest_first(record: TrialRecord) -> tuple[float, int, str]:
-    """For sorting: of equally fast ones the smaller is first."""
+    """Sort key: the fastest first, then the one with less memory."""
     return -(samples_per_s(record) or 0.0), device_bytes(record) or 0, record.configuration.key
 
 
@@ -73,7 +73,7 @@ DEFAULT_OBJECTIVES = (THROUGHPUT, DEVICE_MEMORY)
 
 
 def fits_within(record: TrialRecord, limit_bytes: int) -> bool:
-    """Whether a trial ended well and its memory plus its margin is inside `limit_bytes`.
+    """True for a successful trial whose memory plus margin is within `limit_bytes`.
 
     `limit_bytes` is the memory of the GPU asked about, which may be less than that of the
     GPU the trial was for.
@@ -88,10 +88,10 @@ def fits_within(record: TrialRecord, limit_bytes: int) -> bool:
 
 
 def trusted(records: Iterable[TrialRecord], limit_bytes: int) -> list[TrialRecord]:
-    """The records to choose from: the measured ones if one fits, else so the emulated ones, or all.
+    """The records to choose from: measured ones if one fits, else emulated ones likewise, or all.
 
-    A prediction is no match for a measurement: where something was measured that fits, nothing
-    is recommended, or put on a front, that was not. So it is with what was emulated.
+    A measurement outweighs predictions: if a measured record fits, only measured records are
+    recommended or put on a front. Emulated records outweigh predicted ones in the same way.
     """
     found = list(records)
     for source in (Source.MEASURED, Source.EMULATED):
@@ -107,10 +107,10 @@ def pareto_front(
     objectives: Sequence[Objective] = DEFAULT_OBJECTIVES,
     limit_bytes: int | None = None,
 ) -> tuple[TrialRecord, ...]:
-    """The fitting trials that no other one beats; see `unbeaten`.
+    """The fitting trials that no other trial dominates; see `unbeaten`.
 
-    With `limit_bytes`, only trials that fit there with their margin count; otherwise those that
-    fit their own GPU.
+    With `limit_bytes`, only trials that fit this memory with their margin count; otherwise, trials
+    that fit their own GPU.
     """
     fitting = (
         record
@@ -123,22 +123,22 @@ def pareto_front(
 def unbeaten(
     records: Iterable[TrialRecord], objectives: Sequence[Objective]
 ) -> tuple[TrialRecord, ...]:
-    """The trials that no other one beats, best in the first objective first.
+    """The trials that no other one dominates, best in the first objective first.
 
-    A trial beats another when it is at least as good in every objective and better in one.
-    Of trials with equal numbers one stands for all (the smallest configuration key), so the
-    result depends on the set of records and never on their order.
+    A trial dominates another if it is at least as good in every objective and better in one.
+    Of trials with equal numbers only the one with the smallest configuration key is kept, so the
+    result does not depend on the order of the records.
     """
     candidates: list[tuple[tuple[float, ...], TrialRecord]] = []
     for record in records:
         gains = tuple(g for o in objectives if (g := o.gain(record)) is not None)
         if len(gains) == len(objectives):
             candidates.append((gains, record))
-    # In this order nothing can be beaten by what comes after it: one pass is enough.
+    # In this order, no record can be dominated by a later one: one pass is enough.
     candidates.sort(key=lambda c: ([-g for g in c[0]], c[1].configuration.key, c[1].trial_id))
     front: list[tuple[tuple[float, ...], TrialRecord]] = []
     for gains_, record in candidates:
-        # What came last is best in the second objective: of two, it covers all that is covered.
+        # The last one kept is best in the second objective: with two, checking it is enough.
         if not any(_covers(kept, gains_) for kept, _ in reversed(front)):
             front.append((gains_, record))
     return tuple(record for _, record in front)
@@ -169,37 +169,37 @@ def hypervolume(
         first, second = ((g or 0.0) - r for g, r in zip(gains, turned, strict=True))
         if first <= 0 or second <= covered:
             continue
-        # The front comes best-first in the first objective, so each record adds the strip
-        # of the second objective that the ones before it left open.
+        # The front is sorted by the first objective, best first, so each record adds the strip
+        # of the second objective that the records before it left uncovered.
         area += first * (second - covered)
         covered = second
     return area
 
 
 PAIR_ERROR = 0.10
-"""By how much predictions of two configurations of one space and GPU may be wrong apart, as a
-logarithm: they are off alike, so that it is less than what each is off by. Of 287 pairs of
-published runs that share model, program, GPU and machine, and do not wait for their host, 90 %
-differ by less; `python -m benchmarks.accuracy` prints it, and how many are in the wrong order."""
+"""Error of the predicted ratio of two configurations of one space and GPU, as a logarithm. Both
+are off in the same direction, so it is less than the error of each. For 90 % of 287 pairs of
+published runs that share model, program, GPU and machine, and do not wait for their host, it is
+smaller; `python -m benchmarks.accuracy` prints it, and how many pairs are in the wrong order."""
 UNDECIDED = (
     f"may be no faster than the next smaller: predicted within {PAIR_ERROR:.0%}, or intervals meet"
 )
-"""What the mark of such a configuration means."""
+"""Meaning of the mark of an undecided configuration."""
 LEAST_DIFFERENCE = 0.01
-"""What is predicted to be closer than this, relatively, is not worth trials of its own: a
-configuration measured twice differs by as much."""
+"""Configurations predicted to differ by less than this share are not worth separate trials: two
+measurements of the same configuration differ by as much."""
 MOST_MEASURED = 3
 
 
 def may_be_as_fast(slower: TrialRecord, faster: TrialRecord) -> bool:
-    """Whether it is not certain that `faster` is: measured rates, or predictions, overlap."""
+    """True if `slower` may be as fast as `faster`: their intervals of throughput overlap."""
     return _ends(slower)[1] >= _ends(faster)[0]
 
 
 def undecided(front: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
     """The configurations of a front that may be no faster than the next smaller one.
 
-    `front` goes from the least memory to the most. One that is no faster is not on the front.
+    `front` is sorted from the least memory to the most.
     """
     return tuple(
         larger for smaller, larger in itertools.pairwise(front) if may_be_as_fast(smaller, larger)
@@ -207,7 +207,7 @@ def undecided(front: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
 
 
 def rivals(best: TrialRecord, fitting: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Those that may be as fast as the best, fastest first; none where it was measured."""
+    """Trials that may be as fast as the best, fastest first; empty if the best was measured."""
     if best.source is Source.MEASURED:
         return ()
     others = [r for r in fitting if r is not best and _rate(r) > 0]
@@ -216,7 +216,7 @@ def rivals(best: TrialRecord, fitting: Iterable[TrialRecord]) -> tuple[TrialReco
 
 
 def worth_measuring(best: TrialRecord, others: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """The best and those of its rivals between which trials are to decide; empty without any."""
+    """The best and the rivals that are worth measuring against it; empty without such rivals."""
     chosen = [best]
     for other in others:
         apart = [abs(math.log(_rate(other) / _rate(record))) for record in chosen]

@@ -1,4 +1,4 @@
-"""Configurations held back because their memory cannot fit: why, and since when."""
+"""Configurations held back because they cannot fit or would fail: why, and since which trial."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ Places = NDArray[np.intp]
 
 
 class OomFrontier:
-    """What is known not to fit among configurations, by those that ran out of memory.
+    """Configurations that are known not to fit, because a smaller one ran out of memory.
 
-    A configuration is covered when a known one that ran out is nowhere larger, in the knobs that
-    the workload declares monotone, and equal in all others. Sound where that declaration is.
+    A configuration is covered by a known one that ran out if that one is not larger in any knob
+    that the workload declares monotone and is equal in all others. This is as sound as that
+    declaration.
     """
 
     def __init__(self, configurations: Sequence[Configuration], order: MemoryOrder) -> None:
         parts = [order.split(configuration) for configuration in configurations]
         names = sorted({name for places, _ in parts for name in places})
-        # A knob that has no place here is among the others there, and keeps the two apart.
+        # A knob without a place is in the `others` of the configuration, hence in another group.
         self._places = np.array(
             [[places.get(name, 0.0) for name in names] for places, _ in parts]
         ).reshape(len(parts), len(names))
@@ -38,18 +39,18 @@ class OomFrontier:
         ends = np.cumsum(np.bincount(self._group, minlength=len(groups)))
         self._members = np.split(by_group, ends[:-1])
         self._known: dict[int, Places] = {}
-        """The smallest that ran out, each with all that are at least as large."""
+        """The smallest configurations that ran out, each with all that are at least as large."""
         self._covering = np.zeros(len(parts), dtype=np.intp)
-        """How many known ones cover each. Kept up to date, so that a thousand trials in a row that
-        run out of memory cost no more each than the first did."""
+        """Number of known ones that cover each configuration. It is updated with each trial, so
+        that the thousandth trial that runs out of memory costs no more than the first."""
 
     @property
     def known(self) -> tuple[int, ...]:
-        """Places of the smallest that ran out of memory; none of them covers another."""
+        """Places of the smallest configurations that ran out; none of them covers another."""
         return tuple(self._known)
 
     def ran_out(self, place: int) -> None:
-        """The configuration at `place` ran out of memory."""
+        """Note that the configuration at `place` ran out of memory."""
         if self._covering[place]:
             return
         larger = self._at_least(place)
@@ -59,20 +60,20 @@ class OomFrontier:
         self._covering[larger] += 1
 
     def fitted(self, place: int) -> None:
-        """The configuration at `place` fitted.
+        """Note that the configuration at `place` fitted.
 
-        What ran out and is no larger did so for another reason (a process beside it, for
-        example), and no longer counts.
+        Configurations that ran out although they are not larger did so for another reason (another
+        process on the GPU, for example), and no longer count.
         """
         for other in self._witnesses(place):
             self._forget(other)
 
     def covered(self) -> NDArray[np.bool_]:
-        """Which configurations cannot fit, shape (configurations,)."""
+        """Mask of the configurations that cannot fit, shape (configurations,)."""
         return self._covering > 0
 
     def witness(self, place: int) -> int | None:
-        """A known one because of which `place` cannot fit; None when there is none."""
+        """The place of a known one that shows that `place` cannot fit; None if there is none."""
         return next(iter(self._witnesses(place)), None)
 
     def _witnesses(self, place: int) -> list[int]:
@@ -84,25 +85,25 @@ class OomFrontier:
         self._covering[self._known.pop(known)] -= 1
 
     def _at_least(self, place: int) -> Places:
-        """Those that are at least as large as the one at `place`, itself included."""
+        """Places of all that are at least as large as the one at `place`, itself included."""
         members = self._members[self._group[place]]
         larger: Places = members[(self._places[members] >= self._places[place]).all(axis=1)]
         return larger
 
 
 MOST_RISK = 0.5
-"""Probability of not fitting above which nothing is tried. Samplers that know nothing of memory
-are kept from what will rather fail; "guided" has a narrower limit of its own."""
+"""Candidates are not tried if their probability of not fitting is above this. It limits samplers
+that know nothing about memory; "guided" has a lower limit."""
 
 REFIT_GROWTH = 0.05
-"""The calibration is repeated when the trials are this share more than the last time."""
+"""The calibration is repeated when the number of trials has grown by this share."""
 
 KNOWN_OOM, RISK, FAILS = 1, 2, 3
 """Why a configuration is held back; 0 where it is not."""
 
 
 class CalibratedRisk:
-    """The probability that each candidate does not fit, by predictions that trials correct."""
+    """The probability that each candidate does not fit, from predictions corrected by trials."""
 
     def __init__(self, predictions: Sequence[Prediction]) -> None:
         self._predictions = predictions
@@ -115,7 +116,7 @@ class CalibratedRisk:
         self._records.append(record)
 
     def risk(self) -> NDArray[np.float64]:
-        """Shape (candidates,); learned anew when there are enough new trials to change it."""
+        """The risk of each candidate, shape (candidates,); refitted after enough new trials."""
         if len(self._records) > self._fitted * (1 + REFIT_GROWTH):
             space = self._records[-1].space if self._records else ""
             calibrations = calibrations_from(self._records)
@@ -126,7 +127,7 @@ class CalibratedRisk:
 
 
 class PruningLog:
-    """What is held back at present, and the history of it."""
+    """The candidates that are held back now, and those that were revived."""
 
     def __init__(self, candidates: Candidates, frontier: OomFrontier) -> None:
         self._candidates, self._frontier = candidates, frontier
@@ -136,11 +137,11 @@ class PruningLog:
 
     @property
     def entries(self) -> tuple[Pruned, ...]:
-        """What was revived, then what is held back now."""
+        """The revived entries, then those that are held back now."""
         return (*self._revived, *(self._now[place] for place in sorted(self._now)))
 
     def reasons(self) -> dict[str, str]:
-        """What is held back now, by key."""
+        """Reasons of the configurations that are held back now, by their key."""
         return {entry.configuration.key: entry.reason for entry in self._now.values()}
 
     def update(
@@ -150,9 +151,10 @@ class PruningLog:
         trial_id: str | None,
         closed: Mapping[str, NDArray[np.bool_]],
     ) -> NDArray[np.bool_]:
-        """Judge anew after a trial; returns which candidates are held back, tried or not.
+        """Update the log after a trial; return the mask of the candidates that are held back.
 
-        `closed` are those that would fail for another reason than memory, by that reason.
+        The mask includes tried candidates. `closed` are masks of candidates that would fail for
+        another reason than memory, by that reason.
         """
         cause = np.zeros(len(self._cause), dtype=np.int8)
         if risk is not None:

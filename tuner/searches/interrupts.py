@@ -1,7 +1,7 @@
 """Ctrl-C: the first one asks the search to end, the second one ends the program.
 
-So do SIGTERM, however often (`timeout` sends it to its child and then to their group), and a
-terminal that is closed, or a connection to it that breaks (SIGHUP).
+SIGTERM and SIGHUP (a closed terminal or a broken connection) count as well. Repeated SIGTERMs count
+once, because `timeout` sends one to its child and another to the process group.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LAST_DEFERRED = 2
 class Interrupts:
     """Handles SIGINT, SIGTERM and SIGHUP of the main thread; elsewhere it does nothing.
 
-    Python lets only the main thread set handlers, and signals arrive only there. A SIGHUP that is
-    ignored, as under nohup, stays so.
+    Python lets only the main thread set handlers, and only it receives signals. An ignored SIGHUP,
+    as under nohup, stays ignored.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handlers are in place inside, and as before afterwards."""
+        """Install the handlers for the block, and restore the earlier ones afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -51,10 +51,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """The second signal waits until the end of the block; a third one does not.
+        """Delay the second signal until the end of the block; a third one is not delayed.
 
-        For the few seconds in which Ray starts or ends its processes: broken off there, it
-        leaves some behind.
+        Use it for the few seconds in which Ray starts or ends its processes: an interruption there
+        would leave some of them behind.
         """
         self._deferring = True
         seen_before = self._seen
@@ -85,7 +85,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _leave_terminal(self) -> None:
-        """Redirect output to nowhere: writing to a closed terminal would fail."""
+        """Redirect output to the null device: writing to a closed terminal would fail."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in self._terminals:
             os.dup2(nowhere, descriptor)
@@ -94,10 +94,10 @@ class Interrupts:
 
 @contextlib.contextmanager
 def _hang_up_blocked() -> Iterator[None]:
-    """SIGHUP waits until the end of the block, and never reaches what is started inside.
+    """Delay SIGHUP until the end of the block, and keep it from processes started inside.
 
-    A shell that ends sends it to all processes of its jobs: Ray's, which inherit what is blocked,
-    would end before the search could.
+    A shell that ends sends SIGHUP to all processes of its jobs. Ray's processes, which inherit the
+    blocked signals, would otherwise end before the search does.
     """
     if HANG_UP is None or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,8 @@
-"""`trials.jsonl`: one line per trial, only ever appended to, and the truth of a search.
+"""`trials.jsonl`, the append-only journal of a search: one line per trial.
 
 A line is written with a single `write` on a file opened for appending, so a reader never
-sees two records mixed, and a kill can leave at most one torn line, at the end. Everything
-else in a results folder can be made again from this file.
+sees two records mixed, and a kill can leave at most one torn line, at the end. All other files of
+a results folder can be made again from this file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tuner.core.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
 from tuner.searches.repeats import pooled
 
 MAX_PROBLEMS = 20
-"""How many malformed lines one error lists; a wrong file would otherwise fill the screen."""
+"""Maximum number of malformed lines in one error; a wrong file would otherwise fill the screen."""
 
 
 MAX_BYTES = 1 << 30
-"""A hundred thousand trials take a quarter of it."""
+"""Maximum size of a journal; a hundred thousand trials take a quarter of it."""
 
 
 MAX_LINES = 2_000_000
@@ -44,7 +44,7 @@ MAX_LINES = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """What a journal holds: its records in the order of writing, and notes for the user."""
+    """Contents of a journal: its records in the order of writing, and notes for the user."""
 
     records: tuple[TrialRecord, ...]
     notes: tuple[str, ...] = ()
@@ -53,8 +53,8 @@ class JournalContents:
 def check_writable(folder: Path) -> None:
     """Raises `InputError` unless files can be created in `folder`. Creates nothing.
 
-    Where the folder does not exist yet, its nearest existing parent is tried. Called before
-    a search starts, so that hours of trials never end at a folder that refuses them.
+    If the folder does not exist yet, its nearest existing parent is tested. It is called before a
+    search starts, so that results of hours of trials can be written.
     """
     nearest = folder
     try:
@@ -75,9 +75,9 @@ def check_writable(folder: Path) -> None:
 def read_journal(path: Path) -> JournalContents:
     """The records in `path`; empty when there is no such file.
 
-    A last line without its line end that is not a record was torn by a kill: it is dropped,
-    with a note. Any other line that is not a record of a known schema is an `InputError`
-    that names the file and each such line. A name that ends in ".gz" is that of a compressed one.
+    A last line that is no record and has no line end was torn by a kill: it is dropped, with a
+    note. Raises `InputError`, with all file names and line numbers, for any other line that is not
+    a record of a known schema. A file whose name ends in ".gz" is decompressed.
     """
     try:
         data = read_file(path, MAX_BYTES)
@@ -118,7 +118,7 @@ def _contents(path: Path, data: bytes) -> JournalContents:
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """Each line with its number, and whether its end is there; never all of them at once."""
+    """Yield each line with its number, and True if it has a line end; saves memory."""
     start = 0
     for number in itertools.count(1):
         end = data.find(b"\n", start)
@@ -130,7 +130,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """What was compressed. Raises EOFError for more than a journal may hold."""
+    """The decompressed data. Raises EOFError if it is larger than `MAX_BYTES`."""
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
         found = file.read(MAX_BYTES + 1)
     if len(found) > MAX_BYTES:
@@ -141,10 +141,10 @@ def _unpacked(data: bytes) -> bytes:
 def latest(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """One record per configuration and GPU, in the order of first appearance.
 
-    Of several, a measured one beats an emulated one, that a predicted one, and one that ran to its
-    end an interrupted one; those that ran are pooled (see `pooled`), and of predicted ones the
-    last written wins. A prediction that was verified on an emulated device stays what it is,
-    with the verification beside it (`TrialRecord.verified_by`).
+    A finished record replaces an interrupted one; then a measured one replaces an emulated one,
+    and that a predicted one. Records that ran are pooled (see `pooled`); of predicted ones the last
+    written counts. A prediction that was verified on an emulated device stays a prediction, with
+    the verification beside it (`TrialRecord.verified_by`).
     """
     found: dict[tuple[str, str, int, str], list[TrialRecord]] = {}
     for record in records:
@@ -163,15 +163,15 @@ def _one_of(records: Sequence[TrialRecord]) -> TrialRecord:
     if ran.source is Source.EMULATED and all(record.verification for record in equals):
         predicted = [record for record in records if record.source is Source.PREDICTED]
         if predicted:
-            # One emulated speed among predicted ones would be compared with what it cannot be.
+            # One emulated speed among predicted ones would not be comparable.
             return replace(_one_of(predicted), verified_by=ran)
     return ran
 
 
 class JournalWriter:
-    """Appends records to a journal; one writer at a time, the second gets an `InputError`.
+    """Appends records to a journal; a second writer at the same time gets an `InputError`.
 
-    A context manager: entering creates the folder and the file, takes the lock and cuts off
+    It is a context manager: entering creates the folder and the file, takes the lock and cuts off
     a torn last line; leaving releases the lock.
     """
 
@@ -206,11 +206,11 @@ class JournalWriter:
             self._fd = None
 
     def append(self, record: TrialRecord) -> None:
-        """Writes one record as one line and hands it to the disk.
+        """Write one record as one line and flush it to the disk.
 
-        Raises `UnavailableError` when the disk refuses it, and the journal is then as before, and
-        when the journal was removed meanwhile: nobody would ever read the record. Raises
-        ValueError for a record that holds NaN or infinity, which JSON cannot.
+        Raises `UnavailableError` if writing fails (the journal is then as before), or if the
+        journal was removed meanwhile, because the record would be lost. Raises ValueError for a
+        record with NaN or infinity, which JSON does not support.
         """
         if self._fd is None:
             raise RuntimeError("the journal is not open")
@@ -227,7 +227,7 @@ class JournalWriter:
                 raise OSError(28, "no space left on the disk")
             os.fsync(self._fd)
         except OSError as error:
-            # Where even that is refused, the next search cuts the torn line off.
+            # If even that fails, the next search cuts off the torn line.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, before.st_size)
             raise _refused(self.path, error) from error
@@ -242,13 +242,13 @@ def _refused(path: Path, error: OSError) -> UnavailableError:
 
 
 def encode(record: TrialRecord) -> bytes:
-    """The line of `record`, line end included; what UTF-8 cannot say is "?"."""
+    """The line of `record` with its line end; characters that UTF-8 cannot encode become "?"."""
     text = json.dumps(record.to_dict(), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.encode("utf-8", errors="replace") + b"\n"
 
 
 def _parse(line: bytes) -> TrialRecord | str:
-    """The record in a line, or what is wrong with the line."""
+    """The record in a line, or a text about the problem with the line."""
     try:
         data = msgspec.json.decode(line)
     except UnicodeDecodeError:
@@ -288,10 +288,10 @@ def _standing(record: TrialRecord) -> tuple[bool, int]:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor of the journal at `path`, created where there is none, with the lock taken.
+    """A locked descriptor of the journal at `path`, which is created if missing.
 
-    Between opening and locking, a search with --fresh may rename the file, or somebody remove
-    it: what is locked must be what the path names, or two searches would write side by side.
+    Between opening and locking, a search with --fresh may rename the file, or a user may remove
+    it. The locked file must still be the one at the path, or two searches could write at once.
     """
     for _ in range(_OPENING_TRIES):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -314,7 +314,7 @@ _OPENING_TRIES = 10
 
 
 def _require_file(mode: int, path: Path) -> None:
-    """Raise `InputError` for what is no file: a device or a pipe could be read for ever."""
+    """Raise `InputError` unless it is a regular file: reading a device or pipe may never end."""
     if not stat.S_ISREG(mode):
         raise InputError(
             f"{str(path)!r} is not a file",
@@ -344,7 +344,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _mend_tail(descriptor: int, path: Path) -> tuple[str, ...]:
-    """Makes the file end at a line end: completes a whole last record, cuts a torn one."""
+    """Make the file end at a line end: complete a whole last record, or cut off a torn one."""
     data = path.read_bytes()
     tail = data[data.rfind(b"\n") + 1 :]
     if not tail:

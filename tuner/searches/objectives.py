@@ -1,4 +1,4 @@
-"""What a front can be drawn over, by name; some numbers need the space's data or a price."""
+"""Objectives of a front, by name; some need the space's data or a price."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT = {
     "energy": "energy_j_per_sample",
     "cost": "epoch_usd",
 }
-"""What people call the objectives that they name most."""
+"""Short names of the most common objectives."""
 
 NEEDS = {
     "energy_j_per_sample": "it is measured on GPUs that report their power, and never predicted",
@@ -40,18 +40,18 @@ NEEDS = {
     "length_coverage": "it needs the quantiles or a histogram of token_lengths in the space's data",
     "lora_rank": "the configurations have none",
 }
-"""What has to be there for a number that not every trial has."""
+"""Requirements of the objectives that not every trial has a value of, for people."""
 
 
 def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: Gpu) -> tuple[Objective, ...]:
-    """The objectives of those names, each once. Raises `InputError` for a name that is none.
+    """The objectives with these names, each once. Raises `InputError` for an unknown name.
 
-    The short names of `SHORT` are names too.
+    The short names of `SHORT` are allowed.
 
-    - "energy_j_per_sample" is only known of trials that were measured with a power reading.
-    - "epoch_usd" is not known without a price and the number of examples.
+    - "energy_j_per_sample" is only known for trials that were measured with a power reading.
+    - "epoch_usd" is unknown without a price and the number of examples.
     - "length_coverage" is the share of examples that `max_length` does not truncate; without the
-      distribution of lengths it is only known where nothing is truncated.
+      distribution of lengths it is only known if no example is truncated.
     """
     known = {
         "samples_per_s": THROUGHPUT,
@@ -83,7 +83,7 @@ def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: Gpu) -> tuple[Ob
 
 
 def require_known(records: Iterable[TrialRecord], objectives: Iterable[Objective]) -> None:
-    """Raise `UnavailableError` for an objective of which no trial that ended well has a value."""
+    """Raise `UnavailableError` for an objective that no successful trial has a value of."""
     ended = [record for record in records if record.outcome.status is Status.OK]
     for objective in objectives:
         if ended and all(objective.value(record) is None for record in ended):
@@ -131,7 +131,7 @@ def _coverage(record: TrialRecord, space: SpaceFacts) -> float | None:
 
 
 def coverage(space: SpaceFacts, max_length: float) -> float | None:
-    """The share of examples of at most `max_length` tokens; None where that is not known."""
+    """The share of examples with at most `max_length` tokens; None if unknown."""
     if space.longest_tokens is not None and max_length >= space.longest_tokens:
         return 1.0
     points = space.length_points

@@ -1,7 +1,7 @@
-"""The trials of a search that have not come to a record: those that run, wait, or run again.
+"""The trials of a search without a record yet: those that run, wait, or run again.
 
-Ray knows runs, a search knows trials: a trial whose worker was lost has a second run, under
-another id of Ray's, and is one trial all the same.
+Ray counts runs, a search counts trials: a trial whose worker was lost has a second run with another
+Ray id, but stays one trial.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from tuner.searches.request import SearchRequest
 from tuner.trial.base import PLAIN, Instructions
 
 RETRIES_OF_A_LOST_WORKER = 1
-"""A second process that ends without a word is likely the trial's own doing."""
+"""Extra runs of a trial whose worker was lost; the trial itself likely causes a second loss."""
 RETRIES_OF_A_LOST_NODE = 3
-"""A node that is lost rarely is; but a trial that takes all memory of a host can end nodes."""
+"""Extra runs of a trial whose node was lost. The trial is rarely the cause, but one that takes all
+memory of a host can end nodes."""
 STARTS_OF_A_TRIAL = 10
-"""Runs that may be lost before a worker has begun with them: workers that died idle are found
-out that way, as many at once as one node has."""
+"""A trial is given up after this many runs that were lost before a worker began them. Such losses
+reveal workers that died idle, as many at once as a node has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A trial to hand out. `number` counts them from 1.
+    """A trial to hand out. `number` counts trials from 1.
 
-    `workers_lost` and `nodes_lost` count the runs that ended so, `unbegun` those that were lost
-    before a worker began with them, since one last did.
+    `workers_lost` and `nodes_lost` count its runs that ended with such a loss. `unbegun` counts the
+    runs that were lost before a worker began them, since the last one that a worker began.
     """
 
     configuration: Configuration
@@ -41,7 +42,7 @@ class Proposed:
 
     @property
     def may_run_again(self) -> bool:
-        """Whether what has become of its runs is no reason to give it up."""
+        """True unless too many of its runs were lost."""
         return (
             self.workers_lost <= RETRIES_OF_A_LOST_WORKER
             and self.nodes_lost <= RETRIES_OF_A_LOST_NODE
@@ -50,7 +51,7 @@ class Proposed:
 
 
 class OpenTrials:
-    """Trials by the ids of their runs, each in one place: handed out, or to be run again."""
+    """Open trials by the ids of their runs; each is either handed out or waits to run again."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Proposed] = {}
@@ -70,21 +71,21 @@ class OpenTrials:
 
     @property
     def on_workers(self) -> int:
-        """How many have a worker, or wait for one."""
+        """Number of runs that have a worker or wait for one."""
         return len(self._runs)
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """The runs that no worker has begun with."""
+        """The runs that no worker has begun."""
         return tuple(run for run in self._runs if run not in self._begun_at)
 
     @property
     def are_waiting(self) -> bool:
-        """Whether there is a run that no worker has begun with."""
+        """True if a run waits for a worker."""
         return len(self._runs) > len(self._begun_at)
 
     def includes(self, configuration: Configuration) -> bool:
-        """Whether a trial of this configuration is open."""
+        """True if a trial of this configuration is handed out or waits to run again."""
         return self._configurations[configuration] > 0
 
     def hand_out(self, run: str, proposed: Proposed) -> None:
@@ -94,19 +95,19 @@ class OpenTrials:
         self._configurations[proposed.configuration] += 1
 
     def hand_out_again(self, run: str) -> Proposed | None:
-        """The trial that is longest to be run again; None where none is."""
+        """The trial that has waited longest to run again; None without one."""
         if not self._again:
             return None
         self._runs[run] = self._again.popleft()
         return self._runs[run]
 
     def begin(self, run: str, begun_at: str) -> None:
-        """A worker has begun with it."""
+        """Note that a worker has begun the run."""
         self._begun_at[run] = begun_at
         self._runs[run] = dataclasses.replace(self._runs[run], unbegun=0)
 
     def close(self, run: str) -> tuple[Proposed, str | None]:
-        """The trial, which has come to its end, and when its last run began."""
+        """Remove a trial that ended; return it with the time at which its last run began."""
         proposed = self._runs.pop(run)
         self._configurations[proposed.configuration] -= 1
         if not self._configurations[proposed.configuration]:
@@ -114,7 +115,7 @@ class OpenTrials:
         return proposed, self._begun_at.pop(run, None)
 
     def lose(self, run: str, *, with_node: bool) -> bool:
-        """The run was lost. True where the trial is to run again, False where it is to end."""
+        """Note that the run was lost. True if the trial will run again, False if it must end."""
         proposed = self._runs[run]
         if run not in self._begun_at:
             proposed = dataclasses.replace(proposed, unbegun=proposed.unbegun + 1)
@@ -128,7 +129,7 @@ class OpenTrials:
         return proposed.may_run_again
 
     def take_back(self, run: str) -> None:
-        """The trial is to have another run, through no fault of its own."""
+        """Let the trial run again, without counting a loss."""
         self._again.append(self._runs.pop(run))
         self._begun_at.pop(run, None)
 
@@ -136,9 +137,9 @@ class OpenTrials:
 def record_of(
     request: SearchRequest, proposed: Proposed, begun_at: str | None, outcome: Outcome
 ) -> TrialRecord:
-    """The record of what was proposed; `begun_at` is when its last run began, None for now.
+    """The record of a trial; `begun_at` is the time at which its last run began, None for now.
 
-    Where the outcome has no prediction, it gets the one that the request knows.
+    An outcome without a prediction gets the request's prediction, if there is one.
     """
     configuration, trial_device = proposed.configuration, request.trial_device
     if outcome.prediction is None:

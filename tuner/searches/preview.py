@@ -1,4 +1,4 @@
-"""What a search would run, without running it: as if every trial came to what is predicted."""
+"""A preview of a search: the trials that it would run if all predictions were right."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tuner.trial.base import MeasureOptions
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """A trial that would run, with what is expected of it.
+    """A trial that would run, with its expected result.
 
-    `fit_probability` is that it does not run out of memory, as known when it would begin.
-    `device_s` is how long it would take on a GPU: loading, warm-up and timed steps, and less
-    where it may run out of memory.
+    `fit_probability` is the probability that it does not run out of memory, as known before it
+    begins. `device_s` is its expected time on a GPU in seconds: loading, warm-up and timed steps,
+    less if it may run out of memory.
     """
 
     configuration: Configuration
@@ -32,7 +32,7 @@ class PlannedTrial:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The trials of a search in their order, why it would end, and how many it takes over."""
+    """The trials of a search in their order, the reason why it ends, and the number reused."""
 
     trials: tuple[PlannedTrial, ...]
     stopped_by: StoppedBy
@@ -45,13 +45,12 @@ class Preview:
 
 
 def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Preview:
-    """What `search` would run for `request` one after another; starts no Ray, writes nothing.
+    """The trials that `search` would run for `request`; starts no Ray and writes nothing.
 
-    The request needs a prediction of every configuration, unless nothing would run because what is
-    known already is all that was asked for. `options` say how long real trials
-    take. Limits of GPU hours and cost count as they would where trials really run, although they
-    are simulated here. Later trials depend on how earlier ones come out: the further, the less
-    certain.
+    The request needs a prediction of every configuration, unless no trial would run because enough
+    are known already. `options` determine the time of real trials. Limits of GPU hours and cost
+    apply as for real trials, although the trials are simulated. Later trials depend on the results
+    of earlier ones, so they are less certain.
     """
     request = dataclasses.replace(request, study_path=None, run_id="preview")
     if request.trial_device is None and (request.gpu_hours or request.max_cost_usd):
@@ -88,7 +87,7 @@ def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Pr
 
 
 def _outcome(trial: PlannedTrial) -> Outcome:
-    """What comes of it if the prediction is right."""
+    """The outcome of the trial if its prediction is right."""
     prediction = trial.prediction
     ran_out = prediction.memory.device_bytes > prediction.budget.limit_bytes
     return Outcome(

@@ -1,4 +1,4 @@
-"""The budget of a search, what it has spent, and how far it is. Data only."""
+"""The budget of a search, its spending and its progress. Data only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StoppedBy(StrEnum):
     """Why a search ended."""
 
     BUDGET = "budget"
-    """As many trials as were asked for."""
+    """The search has run its number of trials."""
     EXHAUSTED = "exhausted"
     """Every valid configuration has been tried."""
     NOTHING_LEFT = "nothing_left"
@@ -25,7 +25,7 @@ class StoppedBy(StrEnum):
     GPU_HOURS = "gpu_hours"
     MAX_COST = "max_cost"
     MIN_GAIN = "min_gain"
-    """No configuration is left of which enough is expected."""
+    """No remaining configuration has enough expected gain."""
     INTERRUPTED = "interrupted"
     FAILED = "failed"
     """No worker can run its trials."""
@@ -33,10 +33,10 @@ class StoppedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a search has come to: trials begun, its own time, and time on devices.
+    """The spending of a search: trials begun, its own time, and time on devices.
 
-    `device_s` is of trials that really ran and ended, those taken over included; `mean_device_s`
-    is what one of them took, None before there is one. `running` have not ended yet.
+    `device_s` is the time of measured trials that ended, including reused ones; `mean_device_s` is
+    the mean time of one, None before the first. `running` counts the trials that have not ended.
     """
 
     trials: int
@@ -46,12 +46,12 @@ class Spent:
     running: int = 0
 
     def with_next_s(self) -> float:
-        """Time on devices once what runs, and one trial more, has taken as long as the mean."""
+        """Device time in seconds if the running trials and one more each take the mean time."""
         return self.device_s + (self.running + 1) * (self.mean_device_s or 0.0)
 
 
 class Meter:
-    """Adds up the time on devices as trials end; emulated ones cost nothing."""
+    """Adds up the time on devices as trials end; emulated trials cost nothing."""
 
     def __init__(self, gpus_per_trial: float, records: Iterable[TrialRecord] = ()) -> None:
         self._gpus_per_trial = gpus_per_trial
@@ -67,23 +67,23 @@ class Meter:
             self._measured += 1
 
     def spent(self, *, trials: int, elapsed_s: float, running: int) -> Spent:
-        """What has been spent after `elapsed_s` seconds, with `trials` begun."""
+        """The spending after `elapsed_s` seconds, with `trials` begun."""
         mean_s = self._device_s / self._measured if self._measured else None
         return Spent(trials, elapsed_s, self._device_s, mean_s, running)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a search may spend; None is no limit.
+    """The limits of a search; None is no limit.
 
-    - `trials` and the time on GPUs, `gpu_hours`, count those of earlier runs that are taken
-      over, so that the same request repeated after an interruption spends no more in the end;
-      `time_limit_s` is the time of this run.
-    - `max_cost_usd` is the time on GPUs at `usd_per_hour` each.
+    - `trials` and the GPU time, `gpu_hours`, include reused trials of earlier runs, so that a
+      request repeated after an interruption spends no more in total; `time_limit_s` is the time of
+      this run alone.
+    - `max_cost_usd` limits the cost of the GPU time at `usd_per_hour` for each GPU.
     - `min_gain` is the smallest expected gain, as a share, for which a trial is worth running.
 
-    No trial begins that goes beyond the GPU hours or the cost if it takes as long as the mean of
-    those before. Raises `InputError` for what is no budget.
+    A trial doesn't begin if it would exceed the GPU hours or the cost by taking the mean time of
+    earlier trials. Raises `InputError` for invalid limits.
     """
 
     trials: int
@@ -115,7 +115,7 @@ class Budget:
             )
 
     def device_limit_s(self) -> tuple[float, StoppedBy] | None:
-        """The time on GPUs that may be used, in seconds, and which limit says so."""
+        """The allowed GPU time in seconds, and the limit that determines it; None without one."""
         limits = []
         if self.gpu_hours is not None:
             limits.append((self.gpu_hours * SECONDS_PER_HOUR, StoppedBy.GPU_HOURS))
@@ -127,10 +127,10 @@ class Budget:
     def used_up(
         self, so_far: Spent, *, expected_gain: Callable[[], float | None] = lambda: None
     ) -> StoppedBy | None:
-        """Why no further trial is to begin, or None.
+        """The limit that keeps further trials from beginning, or None.
 
-        `expected_gain` gives the largest expected gain of any trial as a share, or None where
-        that is not known; it is asked last, and only where it matters.
+        `expected_gain` returns the largest expected gain of any trial as a share, or None if
+        unknown; it is called last, and only if `min_gain` is set.
         """
         if so_far.trials >= self.trials:
             return StoppedBy.BUDGET
@@ -148,12 +148,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One moment of a search.
+    """The progress of a search at one moment.
 
-    `done` counts all trials that ended, with the `reused` ones, `oom` and `failed` among
-    them. `best` is the fastest that fits. `eta_s` is None until enough trials have ended after the
-    first ones of all workers. `total` are those that are asked for, or known where that is more.
-    `verified` counts the runs that measured the best again, beside `done` and `total`.
+    `done` counts all trials that ended, including `reused`, `oom` and `failed` ones. `best` is the
+    fastest that fits. `eta_s` is None until enough trials have ended after the first ones of all
+    workers. `total` is the planned number of trials, or `done` if that is more. `verified` counts
+    the runs that verified the best, which are in neither `done` nor `total`.
     """
 
     done: int
@@ -169,7 +169,7 @@ class Progress:
 
 
 def samples_per_s(record: TrialRecord) -> float:
-    """Throughput of the record by its best evidence; 0 where there is none."""
+    """Throughput of the record by its best evidence; 0 without evidence."""
     evidence = record.outcome.evidence
     return evidence.speed.samples_per_s if evidence is not None else 0.0
 
@@ -192,7 +192,7 @@ class ProgressTracker:
     _ends_s: list[float] = field(default_factory=list)
 
     def reuse(self, record: TrialRecord) -> None:
-        """Count a trial that an earlier run has done."""
+        """Count a trial of an earlier run."""
         self.reused += 1
         self._count(record)
 
@@ -202,7 +202,7 @@ class ProgressTracker:
         self._workers = max(self._workers, len(self._running))
 
     def end(self, trial: str, record: TrialRecord | None, now_s: float) -> None:
-        """Count a trial that no longer runs; `record` is None when it is to run again."""
+        """Count a trial that no longer runs; `record` is None if it will run again."""
         self._running.discard(trial)
         if record is not None:
             self._count(record)
@@ -234,11 +234,11 @@ class ProgressTracker:
             self.best = record
 
     def _eta_s(self, now_s: float) -> float | None:
-        """Time left at the rate of this run so far, and no more than the limit leaves.
+        """Remaining time at the rate of this run so far, within the time limit.
 
-        The rate is that after the first trial of each worker, in which it starts and imports
-        torch: with it, the first estimate would be several times too long. None until half as many
-        trials have ended since, and one at least.
+        The rate excludes the first trial of each worker, in which the worker starts and imports
+        torch; otherwise, the first estimate would be several times too long. None until further
+        trials have ended: at least one, and half as many as there are workers.
         """
         counted = len(self._ends_s) - self._workers
         if not self._workers or counted < max(1, self._workers / 2):

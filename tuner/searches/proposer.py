@@ -1,4 +1,4 @@
-"""Proposes the next trial of a search, and holds back what cannot fit or fails."""
+"""Proposes the next trial of a search, and holds back candidates that cannot fit or would fail."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tuner.searches.strategies import NOTHING, Knowledge, Strategy, mirrored, sc
 class Proposer:
     """Proposes configurations of a finite set, each at most once, and learns from records.
 
-    `initial` comes first; then the strategy `sampler` chooses, one of `SEARCHERS` or
-    "package.module:Class". `trials`, the budget, spaces the grid. "guided" needs predictions, or
-    the memory that there is; without both it can be told but not propose. Proposals depend only on
-    the seed and on the records told, in their order: a search that was broken off goes on as it
-    would have done.
+    It proposes `initial` first; then the strategy `sampler` chooses, one of `SEARCHERS` or
+    "package.module:Class". `trials`, the budget, determines the spacing of the grid. "guided" needs
+    predictions or the memory budget; without both it can learn but not propose. Proposals depend
+    only on the seed and on the records told, in their order, so that an interrupted search
+    continues as if it had not been interrupted.
 
-    Configurations that cannot fit are held back: by the order of memory after trials that ran out
-    of memory, and by predictions, corrected by all trials, where there are any. `held_back` has the
-    reasons, `pruned` the trials that decided. A later trial can disprove and revive one.
+    Configurations that cannot fit are held back, by the memory order after trials that ran out of
+    memory, and by predictions, if any, which all trials correct. `held_back` has the reasons,
+    `pruned` the trials that decided. A later trial can revive a configuration.
 
-    `mirror` gets the trials that ended.
+    The Optuna study `mirror` gets the trials that ended.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Proposer:
         self._prune(None)
 
     def propose(self) -> Configuration | None:
-        """The next configuration to run; None when no candidate is left that is worth a trial."""
+        """The next configuration to run; None if no remaining candidate is worth a trial."""
         if not self.candidates.untried_count:
             return None
-        # Chance begins anew: a decision must not depend on how many this process has taken.
+        # Reseed: a decision must not depend on the number of decisions in this process.
         self._chance.seed(f"{self._seed} {self._told + len(self._pending)}")
         first = next((c for c in self._initial if self.candidates.is_untried(c)), None)
         configuration = first or self._strategy.propose()
@@ -87,18 +87,18 @@ class Proposer:
         return configuration
 
     def expected_gain(self) -> float | None:
-        """The largest gain, as a share, that is expected of a trial; see `Guided`.
+        """The largest expected gain of a trial, as a share; see `Guided`.
 
-        None where the sampler does not say, or nothing that fits is known to gain upon.
+        None if the sampler does not estimate it, or if no configuration is known to fit.
         """
         if self.guide is None:
             return None
         return self.guide.largest_gain()
 
     def tell(self, record: TrialRecord) -> None:
-        """Learn from a trial, whether it was proposed here or in an earlier run.
+        """Learn from a trial that was proposed here or in an earlier run.
 
-        Raises KeyError when its configuration is not a candidate.
+        Raises KeyError if its configuration is not a candidate.
         """
         configuration = record.configuration
         if configuration.key not in self._pending:
@@ -111,9 +111,9 @@ class Proposer:
         self._mark(record)
 
     def remember(self, record: TrialRecord) -> None:
-        """Take a trial by other versions of libraries as a hint. Call it before any `tell`.
+        """Take a trial with other library versions as a hint. Call it before any `tell`.
 
-        Only "guided" can weigh it; a study of Optuna's has no trials that count less.
+        Only "guided" uses it; an Optuna study has no trials of lower weight.
         """
         scored = score(record)
         if self.guide is None or scored is None:
@@ -124,12 +124,12 @@ class Proposer:
             )
 
     def held_back(self) -> dict[str, str]:
-        """What is not proposed at present, by key, with the reason for people."""
+        """Reasons of the configurations that are held back now, by their key; for people."""
         return self._pruning.reasons()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of candidates that were not tried, as sentences."""
+        """Sentences for the user about candidates that were not tried."""
         closed = {
             reason: f"{reason}; not tried again: {self._number(mask)}"
             for reason, mask in self.failures.closed().items()
@@ -155,11 +155,11 @@ class Proposer:
 
     @property
     def pruned(self) -> tuple[Pruned, ...]:
-        """What is and what was held back, with the trials that decided it."""
+        """The configurations that are or were held back, with the trials that decided it."""
         return self._pruning.entries
 
     def _mark(self, record: TrialRecord) -> None:
-        """Note on the frontier how memory went, and hold back what cannot fit any more."""
+        """Update what is known about memory and failures, and the candidates that are held back."""
         place = self.candidates.place(record.configuration)
         if record.outcome.device_ran_out:
             self._frontier.ran_out(place)
@@ -175,19 +175,19 @@ class Proposer:
         self._prune(record.trial_id)
 
     def _prune(self, trial_id: str | None) -> None:
-        """Judge anew which candidates may fit, once for each outcome."""
+        """Update which candidates are held back, once for each outcome."""
         if self.guide is not None:
             closed = self.failures.closed()
             self._pruning.update(self.guide.oom_probability(), HIGHEST_RISK, trial_id, closed)
             held_back = np.any([self._frontier.covered(), *closed.values()], axis=0)
             self.candidates.hold_back(held_back)
-            self.guide.hold_back(held_back)  # and weighs the risk of the others by itself
+            self.guide.hold_back(held_back)  # which weighs the others' risk itself
             return
         risk = None if self._risk is None else self._risk.risk()
         held_back = self._pruning.update(risk, MOST_RISK, trial_id, self.failures.closed())
         self.candidates.hold_back(held_back)
         if risk is not None and not self._told and not self.candidates.untried_count:
-            # Predictions may be wrong altogether, and something has to be the first.
+            # All predictions may be wrong, so the least risky candidate may run first.
             held_back[int(np.argmin(risk))] = False
             self.candidates.hold_back(held_back)
 

@@ -1,7 +1,7 @@
-"""What the trials so far leave open: who cannot win, who is tied, who is to be verified.
+"""Ranks the trials so far: which cannot win, which are tied, and which one to verify.
 
-Everything here is decided by the records alone, so that a search that goes on after an
-interruption decides as it would have done without one.
+All decisions depend on the records alone, so that a search that continues after an interruption
+decides as if there had been none.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from tuner.searches.journal import latest
 from tuner.trial.base import GiveUp
 
 MOST_RUNS = 3
-"""Of one configuration: what is tied after three runs is the same for all that it matters."""
+"""Most runs of one configuration to break a tie; a tie after three runs is negligible."""
 
 REPEAT_SHARE = 0.1
-"""Part of the trials, the last ones, that near-ties may take from configurations untried."""
+"""Share of the trials, the last ones, that may repeat near-ties instead of trying new ones."""
 
 MOST_FAILED_VERIFICATIONS = 5
-"""When this many of the best fail, another reason than the configuration is likely."""
+"""Verification stops after this many failures, because the configurations are unlikely to be the
+cause."""
 
 
 class _Fitting(NamedTuple):
-    """A configuration that fits: the smallest and fastest sort first, the earlier of two equals.
+    """A configuration that fits; sorts by size, then the fastest first, then the earliest.
 
-    No two have the same `number`, so that records are never compared.
+    `number` is unique, so that records are never compared.
     """
 
     size_bytes: int
@@ -41,14 +42,14 @@ class _Fitting(NamedTuple):
 
 
 class Ranking:
-    """The records, and what they say of each configuration together, kept up as they come."""
+    """The records, pooled for each configuration and updated with each record."""
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
         self.count = 0
         self.verifications: list[TrialRecord] = []
         self._runs: dict[Configuration, list[TrialRecord]] = {}
         self._fitting: dict[Configuration, _Fitting] = {}
-        # The same, sorted: who is tied and who is on the front is then a short way to look.
+        # The same, sorted, to find ties and the front quickly.
         self._by_size: list[_Fitting] = []
         self._by_reach: list[tuple[float, int, TrialRecord]] = []
         self._front: list[TrialRecord] = []
@@ -57,7 +58,7 @@ class Ranking:
             self.add(record)
 
     def add(self, record: TrialRecord) -> None:
-        """Take in the next record."""
+        """Add the next record."""
         configuration = record.configuration
         runs = self._runs.setdefault(configuration, [])
         runs.append(record)
@@ -74,7 +75,7 @@ class Ranking:
             self._enter(fitting)
             if before is None:
                 self._advance(_non_dominated([*self._front, together]))
-        if before is not None:  # what it kept off the front may come back
+        if before is not None:  # others may come back to the front
             self._advance(_staircase(self._by_size))
 
     def _advance(self, front: list[TrialRecord]) -> None:
@@ -95,27 +96,27 @@ class Ranking:
             del self._by_reach[at]
 
     def as_fast_as(self, samples_per_s: float) -> list[TrialRecord]:
-        """Those whose interval of throughput reaches this one, or goes beyond it."""
+        """The fitting records whose interval of throughput reaches `samples_per_s`."""
         reaching = bisect.bisect_left(self._by_reach, (samples_per_s,))
         return [record for _, _, record in self._by_reach[reaching:]]
 
     def runs(self, configuration: Configuration) -> Sequence[TrialRecord]:
-        """The records of one configuration, in the order in which they came."""
+        """The records of one configuration, in the order in which they were added."""
         return self._runs.get(configuration, ())
 
     @property
     def fitting(self) -> list[TrialRecord]:
-        """One record of each configuration that ran, on a device or an emulated one, and fits."""
+        """One record of each configuration that fitted in a measured or emulated trial."""
         return [fitting.record for fitting in self._fitting.values()]
 
     def front(self) -> Sequence[TrialRecord]:
-        """The measured ones that fit and are not dominated, the smallest first."""
+        """The Pareto front of `fitting`, the smallest first."""
         return self._front
 
     def slowest(self) -> tuple[tuple[int, float], ...]:
-        """The sizes of the front, in bytes, with the least samples/s that each may have.
+        """The sizes of the front, in bytes, with the lower end of each throughput in samples/s.
 
-        The same object until the front changes: Ray keeps what every trial was sent.
+        It is the same object until the front changes, because Ray keeps a copy per trial.
         """
         if self._slowest is None:
             self._slowest = tuple((_size(record), _ends(record)[0]) for record in self._front)
@@ -123,16 +124,16 @@ class Ranking:
 
 
 def give_up_rule(ranking: Ranking, usable_bytes: int) -> GiveUp:
-    """When a trial that starts now is to be given up: the measured front, at its slowest."""
+    """The rule for giving up a trial that starts now: the front, at its slowest plausible rates."""
     return GiveUp(usable_bytes, ranking.slowest())
 
 
 def near_tie(ranking: Ranking) -> Configuration | None:
-    """What is to run again, because the front is not decided; None when it is.
+    """The configuration to run again because of a tie; None if the front is decided.
 
-    Two are tied when the intervals of their measured throughput overlap: neighbours on the
-    front, of which the larger may not be faster at all, and whatever may be as fast as the
-    fastest. The one with fewer runs goes first, then the faster one.
+    Configurations are tied if the intervals of their measured throughput overlap: neighbours on the
+    front, the larger of which may be no faster, and any that may be as fast as the fastest. The one
+    with fewer runs goes first, then the faster one.
     """
     front = [record for record in ranking.front() if _interval(record) is not None]
     if not front:
@@ -152,7 +153,7 @@ def near_tie(ranking: Ranking) -> Configuration | None:
 
 
 def to_verify(ranking: Ranking, first: Objective = THROUGHPUT) -> Configuration | None:
-    """The best that fits in the first objective, unless it is verified; None also for nothing."""
+    """The best fitting configuration in the first objective; None if it was tried or none fits."""
     fitting = [record for record in ranking.fitting if first.gain(record) is not None]
     if not fitting:
         return None
@@ -164,7 +165,7 @@ def to_verify(ranking: Ranking, first: Objective = THROUGHPUT) -> Configuration 
 
 
 def _non_dominated(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Those that no other is at least as fast as with less memory, the smallest first."""
+    """The Pareto front of the records, the smallest first."""
     return _staircase(
         sorted(_Fitting(_size(r), -_rate(r), place, r) for place, r in enumerate(records))
     )

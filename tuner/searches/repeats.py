@@ -1,4 +1,4 @@
-"""Several trials of one configuration as one record: what all of them say together."""
+"""Combines several trials of one configuration into one record."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from tuner.core.records import Measurement, Speed, Status, TrialRecord
 def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
     """One record of the runs of one configuration, in the order in which they ended.
 
-    The last one counts, as it tells of the longest history: a verification that ran out of
-    memory outweighs the trial before it. Where the last one ended well, times are those of all
-    runs of the same circumstances together, memory is the largest, and what passed a verification
-    once is verified. A lone run is unchanged.
+    The last run decides the status: a verification that ran out of memory outweighs the trial
+    before it. If the last run succeeded, times are averaged over all comparable runs, memory is the
+    largest, and the record is a verification if any run was one. A single run is unchanged.
     """
     if len(runs) == 1:
         return runs[0]
     distinct: dict[str, TrialRecord] = {}
-    for run in runs:  # a line is written again where another margin is asked for
+    for run in runs:  # a line is written again for another margin
         distinct.pop(run.trial_id, None)
         distinct[run.trial_id] = run
     every = list(distinct.values())
@@ -59,7 +58,7 @@ def _largest(values: Iterable[int | None]) -> int | None:
 
 
 def _at(speed: Speed, step_s: float) -> Speed:
-    """The speed with another time of a step."""
+    """The speed scaled to another step time."""
     factor = step_s / speed.step_s
     return Speed(
         step_s=step_s,
@@ -72,7 +71,7 @@ def _at(speed: Speed, step_s: float) -> Speed:
 
 
 def _interval(runs: Sequence[Measurement], rate: float) -> tuple[float, float] | None:
-    """The interval of the mean: of the steps within runs, and at least what runs differ by."""
+    """The interval of the mean rate: from steps within runs, and at least the range of runs."""
     known = [run.samples_per_s_interval for run in runs if run.samples_per_s_interval]
     if not known:
         return None

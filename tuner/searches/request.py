@@ -1,4 +1,4 @@
-"""What a search is asked for and what it gives back: plain data, no Ray and no Optuna."""
+"""Request and outcome of a search: plain data, no Ray and no Optuna."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tuner.trial.base import RunnerFactory, outcome_versions
 class Pruned:
     """A configuration that was held back, and the reason for people.
 
-    `since` is the id of the trial after which it was, None before the first; `revived_by` is
-    that of the trial which changed the verdict, None while the verdict stands.
+    `since` is the id of the trial after which it was held back, None before the first trial.
+    `revived_by` is the id of the trial that revived it, None while it is held back.
     """
 
     configuration: Configuration
@@ -44,20 +44,20 @@ class Pruned:
 
 
 def write_pruned(folder: ResultsFolder, pruned: Iterable[Pruned]) -> None:
-    """Replace `pruned.jsonl` in one step; one line for each. Raises `UnavailableError`."""
+    """Replace `pruned.jsonl` atomically, one line per entry. Raises `UnavailableError`."""
     lines = [json.dumps(entry.to_dict(), separators=(",", ":")) + "\n" for entry in pruned]
     write_atomically(folder.path / "pruned.jsonl", "".join(lines).encode("ascii"))
 
 
 SEARCHERS = ("guided", "tpe", "random", "grid")
-"""By name; "package.module:Class" is any sampler of Optuna's kind."""
+"""Names of the searchers; "package.module:Class" loads an Optuna sampler or a `Strategy`."""
 DEFAULT_SEARCHER = "guided"
-"""It starts from predictions, where a request has some."""
+"""The default searcher; it starts from the request's predictions, if any."""
 DEFAULT_TRIALS = 40
 
 
 def check_searcher(name: str) -> None:
-    """Raise `InputError` unless a search can be made with the searcher of this name."""
+    """Raise `InputError` unless there may be a searcher of this name."""
     if name not in SEARCHERS and ":" not in name:
         raise unknown("searcher", name, (*SEARCHERS, "package.module:Class"))
 
@@ -72,12 +72,12 @@ class Space(Protocol):
 
     @property
     def knobs(self) -> Mapping[str, Any]:
-        """The knobs by name; a search is free to move these and nothing else."""
+        """The knobs by name; a search varies only these."""
         ...
 
     @property
     def memory(self) -> Mapping[str, tuple[KnobValue, ...]]:
-        """Values of some knobs from least to most memory, all else the same."""
+        """Values of some knobs from least to most memory, with all else equal."""
         ...
 
     def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
@@ -89,8 +89,8 @@ class Space(Protocol):
 class TrialDevice:
     """The device on which the trials of a search run: a real one, or an `emulated` one.
 
-    `device` is its exact name. `memory_limit_bytes` is what a trial may use of it; with one, a
-    larger device can stand in for the GPU type that is searched.
+    `device` is its exact name. `memory_limit_bytes` limits the memory of a trial, so that a larger
+    device can stand in for the searched GPU type.
     """
 
     device: str
@@ -98,7 +98,7 @@ class TrialDevice:
     emulated: bool = False
 
     def ran(self, record: TrialRecord) -> bool:
-        """Whether the trial of `record` ran on this device under this limit."""
+        """True if the trial of `record` ran on this device under this limit."""
         device, other = record.device, record.emulated_device
         if self.emulated:
             device, other = other, device
@@ -113,32 +113,34 @@ class TrialDevice:
 class SearchRequest:
     """One search of one space for one GPU type.
 
-    - `trials` counts those taken over from `resume` too, so that the same request repeated
-      after an interruption ends where an undisturbed one would have.
-    - `gpu_hours` and `max_cost_usd` limit the time on GPUs and its price, of those records too;
-      `min_gain` ends the search "guided" once less is expected of every trial. See `Budget`.
-    - `objectives` are what "guided" searches for, the first above all; none are throughput and
-      memory, which the other searchers know alone.
-    - `initial` is run first, in its order; what is not a valid configuration is passed over.
-    - `resume` holds the journal; records of this space, GPU, memory and library versions are
-      not run again but told to the searcher, where they come from the same trial_device.
-    - `trial_device` is where trials run, for real or emulated; None for a preview, which runs none.
-    - `predictions` by configuration key are what was said of configurations before: a measured
-      trial's record carries its own beside the measurement, and the searcher "guided" starts
-      from them if there is one of every valid configuration.
-    - `workload` is its name; what it declares of its knobs keeps the searcher from what cannot fit.
+    - `trials` includes trials reused from `resume`, so that the same request repeated after an
+      interruption ends like an uninterrupted one.
+    - `gpu_hours` and `max_cost_usd` limit the GPU time and its cost, including reused trials;
+      `min_gain` ends a "guided" search once every trial's expected gain is less. See `Budget`.
+    - `objectives` are for "guided" only, the first is primary; empty means throughput and memory,
+      the only objectives of other searchers.
+    - `initial` runs first, in its order; invalid configurations are skipped.
+    - `resume` holds the journal. Records of this space, GPU, memory, library versions and
+      trial_device are not run again; the searcher learns from them.
+    - `trial_device` is the real or emulated device of the trials; None for a preview, which runs
+      none.
+    - `predictions` are the predictions by configuration key. The record of a measured trial holds
+      its prediction beside the measurement, and "guided" starts from the predictions if every
+      valid configuration has one.
+    - `workload` is its name; the memory order of its knobs lets the searcher skip configurations
+      that cannot fit.
     - `margin_bytes` is the memory to keep free, noted in the records of measured trials.
-    - `verify` asks for a verification of what is to be recommended, beyond the budget of trials.
+    - `verify` adds a verification of the recommendation, beyond the budget of trials.
     - `max_concurrent` trials run at once; None means as many as the cluster has room for.
     - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.
-    - `node_wait_s` is how long a node for the trials is waited for, where none is there; None
-      leaves it to the cluster: no time at first where nobody starts nodes, half an hour where they
-      start on demand (`tuner.searches.ray.rooms`).
-    - `address` of a running Ray cluster; None starts one here and stops it afterwards, with
-      those GPUs of this machine that `local_gpus` lists by index.
-    - `study_path` is a file in which the Optuna study is kept for other Optuna tools; it is
-      derived from the journal and written anew by each search.
-    - `watch` says how others can watch the search; it changes nothing of what the search does.
+    - `node_wait_s` is the time to wait for a node for the trials, in seconds. None depends on the
+      cluster: no time at first on a fixed one, half an hour on one that starts nodes on demand
+      (`tuner.searches.ray.rooms`).
+    - `address` is that of a running Ray cluster; None starts one here and stops it afterwards, with
+      the GPUs of this machine that `local_gpus` lists by index.
+    - `study_path` is a file for a copy of the Optuna study for other Optuna tools; each search
+      writes it again from the journal.
+    - `watch` configures how others can watch the search; it does not change the search.
     """
 
     space: Space
@@ -171,7 +173,7 @@ class SearchRequest:
     versions: Mapping[str, str] = field(default_factory=outcome_versions)
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for a value that no search can be made of."""
+        """Raise `InputError` for invalid values."""
         check_searcher(self.searcher)
         if self.max_concurrent is not None and self.max_concurrent < 1:
             raise InputError(f"max_concurrent is {self.max_concurrent}, and must be at least 1")
@@ -182,7 +184,7 @@ class SearchRequest:
 
     @property
     def budget(self) -> Budget:
-        """What the search may spend. Raises `InputError` for what is none."""
+        """The limits of the search. Raises `InputError` for invalid ones."""
         return Budget(
             trials=self.trials,
             time_limit_s=self.time_limit_s,
@@ -194,13 +196,13 @@ class SearchRequest:
 
     @property
     def gpus_per_trial(self) -> float:
-        """Devices that one trial has for itself; a processor is one, an emulated one is none."""
+        """Number of devices that one trial occupies: a processor counts 1, an emulated device 0."""
         if self.trial_device is None or self.trial_device.emulated:
             return 0.0
         return self.resources_per_trial.get("GPU", 1.0)
 
     def is_known(self, record: TrialRecord) -> bool:
-        """Whether running the record's configuration again would come to the same."""
+        """True if the record is as good as running its configuration again."""
         return (
             record.outcome.status is not Status.INTERRUPTED
             and record.space == self.space.name
@@ -211,9 +213,9 @@ class SearchRequest:
         )
 
     def is_stale(self, record: TrialRecord) -> bool:
-        """Whether it would be known but for the versions of libraries: a hint, and no more.
+        """True if only its library versions keep the record from being known: it is a hint.
 
-        A model of another architecture under the same name is no hint.
+        A record of another architecture under the same model name is no hint.
         """
         then = {**record.versions, **self.versions}
         then["model"] = record.versions.get("model", "")
@@ -231,7 +233,7 @@ class SearchRequest:
 
 
 def check_min_gain(min_gain: float | None, searcher: str) -> None:
-    """Raise `InputError` for a smallest gain where `searcher` does not say what it expects."""
+    """Raise `InputError` for a minimum gain if `searcher` does not estimate its gain."""
     if min_gain is not None and searcher != DEFAULT_SEARCHER:
         raise InputError(
             f"searcher {searcher!r} does not estimate its gain",
@@ -240,7 +242,7 @@ def check_min_gain(min_gain: float | None, searcher: str) -> None:
 
 
 def check_objectives(names: Sequence[str], searcher: str) -> None:
-    """Raise `InputError` where `searcher` cannot search for these objectives."""
+    """Raise `InputError` if `searcher` does not support these objectives."""
     usual = {objective.name for objective in DEFAULT_OBJECTIVES}
     if searcher != DEFAULT_SEARCHER and not usual.issuperset(names):
         raise InputError(
@@ -252,29 +254,29 @@ def check_objectives(names: Sequence[str], searcher: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What a search came to. `records` holds those taken over first, then those run now."""
+    """Result of a search. `records` holds the reused records, then those of this search."""
 
     records: tuple[TrialRecord, ...]
     reused: int
     candidates: int
-    """Number of valid configurations there were to choose from."""
+    """Number of valid configurations to choose from."""
     stopped_by: StoppedBy
     duration_s: float
     pruned: tuple[Pruned, ...] = ()
-    """What was not tried because it cannot fit, with what was revived."""
+    """Configurations that were held back, including revived ones."""
     stale: int = 0
-    """Number of trials by other versions of libraries that were hints, and are not in `records`."""
+    """Number of trials with other library versions that were hints; they are not in `records`."""
     failure: TunerError | None = None
-    """Why it could not go on, where several searches ran together; `records` is what was done."""
+    """The error that ended this one of several searches; `records` holds the trials before it."""
     traced: int | None = None
-    """Of a search without trials: how many configurations it traced in full."""
+    """Number of configurations traced in full by a search without trials; else None."""
     warnings: tuple[str, ...] = ()
-    """What the user should know: which workers could run no trial and why, and what was not tried
-    because of trials that failed, or of predictions."""
+    """Warnings for the user: workers that could run no trial, and configurations that were not
+    tried because of failed trials or predictions."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user broke it off."""
+        """True if the user interrupted the search."""
         return self.stopped_by is StoppedBy.INTERRUPTED
 
     @property

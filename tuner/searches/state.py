@@ -1,4 +1,4 @@
-"""The state of one running search: what was proposed, what runs, what it came to."""
+"""The state of one running search: its proposed, running and finished trials."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tuner.trial.base import PLAIN, GiveUp, Instructions
 PROGRESS_PERIOD_S = 1.0
 
 LOSSES_THAT_END_A_SEARCH = 3
-"""This many trials that lost their workers, or workers that can run none, before anything else has
-come of a search are no accident."""
+"""A search ends if its first outcomes are this many trials that lost their workers, or this many
+workers that can run no trial."""
 
 STOPPED_BY_WHAT_IS_LEFT = (StoppedBy.EXHAUSTED, StoppedBy.NOTHING_LEFT, StoppedBy.MIN_GAIN)
-"""Ends of a search at which budget is left."""
+"""Reasons for which a search ends before its budget is spent."""
 
 
 class SearchState:
-    """Hands out configurations and turns what comes back into records.
+    """Hands out configurations and turns their outcomes into records.
 
-    Ray calls it by the ids of its own trials, one call at a time; each is one run of a trial.
-    `failure` is why the search cannot go on, and `broken` what a callback raised, which ends all
-    searches: kept here, as Ray would only pass on the text.
+    Ray calls it with the ids of its own trials, one call at a time; each is one run of a trial.
+    `failure` is the error that ends this search. `broken` is an exception of a callback, which ends
+    all searches; it is kept here because Ray would only pass on its text.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SearchState:
         self.failure: TunerError | None = None
         self.broken: Exception | None = None
         self.unfit_workers: dict[str, TunerError] = {}
-        """Why workers can run no trial, by the runs with which they were found out."""
+        """Errors of workers that can run no trial, by the runs that revealed them."""
         self._unfit_and_gone = 0
         self._warnings: list[str] = []
         self.stale = 0
@@ -72,27 +72,27 @@ class SearchState:
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """Those taken over first, then those that ended, in the order in which they did."""
+        """The reused records, then those of trials that ended, in the order of their ends."""
         return tuple(self._tracker.records)
 
     @property
     def reused(self) -> int:
-        """How many of `records` were taken over."""
+        """Number of reused records in `records`."""
         return self._tracker.reused
 
     @property
     def candidate_count(self) -> int:
-        """How many valid configurations there were to choose from."""
+        """Number of valid configurations to choose from."""
         return len(self._adapter.candidates)
 
     @property
     def pruned(self) -> tuple[Pruned, ...]:
-        """What was not tried because it cannot fit, with what was revived."""
+        """Configurations that were held back, including revived ones."""
         return self._adapter.pruned
 
     @property
     def halted(self) -> bool:
-        """Whether trials that run are to be given up."""
+        """True if running trials must be given up."""
         return (
             self.failure is not None
             or self.broken is not None
@@ -101,12 +101,12 @@ class SearchState:
 
     @property
     def has_outcomes(self) -> bool:
-        """Whether a trial of this run has come to an end."""
+        """True once a trial of this run has ended."""
         return self._new_count > 0
 
     @property
     def progress(self) -> Progress:
-        """How far it is now."""
+        """The progress of the search now."""
         return self._tracker.at(time.monotonic())
 
     @property
@@ -115,7 +115,7 @@ class SearchState:
         return time.monotonic() - self._tracker.started_s
 
     def result(self) -> SearchOutcome:
-        """What the search came to, once it is over."""
+        """The result of the search, once it is over."""
         stopped_by = StoppedBy.FAILED if self.failure is not None else self.stopped_by
         assert stopped_by is not None
         return SearchOutcome(
@@ -131,7 +131,7 @@ class SearchState:
         )
 
     def reuse(self) -> None:
-        """Take over what the journal knows, in its order; of a trial the last line counts."""
+        """Take over the journal's known records, in its order; the last line of a trial counts."""
         candidates, request = self._adapter.candidates, self._request
         known: dict[str, TrialRecord] = {}
         for record in request.resume:
@@ -147,17 +147,17 @@ class SearchState:
             self._meter.add(record)
             self._begun += not record.verification
             self._learn(record)
-        # What is known may already be all that was asked for.
+        # The known trials may already satisfy the request.
         reason = self._reason_to_stop()
         if reason is not None and self._next_run(reason) is None:
             self.stopped_by = reason
 
     def interrupt(self) -> None:
-        """Give up what runs and propose nothing more. Safe in a signal handler."""
+        """Give up running trials and propose no more. Safe in a signal handler."""
         self.stopped_by = StoppedBy.INTERRUPTED
 
     def propose(self, ray_id: str) -> Configuration | None:
-        """The configuration for a new run; None when there is to be none, for now or any more.
+        """The configuration for a new run; None if there is none, for now or any more.
 
         Trials that lost their worker come first.
         """
@@ -178,8 +178,8 @@ class SearchState:
                 proposed = self._next_run(reason)
         if proposed is None:
             waits = self._request.verify or reason in STOPPED_BY_WHAT_IS_LEFT
-            if not (waits and len(self.open)):  # what runs may yet change the verdict
-                self.stopped_by = self.stopped_by or reason  # an interrupt may come in between
+            if not (waits and len(self.open)):  # running trials may change the decision
+                self.stopped_by = self.stopped_by or reason  # unless interrupted meanwhile
             return None
         self.open.hand_out(ray_id, proposed)
         self._begun += not proposed.instructions.verify
@@ -187,14 +187,14 @@ class SearchState:
         return proposed.configuration
 
     def instructions(self, ray_id: str) -> Instructions:
-        """What is particular to the trial that was proposed under this id."""
+        """The instructions of the trial that was proposed under this id."""
         return self.open[ray_id].instructions
 
     def _next_run(self, reason: StoppedBy | None) -> Proposed | None:
         """A run of a configuration that has run before: a near-tie, or a verification.
 
-        `reason` is why no other configuration is to be tried, if that is so. Near-ties are part
-        of the budget and come last in it; the verification comes after it, when nothing runs.
+        `reason` is the reason why no new configuration is tried; None if one may be. Near-ties use
+        the last part of the budget; the verification comes after it, when no trial runs.
         """
         if self._request.trial_device is None:
             return None
@@ -211,27 +211,27 @@ class SearchState:
         return None if best is None else Proposed(best, Instructions(verify=True))
 
     def _rule_for(self, configuration: Configuration) -> Instructions:
-        """When to give the trial up. What the user asked for, the baseline, runs in full."""
+        """Instructions with the rule for giving up the trial; initial ones run in full."""
         request = self._request
         if request.trial_device is None or configuration in request.initial:
             return PLAIN
         budget = MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0)
-        if request.objectives:  # what is slow may still win in another objective
+        if request.objectives:  # a slow trial may still win in another objective
             return Instructions(give_up=GiveUp(budget.usable_bytes, ()))
         return Instructions(give_up=give_up_rule(self._ranking, budget.usable_bytes))
 
     @property
     def finished(self) -> bool:
-        """Whether no new trial will be proposed. What runs can still change a verdict."""
+        """True if no new trial will be proposed; running trials can still change the result."""
         return self.stopped_by is not None or self.failure is not None or self.broken is not None
 
     @property
     def over(self) -> bool:
-        """Whether nothing is to come any more; trials that run are to be given up, if any do."""
+        """True if the search is over; any running trials must then be given up."""
         return self.finished and (self.halted or not len(self.open))
 
     def start(self, ray_id: str) -> None:
-        """A worker begins with the trial, maybe for the second time."""
+        """Note that a worker begins the trial, possibly for the second time."""
         if ray_id not in self.open:
             return
         self.open.begin(ray_id, utc_now())
@@ -239,7 +239,7 @@ class SearchState:
         self.report()
 
     def end(self, ray_id: str, outcome: Outcome) -> None:
-        """The trial came to an outcome."""
+        """Record the outcome of a trial."""
         if self.failure is not None or self.broken is not None or ray_id not in self.open:
             return
         record = record_of(self._request, *self.open.close(ray_id), outcome)
@@ -255,10 +255,10 @@ class SearchState:
         self.report()
 
     def lose(self, ray_id: str, message: str, *, with_node: bool = False) -> None:
-        """The trial's worker died or raised, or its node was lost; it runs again, or is given up.
+        """Handle a worker that died or raised, or a lost node: run the trial again, or give it up.
 
-        A worker that could run no trial may be lost as well, and is no loss; but where one after
-        another is, a new worker on the same broken device would come for ever.
+        The loss of a worker that can run no trial does not count, unless several are lost in a row:
+        new workers on the same broken device would otherwise be started for ever.
         """
         unfit = self.unfit_workers.pop(ray_id, None)
         if unfit is not None:
@@ -282,7 +282,7 @@ class SearchState:
             )
 
     def refuse(self, ray_id: str, error: TunerError) -> None:
-        """The worker can run no trial: this one goes to another worker, and none to this one."""
+        """Handle a worker that can run no trial: its trial goes to another worker."""
         if self.halted or ray_id not in self.open:
             return
         self.open.take_back(ray_id)
@@ -295,19 +295,19 @@ class SearchState:
         self.report()
 
     def recall(self, ray_id: str) -> None:
-        """No worker will begin with this run; its trial waits for another one."""
+        """Take back a run that no worker will begin; its trial waits for another run."""
         if ray_id in self.open:
             self.open.take_back(ray_id)
 
     def fail(self, error: TunerError) -> None:
-        """The search cannot go on; one that is interrupted need not."""
+        """End the search with an error, unless it is interrupted."""
         if self.stopped_by is not StoppedBy.INTERRUPTED:
             self.failure = self.failure or error
 
     def _learn(self, record: TrialRecord) -> None:
-        """Tell the sampler, of a configuration that ran again what all its runs say together.
+        """Tell the sampler about a record, pooled with earlier runs of its configuration.
 
-        A verification evaluates too, and so tells of other memory than predictions do.
+        Verifications are left out: they also evaluate, so their memory isn't the predicted one.
         """
         if record.verification:
             return
@@ -315,7 +315,7 @@ class SearchState:
         self._adapter.tell(pooled([run for run in runs if not run.verification]))
 
     def report(self, *, periodic: bool = False) -> None:
-        """Tell the progress; when `periodic`, only if it is time."""
+        """Report the progress; if `periodic`, only once in `PROGRESS_PERIOD_S`."""
         now_s = time.monotonic()
         if periodic and now_s - self._reported_s < PROGRESS_PERIOD_S:
             return
@@ -333,14 +333,14 @@ class SearchState:
 
     @property
     def _ranking(self) -> Ranking:
-        """What the records say, worked out once for each outcome."""
+        """The ranking of the records, updated once for each outcome."""
         for record in self._tracker.records[self._stood.count :]:
             self._stood.add(record)
         return self._stood
 
     @property
     def _trial_count(self) -> int:
-        """Trials begun that count for the budget; verifications do not."""
+        """Number of trials begun that count for the budget, without verifications."""
         return self._begun
 
     @property

@@ -1,4 +1,4 @@
-"""`results/<space>/<gpu>/`: where the files are, and how they are written whole or not at all."""
+"""The files in `results/<space>/<gpu>/`: their paths, and atomic writing."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tuner.searches.journal import (
 )
 
 JOURNAL, PREDICTED, TIMELINE = "trials.jsonl", "predicted.jsonl.gz", "memory_course.json"
-"""What is data in a folder of results; the other files are made from these."""
+"""Data files of a results folder; all other files are made from these."""
 
 RAY_COPIES = "working_dir_files"
-"""Folder of a Ray session with the copies of its jobs' working directories, which Ray removes."""
+"""Folder of a Ray session with copies of its jobs' working directories, which Ray removes."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 
@@ -35,8 +35,8 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 class ResultsFolder:
     """The files of one search space on one GPU type, under `root`.
 
-    `space` and `gpu` are names, never paths: what a file name should not hold is replaced,
-    so no name leads out of `root`, and different names lead to different folders.
+    `space` and `gpu` are names, never paths: unsafe characters are replaced, so that no name leads
+    out of `root`, and different names lead to different folders.
     """
 
     root: Path
@@ -50,17 +50,17 @@ class ResultsFolder:
 
     @property
     def journal(self) -> Path:
-        """`trials.jsonl`, from which all the others can be made again."""
+        """`trials.jsonl`, from which all other files can be made again."""
         return self.path / JOURNAL
 
     @property
     def predicted(self) -> Path:
-        """What a predicted search says of every configuration: compressed lines of a journal."""
+        """The predictions of every configuration, as a compressed journal."""
         return self.path / PREDICTED
 
     @property
     def has_results(self) -> bool:
-        """Whether anything was searched."""
+        """True if there is a journal or a file of predictions."""
         return self.journal.exists() or self.predicted.exists()
 
     @property
@@ -89,7 +89,7 @@ class ResultsFolder:
         return self.path / TIMELINE
 
     def check_writable(self) -> None:
-        """Raise `InputError` unless the files can be written and will stay. Creates nothing."""
+        """Raise `InputError` unless the files can be written and will be kept. Creates nothing."""
         if RAY_COPIES in self.path.absolute().parts:
             raise InputError(
                 f"the results folder {str(self.root)!r} is in Ray's copy of the job's working "
@@ -99,19 +99,19 @@ class ResultsFolder:
         check_writable(self.path)
 
     def read(self) -> JournalContents:
-        """All records of the journal; empty when nothing was searched yet."""
+        """All records of the journal; empty before the first search."""
         return read_journal(self.journal)
 
     def read_all(self) -> tuple[TrialRecord, ...]:
-        """What was predicted of the whole space, then the records of the journal, which count."""
+        """The predictions of the space, then the records of the journal, which override them."""
         return (*self.read_predicted(), *self.read().records)
 
     def read_predicted(self) -> tuple[TrialRecord, ...]:
-        """What was predicted of the whole space; empty where nothing was."""
+        """The predictions of the whole space; empty if there are none."""
         return read_journal(self.predicted).records
 
     def write_predicted(self, records: Iterable[TrialRecord]) -> None:
-        """Replace what is predicted of the space. Raises `UnavailableError` for a full disk."""
+        """Replace the predictions of the space. Raises `UnavailableError` if writing fails."""
         lines = b"".join(map(encode, records))
         write_atomically(self.predicted, gzip.compress(lines, mtime=0))
 
@@ -121,7 +121,7 @@ class ResultsFolder:
 
 
 def shipped(space: str, gpu: str) -> ResultsFolder | None:
-    """The results of a space that come with tuner; None where there are none on this GPU type."""
+    """The results of a space that come with tuner; None without any for this GPU type."""
     package = Path(__file__).resolve().parents[1]
     roots = [package / "shipped_results"]
     if (package.parent / "pyproject.toml").is_file():  # the source tree, not site-packages
@@ -131,13 +131,13 @@ def shipped(space: str, gpu: str) -> ResultsFolder | None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `path` by way of a temporary file beside it; on any failure nothing is left.
+    """Write `path` through a temporary file beside it; a failure leaves no partial file.
 
-    Raises `UnavailableError` when the disk refuses it.
+    Raises `UnavailableError` if writing fails.
     """
     with _as_unavailable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # An unguessable name: a link that others put there would be written through.
+        # The name is random, so that others cannot place a link there to be written through.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             with temporary.open("xb") as file:
@@ -170,5 +170,5 @@ def _as_unavailable(path: Path) -> Iterator[None]:
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8; a lone surrogate, which JSON can carry and UTF-8 cannot, is spelled out."""
+    """UTF-8; lone surrogates, which JSON allows and UTF-8 does not, are escaped."""
     return text.encode("utf-8", "backslashreplace")

@@ -39,7 +39,7 @@ class Knowledge:
 
     `predictions` has one for each candidate, in their order, or none at all. `order` declares which
     knobs only add memory. `goals` replace throughput and memory for "guided", and `budget` is the
-    memory that it has to know where nothing is predicted.
+    memory that it needs without predictions.
     """
 
     predictions: Sequence[Prediction] = ()
@@ -54,8 +54,8 @@ NOTHING = Knowledge()
 class Strategy:
     """Chooses trials. `--searcher package.module:Class` takes a subclass of your own.
 
-    `chance` is seeded anew before each decision, from the seed of the search and the number of
-    trials: a search that was broken off goes on as it would have done.
+    `chance` is reseeded before each decision, from the seed of the search and the number of trials,
+    so that an interrupted search continues as if it had not been interrupted.
     """
 
     def __init__(self, candidates: Candidates, knowledge: Knowledge, chance: random.Random) -> None:
@@ -66,7 +66,7 @@ class Strategy:
         raise ValueError(f"{type(self).__name__} needs a prediction of each candidate")
 
     def begin(self, configuration: Configuration) -> None:
-        """A trial begins, whether it was proposed here or not."""
+        """Note that a trial begins; it may have been proposed elsewhere."""
 
     def tell(self, record: TrialRecord) -> None:
         """Learn from a trial that has begun and ended."""
@@ -90,7 +90,7 @@ class GridStrategy(Strategy):
     trials = 1
 
     def propose(self) -> Configuration | None:
-        """The next on the grid, then what is left."""
+        """The next untried candidate on the grid, then the first of the others."""
         every = self.candidates.configurations
         taken = min(self.trials, len(every))
         even = (every[i * len(every) // taken] for i in range(taken))
@@ -98,11 +98,11 @@ class GridStrategy(Strategy):
 
 
 class OptunaStrategy(Strategy):
-    """A sampler of Optuna's, asked and told through a study in memory.
+    """An Optuna sampler, used through a study in memory.
 
-    Its proposals are moved to the nearest untried candidate; a moved one stays in the study as a
-    failed trial, which samplers pass over. Out of memory is a violated constraint rather than a
-    failure, from which samplers learn nothing.
+    Its proposals are moved to the nearest untried candidate; a moved proposal stays in the study as
+    a failed trial, which samplers ignore. Running out of memory is a violated constraint rather
+    than a failure, because samplers learn nothing from failures.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class OptunaStrategy(Strategy):
         self._make = make
         self._box = candidates.distributions
         self._study = optuna.create_study(directions=DIRECTIONS)
-        # Optuna asks a sampler about settled trials too. A class may note something of them, as
-        # NSGA-II does their generation; TPE would only take time.
+        # Optuna calls a sampler for enqueued trials too. Some samplers store attributes then, such
+        # as NSGA-II the generation; TPE would only take time.
         self._bookkeeper = make(seed=0) if make else RandomSampler(seed=0)
         self._pending: dict[str, optuna.Trial] = {}
 
     def propose(self) -> Configuration | None:
-        """The candidate nearest to what a new sampler proposes."""
+        """The untried candidate nearest to the proposal of a newly seeded sampler."""
         seed = self.chance.getrandbits(32)
         self._study.sampler = self._make(seed=seed) if self._make else _Tpe(self._box, seed)
         trial = self._study.ask(self._box)
@@ -143,7 +143,7 @@ class OptunaStrategy(Strategy):
             self._pending[configuration.key] = self._study.ask(self._box)
 
     def tell(self, record: TrialRecord) -> None:
-        """Tell the study."""
+        """Tell the study about the record."""
         trial = self._pending.pop(record.configuration.key)
         for name, value in _attributes(record).items():
             trial.set_user_attr(name, value)
@@ -157,10 +157,10 @@ class OptunaStrategy(Strategy):
 
 
 class _Tpe(TPESampler):  # type: ignore[misc]
-    """All knobs from one split of the trials; knob by knob, each would split them again.
+    """TPE that samples all knobs from one split of the trials, instead of one split per knob.
 
-    Optuna looks through all trials for the parameters that they share, 20 ms at 1,000 trials. Here
-    every trial has the same ones, `box`.
+    Optuna searches all trials for their common parameters, which takes 20 ms with 1,000 trials.
+    Here, every trial has the same parameters, `box`.
     """
 
     def __init__(self, box: Mapping[str, BaseDistribution], seed: int) -> None:
@@ -178,7 +178,7 @@ def strategy_of(
 ) -> Strategy:
     """The strategy of this name, or "package.module:Class". Raises `InputError` for another class.
 
-    "guided" is a strategy that cannot propose, as it has no predictions here.
+    "guided" gives a strategy that cannot propose, because it is only used without predictions.
     """
     if ":" in name:
         found = load_object(name, "searcher")
@@ -200,7 +200,7 @@ def strategy_of(
 def open_mirror(path: Path, name: str) -> Study:
     """An empty study `name` in the journal file at `path`, replacing one of that name.
 
-    The study is derived from the trial journal: earlier trials are told again.
+    The study is derived from the trial journal, whose trials are added again.
     """
     storage = JournalStorage(JournalFileBackend(str(path)))
     if name in optuna.get_all_study_names(storage):
@@ -240,7 +240,7 @@ VIOLATED = 1.0
 """Constraint value when the size of the violation is unknown."""
 
 UNKNOWN_TO_SAMPLER = (Status.CRASHED, Status.INVALID, Status.INTERRUPTED)
-"""Ends of a trial that say nothing about its configuration."""
+"""Statuses of a trial that tell nothing about its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +252,10 @@ class Score:
 
 
 def score(record: TrialRecord) -> Score | None:
-    """The score of a record; None where it teaches nothing.
+    """The score of a record; None if samplers cannot learn from it.
 
-    Memory is violated by the bytes, with the margin, beyond the limit. Where memory ran out
-    and no peak is known, at least the bytes asked for were missing.
+    The memory constraint is the excess over the limit without the margin, in bytes. If the trial
+    ran out of memory, the excess is at least the requested bytes.
     """
     outcome, limit_bytes = record.outcome, record.budget.limit_bytes
     if outcome.status in UNKNOWN_TO_SAMPLER:
@@ -279,7 +279,7 @@ def score(record: TrialRecord) -> Score | None:
 
 
 def _samples_per_s(outcome: Outcome) -> float:
-    """Throughput, of all stages; from one stage alone as the prediction relates it to all."""
+    """Throughput over all stages; that of one stage is scaled by the predicted ratio."""
     evidence = outcome.evidence
     if evidence is None:
         return 0.0

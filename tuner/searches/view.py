@@ -1,4 +1,4 @@
-"""Everything the outputs are drawn from, computed once from the journal's records."""
+"""The data behind all outputs, computed once from the journal's records."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from tuner.searches.objectives import objectives_of
 
 
 class Kind(enum.StrEnum):
-    """How a trial is drawn.
+    """The kind of a trial, which determines its mark in tables and pictures.
 
-    `OUTSIDE` fits, and does not meet the floors or `--where`; `UNTRIED` fits by its prediction,
-    where others were measured or emulated, or as emulated where others were measured; `TOO_LARGE`
-    ran out of memory or leaves less than its margin free; `FAILED` ended any other way.
+    `OUTSIDE` fits, but does not meet the minimums or `--where`; `UNTRIED` fits by weaker evidence
+    than the front's: predicted where others were measured or emulated, or emulated where others
+    were measured; `TOO_LARGE` ran out of memory or leaves less than its margin free; `FAILED` ended
+    in any other way.
     """
 
     BEST = "best"
@@ -43,9 +44,9 @@ class Kind(enum.StrEnum):
 class View:
     """One search's results on one GPU.
 
-    `records` holds one record per configuration, `kinds` says of each, by position, how it
-    is drawn; `front` is sorted from the worst in the first objective to the best: by default
-    from the least memory to the most. `objectives` are names; empty, those of the space count.
+    `records` holds one record per configuration, `kinds` the kind of each, by position. `front` is
+    sorted from the worst to the best in the first objective: by default from the least memory to
+    the most.
     """
 
     space: SpaceFacts
@@ -53,37 +54,37 @@ class View:
     records: tuple[TrialRecord, ...]
     kinds: tuple[Kind, ...]
     numbers: tuple[tuple[int, float] | None, ...]
-    """Of each record, by position, what `numbers_of` says."""
+    """The `numbers_of` each record, by position."""
     front: tuple[TrialRecord, ...]
     best: BestTrial | None
     conditions: tuple[str, ...]
     command: str
     source: str
-    """Where the numbers of the front are from: predicted, emulated or measured."""
+    """Source of the front's numbers: predicted, emulated or measured."""
     drawn_source: str
-    """Where the numbers of all trials are from; also "predicted and measured"."""
+    """Sources of all trials' numbers, such as "predicted and measured"."""
     knobs: tuple[str, ...]
-    """The names of configuration values to show: the space's knobs, then what else varies."""
+    """The names of configuration values to show: the space's knobs, then others that vary."""
     fixed: Mapping[str, KnobValue]
     """The other configuration values: the same in every trial."""
     notes: tuple[str, ...] = ()
     """Sentences about the search that people should read."""
     objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
-    """What the front is over; the first one decides what is recommended."""
+    """The objectives of the front; the first one decides the recommendation."""
 
     @property
     def is_default(self) -> bool:
-        """Whether the front is over throughput and device memory."""
+        """True if the front is over throughput and device memory."""
         return [o.name for o in self.objectives] == [o.name for o in DEFAULT_OBJECTIVES]
 
     @property
     def undecided(self) -> tuple[TrialRecord, ...]:
-        """Those of the front that may be no faster than the next smaller one."""
+        """The records of the front that may be no faster than the next smaller one."""
         return undecided(self.front) if self.is_default else ()
 
     @property
     def margin_bytes(self) -> int:
-        """The memory to keep free: of the best, else the largest that any trial asked for."""
+        """The memory to keep free, in bytes: the best's margin, else the largest of any trial."""
         if self.best is not None:
             return self.best.record.budget.margin_bytes
         return max((record.budget.margin_bytes for record in self.records), default=0)
@@ -102,9 +103,9 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
 ) -> View:
     """The results of the records of this space and GPU; others are left out.
 
-    `where` narrows the front and the best; `conditions` are its texts. Records made for
-    another amount of memory than `gpu.memory_bytes` are left out too, since their trials
-    were searched under another limit.
+    `where` narrows the front and the best; `conditions` are its texts. Records for another amount
+    of memory than `gpu.memory_bytes` are left out too, because they were made under another limit.
+    `objectives` are names; if empty, those of the space are used.
     """
     own = [
         r
@@ -128,7 +129,7 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         objective=chosen[0],
     )
     drawn = {r.configuration.key: Kind.FRONT for r in front}
-    # Of configurations that are as good in every objective, the front has one, perhaps another.
+    # The front may hold another configuration that equals the best one in every objective.
     drawn |= {best.configuration.key: Kind.BEST} if best else {}
     kinds = tuple(
         Kind.UNTRIED if kind in (Kind.FITS, Kind.OUTSIDE) and r.source.rank < shown else kind
@@ -162,7 +163,7 @@ def numbers_of(record: TrialRecord) -> tuple[int, float] | None:
 
 
 def source_label(records: Sequence[TrialRecord]) -> str:
-    """Which kinds of numbers `records` hold, in words."""
+    """The sources of the numbers in `records`, in words."""
     sources = {e.source for r in records if (e := r.outcome.evidence) is not None}
     return " and ".join(source for source in Source if source in sources) or "no numbers"
 
@@ -180,7 +181,7 @@ def _shown_names(records: Sequence[TrialRecord], space: SpaceFacts) -> tuple[str
 
 def _kind(record: TrialRecord, fits: bool, meets: bool, drawn: Mapping[str, Kind]) -> Kind:
     if not fits:
-        # A trial that ran, and leaves less than the margin free, does not fit either.
+        # A successful trial that leaves less than the margin free does not fit either.
         full = record.outcome.status in (Status.OOM, Status.OK)
         return Kind.TOO_LARGE if full else Kind.FAILED
     if not meets:
@@ -189,7 +190,7 @@ def _kind(record: TrialRecord, fits: bool, meets: bool, drawn: Mapping[str, Kind
 
 
 SHOWN_LEVELS = 200
-"""More than a person reads; a table of a hundred thousand takes a minute to draw."""
+"""Maximum number of levels to show; a table of a hundred thousand takes a minute to draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +203,11 @@ class Level:
 
     @property
     def trials(self) -> int:
-        """How many were tried."""
+        """Number of configurations with a record."""
         return len(self.records)
 
     def front(self) -> tuple[TrialRecord, ...]:
-        """Those that no other one beats, least memory first; empty where none of them fits."""
+        """The Pareto front of the level, worst in the first objective first; empty if none fits."""
         chosen = trusted(self.records, self.view.gpu.memory_bytes)
         fitting = [r for r in chosen if fits_within(r, self.view.gpu.memory_bytes)]
         return tuple(reversed(unbeaten(fitting, self.view.objectives)))
@@ -215,8 +216,8 @@ class Level:
 def levels(view: View) -> tuple[Level, ...]:
     """The levels that were tried, in the order of their values.
 
-    Floors and conditions do not apply: each level stands for itself. Empty for a space without
-    a capacity knob that varies.
+    Minimums and conditions do not apply, because each level stands for itself. Empty for a space
+    without a capacity knob that varies.
     """
     names = [name for name in view.space.capacity if name in view.knobs]
     grouped: dict[tuple[KnobValue | None, ...], list[TrialRecord]] = {}
@@ -235,6 +236,6 @@ def levels(view: View) -> tuple[Level, ...]:
 
 
 def _order(value: KnobValue | None) -> tuple[bool, float, str]:
-    """Numbers by size, then words."""
+    """Sort key: numbers by size, then words."""
     is_number = isinstance(value, int | float)
     return (not is_number, float(value) if is_number else 0.0, str(value))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a search shows of itself to other programs while it runs: plain data, no Ray."""
+"""Options for watching a running search from other programs: plain data, no Ray."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tuner.core.errors import InputError, UnavailableError
 LOCALHOST = "127.0.0.1"
 
 GRAFANA_DASHBOARD = Path(__file__).parent / "dashboards" / "grafana.json"
-"""To import into Grafana: panels over the metrics of searches."""
+"""Dashboard to import into Grafana, with panels for the metrics of searches."""
 
 
 class Tracker(StrEnum):
-    """A tool for looking at training runs that trials can be written to."""
+    """A tool for tracking training runs, to which trials can be written."""
 
     TENSORBOARD = "tensorboard"
     MLFLOW = "mlflow"
@@ -26,7 +26,7 @@ class Tracker(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tracking:
-    """One tracker, and where it keeps what it gets: a folder, or a URI for MLflow."""
+    """One tracker and its destination: a folder, or a URI for MLflow."""
 
     tracker: Tracker
     where: str
@@ -34,13 +34,13 @@ class Tracking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How others can watch a search.
+    """Options for watching a search.
 
-    - `metrics_port`: a cluster of its own offers metrics for Prometheus there, on localhost; 0 is
-      any free port. A cluster that is joined offers them by itself, where its nodes do.
-    - `dashboard`: a cluster of its own has Ray's dashboard, on localhost.
-    - `track`: each trial becomes a run of these.
-    - `tell` is called with a line for each place where there is something to see.
+    - `metrics_port`: port of localhost on which the search's own cluster serves metrics for
+      Prometheus; 0 is any free port. A joined cluster serves them on the ports of its nodes.
+    - `dashboard`: start Ray's dashboard on localhost, with the search's own cluster.
+    - `track`: trackers that get a run for each trial.
+    - `tell` is called with a line for each address to look at.
     """
 
     metrics_port: int | None = None
@@ -50,14 +50,14 @@ class Watch:
 
     @property
     def metrics(self) -> bool:
-        """Whether a cluster of its own collects metrics."""
+        """True if the search's own cluster collects metrics."""
         return self.metrics_port is not None or self.dashboard
 
 
 def parse_tracking(text: str) -> Tracking:
-    """The tracking that "tensorboard:FOLDER", "mlflow:FOLDER" or "mlflow:URI" asks for.
+    """The tracking described by "tensorboard:FOLDER", "mlflow:FOLDER" or "mlflow:URI".
 
-    Raises `InputError`, and `UnavailableError` where MLflow is not installed.
+    Raises `InputError` for other texts, and `UnavailableError` if MLflow is not installed.
     """
     name, _, where = text.partition(":")
     if name not in list(Tracker) or not where:
@@ -77,7 +77,7 @@ def parse_tracking(text: str) -> Tracking:
 
 
 def check_metrics_port(port: int | None, address: str | None) -> None:
-    """Raise `InputError` where metrics cannot be offered at this port of localhost."""
+    """Raise `InputError` if metrics cannot be served on this port of localhost."""
     if port is None:
         return
     if address is not None:

@@ -1,8 +1,7 @@
-"""The seam between searching and running: what a search asks of whoever runs a trial.
+"""The interface between a search and the runners of its trials.
 
-A search knows nothing of how a trial comes to its numbers. It hands one configuration to a
-`TrialRunner` and gets an `Outcome` back, whether a model of the GPU predicted it or a GPU
-measured it.
+A search doesn't know how a trial gets its numbers. It hands one configuration to a `TrialRunner`
+and gets an `Outcome` back, either predicted by a model of the GPU or measured on a GPU.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from tuner.space.command import Command
 from tuner.space.data import DataFacts
 
 OUTCOME_LIBRARIES = ("tuner", "torch", "transformers", "peft", "bitsandbytes")
-"""Distributions whose version can change what a trial comes to.
+"""Distributions whose version can change the outcome of a trial.
 
-Ray and Optuna are not among them: they choose and place trials, and change none.
+Ray and Optuna are not among them: they choose and place trials, but don't change them.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TrialJob:
-    """What is the same for all trials of one search; plain data, so that it can be pickled.
+    """The settings shared by all trials of one search; plain data, so that it can be pickled.
 
-    `gpu` may carry a memory size of the user's. `margin_fraction` is the part of the GPU's
-    memory to keep free; None leaves it to the runner. `profile` is what was measured of the GPU
-    on this machine, if it was. `data` describes the training data for trials that train on its
-    lengths. `model` is None where code of the user's own brings its model: a workload
-    "package.module:object", found from `code_path` too, or the `command` that trials then run.
+    `gpu` may carry a memory size set by the user. `margin_fraction` is the part of the GPU's
+    memory to keep free; None leaves it to the runner. `profile` is the GPU's profile measured on
+    this machine, if there is one. `data` describes the training data for trials that train on its
+    lengths. `model` is None if the user's own code brings its model: a workload
+    "package.module:object", also found from `code_path`, or the `command` that trials then run.
     """
 
     workload: str
@@ -46,7 +45,7 @@ class TrialJob:
 
     @property
     def body(self) -> str:
-        """What the processes of its trials do: a `tuner.trial.messages.TrialBody`, by name."""
+        """The name of the `tuner.trial.messages.TrialBody` that its trials run."""
         if self.command is not None:
             return "tuner.trial.command:COMMAND_TRIAL"
         return "tuner.trial.training:TRAINING"
@@ -54,10 +53,10 @@ class TrialJob:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """When a trial that runs cannot win any more; settled before it starts, and frozen.
+    """The conditions for ending a trial early because it can't win; fixed before it starts.
 
-    - `usable_bytes` is the device memory that a configuration may take to be recommended. Peaks
-      only grow, so that one step beyond it says enough.
+    - `usable_bytes` is the most device memory that a recommended configuration may take. Peaks
+      only grow, so one step above it is enough to decide.
     - `front` holds device memory in bytes and samples per second of trials that fitted: a trial
       that takes no less memory than one of them, and is surely slower, is dominated.
     """
@@ -66,11 +65,11 @@ class GiveUp:
     front: tuple[tuple[int, float], ...] = ()
 
     def is_too_large(self, device_bytes: int) -> bool:
-        """Whether a trial that took `device_bytes` so far cannot be recommended."""
+        """True if a trial that took `device_bytes` so far can't be recommended."""
         return self.usable_bytes is not None and device_bytes > self.usable_bytes
 
     def is_dominated(self, device_bytes: int, at_most_samples_per_s: float) -> bool:
-        """Whether a trial of this memory so far and at most this throughput is dominated."""
+        """True if a trial with this memory so far and at most this throughput is dominated."""
         return any(
             size <= device_bytes and rate > at_most_samples_per_s for size, rate in self.front
         )
@@ -78,7 +77,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """What is particular to one trial beside its configuration.
+    """The instructions for one trial, in addition to its configuration.
 
     `verify` asks for the longest lengths, more steps, an evaluation and a checkpoint.
     """
@@ -87,7 +86,7 @@ class Instructions:
     verify: bool = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> Instructions:
-        """Itself: nothing in it can change. Ray Tune copies what it is given for each trial."""
+        """Itself, because it is immutable. Ray Tune copies its arguments for each trial."""
         return self
 
 
@@ -97,17 +96,17 @@ PLAIN = Instructions()
 class TrialRunner(Protocol):
     """Runs one configuration at a time, in the process that built it.
 
-    A runner may keep what is expensive to make between two trials; a search builds it once
-    per worker and uses it for all trials of that worker.
+    A runner may keep expensive objects between two trials. A search builds it once per worker
+    and uses it for all trials of that worker.
     """
 
     source: Source
 
     def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
-        """What came of the trial. Out of memory, a crash or a hang of the trial are outcomes.
+        """The outcome of a trial. Running out of memory, a crash and a hang are outcomes, too.
 
-        A runner that cannot give up a trial early, or cannot verify one, runs it in full.
-        Raises only for what is not the trial's doing, and then a `TunerError`.
+        A runner that can't give up a trial early, or can't verify one, runs it in full.
+        Raises `TunerError` for problems that the trial did not cause, and nothing else.
         """
         ...
 
@@ -126,24 +125,24 @@ class RunnerFactory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """How real trials are run: where, for how long, under which limit. Plain data.
+    """The options of real trials: device, time limits, memory limit. Plain data.
 
     - `device` is a torch device string, "cuda:0" or "cpu".
-    - `budget_s` is spent on timed steps after `warmup_steps`; it ends earlier when the 95 %
-      confidence interval of the rate is within `relative_error` of it, and never before
+    - `budget_s` is the time for timed steps after `warmup_steps`. Timing ends earlier once the
+      95 % confidence interval of the rate is within `relative_error` of it, but not before
       `min_steps`.
     - `whole_steps` times whole steps however long they are (`tuner.trial.step_plan`).
-    - `short_steps` times no whole step, even of a verification: for an emulated device, of which
-      every micro-step after the first takes the same.
-    - `timeout_s` is for the whole trial; what runs longer is killed. None leaves it to the pace
-      of the first step (`tuner.trial.stop_rule`).
+    - `short_steps` times no whole step, not even in a verification: on an emulated device, every
+      micro-step after the first takes the same time.
+    - `timeout_s` is for the whole trial; a trial that runs longer is killed. None sets it by the
+      pace of the first step (`tuner.trial.stop_rule`).
     - `memory_limit_bytes` lets a large device stand in for a smaller one.
     - `weights` is "synthetic", "hub" or the path of a checkpoint.
     - `lengths` is "full" (every sequence has the longest length, as predictions assume) or "data"
       (the job's lengths in the timed steps; the warm-up has the longest all the same, so that
       the peak is that of the worst batch).
-    - `wait_for_device_s` is how long a device that others use is waited for.
-    - `instructions` are those of the trial that runs.
+    - `wait_for_device_s` is the longest wait for a device that others use.
+    - `instructions` are those of the current trial.
     """
 
     device: str = "cuda:0"
@@ -162,7 +161,7 @@ class MeasureOptions:
 
 
 def outcome_versions() -> dict[str, str]:
-    """The installed version of each of `OUTCOME_LIBRARIES`; one that is missing is left out."""
+    """The installed version of each of `OUTCOME_LIBRARIES`, without missing ones."""
     versions = {}
     for name in OUTCOME_LIBRARIES:
         try:

@@ -1,4 +1,4 @@
-"""What is known of a command's steps so far, and whether that is enough."""
+"""Follows the steps of a command by its output, and decides when enough were timed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.trial.base import MeasureOptions
 from tuner.trial.stop_rule import STEP_SCATTER, Amounts, StepTimer
 
 TAG = "tuner:"
-"""What a tagged line begins with; a JSON object follows."""
+"""The start of a tagged line; a JSON object follows."""
 
 _BREAK = re.compile(rb"[\r\n]")
 _MAX_LINE_BYTES = 64 * 1024
@@ -34,7 +34,7 @@ _COUNTED = re.compile(
 )
 _TIMES = re.compile(r"\[(?:\d+:)?\d+:\d+[<,]")
 _NEAR_CHARS = 300
-"""A progress bar is a line of a terminal; long lines are not searched for one as a whole."""
+"""Only this many characters around a bar's times are searched: a bar fits on a terminal line."""
 _NOT_FINITE = re.compile(r"\bloss['\"]?\s*[:= ]\s*['\"]?-?(?:nan|inf)\b", re.IGNORECASE)
 # The dictionary that transformers' Trainer prints at the end of training.
 _SUMMARY = re.compile(r"\{['\"]train_runtime['\"]: .*\}")
@@ -44,7 +44,7 @@ PREPARING = re.compile(
     r"|prepar|prediction|sanity",
     re.IGNORECASE,
 )
-"""Progress bars that do not train: of libraries that load, convert, evaluate or save."""
+"""Names of progress bars that don't show training: loading, converting, evaluating, saving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class TaggedLine:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A progress bar, or a line with a number of steps: so many have ended.
+    """A progress bar, or a line with the number of steps that have ended.
 
-    `rate` is what it prints itself, in counts per second; None where it does not.
+    `rate` is the printed rate in counts per second; None if it prints none.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What transformers' Trainer prints when training has ended, warm-up included."""
+    """The summary that transformers' Trainer prints after training; it includes the warm-up."""
 
     samples_per_s: float
     steps_per_s: float
@@ -77,7 +77,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """A loss that is printed as nan or inf."""
+    """A loss printed as nan or inf."""
 
 
 Event = TaggedLine | Counted | Summary | NotFinite
@@ -85,17 +85,17 @@ Event = TaggedLine | Counted | Summary | NotFinite
 
 @dataclass(slots=True)
 class OutputReader:
-    """Takes the bytes of one stream as they come, and gives what they say of progress.
+    """Turns the bytes of one stream into progress events as they arrive.
 
-    A bar is overwritten and not ended, so what is not yet a whole line is looked at too.
+    A progress bar is overwritten without ending its line, so unfinished lines are read too.
     """
 
     _rest: bytes = b""
     _seen: list[Event] = field(default_factory=list)
-    """What the unfinished line has said already."""
+    """Events already reported from the unfinished line."""
 
     def feed(self, data: bytes) -> list[Event]:
-        """What is new after `data`."""
+        """The new events after `data`."""
         *whole, rest = _BREAK.split(self._rest + data)
         new: list[Event] = []
         for line in whole:
@@ -111,7 +111,7 @@ class OutputReader:
 
 
 def events_of(line: bytes) -> Iterator[Event]:
-    """What one line says, perhaps nothing."""
+    """The events of one line; there may be none."""
     if not line.strip():
         return
     text = line[:_MAX_LINE_BYTES].decode(errors="replace")
@@ -176,11 +176,11 @@ _MAX_CLOCK_S = 3600.0
 
 
 class CommandProgress:
-    """Takes the output of a command and keeps what it says of its steps.
+    """Reads the output of a command and keeps what it says about its steps.
 
-    Tagged lines count before progress bars: they say when a step ended and what was in it.
-    `progress` is how the line of the right bar begins, where there are several. `told` holds
-    the last value of each number that tagged lines give beside steps.
+    Tagged lines take precedence over progress bars: they say when a step ended and what it
+    contained. `progress` is the start of the right bar's line, if there are several bars. `told`
+    holds the last value of each other number in tagged lines.
     """
 
     def __init__(self, options: MeasureOptions, progress: str | None) -> None:
@@ -199,12 +199,12 @@ class CommandProgress:
 
     @property
     def is_tagged(self) -> bool:
-        """Whether steps are told in tagged lines."""
+        """True if tagged lines report the steps."""
         return self._told_steps > 0
 
     @property
     def samples_per_line(self) -> float | None:
-        """Samples of a step that a tagged line told of, in the mean; None without such lines."""
+        """Mean samples per step in tagged lines; None without such lines."""
         return self._amounts.samples / self._told_steps if self.is_tagged else None
 
     @property
@@ -222,14 +222,14 @@ class CommandProgress:
 
     @property
     def has_rate(self) -> bool:
-        """Whether a speed can be said."""
+        """True if the speed is known."""
         return bool(self.timer or self.summary or self.printed_rate)
 
     @property
     def stopped_by(self) -> str | None:
-        """Why the command need not go on; None if it must.
+        """The reason why the command can be stopped; None if it must go on.
 
-        "interval", "budget" or "loss", or what `judge` found: "memory" or "dominated".
+        "interval", "budget" or "loss", or the finding of `judge`: "memory" or "dominated".
         """
         timer = self.timer
         if timer is None:
@@ -240,7 +240,7 @@ class CommandProgress:
 
     @property
     def needed_s(self) -> float | None:
-        """How long timing may go on, by the reports so far; None before the first timed one."""
+        """Seconds that timing may take, by the reports so far; None before the first timed one."""
         timer = self.timer
         if timer is None:
             return None
@@ -248,11 +248,11 @@ class CommandProgress:
         return self._options.budget_s + self._options.min_steps * report_s
 
     def judge(self, device_bytes: int, samples_per_step: float | None) -> None:
-        """See whether the trial can still win, at the memory of the command so far.
+        """Decide whether the trial can still win, given the command's memory so far.
 
         The warm-up must be over, so that a trial that ends early has a speed too. A single
-        report may turn out slower than the next ones by `STEP_SCATTER`, of several the interval
-        says by how much.
+        report may be slower than the next ones by a factor of `STEP_SCATTER`; for several, their
+        interval says by how much.
         """
         give_up, timer = self._options.instructions.give_up, self.timer
         if give_up is None or timer is None or self._verdict is not None:
@@ -271,7 +271,7 @@ class CommandProgress:
             self._verdict = "dominated"
 
     def take(self, stream: int, data: bytes, at_s: float | None = None) -> None:
-        """Take what a stream said at a time (`time.monotonic`, now by default)."""
+        """Take data of a stream, received at `at_s` (`time.monotonic`, now by default)."""
         at_s = time.monotonic() if at_s is None else at_s
         for event in self._readers.setdefault(stream, OutputReader()).feed(data):
             match event:

@@ -1,4 +1,4 @@
-"""The measurement of a command: what was heard of its steps, and what its processes held."""
+"""The measurement of a command, from its reported steps and the memory of its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuner.trial.command_progress import CommandProgress
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """The speed, where it comes from (for people), and what else the timed steps say."""
+    """The speed, a note on its source, and the other results of the timed steps."""
 
     step_s: float
     samples_per_s: float
@@ -34,10 +34,10 @@ def measurement_of(
     options: MeasureOptions,
     samples_per_step: float | None,
 ) -> Measurement:
-    """The measurement, with notes on what is not as in trials of tuner's own.
+    """The measurement, with notes on the differences from tuner's own trials.
 
-    Numbers of parameters that nobody told are 0, as is the rate of tokens. Raises
-    `UnavailableError` where it is not known how many samples a step has.
+    Unknown parameter counts are 0, and so is an unknown token rate. Raises `UnavailableError` if
+    the number of samples in a step is unknown.
     """
     rate = _rate(heard, samples_per_step)
     allocated = heard.told.get("allocated_bytes", 0) or memory.peak_bytes
@@ -98,7 +98,7 @@ def _rate(heard: CommandProgress, samples_per_step: float | None) -> _Rate:
 
 
 def required(samples_per_step: float | None) -> float:
-    """The samples of a step. Raises `UnavailableError` where nobody says how many they are."""
+    """The samples of a step. Raises `UnavailableError` if their number is unknown."""
     if samples_per_step is None:
         raise UnavailableError(
             "the command's progress bar counts steps, but the samples in a step are unknown",
@@ -125,7 +125,7 @@ _TAIL_BYTES = 16 * 1024
 
 
 class Streams:
-    """Several pipes that are read together; what comes is also written to the descriptor `log`."""
+    """Several pipes read together; their data is also written to the descriptor `log`."""
 
     def __init__(self, descriptors: tuple[int, ...], *, log: int) -> None:
         self._log = log
@@ -137,16 +137,16 @@ class Streams:
 
     @property
     def are_open(self) -> bool:
-        """Whether one of them may still say something."""
+        """True if at least one stream may still send data."""
         return bool(self._selector.get_map())
 
     @property
     def tail(self) -> str:
-        """The last 16 KiB of them all."""
+        """The last 16 KiB of all streams together."""
         return self._tail.decode(errors="replace")
 
     def read(self, within_s: float) -> list[tuple[int, bytes, float]]:
-        """What comes within the time: descriptor, bytes, and when it was there (monotonic)."""
+        """The data that arrives within the time: (descriptor, bytes, monotonic time of arrival)."""
         if not self.are_open:
             time.sleep(within_s)
             return []

@@ -1,4 +1,4 @@
-"""What a runner and the process that starts its trials tell each other, and nothing else.
+"""The messages between a runner and the process that starts its trials.
 
 Both are the same program of the same user, so the messages travel as `multiprocessing` sends
 them (pickled), over a socket that only the two hold.
@@ -16,23 +16,23 @@ from tuner.core.records import Configuration, Measurement
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
 
 Report = Callable[[Mapping[str, Any]], None]
-"""Takes facts (JSON types) of a trial as it learns them; see `Ending.facts`."""
+"""Called with new facts (JSON types) of a trial; see `Ending.facts`."""
 
 
 class TrialBody(Protocol):
-    """What the processes of a runner do, apart from being processes."""
+    """The work that the processes of a runner do."""
 
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
         """Called once, in the process from which trials are forked: import what they need.
 
-        Must leave this process with one thread and no device touched. Raises `TunerError` for
-        what makes every trial of the job impossible.
+        Must leave this process with one thread, and must not touch a device. Raises `TunerError`
+        if no trial of the job can run.
         """
 
     def measure(
         self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
     ) -> Measurement:
-        """Called in the process of one trial. Whatever it raises is the trial's outcome."""
+        """Called in the process of one trial. An exception is the trial's outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class CannotRun:
-    """No trial can be run, and why."""
+    """No trial can be run; `error` is the reason."""
 
     error: TunerError
 
@@ -70,12 +70,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the trial that runs; means nothing when none does."""
+    """End the running trial; ignored if none runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What the trial reported of itself."""
+    """Facts that the trial reported."""
 
     facts: Mapping[str, Any]
 

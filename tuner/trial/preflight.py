@@ -1,4 +1,4 @@
-"""Before a trial: is the device free? A busy one is waited for or refused, never cleared."""
+"""Checks before a trial that the device is free. Waits for a busy one, but never clears it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tuner.core.units import GIB, format_gib
 from tuner.trial.base import MeasureOptions
 
 IDLE_BYTES = 1 * GIB
-"""Device memory that may be in use although nobody computes: driver, firmware, a desktop. A GPU
-without processes shows up to 0.6 GiB (nvidia-smi on an H100)."""
+"""An idle device may have this much memory in use: driver, firmware, a desktop. A GPU without
+processes shows up to 0.6 GiB (nvidia-smi on an H100)."""
 
 SETTLE_S = 3.0
-"""A device is looked at for this long before it is refused: the driver takes back the memory of
-a process that was ended a moment after it."""
+"""A busy device is refused only after this time: the driver needs a moment to free the memory of
+a process that has ended."""
 
 _LOOK_EVERY_S = 0.5
 
 Waiting = Callable[[float], bool]
-"""Waits so many seconds; returns early, and True, when the trial is given up."""
+"""Waits the given number of seconds. If the trial is given up, returns True at once."""
 
 
 def wait_for_device(options: MeasureOptions, given_up_within: Waiting) -> bool:
-    """Wait until nothing stands in the way of a trial; False when it was given up meanwhile.
+    """Wait until the device is free; False if the trial was given up meanwhile.
 
-    Raises `UnavailableError`, with the names of the processes that hold the device, when it is
-    not free after `options.wait_for_device_s`.
+    Raises `UnavailableError`, with the names of the processes that hold the device, if it isn't
+    free after `options.wait_for_device_s`.
     """
     until_s = time.monotonic() + max(options.wait_for_device_s, SETTLE_S)
     while (text := obstacle(options)) is not None:
@@ -49,12 +49,12 @@ def wait_for_device(options: MeasureOptions, given_up_within: Waiting) -> bool:
 
 
 def obstacle(options: MeasureOptions) -> str | None:
-    """What stands in the way of a trial on the device of `options`, or None.
+    """The obstacle to a trial on the device of `options`, or None.
 
-    On a GPU: other processes that compute on it, or memory in use without a known holder. On
-    the CPU: less free memory than the trial's limit. Without NVIDIA's driver nothing is known,
-    and the trial itself will tell. Raises `UnavailableError` where the driver has no such GPU, or
-    cannot talk to it.
+    On a GPU: other processes that compute on it, or memory in use by unknown processes. On the
+    CPU: less free memory than the trial's limit. Without NVIDIA's driver nothing is known, and
+    the trial itself will show it. Raises `UnavailableError` if the driver has no such GPU, or
+    can't talk to it.
     """
     if options.device == "cpu":
         return _host_obstacle(options.memory_limit_bytes)
@@ -68,9 +68,9 @@ def obstacle(options: MeasureOptions) -> str | None:
 
 
 def require_answer(options: MeasureOptions) -> None:
-    """Raise `UnavailableError` where the driver cannot talk to the GPU of `options` any more.
+    """Raise `UnavailableError` if the driver can't talk to the GPU of `options` any more.
 
-    What fails on such a device says nothing of the configuration that was tried.
+    A failure on such a device says nothing about the configuration.
     """
     if options.device == "cpu":
         return
@@ -84,7 +84,7 @@ def _index(options: MeasureOptions) -> int:
 
 
 def _memory_obstacle(options: MeasureOptions, use: nvml.DeviceUse) -> str | None:
-    """Memory that nobody is named for: of another container, or of a desktop."""
+    """Memory in use by processes the driver doesn't name: another container, or a desktop."""
     if use.used_bytes <= IDLE_BYTES:
         return None
     limit = options.memory_limit_bytes
@@ -111,13 +111,13 @@ def _host_obstacle(limit_bytes: int | None) -> str | None:
     )
 
 
-# The driver's log (Xid 79), and NVML's texts and names where a device does not answer any more
-# until it is reset (nvml.h: NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED).
+# The driver's log (Xid 79), and NVML's texts and names for a device that no longer answers until
+# it is reset (nvml.h: NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED).
 _LOST_DEVICE = re.compile(
     r"fallen off the bus|GPU is lost|GPU_IS_LOST|GPU requires reset|RESET_REQUIRED", re.IGNORECASE
 )
 
 
 def says_device_is_lost(text: str) -> bool:
-    """Whether an error says that its device is gone until somebody resets it."""
+    """True if an error says that its device is lost until it is reset."""
     return _LOST_DEVICE.search(text) is not None

@@ -1,7 +1,7 @@
-"""How many micro-steps the steps of a trial have, and how long all of them will take.
+"""Plans the micro-steps of each step of a trial, and estimates the time of all of them.
 
-An optimizer step of 32 micro-steps that last seconds each is not run whole to be timed: at one
-length all micro-steps but the first do the same work. It is put together from short steps.
+An optimizer step of 32 micro-steps of several seconds is not timed as a whole: with one sequence
+length, all micro-steps but the first do the same work. Its time is composed from short steps.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from tuner.trial.base import MeasureOptions
 
 SHORT = 2
-"""Micro-steps of a short step. Gradients appear in the first one and are added to in the second;
-every later one finds the memory as the second did, and has its peak."""
+"""Micro-steps of a short step. Gradients are created in the first and accumulated in the second;
+every later one starts with the same memory as the second, and has the same peak."""
 
 SHORT_OF_DATA = 8
-"""The same where micro-steps have the lengths of the data: the second one does not speak for the
-others, so that more are timed."""
+"""Micro-steps of a short step with the sequence lengths of the data: the second micro-step is not
+representative of the others, so more are timed."""
 
 LONG_STEP_S = 5.0
-"""No step shorter than this is put together from parts: whole ones do not cost much."""
+"""Shorter steps are always timed as a whole: they don't cost much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class StepPlan:
 
     @property
     def whole_only(self) -> bool:
-        """Whether every step after the first is a whole one in any case.
+        """True if every step after the first must be a whole one.
 
-        Several ranks exchange gradients in the last micro-step only, so that no other one speaks
-        for it.
+        Several ranks exchange gradients in the last micro-step only, so no other micro-step is
+        representative of it.
         """
         asked = self.options.whole_steps or self.options.instructions.verify
         return self.ranks > 1 or (asked and not self.options.short_steps)
@@ -61,8 +61,8 @@ class StepPlan:
     def timed(self, step_s: float) -> int:
         """Micro-steps of each timed step, if a whole one takes `step_s`.
 
-        Fewer than a whole step has where the budget does not hold the least number of whole
-        ones, and they are long.
+        Fewer than in a whole step if whole steps are long and the budget is too small for
+        `min_steps` of them.
         """
         enough_s = max(LONG_STEP_S, self.options.budget_s / self.options.min_steps)
         if self.whole_only or (step_s <= enough_s and not self.options.short_steps):

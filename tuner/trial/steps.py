@@ -1,4 +1,4 @@
-"""The steps of a real trial: those that warm up, those that are timed, and what these come to."""
+"""The steps of a real trial: the warm-up, the timed steps, and their results."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tuner.trial.stop_rule import MeanInterval, RunningMean, StopRule
 
 
 def step_clock(device: str) -> Callable[[], float]:
-    """Seconds since some moment, for steps on `device`, a torch device string."""
+    """A clock in seconds for steps on `device`, a torch device string."""
     return emulated_clock() if is_emulated() and device != "cpu" else time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Seconds of the parts of one optimizer step; the update is all that follows micro-steps."""
+    """Seconds of the parts of one optimizer step; the update is all work after the micro-steps."""
 
     micro_steps_s: tuple[float, ...]
     update_s: float
 
     def whole_s(self, micro_steps: int) -> float:
-        """Seconds of a step of `micro_steps`, at least as many as there are here.
+        """Seconds of a step of `micro_steps`, at least as many as were timed.
 
-        Those that are missing take as long as the mean of those after the first, which alone
-        finds no gradients to add to.
+        Each missing micro-step counts as the mean of those after the first. The first is
+        different: it has no gradients to add to.
         """
         measured_s = sum(self.micro_steps_s) + self.update_s
         missing = micro_steps - len(self.micro_steps_s)
@@ -43,7 +43,7 @@ class StepParts:
 
 
 class PartClock:
-    """Takes the time whenever a part of a step begins, when the device has done what was before.
+    """Takes the time whenever a part of a step begins, once the device has finished the last one.
 
     `synchronize` waits for the device, and `now` is the clock (`tuner.trial.steps`). A part
     begins where the session announces it (`Environment.enter`); the first one with `start`.
@@ -72,10 +72,10 @@ class PartClock:
         self._times_s.append(self._now())
 
     def stop(self, micro_steps: int) -> StepParts | None:
-        """The parts of the step that ends now, once the device has been waited for.
+        """Wait for the device, and return the parts of the step that ends now.
 
-        None where the session did not announce each of `micro_steps` micro-steps and one update:
-        then it is not known what the times are of.
+        None if the session didn't announce each of `micro_steps` micro-steps and one update: the
+        times can't be assigned then.
         """
         self._times_s.append(self._now())
         if self._announced != [*range(1, micro_steps), None]:
@@ -88,7 +88,7 @@ class PartClock:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step that was run: how long it took, and how long a whole one takes by that."""
+    """One timed step. `whole_s` extrapolates its time to the full number of micro-steps."""
 
     spent_s: float
     whole_s: float
@@ -108,7 +108,7 @@ class Stepper:
         self._clock = PartClock(environment.synchronize, self._now)
 
     def whole(self) -> StepTime:
-        """Run a whole step. The device is waited for at its end only."""
+        """Run a whole step, and wait for the device only at its end."""
         started = self._now()
         self.session.optimizer_step(self.micro_steps)
         self.environment.synchronize()
@@ -116,9 +116,9 @@ class Stepper:
         return StepTime(spent_s, spent_s, parts_known=False)
 
     def by_parts(self, micro_steps: int) -> StepTime:
-        """Run a step of `micro_steps`; the device is waited for at the end of each of them.
+        """Run a step of `micro_steps`, and wait for the device at the end of each micro-step.
 
-        Where the session does not announce them, `whole_s` takes the update for part of each.
+        If the session doesn't announce them, `whole_s` counts the update as part of each.
         """
         self.environment.on_enter = self._clock.enter
         self._clock.start()
@@ -142,7 +142,7 @@ class Stepper:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What the warm-up says: seconds of the first step, micro-steps of each timed one."""
+    """The results of the warm-up: seconds of the first step, micro-steps of each timed step."""
 
     first_step_s: float
     timed_micro_steps: int
@@ -151,11 +151,11 @@ class WarmUp:
 def warm_up(
     stepper: Stepper, plan: StepPlan, rule: StopRule, on_pace: Callable[[float], None]
 ) -> WarmUp:
-    """Run steps that are not timed. Peaks are noted by phase.
+    """Run steps that are not timed, and note the peak memory of each phase.
 
-    After the first one `on_pace` gets the seconds that all steps of the trial may take. Where
-    the session does not announce its micro-steps, every further step is a whole one. Raises
-    `UnavailableError` where an emulated device has no clock.
+    After the first step, `on_pace` gets the seconds that all steps of the trial may take. If the
+    session does not announce its micro-steps, every further step is a whole one. Raises
+    `UnavailableError` if an emulated device has no clock.
     """
     environment, counts = stepper.environment, stepper.session.counts
     ranks = environment.rank.count
@@ -185,13 +185,12 @@ def warm_up(
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """What the timed steps came to. Amounts are those of one whole optimizer step.
+    """The results of the timed steps. Amounts are per whole optimizer step.
 
-    `samples` and tokens are those of all ranks of a trial on several GPUs, everything else is of
-    this one.
+    On several GPUs, `samples` and tokens count all ranks; everything else is of this rank.
 
-    `interval` is of the time of a whole step. `micro_steps` were timed in all, of which a step
-    has `micro_steps_per_step`; `spent_s` is the time of what was run.
+    `interval` is that of the time of a whole step. `micro_steps` is the number of timed
+    micro-steps, and a whole step has `micro_steps_per_step`. `spent_s` is the time actually run.
     """
 
     interval: MeanInterval
@@ -215,17 +214,17 @@ class TimedSteps:
 
     @property
     def is_composed(self) -> bool:
-        """Whether whole steps were put together from the parts of short ones."""
+        """True if the time of a whole step is composed from the parts of short steps."""
         return self.micro_steps < self.interval.count * self.micro_steps_per_step
 
     @property
     def flops_per_s(self) -> float | None:
-        """Model FLOPs a second."""
+        """Model FLOPs per second."""
         return None if self.model_flops is None else self.model_flops / self.step_s
 
     @property
     def energy_j_per_sample(self) -> float | None:
-        """Of what was run, as if a whole step drew power as its parts did."""
+        """Energy per sample in joules, assuming that a whole step draws the power of its parts."""
         energy_j = self.activity.energy_j
         if energy_j is None:
             return None
@@ -233,7 +232,7 @@ class TimedSteps:
 
     @property
     def note(self) -> str | None:
-        """How a step that was not run whole was put together."""
+        """A note on the composition of the step time; None if whole steps were timed."""
         if not self.is_composed:
             return None
         count = self.interval.count
@@ -258,7 +257,7 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
             step = stepper.whole() if whole else stepper.by_parts(micro_steps)
             mean.add(step.whole_s)
             spent_s += step.spent_s
-            # Asked between the steps: the answer waits for the device.
+            # Checked between steps: reading the loss waits for the device.
             finite = rank.all(math.isfinite(float(session.loss)))
             count = mean.interval().count
             samples = (session.counts.samples - before.samples) * share / count * rank.count

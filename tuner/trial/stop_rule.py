@@ -1,4 +1,4 @@
-"""Times steps, and decides when enough of them were timed."""
+"""Times steps, and decides when enough steps were timed."""
 
 from __future__ import annotations
 
@@ -98,24 +98,24 @@ def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
 
 
 NEEDED_S = "needed_s"
-"""The fact by which a trial says, after its first step, how long all its steps may take."""
+"""The name of the fact that a trial reports after its first step: seconds for all its steps."""
 
 FIRST_STEP_WITHIN_S = 600.0
-"""For loading and the first step, of two micro-steps at most: what takes longer hangs, or is no
-training that anybody would wait for."""
+"""Time limit for loading and the first step, which has two micro-steps at most. A slower trial
+hangs, or is too slow to be useful."""
 
 SLACK = 2.0
-"""How much slower than its first step says a trial may be. That one is the slowest, as a rule."""
+"""A trial may take this many times the time estimated from its first step, usually its slowest."""
 
 LONGEST_S = 3600.0
-"""No trial runs longer by itself."""
+"""The longest time limit without a `timeout_s` of the user's."""
 
 
 class Deadline:
-    """When the trial that starts at `started_s` (`time.monotonic`) is given up.
+    """The time limit of a trial that starts at `started_s` (`time.monotonic`).
 
-    `timeout_s` is the user's own; None leaves it to the trial's pace. `limit_s` is the time that
-    the trial has, as is known so far.
+    `timeout_s` is set by the user; None derives it from the trial's pace. `limit_s` is the current
+    time limit.
     """
 
     def __init__(self, timeout_s: float | None, started_s: float) -> None:
@@ -124,28 +124,28 @@ class Deadline:
         self.limit_s = FIRST_STEP_WITHIN_S if timeout_s is None else timeout_s
 
     def hear(self, facts: Mapping[str, Any], now_s: float) -> None:
-        """Take facts of the trial into account: what its steps need may be more time."""
+        """Take facts of the trial into account: its steps may need more time."""
         if self._by_pace and NEEDED_S in facts:
             needed_s = now_s - self._started_s + SLACK * float(facts[NEEDED_S])
             self.limit_s = min(max(self.limit_s, needed_s), LONGEST_S)
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until then; negative after it."""
+        """Seconds until the time limit; negative after it."""
         return self._started_s + self.limit_s - now_s
 
 
 STEP_SCATTER = 1.5
-"""How much faster than one step after the first a trial may turn out to be: kernels that are
-still chosen, and a clock that is still rising. Only the first step was ever slower by more."""
+"""A trial may turn out this many times faster than one of its early steps: kernels are still being
+chosen, and the clock is still rising. Only first steps were ever slower by more."""
 
 VERIFIED_STEPS = 10
 """Timed steps of a verification at least: enough for an allocator that fragments to show it."""
 
 
 class StopRule:
-    """When the steps of a trial end: enough of them, or none can change the verdict.
+    """Ends the steps of a trial once there are enough, or no further step can change the verdict.
 
-    `device_bytes` tells the highest device memory so far.
+    `device_bytes` returns the highest device memory so far.
     """
 
     def __init__(self, options: MeasureOptions, device_bytes: Callable[[], int]) -> None:
@@ -157,12 +157,12 @@ class StopRule:
         self.warmup_steps = 0
 
     def ends_warm_up(self, samples: int, step_s: float) -> bool:
-        """Whether timed steps begin after a step of the warm-up.
+        """Take one step of the warm-up; True if timed steps begin after it.
 
-        The step is a whole one of `samples`, or what follows from a short one. Memory decides
-        after the first one. Its time is of kernels that are loaded, so that one
-        more step is timed before the trial ends, and the trial teaches speed too. From the
-        second step on the time counts, with what steps are known to scatter.
+        `samples` and `step_s` are those of a whole step, or extrapolated from a short one. Memory
+        is judged from the first step on. The time of that step includes loading kernels, so one
+        more step is timed before the trial ends, and the trial gives a speed too. From the second
+        step on, time is judged as well, with a tolerance of `STEP_SCATTER`.
         """
         self.warmup_steps += 1
         if self._give_up is not None:
@@ -179,10 +179,10 @@ class StopRule:
     def reason_to_stop(
         self, mean: RunningMean, samples: float, spent_s: float | None = None
     ) -> str | None:
-        """Why no step is timed any more.
+        """The reason to stop timing steps; None to go on.
 
-        `mean` is that of whole steps, of `samples` each. `spent_s` is what timing them has taken,
-        where that is not their sum.
+        `mean` is that of whole steps, of `samples` each. `spent_s` is the time spent on timing
+        them, if it differs from their sum.
         """
         if self._verdict is not None:
             return self._verdict
@@ -195,7 +195,7 @@ class StopRule:
 
 
 def thorough(options: MeasureOptions) -> MeasureOptions:
-    """As `options`, for a verification: more steps, and as many of the longest lengths."""
+    """`options` for a verification: more timed steps, and as many with the longest lengths."""
     warmup_steps = options.warmup_steps
     if options.lengths == "data":  # the timed steps have others
         warmup_steps = max(warmup_steps, VERIFIED_STEPS)
@@ -213,7 +213,7 @@ def _reason_to_stop(mean: RunningMean, options: MeasureOptions, spent_s: float) 
 
 
 class Amounts(NamedTuple):
-    """What was trained on so far, in sums; 0 where nobody counts."""
+    """Samples and tokens trained on so far; 0 if they aren't counted."""
 
     samples: float = 0.0
     tokens: float = 0.0
@@ -238,7 +238,7 @@ class StepTimer:
         self.tokens = 0.0
 
     def report(self, count: float, at_s: float, amounts: Amounts = Amounts()) -> None:  # noqa: B008
-        """`count` steps have ended by `at_s`. A lower count than before begins anew (an epoch)."""
+        """Note that `count` steps ended by `at_s`. A lower count starts anew (a new epoch)."""
         if not self._is_warm:
             self._is_warm = count >= self._warmup_steps
             self._last = (count, at_s, amounts) if self._is_warm else None
@@ -259,13 +259,13 @@ class StepTimer:
 
     @property
     def interval(self) -> MeanInterval:
-        """Seconds of a step, with the 95 % interval that its reports leave. Needs one report."""
+        """Seconds per step with their 95 % interval. Needs at least one timed report."""
         found = self._mean.interval()
         step_s = self.total_s / self.steps
         return MeanInterval(step_s, found.half_width_s, found.count)
 
     def reason_to_stop(self, options: MeasureOptions) -> str | None:
-        """Why no more steps are needed, "interval" or "budget"; None while they are."""
+        """The reason to stop, "interval" or "budget"; None while more steps are needed."""
         if not self.steps or self.interval.count < options.min_steps:
             return None
         if self.interval.relative_error <= options.relative_error:

@@ -1,4 +1,4 @@
-"""What the processes of a runner do: import the libraries of training, then measure one."""
+"""The work of a runner's processes: import the training libraries, then measure a training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def measure_rank(
     report: Report,
     rank: Rank,
 ) -> Measurement:
-    """What one rank of several measures in this process, which it makes that rank."""
+    """Make this process one of several ranks, and return the rank's measurement."""
     from tuner.predict.training.parallel import import_strategy
     from tuner.trial.measure import measure
 

@@ -1,6 +1,6 @@
 """Options of a search, each with the option of the command line that sets it.
 
-From these fields the commands make their options, and `tuner.search` its keyword arguments.
+The commands make their options from these fields, and `tuner.search` its keyword arguments.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Kind = Literal[
 class Option:
     """An option of the command line: its name, how its value is read, and its help.
 
-    Rare options are shown by `--help-all` only. Those `of_trials` have no effect on a search that
-    runs none.
+    Rare options are shown by `--help-all` only. Options `of_trials` have no effect on a search that
+    runs no trials.
     """
 
     name: str
@@ -55,7 +55,7 @@ def _field(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """How to search: the options of `tuner search` and the arguments of `tuner.search`.
+    """Options of `tuner search`, which are also the arguments of `tuner.search`.
 
     Times are in seconds, memory is in bytes; `margin` is a share ("3%") or a size ("2GiB").
     """
@@ -241,7 +241,7 @@ OPTIONS: Mapping[str, Option] = {
 
 
 def without_effect(options: SearchOptions) -> str:
-    """The options that were given and mean nothing to a search that runs no trials."""
+    """The given options that have no effect on a search without trials, for people."""
     usual = SearchOptions()
     return ", ".join(
         option.name

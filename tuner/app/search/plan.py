@@ -1,4 +1,4 @@
-"""What is checked before a search: its options, its conditions, and where its trials run."""
+"""Checks before a search: its options, its conditions, and the device of its trials."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from tuner.trial.base import outcome_versions
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """A search that has been checked: what is tried, under which conditions."""
+    """A search that has been checked: its configurations, conditions and device."""
 
     target: Target
     options: SearchOptions
@@ -69,18 +69,18 @@ class SearchPlan:
 
     @property
     def facts(self) -> SpaceFacts:
-        """What results are written from, with the objectives that were asked for."""
+        """The facts of the space, with the objectives of the options if they name any."""
         facts = self.target.facts
         named = tuple(dict.fromkeys(self.options.objectives))
         return dataclasses.replace(facts, objectives=named) if named else facts
 
     @property
     def trial_device(self) -> TrialDevice | None:
-        """Where trials run; None where none does."""
+        """The device of the trials; None for a predicted search."""
         return self.trials_on.trial_device if isinstance(self.trials_on, Measuring) else None
 
     def is_alike(self, record: TrialRecord) -> bool:
-        """Whether an earlier trial was run as this search runs its own."""
+        """True for an earlier record whose trial ran the way this search runs its own."""
         if self.trial_device is None:
             return record.source is Source.PREDICTED
         return self.trial_device.ran(record)
@@ -103,7 +103,7 @@ class SearchPlan:
 
     @property
     def margin_bytes(self) -> int:
-        """The memory to keep free; rounded as the prediction does."""
+        """The memory to keep free, in bytes; rounded as the prediction does."""
         return MemoryBudget.of(self.target.gpu.memory_bytes, self.margin_fraction).margin_bytes
 
     @property
@@ -112,7 +112,7 @@ class SearchPlan:
         return (*self.conditions, *(f"{n} == {v!r}" for n, v in self.pinned.items()))
 
     def meets(self, configuration: Configuration) -> bool:
-        """Whether a configuration of an earlier search is one that this one may recommend."""
+        """True for a configuration (of an earlier search, say) that this search may recommend."""
         held = all(configuration.get(name) == value for name, value in self.pinned.items())
         return held and self.part.space.matches(configuration, self.options.where)
 
@@ -133,17 +133,17 @@ class SkippedGpu:
 
     @property
     def field(self) -> tuple[str, str]:
-        """The type, and that it is not searched: a field for people."""
+        """The GPU type and the reason why it is not searched: a field for people."""
         return self.target.gpu.id, f"not searched: {self.reason}"
 
 
 def make_plans(
     targets: Sequence[Target], options: SearchOptions, notices: Notices = UNHEARD
 ) -> list[SearchPlan | SkippedGpu]:
-    """A plan for each GPU type, or what it lacks; see `make_plan`.
+    """A plan for each GPU type, or the reason why it is skipped; see `make_plan`.
 
-    What is wrong with the question itself is raised. So is what the only type lacks, and
-    `NothingFitsError` where all types lack something.
+    An error in the options is raised. The reason is raised too where there is only one type, and
+    `none_left` of all reasons where every type is skipped.
     """
     if len(targets) == 1:
         return [make_plan(targets[0], options, notices)]
@@ -226,9 +226,10 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
 
 
 def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]:
-    """What to search for; empty for throughput and memory. Raises `InputError` for what cannot be.
+    """The objectives of the search; empty for throughput and memory.
 
-    Those of the space count where none are named, as far as the searcher knows them.
+    Without `--objective` they are the objectives of the space, as far as the searcher supports
+    them. Raises `InputError` for unknown or unsupported ones.
     """
     names = tuple(dict.fromkeys(options.objectives)) or target.facts.objectives
     found = objectives_of(names, target.facts, target.gpu)
@@ -241,7 +242,7 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
 
 
 def _check_budget(options: SearchOptions, target: Target) -> None:
-    """Raise `InputError` for limits that no search can have."""
+    """Raise `InputError` for invalid limits, such as a negative time."""
     check_min_gain(options.min_gain, options.searcher)
     Budget(
         trials=options.trials,

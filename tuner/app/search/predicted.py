@@ -1,8 +1,8 @@
-"""A predicted search: every configuration of the space, and full traces of those that decide.
+"""A predicted search: every configuration is predicted, and the best ones are traced in full.
 
-Compiled timelines say of all configurations how fast they are, exactly, and how much memory they
-take, within a few percent (`COMPILED_TOLERANCE`). What that leaves open, the front and what is
-recommended, is settled by traces at full depth, which go into the journal.
+Compiled timelines give the exact speed of all configurations, and their memory within a few percent
+(`COMPILED_TOLERANCE`). Traces at full depth then decide the front and the recommendation; they go
+into the journal.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tuner.searches.progress import Progress, StoppedBy, samples_per_s
 from tuner.searches.request import SearchOutcome
 
 WIDENING = 1.5
-"""Where traces are further off, this factor more than the worst of them is allowed for."""
+"""The tolerance becomes this factor times the worst error, if traces exceed the tolerance."""
 
 SEARCHER = "predicted"
-"""The searcher of predicted records: none proposes, all configurations are predicted."""
+"""Name in the `searcher` field of predicted records; no sampler proposed them."""
 
 OnRecord = Callable[[TrialRecord], None]
 OnProgress = Callable[[Progress], None]
@@ -45,18 +45,18 @@ def search_predicted(
     on_record: OnRecord,
     on_progress: OnProgress,
 ) -> SearchOutcome:
-    """Trace what decides the front and the recommendation; its records go to `on_record`.
+    """Trace the configurations that decide the front; each record goes to `on_record`.
 
     `predictions` are those of the supported configurations, in their order. `known` are records of
-    earlier searches: what was traced is not traced again. At most as many configurations are
-    traced as the search may have trials. Ctrl-C and the time limit leave the others as compiled.
+    earlier searches, which are not traced again. The search's number of trials limits the number
+    of traces. After Ctrl-C or the time limit the other configurations stay as compiled.
     """
     candidates = _Candidates(plan, predictions)
     for record in known:
         if plan.is_alike(record):
             candidates.settle(record)
     reused, stops = candidates.traced, _Stops(plan.options)
-    # Forks inherit the handlers: what they trace is finished, and nothing of it is lost.
+    # Forks inherit the handlers, so the traces under way finish and none is lost.
     with Interrupts(stops.interrupt).handled():
         while (todo := candidates.undecided()) and not stops.reached(candidates.traced):
             batch = todo[: min(predictor.at_once, plan.options.trials - candidates.traced)]
@@ -75,7 +75,7 @@ def search_predicted(
 
 
 class _Stops:
-    """What ends a search before all is decided: its limits, or the user."""
+    """Limits and interruptions that end a search before the front is decided."""
 
     def __init__(self, options: SearchOptions) -> None:
         self._options = options
@@ -88,11 +88,11 @@ class _Stops:
         return time.monotonic() - self._started_s
 
     def interrupt(self) -> None:
-        """End it when what is under way is done."""
+        """End the search when the traces under way are done."""
         self.by = StoppedBy.INTERRUPTED
 
     def reached(self, traced: int) -> bool:
-        """Whether it is to end now."""
+        """True when the search must end now, after `traced` configurations."""
         limit_s = self._options.time_limit_s
         if self.by is StoppedBy.EXHAUSTED and traced >= self._options.trials:
             self.by = StoppedBy.BUDGET
@@ -102,11 +102,11 @@ class _Stops:
 
 
 def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
-    """Write what is predicted of the space beside the journal.
+    """Write the predictions of the space beside the journal.
 
-    What earlier searches predicted under other conditions stays, where it is comparable; it has the
-    margin of this search since its journal was opened (`tuner.app.search.result_files`). Raises
-    `UnavailableError` when the disk refuses it.
+    Comparable predictions of earlier searches under other conditions are kept; they have had this
+    search's margin since its journal was opened (`tuner.app.search.result_files`). Raises
+    `UnavailableError` when the file cannot be written.
     """
     folder = plan.target.folder
     kept = {record.configuration.key: record for record in records}
@@ -118,9 +118,9 @@ def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
 
 
 class _Candidates:
-    """The configurations of a search: as compiled, and as traced as far as they were.
+    """The records of a search's configurations: traced ones replace compiled ones.
 
-    Configurations whose compiled numbers are all equal are traced once.
+    Of configurations whose compiled numbers are all equal, only one is traced.
     """
 
     def __init__(self, plan: SearchPlan, predictions: Sequence[Prediction]) -> None:
@@ -143,7 +143,7 @@ class _Candidates:
         self.traced = 0
 
     def settle(self, record: TrialRecord) -> None:
-        """Take the trace of a configuration for it and for those that are like it."""
+        """Use the trace of a configuration for it and for those with equal compiled numbers."""
         place = self._place.get(record.configuration.key)
         if place is None:
             return
@@ -160,14 +160,14 @@ class _Candidates:
         self.records[place] = record
 
     def undecided(self) -> list[TrialRecord]:
-        """What is not traced and may be on the front; the best of the first goal first."""
+        """Records that are not traced yet and may be on the front, best in the first goal first."""
         best_first = undecided(self._bound(-self._tolerance), self._bound(self._tolerance))
         todo = [place for place in best_first if place not in self._settled]
         one_of_twins = {id(self._twins_of[place]): place for place in reversed(todo)}
         return [self.records[place] for place in one_of_twins.values()][::-1]
 
     def progress(self, reused: int, elapsed_s: float) -> Progress:
-        """How far it is: of those that are known to be in question."""
+        """The progress; its total counts the configurations that are known to need a trace."""
         traced = [self.records[place] for place in self._settled]
         fitting = [record for record in traced if record.fits]
         return Progress(
@@ -183,7 +183,7 @@ class _Candidates:
         )
 
     def _bound(self, share: float) -> Bound:
-        """All of them, if what is compiled needs this much more."""
+        """Gains and fits of all records, if compiled ones reserve this share more memory."""
         records = [
             record if place in self._settled else _needing(record, share)
             for place, record in enumerate(self.records)
@@ -229,7 +229,7 @@ def _reserved_bytes(record: TrialRecord) -> int:
 
 
 def _needing(record: TrialRecord, share: float) -> TrialRecord:
-    """The record with this share more of what the allocator reserves."""
+    """The record with the memory that the allocator reserves raised by `share`."""
     prediction = record.outcome.prediction
     if not share or prediction is None:
         return record

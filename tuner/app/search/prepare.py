@@ -1,4 +1,4 @@
-"""From a checked plan to the request of a search: predictions, what is tried first, the device."""
+"""Turns a checked plan into a search request: predictions, first trials and the device."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class Prepared:
     """A search that is ready to run.
 
-    `predictions` are those of the supported configurations, in their order; empty where nothing
-    had to be predicted. `notes` are sentences about the space for people. `why_infeasible` says why
-    no trial is worth running; empty where some may fit.
+    `predictions` are those of the supported configurations, in their order; empty where none were
+    needed. `notes` are sentences about the space for people. `why_infeasible` says why no trial is
+    worth running; empty where some may fit.
     """
 
     request: SearchRequest
@@ -47,7 +47,7 @@ class Prepared:
 
 
 class Predictors:
-    """Makes one predictor for each workload and model, so that GPU types share what is traced."""
+    """Makes one predictor for each workload and model, so that GPU types share its traces."""
 
     def __init__(self) -> None:
         self._made: dict[PredictionJob, Predictor] = {}
@@ -70,15 +70,15 @@ def prepare(
     *,
     predictors: Predictors | None = None,
 ) -> Prepared:
-    """Predict what is to be searched, and say all that a search needs to know.
+    """Predict the configurations of a plan and build its search request.
 
-    Where the budget is spent already, nothing is tried and nothing is predicted. Several GPU
-    types are predicted in little more time than one with the same `predictors`.
+    Nothing is predicted or tried if known trials have spent the budget already. With shared
+    `predictors`, several GPU types take little more time than one.
     """
     options, space = plan.options, plan.part.space
     gpu, trials_on = plan.target.gpu, plan.trials_on
     job = trial_job(space, gpu, plan.margin_fraction, plan.profile)
-    # Without a device it is only asked what trials on one would be.
+    # Without a device, the runners only describe trials; none runs.
     runners: RunnerFactory = MeasuredFactory(job, MeasureOptions())
     how: dict[str, Any] = {}
     if isinstance(trials_on, Measuring):
@@ -87,12 +87,12 @@ def prepare(
             "trial_device": trials_on.trial_device,
             "resources_per_trial": trials_on.resources,
             "local_gpus": trials_on.local,
-            # What a command does at worst is what it does in any trial of its own.
+            # Any trial of a command already runs its worst case.
             "verify": options.verify and job.command is None,
         }
     initial: list[Configuration] = []
     predictions: list[Prediction] = []
-    # What was traced before is no budget that was spent: a space is predicted in seconds.
+    # Earlier traces don't count against the budget: a space is predicted in seconds.
     spent = isinstance(trials_on, Measuring) and _known_number(plan, known) >= options.trials
     if not space.predictable:
         initial = _baseline(space)
@@ -139,7 +139,7 @@ def prepare(
 
 
 def _known_number(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> int:
-    """How many trials of this search there were; those outside its conditions are of another."""
+    """Number of known trials that count for this search: the same kind, within its conditions."""
     own = {configuration.key for configuration in plan.part.supported}
     return sum(
         plan.is_alike(record) and not record.verification and record.configuration.key in own
@@ -159,7 +159,7 @@ def _watch(options: SearchOptions, listener: Listener) -> Watch:
 def _in_stages(
     plan: SearchPlan, runners: RunnerFactory, predictions: Sequence[Prediction]
 ) -> RunnerFactory:
-    """What runs a trial in each stage, the one that needs most memory first, if there are some."""
+    """A factory that runs each stage, the one that needs most memory first; `runners` if none."""
     space = plan.part.space
     if not space.stages:
         return runners
@@ -168,11 +168,11 @@ def _in_stages(
 
 
 PROCESSOR_BUDGET_S = 0.5
-"""Time for the timed steps of a trial on a processor: tiny models, and steps of milliseconds."""
+"""Time for the timed steps of a trial on a processor, whose tiny models take milliseconds each."""
 
 
 def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOptions:
-    """How each real trial of a search runs."""
+    """The options of each real trial of a search."""
     budget = options.budget_s
     if budget is None and trials_on.device == CPU:
         budget = PROCESSOR_BUDGET_S
@@ -187,11 +187,11 @@ def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOpti
 
 
 SHORTLIST_SHARE = 0.75
-"""Part of the budget that goes to the predicted short list; Optuna proposes the rest."""
+"""Share of the budget for the predicted short list; Optuna proposes the other trials."""
 
 
 def _initial(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[Configuration]:
-    """What is tried first: the space's baseline, and the short list of the predicted space."""
+    """The first configurations to try: the space's baseline, then the predicted short list."""
     space = plan.part.space
     baseline = _baseline(space)
     if plan.options.searcher == "guided":  # it starts from the predicted front by itself
@@ -205,7 +205,7 @@ def _baseline(space: SearchSpace) -> list[Configuration]:
 
 
 def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -> list[Prediction]:
-    """A prediction of every configuration that can be tried, in their order."""
+    """A prediction of every supported configuration, in their order."""
     space = plan.part.space
     predictor = predictors.of(space)
     started = time.monotonic()
@@ -253,10 +253,10 @@ def _program_predictions(plan: SearchPlan, listener: Listener) -> list[Predictio
 def why_infeasible(
     plan: SearchPlan, known: Sequence[TrialRecord], predictions: Sequence[Prediction]
 ) -> str:
-    """Why no trial can fit, from the predictions alone; empty where one may, or one did.
+    """The reason why no trial can fit, by the predictions; empty if one may fit, or one did.
 
-    A trial may need less than is predicted: it is infeasible only where the lower end of the
-    prediction's interval is too much as well.
+    A trial may need less memory than predicted: it is infeasible only if the lower end of the
+    prediction's interval does not fit either.
     """
     if not predictions or any(record.fits for record in known):
         return ""
@@ -276,7 +276,7 @@ def why_infeasible(
 def _may_fit(prediction: Prediction, *, measured: bool) -> bool:
     if prediction.fits or not measured:
         return prediction.fits
-    # Without an interval nothing is known of how wrong the prediction may be.
+    # Without an interval, the error of the prediction is unknown.
     low_bytes, _ = prediction.intervals.get("device_bytes", (0.0, 0.0))
     return prediction.budget.fits(low_bytes)
 
@@ -284,7 +284,7 @@ def _may_fit(prediction: Prediction, *, measured: bool) -> bool:
 def _inert(
     plan: SearchPlan, predictions: Sequence[Prediction], listener: Listener
 ) -> tuple[str, ...]:
-    """What is to be said of knobs that change nothing; said once here, and in the report."""
+    """Notes about knobs that have no effect; `listener` gets them now, the report later."""
     from tuner.predict.candidates import inert_knobs
 
     if not predictions:

@@ -38,18 +38,17 @@ from tuner.space.models.catalogue import get_entry
 
 @contextlib.contextmanager
 def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRecord, ...]]]:
-    """The journal to append to, and what it holds already.
+    """The journal to append to, and the comparable records that it holds already.
 
-    Known predictions are appended again when another margin is asked for: whether they fit
-    then changes, and the last line of a configuration counts. Where nothing was appended, no
-    empty journal stays behind.
+    Known records are appended again when the margin changed, because the margin decides what fits
+    and the last line of a configuration counts. An empty journal is removed afterwards.
     """
     folder = plan.target.folder
     if plan.options.fresh:
         _set_aside(plan)
     existed = [path for path in (folder.path, *folder.path.parents) if path.exists()]
     with folder.writer() as writer:
-        # Under the lock: one who is refused must not take the file of the one who writes.
+        # Under the lock: a search that is refused must not remove another writer's file.
         try:
             known = []
             found = sorted_by_use(folder.read().records, plan.target)
@@ -67,7 +66,7 @@ def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRec
 
 
 def _change_margin(plan: SearchPlan) -> None:
-    """Judge anew what was predicted under another margin."""
+    """Write the kept predictions again with the margin of this search."""
     folder = plan.target.folder
     if plan.options.fresh or not folder.predicted.exists():
         return
@@ -78,18 +77,18 @@ def _change_margin(plan: SearchPlan) -> None:
 
 
 def _remove_empty(folder: ResultsFolder, existed: Sequence[Path]) -> None:
-    """Remove the journal if nothing is in it, and the folders that were made for it."""
+    """Remove the journal if it is empty, and the folders that were made for it."""
     if folder.journal.stat().st_size:
         return
     folder.journal.unlink()
     for path in (folder.path, *folder.path.parents):
         if path in existed:
             break
-        path.rmdir()  # refused where something is in it
+        path.rmdir()  # fails if the folder is not empty
 
 
 def _set_aside(plan: SearchPlan) -> None:
-    """Rename the journal of earlier searches, so that this one begins anew and nothing is lost."""
+    """Rename the journal of earlier searches, so that this one starts afresh and none is lost."""
     journal = plan.target.folder.journal
     if not journal.exists():
         return
@@ -103,9 +102,9 @@ def _set_aside(plan: SearchPlan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the folder of `target` is written from.
+    """Input of the files in the results folder of `target`.
 
-    `how` are the arguments of `build_view` that choose among the records and describe them.
+    `how` holds the arguments of `build_view` that choose among the records and describe them.
     """
 
     target: Target
@@ -116,9 +115,9 @@ class Contents:
 
 
 def write_results(contents: Sequence[Contents]) -> list[View]:
-    """Write every file of each folder, and return what they show.
+    """Write every file of each folder, and return the views that they show.
 
-    The tables of all come first: each report shows the fronts of the other GPU types beside it.
+    All tables are written first: each report also shows the fronts of the other GPU types.
     """
     views = [build_view(one.records, one.facts, one.target.gpu, **one.how) for one in contents]
     folders = [one.target.folder for one in contents]
@@ -132,13 +131,13 @@ def write_results(contents: Sequence[Contents]) -> list[View]:
 
 
 def redraw(targets: Sequence[Target], where: tuple[str, ...] = ()) -> list[View]:
-    """Write table, recommendation, picture and report of each again; returns what they show.
+    """Write table, recommendation, picture and report of each target again; return their views.
 
-    Nothing is traced and nothing is run: the numbers are those of the journal, and the memory over
-    a step is shown where the search kept it for what is recommended now. Without `where` the
-    conditions, the command and the notes of the search stay, as `best.yaml` holds them. Raises
-    `UnavailableError` where one of them was not searched, and `InputError` for what is no
-    condition; nothing is written then.
+    Nothing is traced or run: the numbers come from the journal, and the memory over a step is shown
+    only if the search kept it for the configuration that is recommended now. Without `where`, the
+    conditions, the command and the notes of the search stay, as in `best.yaml`. Raises
+    `UnavailableError` if a target was not searched, and `InputError` for an invalid condition;
+    nothing is written then.
     """
     return write_results([_contents(target, where) for target in targets])
 
@@ -163,7 +162,7 @@ def _contents(target: Target, where: tuple[str, ...]) -> Contents:
 
 
 def _kept(path: Path) -> Mapping[str, Any]:
-    """What `best.yaml` of the search says; empty where there is none yet."""
+    """The content of the search's `best.yaml`; empty where there is none yet."""
     try:
         return _mapping(yaml.safe_load(read_file(path, MAX_BYTES)))
     except FileNotFoundError:
@@ -175,7 +174,7 @@ def _kept(path: Path) -> Mapping[str, Any]:
 
 
 def _texts(values: object) -> tuple[str, ...]:
-    """The texts of a list; nothing else of it, as aliases of aliases would make gigabytes."""
+    """The texts of a list. Others are dropped: nested YAML aliases can expand to gigabytes."""
     return tuple(v for v in values if isinstance(v, str)) if isinstance(values, list) else ()
 
 
@@ -189,7 +188,7 @@ SCHEMA = 1
 def reported_runs(target: Target) -> list[dict[str, Any]]:
     """A row for each measured configuration of the target, the fastest first.
 
-    Raises `UnavailableError` for code of the user's own, and where nothing was measured.
+    Raises `UnavailableError` for the user's own code, and if nothing was measured.
     """
     if not target.space.predictable:
         raise UnavailableError(
@@ -229,7 +228,7 @@ def _numbers(evidence: Evidence) -> dict[str, float]:
 
 
 def _model(target: Target, record: TrialRecord) -> str:
-    """A model's public name, or the digest of an architecture that has none."""
+    """A model's public name, or the digest of an architecture without one."""
     name = target.space.model or ""
     if get_entry(name) is not None:
         return name
@@ -237,7 +236,7 @@ def _model(target: Target, record: TrialRecord) -> str:
 
 
 def _configuration(target: Target, configuration: Configuration) -> dict[str, Any]:
-    """The knobs of the vocabulary with numbers, listed words and names of modules: no paths."""
+    """The knobs of the vocabulary whose values are numbers, allowed words or lists: no paths."""
     terms = SCHEMAS[target.space.workload].terms
     return {
         name: value

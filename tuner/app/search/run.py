@@ -1,6 +1,6 @@
-"""Searches GPU types: reads the journals, runs what is missing, writes every result.
+"""Searches GPU types: reads the journals, runs the missing trials, writes every result.
 
-Nothing is written, and Ray is not started, before all that can be checked has been checked.
+All checks come first: until they pass, nothing is written and Ray is not started.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"
 
 LEAST_TIME_S = 1e-3
-"""What is left of a time limit that is over: no trial starts, and what is known is still told."""
+"""Time limit of a search whose time is over: no trial starts, but known results are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchedGpu:
-    """What a search of one GPU type came to: its trials, and what its files show."""
+    """Result of a search of one GPU type: its trials, and the view that its files show."""
 
     plan: SearchPlan
     result: SearchOutcome
@@ -60,18 +60,18 @@ class _Open:
 
     @property
     def is_predicted(self) -> bool:
-        """Whether no trial runs."""
+        """True for a search that only predicts and runs no trial."""
         return isinstance(self.plan.trials_on, Predicting)
 
 
 def run_plans(
     plans: Sequence[SearchPlan | SkippedGpu], *, command: str, listener: Listener = SILENT
 ) -> list[SearchedGpu | SkippedGpu]:
-    """Search every GPU type that is planned; `command` is what the reports tell to repeat.
+    """Search every planned GPU type; the reports show `command` as the way to repeat it.
 
-    A type that no configuration is predicted to fit is refused, and no trial is run on it. Raises
-    `NothingFitsError` where that leaves no type. All journals are valid then, as they are after
-    an interruption and after any other error.
+    A type is refused, without a trial, if no configuration is predicted to fit it. Raises
+    `NothingFitsError` if all types are refused. All journals stay valid after this error, after an
+    interruption and after any other error.
     """
     found: dict[str, SearchedGpu | SkippedGpu] = {}
     with contextlib.ExitStack() as journals:
@@ -105,7 +105,7 @@ def run_plans(
 
 
 def _failure(result: SearchOutcome | None) -> TunerError | None:
-    """Why a search did not come to its end; an interruption after it began is no failure."""
+    """The error that ended a search; an interruption after its first trial is no failure."""
     if result is None:
         return TunerError("interrupted before its first trial")
     return result.failure
@@ -118,7 +118,7 @@ def _open(
     listener: Listener,
     predictors: Predictors,
 ) -> list[_Open]:
-    """What is to run, with its journal open in `journals`; who is refused goes to `found`."""
+    """The searches to run, with their journals open in `journals`; refused ones go to `found`."""
     begun: list[tuple[SearchPlan, JournalWriter, tuple[TrialRecord, ...]]] = []
     for plan in plans:
         if isinstance(plan, SkippedGpu):
@@ -143,7 +143,7 @@ def _open(
 def _run(
     opened: Sequence[_Open], listener: Listener, predictors: Predictors
 ) -> list[SearchOutcome | None]:
-    """The result of each search; None for the last ones, if an interruption left them no time."""
+    """The result of each search; None for those that an interruption kept from starting."""
     results: dict[str, SearchOutcome | None] = {}
     predicted = [one for one in opened if one.is_predicted]
     if predicted and (unused := without_effect(predicted[0].plan.options)):
@@ -222,10 +222,10 @@ def _run_trials(opened: Sequence[_Open], progress: _OnProgress) -> dict[str, Sea
 
 
 def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
-    """The searches that run at the same time, batch after batch, in their order.
+    """Batches of searches that run at the same time, in the order of `requests`.
 
-    On a cluster all do, and so do emulated ones. A search that measures on this
-    machine has it for itself: Ray does not tell apart the GPU types of one machine.
+    Searches on a cluster run together, and so do emulated ones. A search that measures on this
+    machine runs alone: Ray does not distinguish the GPU types of one machine.
     """
     together: list[SearchRequest] = []
     for request in requests:
@@ -242,7 +242,7 @@ def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
 
 
 def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
-    """`request` with what earlier batches have left of the time."""
+    """`request` with the time limit that remains after earlier batches took `spent_s` seconds."""
     if request.time_limit_s is None:
         return request
     left_s = max(request.time_limit_s - spent_s, LEAST_TIME_S)
@@ -250,13 +250,13 @@ def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
 
 
 def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[SearchedGpu]:
-    """Write every file of every GPU type's folder, and return what they show."""
+    """Write every file of every GPU type's folder, and return the searches with their views."""
     for one, result in ran:
         if one.is_predicted:
             from tuner.app.search.predicted import keep_predictions  # numpy
 
             keep_predictions(one.plan, result.records)
-        elif result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
+        elif result.pruned or len(result.records) > result.reused:  # else nothing changed
             write_pruned(one.plan.target.folder, result.pruned)
     views = write_results([_contents(one, result, command=command) for one, result in ran])
     return [
@@ -265,14 +265,14 @@ def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[
 
 
 def _write_known(opened: Sequence[_Open], *, command: str) -> None:
-    """Write the files of what the journals hold, where the search ends with an error of its own."""
+    """Write the files from the journals alone, when the search itself ended with an error."""
     known = [_contents(one, None, command=command) for one in opened if not one.is_predicted]
     with contextlib.suppress(TunerError):  # the error that ended the search is the answer
         write_results([contents for contents in known if contents.records])
 
 
 def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Contents:
-    """What the journal holds now of what can be compared; `result` where the search came to one."""
+    """The comparable records of the journal, described by `result` if the search has one."""
     plan, target = one.plan, one.plan.target
     found = target.folder.read_all()
     known = sorted_by_use(found, target)
@@ -299,7 +299,7 @@ def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Cont
 
 
 def timeline_of(plan: SearchPlan, best: BestTrial) -> MemoryTimeline | None:
-    """The timeline of `best`, in the stage that limits it; None where no model is known."""
+    """The memory timeline of `best` in its limiting stage; None for the user's own code."""
     from tuner.predict.memory_timeline import trace_timeline
     from tuner.predict.predict import resolve_subject
 

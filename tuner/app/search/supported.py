@@ -1,4 +1,4 @@
-"""The part of a search space that can be predicted and run, and code of the user's own."""
+"""The part of a search space that can be predicted and run, and the user's own code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tuner.trial.base import TrialJob
 class SupportedSpace:
     """A search space without the configurations that the GPU cannot run at all.
 
-    `reasons` counts what was left out, by why; a configuration may have several reasons.
+    `reasons` counts the configurations left out for each reason; one may have several reasons.
     """
 
     space: SearchSpace
@@ -48,11 +48,11 @@ class SupportedSpace:
 
     @property
     def memory(self) -> Mapping[str, tuple[KnobValue, ...]]:
-        """The space's declared order of memory."""
+        """The space's declared order of values by memory."""
         return self.space.memory
 
     def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
-        """What the GPU can run, in the space's order; `where` was applied already."""
+        """The supported configurations, in the space's order; `where` must be that of this part."""
         assert tuple(where) == self.where
         return iter(self.supported)
 
@@ -60,7 +60,7 @@ class SupportedSpace:
 def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> SupportedSpace:
     """The part of `space` to search on `gpu`. Raises `InputError` when nothing is left.
 
-    Trials of several GPUs whose link is not known are left out where there are others.
+    Trials of several GPUs with an unknown link rate are left out if other trials remain.
     """
     from tuner.cost.parallel import LINK, NETWORK, unknown_rate  # numpy
 
@@ -87,7 +87,7 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
     predicted = supported
     if space.predictable:
         predicted = [c for c in supported if unknown_rate(gpu, Parallelism.of(c)) is None]
-    if predicted and len(predicted) < len(supported):  # with none, its prediction says what to do
+    if predicted and len(predicted) < len(supported):  # else the prediction's error helps
         lacking = LINK if gpu.link_bytes_per_s is None else NETWORK
         several = "GPUs" if lacking == LINK else "machines"
         reasons[
@@ -102,7 +102,7 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
 def _problems(
     space: SearchSpace, configuration: Configuration, gpu: Gpu, positions: int | None
 ) -> dict[str, None]:
-    """What GPU and model cannot do of what the configuration asks, in any of its stages."""
+    """Messages about settings, in any stage, that the GPU or the model does not support."""
     from tuner.predict.predict import check_supported  # numpy
 
     stages = [*space.stage_configurations(configuration).values()] or [configuration]
@@ -111,7 +111,7 @@ def _problems(
 
 
 def require_supported(configuration: Configuration, gpu: Gpu) -> None:
-    """Raise `InputError`, with everything that is wrong, if `gpu` cannot run this."""
+    """Raise `InputError`, with all problems, if `gpu` cannot run the configuration."""
     from tuner.predict.predict import check_supported  # numpy
 
     problems = check_supported(configuration, gpu)
@@ -140,22 +140,22 @@ GUIDED = "guided"
 
 
 def has_predictions(space: SearchSpace, gpu: Gpu) -> bool:
-    """Whether a search of `space` starts from predictions, and not from nothing."""
+    """True if a search of `space` starts from predictions."""
     return space.predictable or has_program_prior(space, gpu)
 
 
 def has_program_prior(space: SearchSpace, gpu: Gpu) -> bool:
-    """Whether a few emulated runs of the space's program say what all of it would take."""
+    """True if a few emulated runs of the space's program can predict all its configurations."""
     return space.command is not None and space.command.is_program and can_emulate(gpu)
 
 
 def can_emulate(gpu: Gpu) -> bool:
-    """Whether programs run here on an emulated device of this type; processors are not emulated."""
+    """True if this machine can emulate a device of this type; processors are not emulated."""
     return not is_cpu(gpu) and unavailable() is None
 
 
 def require_trials(space: SearchSpace, trials_on: Measuring | Predicting) -> None:
-    """Raise `UnavailableError` where the space can be measured only, and nothing measures."""
+    """Raise `UnavailableError` if the space can only be measured and no trial can run."""
     if space.predictable or isinstance(trials_on, Measuring):
         return
     raise UnavailableError(
@@ -169,7 +169,7 @@ def require_trials(space: SearchSpace, trials_on: Measuring | Predicting) -> Non
 def trial_job(
     space: SearchSpace, gpu: Gpu, margin_fraction: float | None, profile: DeviceProfile | None
 ) -> TrialJob:
-    """What is the same for all trials of `space`."""
+    """The job that all trials of `space` have in common."""
     own = not space.predictable
     return TrialJob(
         space.workload,
@@ -184,7 +184,7 @@ def trial_job(
 
 
 def require_lengths(space: SearchSpace) -> None:
-    """Raise `InputError` unless single examples of the data are known to have which lengths."""
+    """Raise `InputError` unless the distribution of the data's token lengths is known."""
     lengths = space.data.token_lengths
     if lengths is None or not lengths.points:
         known = "mean and maximum of the token lengths only" if lengths else "no token lengths"
@@ -195,10 +195,10 @@ def require_lengths(space: SearchSpace) -> None:
 
 
 def model_version(space: SearchSpace, lengths: str | None = None) -> str:
-    """What a trial trained, as a version: trials of something else say nothing of this.
+    """The trained model or code as a version; trials with another version are not comparable.
 
-    `lengths` is "data" where it trained on those of the space's data. Of code of the user's own
-    it is the file that is named, not what that imports.
+    `lengths` is "data" if the trial draws lengths from the space's data. For the user's own code,
+    the version covers the workload's file, not its imports.
     """
     if space.command is not None:
         return f"command {space.command.digest}"
@@ -212,12 +212,12 @@ def model_version(space: SearchSpace, lengths: str | None = None) -> str:
 
 
 def _folder(space: SearchSpace) -> Path:
-    """Where the user's code is looked for first: beside the space."""
+    """The first folder to look for the user's code in: that of the space's file."""
     return space.path.parent.resolve() if space.path is not None else Path.cwd()
 
 
 def _source_digest(space: SearchSpace) -> str:
-    """12 hexadecimal digits of the workload's file; empty where it is no plain file."""
+    """12 hexadecimal digits of the hash of the workload's file; empty if it has no plain file."""
     module = Path(*space.workload.partition(":")[0].split("."))
     for folder in (_folder(space), *map(Path, sys.path)):
         for path in (folder / module.with_suffix(".py"), folder / module / "__init__.py"):

@@ -7,11 +7,11 @@ import os
 from typing import Any
 
 ACTIVE: dict[str, Any] = {}
-"""What is at work in this process, by name: "reads", and "pricer" where operators are priced."""
+"""The active parts of the emulator in this process: "reads", and "pricer" if there is one."""
 
 
 def activate() -> None:
-    """Push the mode that computes values, price what runs, and follow the program's steps."""
+    """Push the mode that computes values, price operators, and follow the program's steps."""
     import torch
 
     from tuner.emulator.inside.hollow import install as read_hollow_files
@@ -25,7 +25,7 @@ def activate() -> None:
     end_with_owner()
     settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
     if settings.get("plain"):
-        return  # the stand-in libraries alone: what a host takes to launch is measured on them
+        return  # only the stand-in libraries, to measure the host's time per launch
     if settings.get("one_rank"):
         stand_for_all_ranks()
     if settings.get("machines", 1) > 1:

@@ -1,7 +1,7 @@
-"""The settings of a training as they arrived: read from the model and the trainer that run.
+"""The settings that take effect in a training, read from the running model and trainer.
 
-A value in a file or on a command line may never reach the trainer; these did. Names are those of
-`tuner.core.setup.schemas` (micro_batch, lora_rank, ...), values are JSON.
+A value in a file or on a command line may never reach the trainer. Names are those of
+`tuner.core.setup.schemas` (micro_batch, lora_rank, ...), and values are JSON.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _ARGUMENTS = {
     "max_grad_norm": "max_grad_norm",
     "loss": "loss_type",
 }
-"""Knobs, and the arguments of transformers' and TRL's trainers that have their values."""
+"""Arguments of transformers' and TRL's trainers, by the parameter that they set."""
 
 
 class Arrived:
-    """Collects, over the life of a process, what training it does."""
+    """Collects the settings and the inputs of the training in this process."""
 
     def __init__(self, note_vocabulary: Callable[[int], None] = lambda words: None) -> None:
         self._of_trainer: dict[str, Any] = {}
         self._of_model: dict[str, Any] = {}
         self._note_vocabulary = note_vocabulary
         self.inputs: dict[int, list[tuple[int, int]]] = {}
-        """By step: (sequences, tokens of each) of every forward pass of it that is trained."""
+        """(sequences, tokens of each) of every forward pass with gradients, by step."""
         self._largest_table = 0
 
     @property
     def settings(self) -> dict[str, Any]:
-        """By knob: what arrived at the trainer, and at the model."""
+        """The settings of the trainer and the model, by parameter."""
         return {**self._of_trainer, **self._of_model}
 
     def install(self, step: Any) -> None:
-        """Listen; `step()` is the number of the step that runs."""
+        """Start listening; `step()` returns the number of the running step."""
         import torch
 
         functional: Any = torch.nn.functional
@@ -62,12 +62,12 @@ class Arrived:
 
     @guarded("the model's settings")
     def note_model(self, model: Any) -> None:
-        """Read what the model that is trained says of itself; the last one counts."""
+        """Read the settings of the trained model; the last one counts."""
         self._of_model = _of_model(model)
 
     @guarded("an input of the model")
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
-        """An input of the model is what its largest table of embeddings is asked for."""
+        """Record the indices into the model's largest embedding table as its input."""
         if weight.numel() < self._largest_table or not weight.is_cuda:
             return
         if weight.numel() > self._largest_table:
@@ -126,7 +126,7 @@ def _of_adapter(adapter: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _checkpointing(model: Any) -> Iterator[tuple[str, Any]]:
-    """Whether layers are recomputed, and how: the switch is an attribute of modules."""
+    """The gradient checkpointing settings, which are attributes of modules."""
     switches = [
         m for m in model.modules() if isinstance(m.__dict__.get("gradient_checkpointing"), bool)
     ]
@@ -136,12 +136,12 @@ def _checkpointing(model: Any) -> Iterator[tuple[str, Any]]:
     yield "gradient_checkpointing", bool(on) and bool(model.training)
     for module in on[:1]:
         keywords = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
-        # PyTorch's own default, where nothing is passed, is reentrant.
+        # PyTorch's own default is reentrant.
         yield "use_reentrant", bool(keywords.get("use_reentrant", True))
 
 
 def _precision(model: Any, config: Any) -> str:
-    """How the weights are kept: quantised, or the type that most of them have."""
+    """The precision of the weights: the quantisation, or their most common type."""
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         get = quantization.get if isinstance(quantization, dict) else vars(quantization).get

@@ -1,9 +1,8 @@
-"""Values of what compiled graphs return.
+"""Values of the outputs of compiled graphs.
 
-A compiled graph is a few kernels of Triton, which no dispatch mode sees. But the graph that was
-compiled is known: before each call, what it returns as integers and few floats is computed from it
-on the CPU, node by node as the operators themselves would be, and written to its outputs
-afterwards.
+A compiled graph is a few Triton kernels, which no dispatch mode sees. But its source graph is
+known. Before each call, its integers and small float outputs are computed from that graph on the
+CPU, node by node as operators are, and written to the outputs after the call.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from tuner.emulator.inside.operators import FINITE, ORDERING
 from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.settling import Settling
 
-# Booleans and integers of unknown floats are computed up to this many elements.
+# Booleans and integers that depend on unknown floats are computed up to this many elements.
 _FEW = 65_536
 
 
 def install(settling: Settling) -> None:
-    """Have what torch.compile's default backend compiles from now on return values."""
+    """Give values to the outputs of graphs that torch.compile's default backend compiles."""
     when_imported("torch._inductor.compile_fx", lambda module: _replace(module, settling))
 
 
@@ -64,7 +63,7 @@ def _replace(module: ModuleType, settling: Settling) -> None:
 
         if not args:
             kwargs.setdefault("inner_compile", compile_inner)
-        # What autograd's cache gives back was never seen as a graph.
+        # Code from autograd's cache would come without its graph.
         with config.patch(enable_autograd_cache=False):
             return whole(model_, example_inputs_, *args, **kwargs)
 
@@ -77,22 +76,22 @@ def _graph_of(gm: Any, settling: Settling) -> CompiledGraph:
 
 
 class Unknown:
-    """Stands for a tensor that nobody computes."""
+    """A placeholder for a tensor whose values are not computed."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
 
     def dim(self) -> int:
-        """Dimensions, as a tensor says them."""
+        """The number of dimensions, as in a tensor."""
         return len(self.shape)
 
     def numel(self) -> int:
-        """Elements, as a tensor says them."""
+        """The number of elements, as in a tensor."""
         return math.prod(self.shape)
 
 
 class _Found(dict[str, Any]):
-    """By node: its value on the CPU, or an `Unknown`; and what the value rests on (notes.py)."""
+    """Each node's value on the CPU, or an `Unknown`; and the origin of the value (notes.py)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +99,7 @@ class _Found(dict[str, Any]):
 
 
 class CompiledGraph:
-    """The part of one compiled graph that decides the integers and the few floats it returns."""
+    """The part of a compiled graph that computes its integers and small float outputs."""
 
     def __init__(self, gm: Any, settling: Settling) -> None:
         self._settling = settling
@@ -129,12 +128,12 @@ class CompiledGraph:
             and _is_wanted(node.args[0].meta.get("val"))
         ]
         needed = _ancestors([node for _, node in self._wanted] + self._written)
-        # Sizes that are symbols are read off the inputs, all of them.
+        # Symbolic sizes are read from the inputs, so all inputs are kept.
         self._nodes = [n for n in graph.nodes if n in needed and n.op != "placeholder"]
         self._placeholders = [n for n in graph.nodes if n.op == "placeholder"]
 
     def around(self, compiled: Any) -> Any:
-        """The compiled graph, returning values as well."""
+        """`compiled`, with values in its outputs if any are wanted."""
         return _WithValues(compiled, self) if self._wanted or self._written else compiled
 
     def values(self, inputs: list[Any]) -> _Found:
@@ -162,7 +161,7 @@ class CompiledGraph:
             self._write(target, found.get(node.name), found.origins.get(node.name))
 
     def kept_inputs(self, inputs: list[Any]) -> dict[str, Any]:
-        """The inputs that the graph writes into; the list itself is emptied by the call."""
+        """The inputs that the graph writes into; the call empties the list of inputs."""
         return {n.args[0].name: inputs[self._input_index[n.args[0].name]] for n in self._written}
 
     def _write(self, target: Any, value: Any, origin: str | None) -> None:
@@ -220,7 +219,7 @@ class CompiledGraph:
     def _guess(
         self, node: Any, args: Any, kwargs: dict[str, Any], nothing: Any, unknown: list[Unknown]
     ) -> tuple[Any, str]:
-        """As `Settling` does for operators of which something is unknown; and what it rests on."""
+        """A value from partly unknown inputs, as in `Settling`, and its origin."""
         floats = all(one.dtype in FLOATS for one in unknown)
         target = node.target
         name = target.name() if isinstance(target, torch._ops.OpOverload) else ""  # type: ignore[no-untyped-call]
@@ -251,7 +250,7 @@ class CompiledGraph:
         return self._compute(node, stand_in(tuple(args)), kwargs, nothing), origin
 
     def _few(self, nothing: Unknown) -> Any:
-        """Few floats made up; more of them stay unknown."""
+        """Made-up floats if they are few; more floats stay unknown."""
         if nothing.numel() > SMALL:
             return nothing
         made = torch.empty(nothing.shape, dtype=nothing.dtype)
@@ -270,7 +269,7 @@ class _WithValues:
         return getattr(self._compiled, name)
 
     def __call__(self, inputs: Any) -> Any:
-        """What the compiled graph returns, with values."""
+        """The outputs of the compiled graph, with values."""
         before = self._before(inputs)
         outputs = self._compiled(inputs)
         if before is not None:
@@ -303,7 +302,7 @@ def _origin_of(value: Any) -> str | None:
 
 
 def _spread_out(spread: Spread, args: Any, kwargs: dict[str, Any], nothing: Any) -> Any:
-    """Indices that go round all candidates, in the outputs of top-k and the like."""
+    """Outputs of top-k and the like, with indices that go round all candidates."""
     parts = nothing if isinstance(nothing, tuple) else (nothing,)
     out = tuple(torch.zeros(part.shape, dtype=part.dtype) for part in parts)
     spread(args, kwargs, out if isinstance(nothing, tuple) else out[0])
@@ -315,7 +314,7 @@ def _spread_out(spread: Spread, args: Any, kwargs: dict[str, Any], nothing: Any)
 
 
 def _read_symbols(val: Any, value: Any, symbols: dict[Any, int]) -> None:
-    """Which numbers the symbols in a graph's sizes stand for in this call."""
+    """Read the values of the symbols in a graph's sizes for this call into `symbols`."""
     if isinstance(val, torch.SymInt):
         symbols[val.node.expr] = int(value)
     elif isinstance(val, torch.Tensor):
@@ -344,7 +343,7 @@ def _is_too_much(one: Unknown) -> bool:
 
 
 def _hint(val: torch.Tensor) -> int:
-    """Elements, with the sizes that were there when it was traced."""
+    """The number of elements, with the sizes at tracing."""
     return math.prod(
         (size.node.hint or 0) if isinstance(size, torch.SymInt) else size for size in val.shape
     )
@@ -359,7 +358,7 @@ def _is_wanted(val: Any) -> bool:
 
 
 def _ancestors(nodes: list[Any]) -> set[Any]:
-    """These nodes and what they need; not beyond floats that are never computed."""
+    """These nodes and the nodes they depend on, up to floats that are never computed."""
     needed: set[Any] = set()
     open_nodes = list(nodes)
     while open_nodes:

@@ -1,4 +1,4 @@
-"""The part of the emulated device that pricing talks to: its clock, and what was launched."""
+"""The part of the emulated device that pricing uses: its clock and its record of launches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple, Protocol
 
 MOST_KEPT = 65536
-"""Launches that the device remembers (device.c)."""
+"""The device remembers this many launches (device.c)."""
 
 _DTYPES = {
     0: "float32",
@@ -22,7 +22,7 @@ _DTYPES = {
 
 
 class KernelLaunch(NamedTuple):
-    """One launch of a kernel; of a product its m, n, k and (number, element type, arithmetic)."""
+    """One kernel launch; a product has m, n, k as grid and (batch, dtype, arithmetic) as block."""
 
     name: str
     grid: tuple[int, int, int]
@@ -30,23 +30,23 @@ class KernelLaunch(NamedTuple):
 
     @property
     def product(self) -> tuple[str, tuple[int, int, int, int]] | None:
-        """Element type and (batch, m, n, k) of a product of cuBLAS; None for other kernels."""
+        """Element type and (batch, m, n, k) of a cuBLAS product; None for other kernels."""
         if not self.name.startswith("cublas"):
             return None
         return _DTYPES.get(self.block[1], "float32"), (self.block[0] or 1, *self.grid)
 
 
 class Core(Protocol):
-    """What pricing needs of the device."""
+    """The functions of the device that pricing needs."""
 
     def work(self, host_ns: float, device_ns: float) -> None:
-        """The host issues work for `host_ns`; the device does it for `device_ns`."""
+        """Add work that takes the host `host_ns` to issue and the device `device_ns` to do."""
 
     def launch_count(self) -> int:
-        """Kernels that this process launched by now."""
+        """The number of kernels that this process has launched."""
 
     def launches(self, first: int, most: int) -> list[KernelLaunch]:
-        """The launches from number `first` on, at most `most` of those that are remembered."""
+        """The remembered launches from number `first` on, at most `most` of them."""
 
     def device_now_ns(self) -> float:
         """The device's virtual time."""
@@ -66,7 +66,7 @@ class DeviceCore:
     """`Core` of the stand-in libraries, which this process has loaded."""
 
     def __init__(self, library: str | None = None) -> None:
-        # PyDLL keeps Python's lock: giving it up and back costs more than these calls.
+        # PyDLL keeps Python's lock: releasing and retaking it costs more than these calls.
         loaded = ctypes.PyDLL(library)
         loaded.emu_work.argtypes = (ctypes.c_double, ctypes.c_double)
         loaded.emu_work.restype = None
@@ -74,7 +74,7 @@ class DeviceCore:
         loaded.emu_device_now_ns.restype = ctypes.c_double
         loaded.emu_launches.argtypes = (ctypes.c_uint64, ctypes.POINTER(_Raw), ctypes.c_uint64)
         loaded.emu_launches.restype = ctypes.c_uint64
-        # Bound once: a method of Python in between would double the cost of a call.
+        # Bound once: a Python method around it would double the cost of a call.
         self.work = loaded.emu_work
         self.launch_count = loaded.emu_launch_count
         self.device_now_ns = loaded.emu_device_now_ns

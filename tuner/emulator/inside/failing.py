@@ -1,11 +1,11 @@
-"""The exception that ends a process of the program, whoever shows it.
+"""Finds the exception that ends a process of the program, however the program reports it.
 
-Exception hooks are replaced (rich), and exceptions are turned into an exit status (hydra, workers
-of multiprocessing). So the interpreter is asked what nobody caught, `sys.exit` and `os._exit` are
-watched for the exception that is being handled, and `traceback` for what it prints.
+Programs replace exception hooks (rich) or turn exceptions into an exit status (hydra, workers of
+multiprocessing). So the interpreter's last uncaught exception is read, `sys.exit` and `os._exit`
+are watched for the exception that is being handled, and `traceback` for the exceptions it prints.
 
 `sitecustomize` runs this file in every process before the program. It never imports `tuner`: the
-program's environment need not have it, and may have another module of that name.
+program's environment may lack it, or have another module of that name.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 UNCAUGHT, EXIT, SHOWN = "uncaught", "exit", "shown"
-"""How an exception ended its process: uncaught, handled by an exit, or only printed."""
+"""The ways of an exception to end its process: uncaught, by an exit, or only printed."""
 
 _MOST_TEXT = 4000
 _MOST_CAUSES = 8
 
 
 class Failing:
-    """Keeps the exception that a process ends of, and tells it as an event at the end."""
+    """Keeps the exception that ends a process, and sends it as an event at the end."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] | None = None
 
     def note(self, how: str, error: BaseException | None) -> None:
-        """Keep the text of `error`. What ended the process beats what was only printed."""
+        """Keep `error`; one that ends the process replaces one that was only printed."""
         if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)):
             return
         if how != SHOWN or self._found is None or self._found["how"] == SHOWN:
             self._found = {"how": how, **described(error)}
 
     def note_exit(self, code: object) -> None:
-        """`sys.exit` was called: with an exception at hand, or with a text of its own."""
+        """Keep the text passed to `sys.exit`, or the exception that is being handled."""
         if isinstance(code, str):
             text = code[:_MOST_TEXT]
             no_more: dict[str, Any] = {"line": None, "causes": []}
@@ -50,7 +50,7 @@ class Failing:
             self.note(EXIT, sys.exc_info()[1])
 
     def tell(self) -> None:
-        """Send what the process ends of, once."""
+        """Send the exception that ends the process, once."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
             self.note(UNCAUGHT, error)
@@ -64,7 +64,7 @@ def described(error: BaseException) -> dict[str, Any]:
     try:
         frames = traceback.extract_tb(error.__traceback__)
         line = sibling("lines").program_line(None, frames=frames)
-    except Exception:  # noqa: BLE001 - a failing program is told without its line, not twice
+    except Exception:  # noqa: BLE001 - the failure is reported without a line
         line = None
     causes: list[str] = []
     cause = error.__cause__ or error.__context__
@@ -75,7 +75,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def follow_failures() -> None:
-    """Watch the ways in which this process, and those that it forks, can fail."""
+    """Watch for failures of this process and of the processes that it forks."""
     failing = Failing()
     leave, leave_at_once = sys.exit, os._exit
 
@@ -95,7 +95,7 @@ def follow_failures() -> None:
     @functools.wraps(build)
     def note_and_build(self: Any, kind: Any, error: Any, *args: Any, **kwargs: Any) -> None:
         build(self, kind, error, *args, **kwargs)
-        if kwargs.get("_seen") is None:  # not of a cause
+        if kwargs.get("_seen") is None:  # not for a cause
             failing.note(SHOWN, error)
 
     sys.exit, os._exit = note_and_leave, tell_and_leave
@@ -105,7 +105,7 @@ def follow_failures() -> None:
 
 
 def send(event: dict[str, Any]) -> None:
-    """Append `event`; a line is written at once, so that lines of processes do not mix."""
+    """Append `event` in a single write, so that lines of different processes do not mix."""
     import json
 
     rank = os.environ.get("RANK", "0")
@@ -120,7 +120,7 @@ def send(event: dict[str, Any]) -> None:
 
 @functools.cache
 def sibling(name: str) -> Any:
-    """The module beside this file, without the package that it is part of."""
+    """The module `name` beside this file, loaded without its package."""
     path = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"_tuner_emulator_{name}", path)
     assert spec is not None
@@ -136,17 +136,17 @@ def name_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an exception, cut; empty where it has none."""
+    """The text of an exception, shortened; empty if it has none."""
     try:
         return str(error)[:_MOST_TEXT]
-    except Exception:  # noqa: BLE001 - the program's own __str__
+    except Exception:  # noqa: BLE001 - the program's own __str__ failed
         return ""
 
 
 def uses_cuda() -> bool:
-    """Whether this process has begun to use the device."""
+    """True once this process uses the device."""
     torch = sys.modules.get("torch")
     try:
         return bool(torch is not None and torch.cuda.is_initialized())
-    except AttributeError:  # torch is half imported
+    except AttributeError:  # torch is still being imported
         return False

@@ -1,4 +1,4 @@
-"""Faults of tuner's own code inside a program: told once, and never raised into the program."""
+"""Faults of tuner's own code inside a program: reported once, never raised into the program."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _R = TypeVar("_R")
 _OURS = str(Path(__file__).parents[2])
 
 NOTED: list[dict[str, Any]] = []
-"""The first fault of this process: its type, text and line in tuner, and what was being read."""
+"""The first fault of this process: its type, text and line, and the thing that was being read."""
 
 
 def note(error: Exception, reading: str) -> None:
-    """Tell of a fault of ours while `reading` something; later ones may be due to the first."""
+    """Report a fault of tuner while `reading` something; later ones may be due to the first."""
     if NOTED:
         return
     ours = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(_OURS)]
@@ -32,19 +32,19 @@ def note(error: Exception, reading: str) -> None:
         "reading": reading,
     }
     NOTED.append(fault)
-    with contextlib.suppress(OSError):  # nobody listens any more
+    with contextlib.suppress(OSError):  # the session has ended
         send({"event": "fault", **fault})
 
 
 def guarded(reading: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
-    """A decorator of what the program's calls pass through: it returns None where it raises."""
+    """A decorator for tuner's code in the program's calls: if it raises, it returns None."""
 
     def around(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         @functools.wraps(function)
         def run(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
             try:
                 return function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - the program goes on, whatever we did wrong
+            except Exception as error:  # noqa: BLE001 - tuner's fault must not stop the program
                 note(error, reading)
                 return None
 
@@ -54,7 +54,7 @@ def guarded(reading: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None
 
 
 class RealCall:
-    """The operator as a handler calls it: what came of the call outlasts a fault of the handler."""
+    """An operator whose result is kept in case its handler fails after the call."""
 
     __slots__ = ("failed", "func", "out", "ran")
 
@@ -64,7 +64,7 @@ class RealCall:
         self.ran = self.failed = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator returns; raises what it raises."""
+        """Call the operator, and keep its result or the fact that it raised."""
         try:
             out = self.out = self.func(*args, **kwargs)
         except BaseException:

@@ -1,7 +1,7 @@
-"""Follows a program's training: its steps, the phases of each, and the end after enough of them.
+"""Follows a program's training: its steps and their phases. Ends it after enough steps.
 
-A step is an update by an optimizer, whoever calls it. Where several optimizers share a training
-step (one a layer, in the backward pass), a step is over when one of them updates again.
+A step is an update by an optimizer, whatever calls it. If several optimizers share a training step
+(one per layer, in the backward pass), the step is over when one of them updates again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 
 
 class Follower:
-    """Of this process.
+    """Follows the training steps of this process.
 
-    `steps` is after how many training steps the program is ended; after 0 it never is.
-    `pricer`, where there is one, hears each phase (`begin(phase, step)`), and its `snapshot()`
-    is part of the result; `mode` computes values, and shows the results of operators.
+    The program is ended after `steps` training steps; with 0 it runs to its own end.
+    If there is a `pricer`, each phase is announced to it (`begin(phase, step)`), and its
+    `snapshot()` is part of the result. `mode` computes values, and passes on operators' results.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Follower:
         self._told = False
 
     def install(self) -> None:
-        """Listen to optimizers, to the backward pass, to the first forward, and to the end."""
+        """Follow optimizers, the backward pass, the first forward pass and the end."""
         import torch
 
         # torch.optim removes its submodules from its names.
@@ -71,10 +71,10 @@ class Follower:
         self._wait_for_forward()
         self._memory.install(self._model_is_made)
         self._arrived.install(lambda: self._done)
-        with contextlib.suppress(RuntimeError):  # of cudaMallocAsync: the device's account tells
+        with contextlib.suppress(RuntimeError):  # cudaMallocAsync: the device's account has it
             attach: Any = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
             attach(_tell_out_of_memory)
-        # Not where the program ends by itself in a forked helper: those have other ids.
+        # Forked helpers, which have other process ids, send no result at their end.
         owner = os.getpid()
         end_when_told(self._tell)
         atexit.register(lambda: os.getpid() == owner and self._tell("end"))
@@ -110,7 +110,7 @@ class Follower:
         self._enter(FORWARD)
 
     def _model_is_made(self) -> None:
-        """What ran until now was no training: a library that tries a kernel, for example."""
+        """Go back to loading: forward passes before now, as by a kernel test, trained nothing."""
         if self._phase == FORWARD and not self._has_trained and not _in_a_forward():
             self._enter(LOAD)
             self._wait_for_forward()
@@ -146,7 +146,7 @@ class Follower:
 
     @guarded("a step of an optimizer")
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """The arguments to update with, where they have a closure that trains."""
+        """Note an update; return its arguments with a followed closure, if they have one."""
         if id(optimizer) in self._updated:
             self._step_is_over()
         self._optimizers[id(optimizer)] = optimizer
@@ -163,7 +163,7 @@ class Follower:
         return args, {**kwargs, "closure": followed}
 
     def _around_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """What a closure computes is no update, though an optimizer calls it."""
+        """`closure` as a forward pass, although an optimizer calls it."""
 
         @functools.wraps(closure)
         def run_and_note() -> Any:
@@ -194,7 +194,7 @@ class Follower:
     # -- the end --------------------------------------------------------------------------------
 
     def end_unsupported(self) -> None:
-        """End the program, which needs what is not emulated."""
+        """End the program because it needs something that is not emulated."""
         self._end("unsupported", 3)
 
     def _end(self, reason: str, status: int) -> None:
@@ -205,7 +205,7 @@ class Follower:
 
     @guarded("the result")
     def _tell(self, reason: str) -> bool:
-        """Send the result once, if this process used the device; returns whether it did."""
+        """Send the result once, if this process used the device; returns True if it was sent."""
         import torch
 
         if self._told or not uses_cuda():
@@ -235,16 +235,16 @@ class Follower:
 
 
 def _tell_out_of_memory(device: int, size: int, allocated: int, free: int) -> None:
-    """Tell of a request that PyTorch's allocator could not meet, whatever the program makes of it.
+    """Report a request that PyTorch's allocator could not meet, even if the program handles it.
 
-    In the backward pass it runs in a thread of autograd, which has no line of the program.
+    In the backward pass this runs in an autograd thread, which has no line of the program.
     """
     line = program_line(sys._getframe(1))
     send({"event": "out_of_memory", "requested_bytes": size, "line": line})
 
 
 def _in_a_forward() -> bool:
-    """Whether a module is being called: some move or make parts of theirs there."""
+    """True while a module is being called: some modules create or move their parts there."""
     import torch
 
     call = torch.nn.Module._call_impl.__code__

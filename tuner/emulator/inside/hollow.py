@@ -1,14 +1,14 @@
-"""Hollow checkpoints in an emulated program: tensors of zeros that take no memory.
+"""Hollow checkpoints (without weights) in an emulated program: tensors of zeros without memory.
 
-safetensors maps a file, and each tensor that is made of it touches the mapping: on Linux the page
-cache then fills with zeros by its reading ahead, at megabytes a tensor. Files that say that they
-are hollow (tuner/core/sparse.py) are not mapped here: their tensors lie in memory that nobody
-has written, which reads as zeros and takes no page. What only moves or converts such tensors on
-the host gives such a tensor again, so that 16 GB of bfloat16 become 32 GB of float32 at no cost.
-So does what quantises them there: zeros have a scale of zero, under which any code is zero. Large
-floats that come back from the device, where nobody wrote them, are such tensors too.
+safetensors maps a file, and each tensor made from it touches the mapping: on Linux, read-ahead then
+fills the page cache with megabytes of zeros per tensor. Files marked as hollow
+(tuner/core/sparse.py) are not mapped here. Their tensors lie in memory that was never written,
+which reads as zeros and takes no pages. Such a tensor is called a hole. Operators that only move
+or convert holes on the host return holes, so that 16 GB of bfloat16 become 32 GB of float32 at no
+cost. So does quantisation: zeros have a scale of zero, and with it any code means zero. Large
+floats that come back from the device, where they were never written, are holes too.
 
-All other files are opened by safetensors itself.
+safetensors itself opens all other files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 LARGE_BYTES = 1 << 20
-"""Results of fewer bytes are computed as ever; the device takes over what is not larger."""
+"""Results of fewer bytes are computed as usual, and are copied to the device with values."""
 
-# The operators that read nothing but floats that they move, convert or quantise.
+# Operators that only move, convert or quantise their floats.
 MOVING = frozenset(
     {
         "aten::_to_copy",
@@ -48,7 +48,7 @@ MOVING = frozenset(
     }
 )
 
-_NOTE = "tuner_hollow"  # attribute of a storage that nobody has written
+_NOTE = "tuner_hollow"  # attribute of a storage that was never written
 
 # Linux: pages are not reserved (mman.h; Python has no name for it before 3.13).
 _NO_RESERVE = 0x4000
@@ -70,7 +70,7 @@ _DTYPES = {
 
 
 def install(values: Values) -> None:
-    """Have safetensors, once it is imported, read hollow files as holes, and keep them such."""
+    """Have safetensors, once imported, read hollow files as holes, and keep holes as holes."""
     when_imported("safetensors", _replace)
     handler_of = values.handler
     values.handler = lambda func: moving(func, handler_of(func))  # type: ignore[method-assign]
@@ -86,10 +86,10 @@ def _replace(module: ModuleType) -> None:
 
 def _reader(real: Any) -> type:
     class safe_open:  # noqa: N801 - the name that it has in safetensors
-        """A safetensors file: safetensors' own object, or that of a hollow file."""
+        """Opens a file with safetensors, or as a `HollowFile` if it is hollow."""
 
         def __new__(cls, filename: Any, framework: str, *args: Any, **kwargs: Any) -> Any:
-            """Opens `filename`."""
+            """The opened file `filename`."""
             found = _header(filename) if framework in {"pt", "pytorch", "torch"} else None
             if found is None:
                 return real(filename, framework, *args, **kwargs)
@@ -100,16 +100,16 @@ def _reader(real: Any) -> type:
 
 
 def _header(filename: Any) -> tuple[dict[str, Any], int] | None:
-    """Header and start of the tensors of a hollow file; None for any other, broken ones too."""
+    """Header and start of the tensors of a hollow file; None for other or broken files."""
     try:
         fields, start = read_header(filename)
     except (OSError, ValueError, TypeError):
-        return None  # safetensors says what is wrong with it
+        return None  # safetensors reports the problem
     return (fields, start) if says_hollow(fields) else None
 
 
 class HollowFile:
-    """What safetensors' `safe_open` is, of a hollow file."""
+    """A hollow file, with the interface of safetensors' `safe_open`."""
 
     def __init__(self, fields: dict[str, Any], start: int, device: Any) -> None:
         self._metadata: dict[str, str] | None = fields.pop("__metadata__", None)
@@ -128,21 +128,21 @@ class HollowFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes it; its tensors stay."""
+        """Closes the file; its tensors remain valid."""
         self._memory = None
 
     def keys(self) -> list[str]:
-        """The names, sorted."""
+        """The names of the tensors, sorted."""
         self._opened()
         return sorted(self._fields)
 
     def offset_keys(self) -> list[str]:
-        """The names as the tensors lie in the file."""
+        """The names of the tensors, in their order in the file."""
         self._opened()
         return sorted(self._fields, key=lambda name: self._fields[name]["data_offsets"])
 
     def metadata(self) -> dict[str, str] | None:
-        """What the header says of the file."""
+        """The metadata in the file's header."""
         self._opened()
         return self._metadata
 
@@ -156,7 +156,7 @@ class HollowFile:
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
     def get_slice(self, name: str) -> HollowSlice:
-        """A tensor that is made when it is indexed."""
+        """A tensor that is created when it is indexed."""
         return HollowSlice(self, name, self._field(name))
 
     def _opened(self) -> mmap.mmap:
@@ -177,26 +177,26 @@ class HollowFile:
 
 
 class HollowSlice:
-    """What safetensors' `get_slice` gives, of a hollow file."""
+    """A tensor of a hollow file, with the interface of safetensors' `get_slice`."""
 
     def __init__(self, file: HollowFile, name: str, field: dict[str, Any]) -> None:
         self._file, self._name, self._field = file, name, field
 
     def get_shape(self) -> list[int]:
-        """Its sizes."""
+        """The shape of the tensor."""
         return list(self._field["shape"])
 
     def get_dtype(self) -> str:
-        """Its type, by the format's name."""
+        """The element type, by its name in the format."""
         return str(self._field["dtype"])
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """The part that `index` means."""
+        """The part of the tensor at `index`."""
         return self._file.get_tensor(self._name)[index]
 
 
 def moving(operator: Any, handler: Handler | None) -> Handler | None:
-    """`handler` of an operator, or what to call in its place where it may read holes."""
+    """`handler` of an operator, or its replacement if the operator may read holes."""
     if getattr(operator, "_schema", None) is None:
         return handler
     if operator._schema.name == "aten::zeros_like":
@@ -219,7 +219,7 @@ def moving(operator: Any, handler: Handler | None) -> Handler | None:
 
 
 def _zeros(handler: Handler | None) -> Handler:
-    """Large zeros on the host, as FSDP keeps for gradients there, are fresh memory as it is."""
+    """Make large zeros on the host from fresh memory, as for gradients that FSDP offloads."""
 
     def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = kwargs.get("device") or args[0].device
@@ -234,7 +234,7 @@ def _zeros(handler: Handler | None) -> Handler:
 
 
 def _note_untouched(out: torch.Tensor) -> None:
-    """Note that large floats that came to the host are memory that nobody has written."""
+    """Note that large floats copied to the host are memory that was never written."""
     if out.dtype in FLOATS and out.nbytes > FRESH_BYTES:
         setattr(out.untyped_storage(), _NOTE, True)
 
@@ -242,7 +242,7 @@ def _note_untouched(out: torch.Tensor) -> None:
 def _moved(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: Sequence[torch.Tensor]
 ) -> Any:
-    """The result of an operator that reads holes only, as holes; None for any other call."""
+    """The results, as holes, of an operator that only reads holes; None for other calls."""
     device = kwargs.get("device")
     if not all(source.is_cpu and is_hole(source) for source in sources):
         return None
@@ -250,7 +250,7 @@ def _moved(
         return None
     if func._schema.name == "aten::_pin_memory":
         return _pinned(sources[0])
-    # The sizes, strides and type are those that the operator itself gives without memory.
+    # The operator itself finds the sizes, strides and type on tensors without memory.
     with torch._C._DisableTorchDispatch():
         like = func(
             *_on_meta(args), **{**_on_meta(kwargs), **({"device": "meta"} if device else {})}
@@ -286,7 +286,7 @@ def hole(shape: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def is_hole(tensor: torch.Tensor) -> bool:
-    """Whether a CPU tensor is part of a hole; it may have been written since."""
+    """True if a CPU tensor is part of a hole, even one that has been written since."""
     if str(tensor.layout) != "torch.strided":  # a sparse tensor has no storage of its own
         return False
     return getattr(tensor.untyped_storage(), _NOTE, False) is True
@@ -311,7 +311,7 @@ def _over(memory: mmap.mmap, start: int, shape: Any, kind: str | torch.dtype) ->
 
 
 def _as_device(device: Any) -> Any:
-    """The device that is meant: a number is that of a CUDA device."""
+    """The device's name; a number means a CUDA device."""
     return f"cuda:{device}" if isinstance(device, int) else device
 
 

@@ -1,9 +1,8 @@
-"""Copies from device to host, whoever makes them: a compiled operator may read a count of its own.
+"""Checks all copies from device to host: a compiled operator may read a count that it needs.
 
-Kernels write nothing here, so that such an operator would take what lies in memory for its count.
-The stand-in runtime asks here before each copy (device/answers.c). Tensors that PyTorch copies,
-and values that are known, are read as they are; for all else the emulation ends, and names the
-operator.
+Emulated kernels write nothing, so such an operator would read an arbitrary number. The stand-in
+runtime asks here before each copy (device/answers.c). Copies by PyTorch's own transfers and known
+values are allowed; any other copy ends the emulation with the operator's name.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tuner.emulator.inside.notes import is_known, origin_of
 
 _READER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
-# What these read goes to a tensor or a number of the program's: their handlers say what that is.
+# These copy to a tensor or number of the program, and their handlers provide the values.
 _TRANSFERS = frozenset(
     {
         "aten::_to_copy",
@@ -38,26 +37,26 @@ _TRANSFERS = frozenset(
     }
 )
 
-# Frames of these lie between an operator's code and the mode: the emulator's own, and PyTorch's.
+# Packages whose frames lie between an operator's code and the mode: the emulator and PyTorch.
 _BETWEEN = frozenset({"", "torch"})
 
 
 class HostReads:
-    """Decides what copies from device to host may read.
+    """Decides which copies from device to host are allowed.
 
-    `dispatch` is the code of the mode's `__torch_dispatch__`: its frames say which operator runs.
+    `dispatch` is the code of the mode's `__torch_dispatch__`, whose frames show the operator.
     """
 
     def __init__(self, dispatch: CodeType, unknowns: Unknowns) -> None:
         self._dispatch = dispatch
         self._unknowns = unknowns
         self.end: Callable[[], None] = lambda: None
-        """Ends the emulation after something was refused; else the copy fails."""
+        """Ends the emulation after a refused copy; by default only the copy fails."""
         self._library = ctypes.CDLL(None)
         self._reader = _READER(self._may_read)
 
     def install(self) -> None:
-        """From now on every copy to the host is asked for."""
+        """Check every copy to the host from now on."""
         self._library.emu_set_reader(self._reader)
         atexit.register(self._library.emu_set_reader, None)
 
@@ -66,7 +65,7 @@ class HostReads:
         call = self._call_in(frame)
         if call is None:
             if not _is_under_mode():
-                return 1  # PyTorch's own, where it left all modes
+                return 1  # PyTorch's own copy outside of all modes
             return self._refuse(_function_in(frame), frame)
         func, args, kwargs = call
         name = getattr(getattr(func, "_schema", None), "name", str(func))
@@ -84,7 +83,7 @@ class HostReads:
         return self._refuse(name, frame)
 
     def _call_in(self, frame: FrameType | None) -> tuple[Any, Any, Any] | None:
-        """The operator that runs in this thread, with its arguments; None outside of any."""
+        """The operator that runs in this thread, with its arguments, or None."""
         while frame is not None and package_of(frame.f_code.co_filename) in _BETWEEN:
             if frame.f_code is self._dispatch:
                 found = frame.f_locals
@@ -107,7 +106,7 @@ class HostReads:
 
 
 def _is_under_mode() -> bool:
-    """Whether operators come to the mode; `torch.tensor` of tensors reads them without."""
+    """True if operators come to the mode; `torch.tensor` of tensors reads without it."""
     key = torch._C.DispatchKey.Python
     left = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
     return not left and bool(torch._C._len_torch_dispatch_stack())
@@ -129,9 +128,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _holds(tensor: torch.Tensor, address: int) -> bool:
-    """Whether an address lies in the memory of a tensor."""
+    """True if an address lies in the memory of a tensor."""
     try:
         storage = tensor.untyped_storage()
-    except NotImplementedError:  # it has none of its own (sparse)
+    except NotImplementedError:  # a sparse tensor has no storage of its own
         return False
     return storage.data_ptr() <= address < storage.data_ptr() + max(storage.nbytes(), 1)

@@ -1,4 +1,4 @@
-"""Which line of code something is due to: the program's own, and the library's behind it."""
+"""Finds the line of code that caused something: the program's own, and the library's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STANDARD = tuple(
 _PACKAGES = ("site-packages", "dist-packages")
 _TORCH = "torch"
 _PYTHON = "python"
-# What torch.compile generates lies in a cache anywhere: a hash, below the hash's first letters.
+# Code from torch.compile, in a cache anywhere: a hash, in a folder of the hash's first letters.
 _INDUCTOR = re.compile(r"/(?P<start>[a-z0-9]{2})/c(?P=start)[a-z2-7]{40,}\.py$")
 
 
@@ -33,12 +33,12 @@ def _working_folder() -> Path:
 
 
 _FOLDER = _working_folder()
-"""The program may change to another folder later, and remove this one."""
+"""The working folder at the start: the program may change it later, and remove this one."""
 
 
 @cache
 def package_of(filename: str) -> str | None:
-    """The package that a file belongs to; None for code outside of all packages.
+    """The package that a file belongs to; None for code outside all packages.
 
     "python" is the standard library, and "" is the emulator's own.
     """
@@ -47,7 +47,7 @@ def package_of(filename: str) -> str | None:
     if is_generated(filename):
         return _TORCH
     path = os.path.realpath(_FOLDER / filename)
-    if path.startswith(_OURS):  # looked at first: where tuner is installed, this lies in a package
+    if path.startswith(_OURS):  # first, because an installed tuner lies in a package folder
         return ""
     parts = Path(filename).parts
     for folder in _PACKAGES:
@@ -60,12 +60,12 @@ def package_of(filename: str) -> str | None:
 
 
 def is_generated(filename: str) -> bool:
-    """Whether torch.compile generated a file."""
+    """True if torch.compile generated the file."""
     return _INDUCTOR.search(filename) is not None
 
 
 def _package_of_command(path: str) -> str | None:
-    """The package whose command an installer made this script for; None for other scripts."""
+    """The package whose installed command this script is; None for other scripts."""
     script = Path(path)
     if script.suffix:
         return None
@@ -76,7 +76,7 @@ def _package_of_command(path: str) -> str | None:
 
 
 def package_that_runs() -> str | None:
-    """The installed package whose command or module this process runs: "trl" for `trl sft`."""
+    """The installed package whose command or module this process runs, as "trl" in `trl sft`."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -88,9 +88,9 @@ def package_that_runs() -> str | None:
 
 
 def shown(filename: str, line: int) -> str:
-    """A place as people write it: below the folder that the program started in, else with its own.
+    """A place in the code to show: its path below the folder that the program started in.
 
-    Inside packages that is the last folder and the file.
+    For files elsewhere, as in packages, it is the last folder and the file.
     """
     if package_of(filename) is None:
         below = os.path.relpath(_FOLDER / filename, _FOLDER)
@@ -100,10 +100,10 @@ def shown(filename: str, line: int) -> str:
 
 
 def places(frames: Iterable[tuple[str, int, str]]) -> tuple[str | None, str | None]:
-    """The innermost line of the program's own code, and the innermost outside of PyTorch.
+    """The innermost line of the program's own code, and the innermost outside PyTorch.
 
-    `frames` are (file, line, function), the innermost first. Where all code lies in packages, the
-    package whose command runs is the program.
+    `frames` are (file, line, function), innermost first. If all code lies in packages, the
+    program is the package whose command runs.
     """
     command = library = None
     runs = package_that_runs()
@@ -120,7 +120,7 @@ def places(frames: Iterable[tuple[str, int, str]]) -> tuple[str | None, str | No
 
 
 def program_line(frame: FrameType | None, *, frames: Any = None) -> str | None:
-    """The program's own line that runs in `frame` or above it; in `frames` of a traceback."""
+    """The program's own line in `frame` or its callers, or in the `frames` of a traceback."""
     if frames is not None:
         summary = [(f.filename, f.lineno or 0, f.name) for f in reversed(frames)]
         return places(summary)[0]
@@ -132,29 +132,29 @@ def program_line(frame: FrameType | None, *, frames: Any = None) -> str | None:
 
 
 MOST_ROWS = 200
-"""Rows of the list; further ones are counted in the last."""
+"""The most rows in the list; further ones are counted in the last."""
 UNKNOWN = "unknown"
 
 
 class Unknowns:
-    """Of this process: by operator, line and kind, how often it happened.
+    """Counts the uses of unknown values in this process, by operator, line and kind.
 
-    A kind is "at most", "assumed" or "made up" (notes.py), or "unknown" for what has no value.
+    A kind is "at most", "assumed" or "made up" (notes.py), or "unknown" for values without a note.
     """
 
     def __init__(self) -> None:
         self._rows: Counter[tuple[str, str | None, str, bool]] = Counter()
 
     def decided(self, operator: str, kind: str) -> None:
-        """Such values decided the size of what `operator` returned."""
+        """Count values that decided the size of the result of `operator`."""
         self._add(operator, kind, decides_shape=True)
 
     def read(self, operator: str, kind: str = UNKNOWN) -> None:
-        """Such values were read by the host, or lost, in `operator`: they may decide anything."""
+        """Count values that were read or lost in `operator`: they may decide anything."""
         self._add(operator, kind, decides_shape=False)
 
     def rows(self) -> list[dict[str, Any]]:
-        """JSON types only: operator, line (None outside of any), kind, decides_shape, times."""
+        """The counts: operator, line (or None), kind, decides_shape, times; JSON types only."""
         names = ("operator", "line", "kind", "decides_shape")
         return [
             {**dict(zip(names, row, strict=True)), "times": times}
@@ -179,7 +179,7 @@ def calling_package() -> str | None:
 
 
 def frames_of(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
-    """(file, line, function) of a frame and of those around it, the innermost first."""
+    """(file, line, function) of a frame and its callers, innermost first."""
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back

@@ -1,9 +1,9 @@
-"""Values for what is not computed: finite, plausible, spread out, and the same in every run.
+"""Made-up values for results that are not computed: finite, plausible and the same in every run.
 
-Unknown floats are thought of as noise around 0, none of which equals another (comparisons of them
-are in uniform.py). Few floats computed from many unknown ones (a loss, a norm) become about 1.
-Indices that an operator would choose by looking at unknown floats (top-k, argmax, sampling) go
-round all candidates, so that experts get equal loads.
+Unknown floats are treated as noise around 0, all different (uniform.py compares them). A few floats
+computed from many unknown ones (a loss, a norm) become about 1. Indices that an operator would
+choose by unknown floats (top-k, argmax, sampling) go round all candidates, so that experts get
+equal loads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MIX = 0x9E3779B97F4A7C15  # an odd constant that spreads neighbouring states ov
 
 
 def seed_of(generator: torch.Generator | None, device: torch.device) -> int:
-    """A seed for what the device's generator has just drawn."""
+    """A seed that stands for the last draw of the device's generator."""
     if generator is None or generator.device.type != "cuda":
         index = device.index if device.index is not None else torch.cuda.current_device()
         generator = torch.cuda.default_generators[index]
@@ -40,7 +40,7 @@ def draw(
     seed: int,
     takes_generator: bool,
 ) -> Any:
-    """What `func` returns on the CPU with this seed."""
+    """The result of `func` on the CPU with this seed."""
     if takes_generator:
         generator = torch.Generator().manual_seed(seed)
         return func(*args, **(kwargs | {"generator": generator}))
@@ -57,7 +57,7 @@ _TILE = 1 << 20
 NOISE_LIMIT = 1 << 22
 _PRIME = 7919
 _FEW = 16
-_KEYWORD = 99  # no position: a keyword alone
+_KEYWORD = 99  # no position: only a keyword
 # Around 1 with little spread: sums of logs, roots and quotients of these stay finite.
 _MEAN, _SPREAD = 1.0, 0.05
 
@@ -65,7 +65,7 @@ Spread = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class MadeUp:
-    """A seeded source of values that nobody computed."""
+    """A seeded source of made-up values."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -76,7 +76,7 @@ class MadeUp:
     def noise(self, tensor: torch.Tensor, which: int = 0) -> torch.Tensor:
         """Normal noise of the shape of `tensor`, on the CPU; at most `NOISE_LIMIT` elements.
 
-        The same shape gives the same noise: what a checkpoint computes again must be the same.
+        The same shape gives the same noise, because a checkpoint must recompute the same values.
         Tensors of one call differ by `which`.
         """
         count = tensor.numel()
@@ -93,7 +93,8 @@ class MadeUp:
     def write_finite(self, tensor: torch.Tensor) -> None:
         """Writes finite values about 1 to a CUDA or CPU tensor of at most `SMALL` floats.
 
-        Single numbers (losses, norms) differ from call to call; more of them do not, as in `noise`.
+        Up to `_FEW` floats (losses, norms) differ from call to call; more are the same, as in
+        `noise`.
         """
         count = tensor.numel()
         if count == 0 or count > SMALL:
@@ -126,7 +127,7 @@ class MadeUp:
         return float(one)
 
     def indices(self, shape: tuple[int, ...], width: int, start: int | None = None) -> torch.Tensor:
-        """Indices below `width`: those of a row differ, and all together come equally often.
+        """Indices below `width`: all different within a row, and all equally frequent overall.
 
         Without `start` the same shape gives the same indices, as in `noise`.
         """
@@ -135,7 +136,7 @@ class MadeUp:
         step = _coprime_step(width)
         row = shape[-1] if shape else 1
         flat = arange(count, dtype=torch.int64)
-        if row >= width:  # whole permutations: else all rows would have the same
+        if row >= width:  # whole permutations: all rows would be the same otherwise
             flat += arange(count, dtype=torch.int64) // max(row, 1)
         return (
             flat.mul_(step)
@@ -164,7 +165,7 @@ def _argument(
 def _write_along(
     made_up: MadeUp, out: torch.Tensor, width: int, dim: int, start: int | None = None
 ) -> None:
-    """Writes indices to `out`; those along `dim` differ from each other."""
+    """Writes indices to `out` that differ from each other along `dim`."""
     if out.numel() == 0:
         return
     target = alias(out)
@@ -176,7 +177,7 @@ def _write_along(
 def _chosen(
     made_up: MadeUp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, dim_at: int
 ) -> None:
-    """For sort, top-k and kthvalue: (values, indices) along a dimension that `out` keeps."""
+    """Fill the (values, indices) of sort, top-k and kthvalue along a dimension of `out`."""
     values, indices = out
     source = args[0]
     dim = _argument(args, kwargs, dim_at, "dim", -1)
@@ -187,7 +188,7 @@ def _chosen(
 
 
 def _best(made_up: MadeUp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """For argmax and the like: one index per row; (values, indices) or indices alone."""
+    """Fill the result of argmax and the like: (values, indices) or indices, one per row."""
     source = args[0]
     dim = _argument(args, kwargs, 1, "dim", None)
     width = source.numel() if dim is None else (source.shape[dim] if source.dim() else 1)
@@ -201,7 +202,7 @@ def _best(made_up: MadeUp, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
 
 
 def spreads(made_up: MadeUp) -> dict[str, Spread]:
-    """By operator, what writes indices that would be chosen by unknown floats."""
+    """By operator: the function that writes indices which depend on unknown floats."""
 
     def chosen(dim_at: int) -> Spread:
         return lambda args, kwargs, out: _chosen(made_up, args, kwargs, out, dim_at)
@@ -229,10 +230,10 @@ def spreads(made_up: MadeUp) -> dict[str, Spread]:
 
 
 def draw_once(init: ModuleType) -> None:
-    """Have `torch.nn.init` draw large tensors on the device twice, and then leave them."""
+    """Have `torch.nn.init` draw large tensors on the device twice instead of in a loop."""
     module: Any = init
     original = module._no_grad_trunc_normal_
-    if "while True" not in inspect.getsource(original):  # an older release: it needs no loop
+    if "while True" not in inspect.getsource(original):  # an older release, without a loop
         return
 
     def trunc_normal(

@@ -1,6 +1,6 @@
-"""What the device memory of this process holds at its peak, and which line of code allocated it.
+"""The contents of this process's device memory at its peak, with the lines that allocated them.
 
-PyTorch's own history of its allocator is the source: every allocation with its Python stack.
+The source is PyTorch's own allocator history: every allocation with its Python stack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_KNOWN: dict[str, Any] = {
     "breakdown": {},
     "allocations": [],
 }
-"""Of a device whose allocator keeps no history."""
+"""The result for a device whose allocator keeps no history."""
 
 
 class MemoryWatch:
@@ -53,9 +53,9 @@ class MemoryWatch:
         self._has_history = False
 
     def install(self, made: Callable[[], None]) -> None:
-        """Record as soon as CUDA is there; keep peaks that the program sets back.
+        """Record from the start of CUDA on, and keep peaks that the program resets.
 
-        `made` is called whenever a model is made or moved.
+        `made` is called whenever a model is created or moved.
         """
         self.owners.install(made)
         when_reduced(self._note_gradients)
@@ -78,13 +78,13 @@ class MemoryWatch:
             )
 
     def mark(self, phase: str, step: int) -> None:
-        """A phase begins now."""
+        """Mark the beginning of a phase."""
         self._marks.append((_now_us(), phase, step))
         self.look()
 
     @guarded("the parameters of the program")
     def look(self) -> None:
-        """Note where parameters, gradients and states of optimizers are now."""
+        """Note the current addresses of parameters, gradients and optimizer states."""
         if self._has_history:
             before_us = _now_us()
             found = list(self.owners.memory())
@@ -102,7 +102,7 @@ class MemoryWatch:
 
     @guarded("the results of an operator")
     def note_logits(self, out: Any) -> None:
-        """Results of an operator, of which some may have a value for each word."""
+        """Note the results of an operator that have one value for each word: these are logits."""
         for one in out if isinstance(out, tuple | list) else (out,):
             if isinstance(one, torch.Tensor) and one.dim() > 1 and one.shape[-1] == self._words:
                 time_us = _now_us()
@@ -110,16 +110,16 @@ class MemoryWatch:
                     self._sightings.add(time_us, address, LOGITS)
 
     def note_vocabulary(self, words: int) -> None:
-        """The model has a table of this many words: what has as many values in a row is logits."""
+        """Set the number of words in the model's table, by which logits are recognised."""
         self._words = words
 
     def note_backward(self, line: str | None) -> None:
-        """The program's line that runs the backward pass which begins now."""
+        """Note the program's line that starts a backward pass now."""
         self._backward_line.append((_now_us(), line))
 
     @guarded("the snapshot of the memory")
     def save(self, path: str) -> None:
-        """PyTorch's own snapshot, for its viewer (pytorch.org/memory_viz)."""
+        """Write PyTorch's memory snapshot, for its viewer (pytorch.org/memory_viz)."""
         torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
     @guarded("the peak of the memory")
@@ -131,7 +131,7 @@ class MemoryWatch:
 
     @guarded("what the memory holds at its peak")
     def result(self) -> list[dict[str, Any]]:
-        """One entry for each device that this process has used."""
+        """The memory use, one entry per device that this process has used."""
         self.look()
         count = torch.cuda.device_count()
         history: list[list[dict[str, Any]]] = [[]] * count
@@ -192,7 +192,7 @@ class MemoryWatch:
         }
 
     def _highest_by_phase(self, entries: list[dict[str, Any]]) -> tuple[int, dict[str, int]]:
-        """The number of the entry at the highest peak, and the peak of each phase in bytes."""
+        """The index of the entry at the highest peak, and the peak of each phase in bytes."""
         allocated = highest = at = 0
         peaks: dict[str, int] = {}
         for number, entry in enumerate(entries):
@@ -207,7 +207,7 @@ class MemoryWatch:
         return sum(_change(entry) for entry in entries if entry["time_us"] < time_us)
 
     def _loaded_us(self) -> int:
-        """When the last model had been loaded."""
+        """The time at which the last model was loaded."""
         ends = (b[0] for a, b in itertools.pairwise(self._marks) if a[1] == "load" != b[1])
         return max(ends, default=sys.maxsize)
 
@@ -215,7 +215,7 @@ class MemoryWatch:
         return self._marks[bisect.bisect_right(self._marks, (time_us, "~", 0)) - 1][1]
 
     def _next(self, time_us: int) -> int:
-        """When the phase that runs at `time_us` ends."""
+        """The end of the phase that runs at `time_us`."""
         number = bisect.bisect_right(self._marks, (time_us, "~", 0))
         return self._marks[number][0] if number < len(self._marks) else sys.maxsize
 
@@ -230,7 +230,7 @@ class MemoryWatch:
 
 
 def _blocks(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every block: entry of its birth with "born", "died" (entry numbers), "died_us", "size"."""
+    """Every block: its allocation entry with "born", "died" (entry indices), "died_us", "size"."""
     live: dict[int, dict[str, Any]] = {}
     found = []
     for number, entry in enumerate(entries):
@@ -260,7 +260,7 @@ def _now_us() -> int:
 
 
 def _physical(ordinal: int) -> int:
-    """The session's number of a device that CUDA_VISIBLE_DEVICES shows as `ordinal`."""
+    """The session's number of the device that CUDA_VISIBLE_DEVICES makes `ordinal`."""
     library = Path(os.environ["TUNER_EMULATOR_LIBRARIES"]) / "libtuner_device.so"
     return int(ctypes.CDLL(str(library)).emu_physical(ordinal))
 
@@ -269,14 +269,14 @@ Note = Callable[[Iterable[Any]], Any]
 
 
 def when_reduced(note: Note) -> None:
-    """Call `note` with gradients on the device that FSDP (PyTorch 2.8 to 2.13) is to reduce."""
+    """Call `note` with the gradients that FSDP (PyTorch 2.8 to 2.13) is about to reduce."""
     fsdp = "torch.distributed.fsdp"
     when_imported(f"{fsdp}._fully_shard._fsdp_collectives", functools.partial(_watch_second, note))
     when_imported(f"{fsdp}._runtime_utils", functools.partial(_watch_first, note))
 
 
 def _watch_second(note: Note, module: ModuleType) -> None:
-    """FSDP2: the gradients are an argument."""
+    """Watch FSDP2, which passes the gradients as an argument."""
     reduce = module.foreach_reduce
 
     @functools.wraps(reduce)
@@ -288,7 +288,7 @@ def _watch_second(note: Note, module: ModuleType) -> None:
 
 
 def _watch_first(note: Note, module: ModuleType) -> None:
-    """FSDP1: the flat parameter has its gradient until then."""
+    """Watch FSDP1, whose flat parameter has its gradient until it is reduced."""
     reduce = module._reduce_grad
 
     @functools.wraps(reduce)

@@ -1,4 +1,4 @@
-"""The one dispatch mode of an emulated process: every operator passes here, below autograd."""
+"""The dispatch mode of an emulated process: every operator passes through it, below autograd."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 THREADS_END_S = 0.1
-"""At its end the program waits: a thread of autograd that still holds something of Python's when
-there is no Python any more ends the process with an abort. With the mode they run Python."""
+"""The program waits this long at its end: an autograd thread that still holds Python objects after
+the interpreter is gone aborts the process. With the mode, these threads run Python."""
 
 
 class _Known(NamedTuple):
-    """What the mode does with one operator, which stays alive with it."""
+    """The handling of one operator; keeps the operator alive."""
 
     func: Any
     handler: Handler | None
     is_nothing: bool
-    """It shares memory: it has no values of its own, and launches nothing."""
+    """A view: it has no values of its own, and launches nothing."""
 
 
 class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives operators on CUDA tensors their values, and shows each to an observer."""
+    """Gives operators on CUDA tensors their values, and passes each call to an observer."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -50,20 +50,20 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.before: Callable[[], None] | None = None
         """Called before each operator."""
         self.results: Callable[[Any], None] | None = None
-        """Called with what each operator returns; for memory."""
+        """Called with the results of each operator; for memory."""
         self._known: dict[int, _Known] = {}
-        """By the address of an operator: its hash is a function of Python's, and slow."""
+        """By the address of an operator: its hash is a Python function, and slow."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """True: torch.compile compiles under it."""
+        """True, so that torch.compile compiles under this mode."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: PyTorch's way to keep dynamo out imports dynamo; `install` marks the code."""
+        """False: PyTorch would import dynamo to keep it out; `install` marks the code instead."""
         return False
 
     def __torch_dispatch__(
@@ -76,7 +76,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Calls `func`, and gives its outputs values."""
         if kwargs is None:
             kwargs = {}
-        if _fake_mode(_FAKE) is not None:  # shapes are being worked out: nothing has values
+        if _fake_mode(_FAKE) is not None:  # only shapes are computed, without values
             return func(*args, **kwargs)
         if types and not all(map(_is_plain, types)):
             return (
@@ -104,14 +104,14 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             handler = _decomposed if is_composite(func) else self.values.handler(func)
             if handler is not None and _is_opened(func):
                 handler = self._opened(handler)
-        except Exception as error:  # noqa: BLE001 - it runs, without values
+        except Exception as error:  # noqa: BLE001 - the operator still runs, without values
             note(error, f"the schema of {func}")
         is_nothing = handler is None and getattr(func, "is_view", False)
         known = self._known[id(func)] = _Known(func, handler, is_nothing)
         return known
 
     def _opened(self, handler: Handler) -> Handler:
-        """The handler of an operator whose kernel calls others, which come here as well."""
+        """The handler of an operator whose kernel calls others; these also come to the mode."""
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args[0].is_cuda:
@@ -126,7 +126,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return call
 
     def install(self) -> None:
-        """Puts the mode below all else in this thread and in those that the program starts."""
+        """Puts the mode at the bottom of the stack, in this thread and in those started later."""
         _keep_dynamo_out(EmulatorMode.__torch_dispatch__.__code__)
         _spare_lookups()
         self.__enter__()  # type: ignore[no-untyped-call]
@@ -137,7 +137,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _settled(handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the operator returns, with values; a fault of the handler leaves it without."""
+    """The operator's result with values, or without them if the handler fails."""
     real = RealCall(func)
     try:
         return handler(real, args, kwargs)
@@ -149,17 +149,17 @@ def _settled(handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[st
         fault = error
     try:
         out = real.out if real.ran else func(*args, **kwargs)
-        note(fault, f"the values of {func}")  # else the arguments are wrong, which is no fault
+        note(fault, f"the values of {func}")  # not reached if the arguments are wrong
         return out
     finally:
         del fault  # it holds this frame, which holds tensors
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs an operator that is made of others: those come to the mode one by one.
+    """Runs a composite operator as its parts, which come to the mode one by one.
 
-    Inference mode leaves autograd out, which takes such operators apart. Operators that take
-    functions come whole from everywhere.
+    Autograd takes such operators apart, but inference mode skips it. Operators that take functions
+    always come whole.
     """
     inner = inner_of(func)
     return func.decompose(*args, **kwargs) if inner is None else inner(*args, **kwargs)
@@ -171,12 +171,12 @@ def _is_opened(func: Any) -> bool:
 
 @cache
 def _is_plain(kind: type) -> bool:
-    """Whether tensors of this class, a parameter's for example, have no dispatch of their own."""
+    """True if tensors of this class, such as parameters, have no dispatch of their own."""
     return kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
 
 
 def _enter_in_new_threads(mode: EmulatorMode) -> None:
-    """The stack of modes belongs to a thread; autograd's threads take it over, Python's do not."""
+    """Enter the mode in new Python threads: unlike autograd's, they don't inherit the modes."""
     begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def begin_with_mode(thread: threading.Thread) -> None:
@@ -190,7 +190,7 @@ def _enter_in_new_threads(mode: EmulatorMode) -> None:
 
 
 def _enter_when_printing(mode: EmulatorMode) -> None:
-    """PyTorch leaves all modes to print a tensor; what it then reads was never computed."""
+    """Enter the mode to print tensors: PyTorch leaves all modes and would read no real values."""
     from torch import _tensor_str
 
     describe = _tensor_str._str_intern
@@ -205,9 +205,9 @@ def _enter_when_printing(mode: EmulatorMode) -> None:
 
 
 def _spare_lookups() -> None:
-    """PyTorch looks at each operator for a rule of this mode's class: there is none, ever.
+    """Skip PyTorch's search for rules of this mode's class, which finds none in any operator.
 
-    From 2.6 on it does so in Python, which costs as much as all that the mode does.
+    From 2.6 on the search is in Python, and costs as much as the mode itself.
     """
     from torch._library import simple_registry
 
@@ -231,7 +231,7 @@ _DEVICE_KEYS = ("CUDA", "CompositeExplicitAutograd")
 
 
 def follow_python_kernels(mode: EmulatorMode) -> None:
-    """From now on, kernels that are registered for CUDA run with `mode`."""
+    """Have kernels that are registered for CUDA from now on run with `mode`."""
     registry: Any = torch.library.Library
     register = registry.impl
 
@@ -251,7 +251,7 @@ def _followed(kernel: Callable[..., Any], mode: EmulatorMode) -> Callable[..., A
     def with_mode(*args: Any, **kwargs: Any) -> Any:
         if mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             return kernel(*args, **kwargs)
-        # The operator is priced as a whole: what it is made of is not counted again.
+        # The operator is priced as a whole, so its parts are not counted.
         observer, before = mode.observer, mode.before
         mode.observer = mode.before = None
         torch._C._push_on_torch_dispatch_stack(mode)

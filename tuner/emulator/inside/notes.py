@@ -1,7 +1,7 @@
-"""What is known of values in device memory, noted on the storage that holds them.
+"""Notes on the values in device memory, attached to the storage that holds them.
 
-Views share the note, and it ends with the memory. Without a note, integers and few floats are
-what memory holds, and more floats are unknown.
+Views share the note, and it ends with the memory. Without a note, memory holds the values of
+integers and of up to `FEW` floats; more floats are unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STRIDED = torch.strided
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors with memory that a sparse tensor is made of, its elements last."""
+    """The dense tensors that make up a sparse tensor, with its elements last."""
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
@@ -26,7 +26,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def made_of(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """A sparse tensor of the size and layout of `like`, which shares the memory of `parts`."""
+    """A sparse tensor with the size and layout of `like`, sharing the memory of `parts`."""
     if like.layout is torch.sparse_coo:
         indices, values = parts
         return torch.sparse_coo_tensor(
@@ -45,25 +45,26 @@ def made_of(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 WRITTEN, UNKNOWN, UNIFORM = "written", "unknown", "uniform"
 
 AT_MOST = "at most"
-"""Booleans that are true wherever they may be true: a selection by them is as large as possible."""
+"""Booleans that are true wherever they may be: a selection by them is as large as possible."""
 ASSUMED = "assumed"
-"""Choices among unknown floats that go round all candidates; unknown floats that are finite."""
+"""Choices among unknown floats that go round all candidates; unknown floats taken as finite."""
 MADE_UP = "made up"
-"""Values that nobody knows, and no bound of them either."""
+"""Values that are unknown and have no known bound."""
 _ORDER: dict[str | None, int] = {None: 0, AT_MOST: 1, ASSUMED: 2, MADE_UP: 3}
 
 FEW = 4096
-"""Memory always holds the floats of a storage that has no more than these."""
+"""Memory always holds the values of a storage with up to this many floats."""
 
 NOTE = "tuner_values"
-"""The attribute of a storage that has its note."""
+"""The attribute of a storage that holds its note."""
 
 
 class Note(NamedTuple):
-    """Of one storage: where its values are, and what they rest on.
+    """The state of one storage's values, and their origin.
 
     `state` is `WRITTEN` (memory holds them), `UNKNOWN`, or `UNIFORM` (all are `value`, of `dtype`,
-    and memory does not hold them). `origin` is None for values that the program computed.
+    and memory does not hold them). `origin` is `AT_MOST`, `ASSUMED` or `MADE_UP`, or None for
+    values that the program computed.
     """
 
     state: str
@@ -76,7 +77,7 @@ _KNOWN, _UNKNOWN = Note(WRITTEN), Note(UNKNOWN)
 
 
 def noted(tensor: torch.Tensor) -> Note | None:
-    """The note of this tensor's storage; None for one without a storage of its own (sparse)."""
+    """The note of this tensor's storage, if any; None for sparse tensors, which have no storage."""
     try:
         return getattr(tensor.untyped_storage(), NOTE, None)
     except NotImplementedError:
@@ -84,13 +85,13 @@ def noted(tensor: torch.Tensor) -> Note | None:
 
 
 def origin_of(tensor: torch.Tensor) -> str | None:
-    """What the values of this tensor rest on; None for what the program computed."""
+    """The origin of this tensor's values; None for values that the program computed."""
     note = noted(tensor)
     return None if note is None else note.origin
 
 
 def worst(one: str | None, other: str | None) -> str | None:
-    """The origin of what is computed from values of two origins."""
+    """The origin of values that are computed from values of two origins."""
     return one if _ORDER[one] >= _ORDER[other] else other
 
 
@@ -100,45 +101,45 @@ def note_known(tensor: torch.Tensor) -> None:
 
 
 def note_unknown(tensor: torch.Tensor) -> None:
-    """Notes that nobody computed the integers of this storage."""
+    """Notes that the integers of this storage are unknown."""
     _set(tensor, _UNKNOWN)
 
 
 def note_uniform(tensor: torch.Tensor, value: Any, origin: str | None = None) -> None:
-    """Notes that all elements of this storage have this value; memory does not have it."""
+    """Notes that all elements of this storage have this value, which is not in memory."""
     _set(tensor, Note(UNIFORM, value, tensor.dtype, origin))
 
 
 def constant(tensor: torch.Tensor, note: Note) -> torch.Tensor | None:
-    """The value that all elements of this tensor have, as a CPU tensor; None where they differ."""
+    """The common value of all elements, as a CPU tensor; None if none is noted."""
     if note.state != UNIFORM or (note.dtype is not tensor.dtype and note.value):
         return None
     return full((), note.value, dtype=tensor.dtype)
 
 
 def note_origin(tensor: torch.Tensor, origin: str | None) -> None:
-    """Notes what the values in memory rest on, beside what was noted before."""
+    """Adds an origin of the values in memory; the worse of the old and the new one counts."""
     if origin is None:
         return
     note = noted(tensor)
     if note is None:
         size = tensor.untyped_storage().nbytes()
         if tensor.dtype.is_floating_point and size > FEW * tensor.dtype.itemsize:
-            return  # part of many floats that are unknown anyway
+            return  # part of many floats, which are unknown anyway
         note = _KNOWN
     if note.state != UNKNOWN:
         _set(tensor, note._replace(origin=worst(note.origin, origin)))
 
 
 def forget_note(tensor: torch.Tensor) -> None:
-    """Takes back what was noted of this storage."""
+    """Removes the note of this storage."""
     storage: Any = tensor.untyped_storage()
     if getattr(storage, NOTE, None) is not None:
         storage.tuner_values = None
 
 
 def covers_storage(tensor: torch.Tensor) -> bool:
-    """Whether a write to this tensor writes all of its storage."""
+    """True if a write to this tensor overwrites its whole storage."""
     return tensor.numel() * tensor.dtype.itemsize >= tensor.untyped_storage().nbytes()
 
 
@@ -155,8 +156,8 @@ INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.in
 SMALL = FEW
 # Floats up to this many are computed where all inputs are known: masks, positions and their angles.
 MEDIUM = 1 << 20
-# Integers are computed up to this many elements. Bytes hold quantised weights and images, int32
-# packed weights: those decide no shapes and are left alone.
+# Integers are computed up to this many elements. Larger tensors of bytes are quantised weights and
+# images, of int32 packed weights: these decide no shapes and are left alone.
 LIMITS = {
     torch.bool: 1 << 24,
     torch.int64: 1 << 23,
@@ -171,7 +172,7 @@ _nothing: dict[torch.dtype, torch.Tensor] = {}
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of a CUDA tensor; valid as long as that memory is."""
+    """A CPU tensor over the memory of a CUDA tensor, valid as long as that memory."""
     if tensor.layout is not STRIDED:
         return made_of([alias(part) for part in parts_of(tensor)], tensor)
     dtype = tensor.dtype
@@ -189,7 +190,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Whether the values of a CUDA tensor in memory are what the program computed."""
+    """True if memory holds the values of this CUDA tensor."""
     if tensor.layout is not STRIDED:
         return all(map(is_known, parts_of(tensor)))
     dtype = tensor.dtype

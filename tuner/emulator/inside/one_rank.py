@@ -1,11 +1,12 @@
-"""One process stands for all ranks of a training: it runs as rank 0, and the others are not there.
+"""Lets one process stand for all ranks of a training: only rank 0 runs.
 
-The other ranks are taken to have what this one has and to do what it does. The stand-in for NCCL
-answers for them (device/nccl.c); here is what PyTorch would wait for besides: its store, gloo, and
-communicators that are split off. What rank 0 cannot know by itself, as what another rank alone
-sends, is an error that names `--all-ranks`.
+The other ranks are assumed to have the same data and to do the same as rank 0. The stand-in for
+NCCL answers for them (device/nccl.c). This module replaces the other parts of PyTorch that wait for
+them: its store, gloo, and communicators that are split off. If rank 0 needs data that it cannot
+know, such as a message from another rank alone, an error suggests `--all-ranks`.
 
-Ranks that a launcher starts end at once (path/sitecustomize.py), others where they join theirs.
+Other ranks that a launcher starts end at once (path/sitecustomize.py); other ranks that the program
+starts end when they join their group.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import Any
 from tuner.emulator.inside.process import when_imported
 
 STANDS_FOR: dict[str, int] = {}
-"""How many ranks this process stands for: "ranks", once it has joined a group of them."""
+"""The number of ranks that this process stands for, as "ranks", once it has joined a group."""
 
-# A key of the store that only another rank would write: an error after so long, not half an hour.
+# Waiting for a store key that only another rank would write fails after this, not half an hour.
 WAIT = timedelta(seconds=60)
 
 
 def stand_for_all_ranks() -> None:
-    """Have PyTorch's process groups begin, and go on, without the other ranks."""
+    """Have PyTorch's process groups start and work without the other ranks."""
     from torch.distributed import distributed_c10d as c10d
 
     if not hasattr(c10d, "init_process_group"):  # a PyTorch that was built without it
@@ -46,7 +47,7 @@ def stand_for_all_ranks() -> None:
 
 
 def _replace(original: Any, ours: Any) -> None:
-    """In every module that has it by its name; `import torch` has loaded those that matter."""
+    """Replace `original` in every loaded module of torch.distributed that has it by its name."""
     own_name = original.__name__
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.distributed") and vars(module).get(own_name) is original:
@@ -74,7 +75,7 @@ def _joining(c10d: Any) -> Any:
 
 def _store(real: Any) -> type:
     class TCPStore(real):  # type: ignore[misc]
-        """PyTorch's, whose server does not wait for the other ranks to come."""
+        """PyTorch's store, with a server that does not wait for the other ranks."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             waits = 5  # the place of wait_for_workers
@@ -99,7 +100,7 @@ def _splitting(c10d: Any) -> Any:
         group_desc: str | None = None,
         **_: Any,
     ) -> Any:
-        """A communicator of its own: one that is split off learns its ranks from the others."""
+        """Create a new communicator, since a split one would learn its ranks from the others."""
         parent = c10d.get_process_group_ranks(parent_pg)
         groups = [[parent[rank] for rank in ranks] for ranks in split_ranks or []]
         mine = next((ranks for ranks in groups if c10d.get_rank() in ranks), None)
@@ -122,17 +123,17 @@ def _gloo() -> type:
             return isinstance(instance, fake)
 
     class ProcessGroupGloo(metaclass=_IsFake):
-        """PyTorch's fake group: gathers give what this rank has, and nobody is connected to."""
+        """PyTorch's fake group: gathers return this rank's data, without any connection."""
 
         def __new__(cls, store: Any, rank: int, size: int, *_: Any, **__: Any) -> Any:
-            """A group of so many ranks."""
+            """A fake group of `size` ranks."""
             return fake._create_internal(rank, size, fake.Options())
 
     return ProcessGroupGloo
 
 
 def launch_without_others() -> None:
-    """Have PyTorch's launcher start the first machine's ranks alone, once it is imported."""
+    """Have PyTorch's launcher, once imported, start only the first machine's ranks."""
     when_imported("torch.distributed.launcher.api", _replace_launcher)
 
 
@@ -143,7 +144,7 @@ def _replace_launcher(module: ModuleType) -> None:
     def launch_agent(config: Any, *args: Any, **kwargs: Any) -> Any:
         if config.max_nodes > 1:
             api.LocalElasticAgent = _agent(agent, config.max_nodes)
-            # As `torchrun --standalone`: a store of its own, on a free port.
+            # As in `torchrun --standalone`: its own store, on a free port.
             config = dataclasses.replace(
                 config,
                 min_nodes=1,
@@ -162,7 +163,7 @@ def _agent(real: Any, machines: int) -> type:
     from torch.distributed.elastic.agent.server import api
 
     class Agent(real):  # type: ignore[misc]
-        """PyTorch's, for the first of so many machines, which all start as many ranks."""
+        """PyTorch's agent on the first of `machines` machines with the same number of ranks."""
 
         def _assign_worker_ranks(self, store: Any, rank: int, number: int, spec: Any) -> Any:
             for other in range(1, machines):
@@ -175,6 +176,6 @@ def _agent(real: Any, machines: int) -> type:
             worker_group.group_world_size = machines
 
         def _exit_barrier(self) -> None:
-            """No other launcher has anything to wait for."""
+            """Return at once: there are no other launchers to wait for."""
 
     return Agent

@@ -1,4 +1,4 @@
-"""What kind of operator an overload is: read once from its schema, then looked up."""
+"""Classifies operators, once per overload, by schema and name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-# Operators whose outputs' integers nobody looks at (masks of dropout, seeds, positions of maxima),
-# or that would cost too much on the CPU. Their few floats are made up.
+# Operators whose integer outputs are not used (dropout masks, seeds, positions of maxima), or that
+# would cost too much on the CPU. Small float outputs are made up.
 NOT_COMPUTED = frozenset(
     {
         "aten::native_dropout",
@@ -32,7 +32,7 @@ NOT_COMPUTED = frozenset(
     }
 )
 
-# Nothing to do: no values, or values that stay (a scaler's found_inf must stay 0).
+# Operators without values, or whose values must not change (a scaler's found_inf stays 0).
 PASSED = frozenset(
     {
         "aten::_unsafe_view",
@@ -46,7 +46,7 @@ PASSED = frozenset(
         "aten::_pin_memory",
         "aten::_cudnn_init_dropout_state",
         "aten::_has_compatible_shallow_copy_type",
-        # Sparse tensors that are put together of others.
+        # Sparse tensors that are put together from others.
         "aten::_sparse_coo_tensor_with_dims_and_tensors",
         "aten::_sparse_coo_tensor_unsafe",
         "aten::_sparse_compressed_tensor_unsafe",
@@ -54,17 +54,17 @@ PASSED = frozenset(
     }
 )
 
-# Operators that write into lists of floats, which stay finite as they are.
+# Operators that write into lists of floats, which are left as they are.
 LEFT = frozenset({f"aten::_fused_{name}_" for name in ("adam", "adamw", "sgd", "adagrad")})
 
-# Operators whose kernels call other operators, and read what those leave.
+# Operators whose kernels call other operators and read their results.
 OPENED = frozenset(
     {f"aten::linalg_{name}" for name in ("eig", "eig.out", "matrix_exp")}
     | {f"aten::_linalg_{name}" for name in ("svd", "eigh", "eigvals")}
     | {"aten::isin.Tensor_Tensor", "aten::segment_reduce"}
 )
 
-# Operators that write their first argument whatever it held.
+# Operators that overwrite their first argument without reading it.
 OVERWRITING = frozenset(
     {
         "aten::fill_",
@@ -82,7 +82,7 @@ OVERWRITING = frozenset(
 )
 FILLING = frozenset({"aten::fill_", "aten::zero_"})
 
-# Operators that take a tensor's shape and none of its values.
+# Operators that use a tensor's shape but not its values.
 LIKE = frozenset(
     {
         "aten::zeros_like",
@@ -106,7 +106,7 @@ EMPTY = frozenset(
         "aten::new_empty_strided",
     }
 )
-# Operators whose new tensors are the same everywhere.
+# Operators that return a tensor with one value everywhere.
 CONSTANT = frozenset(
     {
         f"aten::{prefix}{name}{suffix}"
@@ -123,14 +123,14 @@ ORDERING = frozenset({f"aten::{name}" for name in ("lt", "le", "gt", "ge", "sign
 FINITE = frozenset(
     {f"aten::{name}" for name in ("isnan", "isinf", "isfinite", "isposinf", "isneginf")}
 )
-# Of booleans that are all the same, the result is the same again.
+# Operators whose result is uniform if their booleans are.
 REDUCTIONS = frozenset({"aten::any", "aten::all"})
 LOGIC = REDUCTIONS | frozenset(
     {f"aten::logical_{name}" for name in ("and", "or", "not", "xor")}
     | {f"aten::bitwise_{name}" for name in ("and", "or", "not", "xor")}
     | {"aten::mul", "aten::eq", "aten::ne", "aten::clone", "aten::__and__", "aten::__or__"}
 )
-# More that is true of their booleans, or larger integers, never make less of the result.
+# Operators whose result never shrinks if more booleans are true or integers are larger.
 GROWING = frozenset(
     {f"aten::logical_{name}" for name in ("and", "or")}
     | {f"aten::bitwise_{name}" for name in ("and", "or")}
@@ -140,19 +140,19 @@ GROWING = frozenset(
     | {f"aten::{name}" for name in ("nonzero", "repeat", "flip", "roll", "tril", "triu", "add")}
     | {f"aten::{name}" for name in ("_unsafe_index", "split_with_sizes_copy", "unfold_copy")}
 )
-# Floats that are the same everywhere stay so.
+# Operators whose result is uniform if their floats are.
 COPYING = frozenset({"aten::_to_copy", "aten::clone"})
 POINTWISE = COPYING | frozenset({f"aten::{name}" for name in ("neg", "mul", "add", "sub", "div")})
-# Indices chosen among floats.
+# Operators that choose indices among floats.
 CHOOSING = frozenset(
     {f"aten::{name}" for name in ("topk", "sort", "argmax", "argmin", "max", "min", "median")}
     | {f"aten::{name}" for name in ("nanmedian", "mode", "multinomial", "kthvalue", "argsort")}
 )
-# Messages between devices: what arrives is the business of the library that carries them.
+# Messages between devices: the communication library decides the received values.
 MESSAGES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 
 
-# Where an operator that takes functions has its own code, the first that decides.
+# Dispatch keys for the own code of an operator that takes functions, in order of precedence.
 _INNER = ("BackendSelect", "CompositeExplicitAutograd", "CUDA")
 
 
@@ -165,10 +165,10 @@ def inner_of(func: Any) -> Any:
 
 
 def is_composite(func: Any) -> bool:
-    """Whether this operator is other operators, which have kernels of their own.
+    """True if this operator runs as other operators, which have their own kernels.
 
-    Some can be taken apart and have a kernel on the device all the same (silu_backward): they are
-    one operator there, without the memory of the parts.
+    Some operators can be taken apart and still have a kernel on the device (silu_backward). They
+    count as one operator, without the memory of the parts.
     """
     if not isinstance(func, torch._ops.OpOverload):
         return inner_of(func) is not None
@@ -178,7 +178,7 @@ def is_composite(func: Any) -> bool:
 
 
 class Operator:
-    """What is known of one overload before it is called."""
+    """The properties of one overload that do not depend on a call."""
 
     def __init__(self, func: Any) -> None:
         self.func = func

@@ -1,7 +1,7 @@
-"""Which memory belongs to the program's models and optimizers, by the objects that own it.
+"""Finds the memory of the program's models and optimizers, through the objects that own it.
 
-Modules are followed from the registration of their parameters on (by weak references: nothing
-lives longer for it), so that neither the garbage collector nor the program needs to know them.
+Modules are followed from the registration of their parameters on, by weak references, so that no
+object lives longer for it. So neither the garbage collector nor the program has to list them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _DEPTH = 3
 """Quantised parameters have a state, whose statistics may be quantised in turn."""
 
 _WITHOUT = (int, float, str, bytes, type(None), torch.dtype, torch.device, torch.nn.Module, type)
-"""Values in which no tensor of a parameter's state is looked for."""
+"""Types of values that are not searched for tensors of a parameter's state."""
 
 
 class Owners:
-    """The modules and optimizers of this process, and the memory that is theirs."""
+    """The modules and optimizers of this process, and their memory."""
 
     def __init__(self) -> None:
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -37,11 +37,11 @@ class Owners:
         self._ran: set[int] = set()
         self._handed: dict[int, int] = {}
         self.trainable_params = 0
-        """Parameters that require gradients, of what optimizers train: whole ones of sharded."""
+        """Trained parameters of all optimizers that require gradients; sharded ones count whole."""
         self._elements: dict[str, int] = {}
 
     def install(self, registered: Callable[[], None]) -> None:
-        """Follow modules; call `registered` whenever a model is made or moved."""
+        """Follow modules; call `registered` whenever a model is created or moved."""
         module = torch.nn.Module
         follow = guarded("a module's parameters")(self._follow)
         tell = guarded("a model that is made")(registered)
@@ -74,12 +74,12 @@ class Owners:
         self._modules[id(module)] = weakref.ref(module)
 
     def note_ran(self, module: torch.nn.Module) -> None:
-        """A module ran with gradients: it, and all in it, takes part in what is trained."""
+        """Note that a module ran with gradients: it and its submodules take part in training."""
         if id(module) not in self._ran:
             self._ran.update(map(id, module.modules()))
 
     def note_update(self, optimizer: Any) -> None:
-        """An optimizer is about to update its parameters."""
+        """Note that an optimizer is about to update its parameters."""
         key = id(optimizer)
         trained = sum(one.requires_grad for one in _handed_to(optimizer))
         if key in self._optimizers and self._handed[key] == trained:
@@ -92,15 +92,15 @@ class Owners:
         handed = [p for optimizer in self._optimizers.values() for p in _handed_to(optimizer)]
         own = [p for m in self.modules() for p in m._parameters.values() if p is not None]
         if own and not {id(one) for one in own} & {id(one) for one in handed}:
-            # The optimizer has copies (flat and sharded ones): the model says what is trained.
+            # The optimizer has copies (flat or sharded), so the model's own parameters count.
             handed = own
         return sum({_identity(one): _numel(one) for one in handed if one.requires_grad}.values())
 
     @property
     def trains_adapters(self) -> bool:
-        """Whether what is trained is at most as large as the frozen part of the model that ran.
+        """True if the trained part is at most as large as the frozen part of the model that ran.
 
-        Models that never run with gradients (a reference, a teacher) are not part of it.
+        Models that never run with gradients (a reference, a teacher) don't count.
         """
         trained = self._elements.get(TRAINED, 0)
         return 0 < trained <= self._elements.get(FROZEN, 0)
@@ -113,7 +113,7 @@ class Owners:
                 yield module
 
     def memory(self) -> Iterator[tuple[int, str]]:
-        """Addresses of blocks on the device, and what they are."""
+        """Addresses of blocks on the device, with their kinds."""
         elements = {TRAINED: 0, FROZEN: 0}
         optimizers = list(self._optimizers.values())
         handed = [one for optimizer in optimizers for one in _handed_to(optimizer)]
@@ -143,10 +143,10 @@ class Owners:
 
 
 def addresses(tensor: Any) -> Iterator[int]:
-    """Where the memory of a tensor begins on the device: of its parts, where it is made of such."""
+    """Device addresses of the storage of a tensor, or of its parts if it consists of tensors."""
     if not isinstance(tensor, torch.Tensor):
         return
-    if hasattr(tensor, "__tensor_flatten__"):  # sharded, quantised: a tensor around others
+    if hasattr(tensor, "__tensor_flatten__"):  # sharded or quantised: a wrapper of tensors
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from addresses(getattr(tensor, name))
@@ -163,13 +163,13 @@ def _handed_to(optimizer: Any) -> list[Any]:
 
 
 def _identity(parameter: Any) -> Any:
-    """The same of tied parameters."""
+    """A key that is equal for tied parameters."""
     found = tuple(addresses(parameter))
     return (*found, parameter.storage_offset(), parameter.numel()) if found else id(parameter)
 
 
 def _numel(parameter: Any) -> int:
-    """Elements of the whole parameter, wherever its shards are (DeepSpeed's and FSDP's names)."""
+    """Elements of the whole parameter, shards on other ranks included (DeepSpeed, FSDP)."""
     whole = getattr(parameter, "_unpadded_unsharded_size", None)
     return int(
         getattr(parameter, "ds_numel", parameter.numel() if whole is None else whole.numel())
@@ -177,7 +177,7 @@ def _numel(parameter: Any) -> int:
 
 
 def _of_parameter(parameter: Any, kind: str) -> Iterator[tuple[int, str]]:
-    """The memory of a parameter, of its gradient, and of what quantises or shards it."""
+    """The memory of a parameter, of its gradient, and of its quantisation or sharding state."""
     yield from ((address, kind) for address in addresses(parameter))
     if parameter.is_leaf:  # PyTorch warns of the gradient of any other tensor
         yield from ((address, GRADIENT) for address in addresses(parameter.grad))
@@ -187,7 +187,7 @@ def _of_parameter(parameter: Any, kind: str) -> Iterator[tuple[int, str]]:
 
 
 def _owned_by(value: Any, depth: int) -> Iterator[int]:
-    """The memory of the tensors in a value: in containers, and in attributes of objects."""
+    """The memory of the tensors in a value, in containers and in attributes of objects."""
     if isinstance(value, torch.Tensor):
         yield from addresses(value)
         return
@@ -208,10 +208,10 @@ WEIGHTS, ADAPTERS, BUCKETS = "weights", "adapters", "gradient_buckets"
 LOGITS, ACTIVATIONS, TEMPORARY, OTHER = "logits_and_loss", "activations", "temporary", "other"
 
 _CERTAIN = (TRAINED, FROZEN, GRADIENT, STATE)
-"""What an owner says of a block. Of a block that was several of these, the first."""
+"""Kinds of blocks that owners know, in order of precedence if a block had several."""
 
 _INNERMOST = 6
-"""Frames of an allocation in which a library's function is looked for that allocates a part."""
+"""This many innermost frames of an allocation are searched for `_ALLOCATED_BY`."""
 
 _ALLOCATED_BY = (
     ("torch/nn/parallel/distributed.py", ("_ddp_init_helper", "_pre_forward"), BUCKETS),
@@ -221,23 +221,23 @@ _ALLOCATED_BY = (
     ("fsdp/_flat_param.py", ("_alloc_padded_unsharded_flat_param",), WEIGHTS),
     ("fsdp/_runtime_utils.py", ("_reduce_grad", "_get_reduce_scatter_tensors"), GRADIENT),
 )
-"""Ends of files, functions and what these allocate. PyTorch 2.8 to 2.13 have these names."""
+"""Ends of file names, functions, and the kind they allocate, in PyTorch 2.8 to 2.13."""
 
 
 class Sightings:
-    """When which address was seen to be what; blocks are told apart by their time."""
+    """The times at which addresses had a kind; the times tell reused addresses apart."""
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[str, list[int]]] = {}
 
     def add(self, time_us: int, address: int, kind: str) -> None:
-        """At this time the block at this address was of this kind. Times do not decrease."""
+        """Note that the block at this address has this kind. Times must not decrease."""
         times = self._seen.setdefault(address, {}).setdefault(kind, [])
         if not times or times[-1] != time_us:
             times.append(time_us)
 
     def of(self, block: dict[str, Any]) -> set[str]:
-        """All that a block was seen to be in its life."""
+        """All kinds that a block had in its lifetime."""
         kinds = self._seen.get(block["addr"], {})
         return {
             kind
@@ -250,8 +250,7 @@ class Sightings:
 class Parts:
     """Names the parts of the peak.
 
-    `phase_of` is the phase at a time, and `ends` the time at which the phase that runs at a time
-    is over.
+    `phase_of` returns the phase at a time, and `ends` the end of the phase at a time.
     """
 
     def __init__(
@@ -269,11 +268,11 @@ class Parts:
         self._logits: set[int] = set()
 
     def learn(self, blocks: Iterable[dict[str, Any]]) -> None:
-        """Note the sizes of logits: compiled code allocates them where no operator is seen."""
+        """Note the sizes of logits: compiled code allocates them without a visible operator."""
         self._logits = {one["size"] for one in blocks if LOGITS in self._sightings.of(one)}
 
     def of(self, block: dict[str, Any], peak_us: int) -> str:
-        """What a block is that lives at the time of the peak."""
+        """The part of the peak that a block belongs to."""
         seen = self._sightings.of(block)
         for kind in _CERTAIN:
             if kind in seen:

@@ -1,4 +1,4 @@
-"""Beliefs about every candidate, learned from trials, and probes of what is never tried."""
+"""Beliefs about every candidate, learned from trials, and probes of values never tried."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tuner.searches.guided.model import DEGREES, Belief, Floats, ResidualModel, 
 from tuner.searches.guided.pool import Pool
 
 TRUSTED_TRIALS, LARGEST_SURPRISE = 4.0, 4.0
-"""Trials that must contradict the regression's own error before it counts for nothing, and the
-most standard deviations that one of them counts as."""
+"""The regression's own error estimate weighs as much as the first number of trials. A single trial
+counts as at most the second number of standard deviations."""
 
 LACK_OF_FIT = 0.015
-"""Log throughput by which configurations differ from what their knobs let expect, in kernels
-that suit one shape better than the next. The rest of the regression's noise is scatter."""
+"""Standard deviation, in log throughput, of a configuration from the sum of its knobs' effects, as
+kernels suit some shapes better. The rest of the regression's noise is scatter of trials."""
 
 STALE_WEIGHT = 0.25
-"""Of a trial by other versions of libraries: as one with twice the standard deviation."""
+"""Weight of a trial with other library versions: that of twice the standard deviation."""
 
 REFIT_GROWTH = 0.02
-"""The regression is repeated when the trials are this share more than the last time."""
+"""The regression is repeated when the number of trials has grown by this share."""
 
 
 class Experience:
-    """Trials by the place of their candidate, and what they say of all candidates.
+    """Trials by the place of their candidate, and the beliefs about all candidates.
 
-    `known` are throughput and memory of those that fit, `oom` are those that ran out of memory,
-    `spent` is how many were expected to run out, each judged before it was told.
+    `known` holds throughput and memory of the candidates that fit, `oom` those that ran out of
+    memory. `spent` is the expected number of trials that run out, each judged before its result.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -44,7 +44,7 @@ class Experience:
         self.spent = 0.0
         self._stale: dict[int, tuple[float, float]] = {}
         self._stale_oom: set[int] = set()
-        # As arrays over all candidates too: a decision reads them whole.
+        # The same as `known`, as arrays over all candidates, because decisions need all of them.
         self._is_known = np.zeros(len(pool.parameters), dtype=bool)
         self._values = np.zeros((len(pool.parameters), 2))
         self._kept: tuple[Belief | None, NDArray[np.intp]] = (None, np.array([], dtype=np.intp))
@@ -61,7 +61,7 @@ class Experience:
         self._memory_model = ResidualModel(
             features(columns, pool.coordinates, {"moving": moving}, memory_prior),
             memory_prior,
-            # Weights are where they are said to be; what the allocator makes of the rest scatters.
+            # The memory of weights is exact; the allocator makes the rest scatter.
             scale=0.2 + 1.6 * moving,
         )
         self._fitted = -1
@@ -69,64 +69,64 @@ class Experience:
         self._memory = self._memory_model.prior_belief()
 
     def remember(self, index: int, values: tuple[float, float]) -> None:
-        """Throughput and memory of a candidate under other circumstances (older libraries).
+        """Take throughput and memory of a candidate with other library versions as a hint.
 
-        They count for the regression, with a wider error, until the candidate is measured
-        anew, and for nothing else: what ran out of memory then is more likely to do so now, and
-        may be tried. To be called before the first trial.
+        Hints count only for the regression, with a wider error, until the candidate is measured
+        again: a candidate that ran out of memory then is riskier now, but may be tried. Call it
+        before the first trial.
         """
         if values[1] > self.pool.limit_bytes:
             self._stale_oom.add(index)
         else:
             self._stale[index] = values
-        self._fitted = -1  # what was believed without them no longer holds
+        self._fitted = -1  # beliefs without the hint are outdated
 
     def note(self, index: int, speed: float, size: float, *, failed: bool = False) -> None:
-        """What a trial of the candidate at `index` came to; `failed` where memory was not why.
+        """Learn from a trial of the candidate at `index`; `failed` if it ended with another error.
 
         A size beyond the limit means that it ran out of memory.
         """
         ran_out = size > self.pool.limit_bytes
-        told = ran_out or not failed  # the memory of what failed is at best a prediction
+        told = ran_out or not failed  # the memory of a failed trial is at best a prediction
         if told and size > 0 and index not in self.known and index not in self.oom:
             self._compare(index, float(self.pool.limit_bytes if ran_out else size), ran_out)
         if ran_out:
             self.oom.add(index)
         elif speed > 0 and size > 0 and not failed:
             if index in self.known:
-                self._kept = (None, self._kept[1])  # what it kept off the front may come back
+                self._kept = (None, self._kept[1])  # others may come back to the front
             self._since.append(index)
             self.known[index] = (speed, size)
             self._is_known[index] = True
             self._values[index] = speed, size
 
     def tried(self) -> NDArray[np.bool_]:
-        """Which candidates said something of their memory."""
+        """Mask of the candidates whose trial fitted or ran out of memory."""
         found = self._is_known.copy()
         found[list(self.oom)] = True
         return found
 
     def _compare(self, index: int, device_bytes: float, ran_out: bool) -> None:
-        """Note what all trials before this one said of its memory, and what it came to.
+        """Compare the memory of a trial with the belief before it.
 
-        Done when it is told and not when it is proposed, so that trials that an earlier search
-        left behind, told again in their order, lead to the same decisions.
+        This happens when the trial ends, not when it is proposed, so that the trials of an earlier
+        search, told again in their order, lead to the same decisions.
         """
         place = np.array([index], dtype=np.intp)
         self.spent += float(self.risk(place)[0])
         _, size = self.quantities(place)
         sd = float(size.sd[0]) / self._caution
-        # How far it was beyond the limit is not known; what counts is that it was.
+        # The excess over the limit is unknown; one standard deviation is assumed.
         surprise = (np.log(device_bytes) - float(size.mean[0])) / sd + (1.0 if ran_out else 0.0)
-        # Less than expected is no reason for caution, however much less.
+        # Needing less than expected is no reason for caution, however much less it is.
         most = LARGEST_SURPRISE**2 if surprise > 0 else 1.0
         self._squares.append(min(float(surprise) ** 2, most))
         self._caution = self._caution_now()
 
     def beliefs(self) -> tuple[Belief, Belief]:
-        """What is expected of log(measured / predicted) throughput and memory, of every candidate.
+        """Beliefs about log(measured / predicted) throughput and memory of every candidate.
 
-        Learned anew when there are enough new trials to change it.
+        They are learned again after enough new trials.
         """
         count = len(self.known) + len(self.oom)
         if count > self._fitted * (1 + REFIT_GROWTH):
@@ -141,7 +141,7 @@ class Experience:
             pool = self.pool
             known = np.array([every[i] for i in seen]).reshape(-1, 2)
             ratios = np.log(known[:, 0] / pool.samples_per_s[seen])
-            # Without predictions not even the order of magnitude is known before the first trial.
+            # Without predictions, even the order of magnitude is unknown before the first trial.
             shift = float(np.median(ratios)) if pool.is_blind and len(ratios) else 0.0
             speed = self._speed_model.believe(seen, ratios - shift, none, np.array([]), trust=trust)
             self._speed = replace(speed, mean=speed.mean + shift)
@@ -157,7 +157,7 @@ class Experience:
         return self._speed, self._memory
 
     def risk_of_all(self) -> Floats:
-        """The probability that each candidate runs out of memory, worked out once per outcome."""
+        """The probability that each candidate runs out of memory, computed once per outcome."""
         _, memory = self.beliefs()
         belief, compared, known, risk = self._risk
         if belief is not memory or (compared, known) != (len(self._squares), len(self.known)):
@@ -170,24 +170,25 @@ class Experience:
         from scipy.special import stdtr
 
         _, size = self.quantities(places)
-        # Student's t: how far trials scatter is known no better than from this many of them.
+        # Student's t, because the scatter is estimated from a limited number of trials.
         degrees = DEGREES + len(self.known)
         short = stdtr(degrees, (size.mean - np.log(self.pool.limit_bytes)) / size.sd)
         return np.asarray(short, dtype=float)
 
     def estimates(self) -> tuple[NDArray[np.intp], Floats, Floats]:
-        """Places that were measured, their throughput less the scatter of trials, their memory.
+        """Measured places, with their throughput smoothed by the regression, and their memory.
 
-        A measured value and what the regression makes of all trials are weighed by how far
-        trials scatter and how far configurations differ from the regression.
+        The throughput is a mean of the measured value and that of the regression, weighted by the
+        scatter of trials and the deviation of configurations from the regression.
         """
         seen = np.flatnonzero(self._is_known)
         return seen, *self._estimates_at(seen)
 
     def front_estimates(self) -> tuple[Floats, Floats]:
-        """The same throughput and memory of those that may be on the front, and of few others.
+        """Throughput and memory, as in `estimates`, of places that may be on the front.
 
-        What is not on it when the regression is repeated cannot come to it before the next time.
+        A few other places may be included. Places off the front when the regression is repeated
+        cannot come back to it before the next repetition.
         """
         belief, _ = self.beliefs()
         if self._kept[0] is not belief:
@@ -205,7 +206,7 @@ class Experience:
         return speed, known[:, 1]
 
     def quantities(self, places: Any) -> tuple[LogNormal, LogNormal]:
-        """What is expected of throughput and memory of the candidates at `places`."""
+        """Expected throughput and memory of the candidates at `places`, as distributions."""
         speed, memory = self.beliefs()
         pool = self.pool
         size_sd = memory.sd[places] * self._caution
@@ -215,9 +216,9 @@ class Experience:
         )
 
     def _caution_now(self) -> float:
-        """How much wider memory exceeds what the regression thinks, by what it said in advance.
+        """Factor on the regression's error of memory, from its errors on trials not yet seen.
 
-        A regression with more features than trials takes scatter for effects of knobs at first.
+        With more features than trials, a regression first takes scatter for effects of knobs.
         """
         squares = np.frombuffer(self._squares)
         mean = (TRUSTED_TRIALS + squares.sum()) / (TRUSTED_TRIALS + len(squares))
@@ -225,15 +226,15 @@ class Experience:
 
 
 HIGHEST_RISK = 0.30
-"""Of running out of memory, above which nothing is proposed for its expected gain."""
+"""Candidates with a higher probability of running out of memory aren't proposed for their gain."""
 
 MOVES = 0.02
 """The share of throughput that a probe must be able to gain."""
 
 LEAST_SHARE, MISJUDGED = 0.4, 0.25
-"""Of what comes and goes in a step, the share that is believed to be what it takes in truth at the
-least, and the chance that a value just beyond the limit has been misjudged. It falls with the
-square of the share that would have to be true."""
+"""The first number is the smallest plausible ratio of true to predicted moving memory. The second
+is the chance that a value just beyond the limit is misjudged; it falls with the square of the ratio
+that the value would need to fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +246,9 @@ class DarkProbe:
 
 
 def unordered_values(pool: Pool) -> list[NDArray[np.bool_]]:
-    """Which candidates have each value of the knobs without an order.
+    """Masks of the candidates that have each value of the knobs without an order.
 
-    Numbers are not probed: what is learned of one holds for the next.
+    Ordered knobs are not probed, because trials of one value also inform about the next.
     """
     columns = [pool.column(name) for name in pool.distributions if name not in pool.coordinates]
     return [
@@ -263,10 +264,10 @@ def darkest(
     open_: NDArray[np.intp],
     fastest: float,
 ) -> DarkProbe | None:
-    """The probe that is worth most; None where no value of a knob is all dark, or none would gain.
+    """The probe that is worth most; None if no value is dark or no probe would gain enough.
 
     A value is dark if none of its candidates was tried and all are predicted not to fit. Its probe
-    is the one closest to the limit. `values` are those of `unordered_values`.
+    is the candidate closest to the limit. `values` are the masks of `unordered_values`.
     """
     tried = experience.tried()
     risky = experience.risk_of_all()[open_] > HIGHEST_RISK
@@ -291,10 +292,10 @@ def darkest(
 def never_tried(
     experience: Experience, open_: NDArray[np.intp], fastest: float
 ) -> tuple[int, int | None]:
-    """How many are predicted not to fit, and the place of the one that would tell if that is so.
+    """The number of open candidates predicted not to fit, and the place of the best test of it.
 
-    That is of those that would be faster than `fastest` the one that takes least memory; None
-    where there is none.
+    The test is the candidate with the least memory that would be faster than `fastest`; None if
+    none would be.
     """
     places = open_[experience.risk_of_all()[open_] > HIGHEST_RISK]
     speed, size = experience.quantities(places)
@@ -304,7 +305,7 @@ def never_tried(
 
 
 def never_fitted(pool: Pool, experience: Experience) -> list[str]:
-    """Values, of knobs without an order, that ran out of memory where another value fitted."""
+    """Notes about values of unordered knobs that always ran out of memory, while others fitted."""
     if not experience.known:
         return []
     found = []
@@ -323,6 +324,6 @@ def never_fitted(pool: Pool, experience: Experience) -> list[str]:
 
 
 def _share_to_fit(pool: Pool, device_bytes: Floats, places: NDArray[np.intp]) -> Floats:
-    """What share of its moving memory each may take to fit; none for weights that do not."""
+    """The share of its moving memory that each may take to fit; negative if its weights do not."""
     loaded = np.minimum(pool.loaded_bytes[places], device_bytes)
     return (pool.usable_bytes - loaded) / np.maximum(device_bytes - loaded, 1.0)

@@ -1,4 +1,4 @@
-"""Expected gain of a candidate, and the objectives that it is counted in."""
+"""The expected gain of a candidate, in throughput and memory or in other objectives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuner.searches.objectives import require_known
 Floats = NDArray[np.float64]
 
 FAR = 4.0
-"""Standard deviations beyond which nothing is expected."""
+"""Outcomes more than this many standard deviations away are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class LogNormal:
 
 
 def staircase(speed: Floats, size: Floats) -> NDArray[np.intp]:
-    """Places of those that no other is at least as fast as with no more memory, smallest first.
+    """Places of the Pareto front of throughput and memory, smallest first.
 
-    Of equal ones the first stands for all.
+    Of equal ones only the first is included.
     """
     order = np.lexsort((-speed, size))
     rising = np.diff(np.maximum.accumulate(speed[order]), prepend=-np.inf) > 0
@@ -75,10 +75,10 @@ def staircase(speed: Floats, size: Floats) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The staircase of what is known to fit: throughput rises with the memory it takes.
+    """The Pareto front of the candidates known to fit: throughput rises with memory.
 
-    `reference_bytes` is the memory at which the hypervolume ends, `usable_bytes` what may be
-    taken; both are the same without a margin.
+    `reference_bytes` is the memory at which the hypervolume ends, `usable_bytes` the memory
+    without the margin; both are the same without a margin.
     """
 
     speed: Floats
@@ -90,7 +90,7 @@ class Front:
     def of(
         cls, speed: Floats, size: Floats, *, usable_bytes: float, reference_bytes: float
     ) -> Front:
-        """The non-dominated ones of those that fit, smallest first."""
+        """The front of the points that fit, smallest first."""
         fits = size <= usable_bytes
         speed, size = speed[fits], size[fits]
         kept = staircase(speed, size)
@@ -104,17 +104,17 @@ class Front:
 
     @property
     def fastest(self) -> float:
-        """The largest throughput on it; 0 when it is empty."""
+        """The largest throughput on the front; 0 if it is empty."""
         return float(self.speed.max(initial=0.0))
 
     def expected_gain(self, speed: LogNormal, size: LogNormal) -> Floats:
         """Expected hypervolume that each candidate adds, exact for independent objectives.
 
         The gain of a point is the integral over memory u from its own to the reference of
-        max(0, its speed - the staircase at u). Its expectation is, on each step of the
-        staircase, a product of two one-dimensional ones (after Emmerich, Deutz and
-        Klinkenberg 2011). A candidate that takes more than is usable adds nothing. Nor does
-        one that the staircase covers even if it turns out `FAR` standard deviations better.
+        max(0, its speed - the staircase at u). On each step of the staircase, the expectation is
+        a product of two one-dimensional ones (after Emmerich, Deutz and Klinkenberg 2011). A
+        candidate that needs more than `usable_bytes` adds nothing, and neither does one that is
+        still dominated if it turns out `FAR` standard deviations better.
         """
         gain = np.zeros_like(speed.mean)
         steps = np.searchsorted(self.size, np.exp(size.mean - FAR * size.sd), side="right")
@@ -136,7 +136,7 @@ class Front:
             above = speed.expected_above(float(height))
             gain += above * (next_below - below)
             below = next_below
-        # Beyond what is usable the memory no longer matters, only that it was usable.
+        # Between usable and reference memory, only the probability of being usable matters.
         rest = self.reference_bytes - self.usable_bytes
         return gain + above * rest * size.probability_below(self.usable_bytes)
 
@@ -154,8 +154,8 @@ POWERS: Mapping[str, tuple[float, float]] = {
     "tokens_per_s": (1.0, 0.0),
     "step_s": (1.0, 0.0),
     "epoch_usd": (1.0, 0.0),
-    # As if the GPU always drew the same power: how it differs between configurations is not
-    # predicted. The front itself is over what was measured.
+    # This assumes that the GPU always draws the same power, because differences between
+    # configurations are not predicted. The front itself uses measured energy.
     ENERGY: (1.0, 0.0),
     "device_bytes": (0.0, -1.0),
     "peak_allocated_bytes": (0.0, -1.0),
@@ -163,10 +163,10 @@ POWERS: Mapping[str, tuple[float, float]] = {
     "lora_rank": (0.0, 0.0),
     "length_coverage": (0.0, 0.0),
 }
-"""Powers of throughput and of memory with which each objective, turned to be large, goes."""
+"""Exponents of throughput and memory to which each objective, to be maximized, is proportional."""
 
 DIRECTIONS = 64
-"""Over which the hypervolume is averaged."""
+"""Number of directions over which the hypervolume is averaged."""
 
 NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 """Three points and weights that integrate polynomials of a standard normal up to degree 5."""
@@ -174,9 +174,9 @@ NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """An objective as `factor * throughput**speed_power * memory**size_power`, to be large.
+    """An objective to maximize: `factor * throughput**speed_power * memory**size_power`.
 
-    `factor` has one entry per candidate; 0 where the objective has no value, which no front holds.
+    `factor` has one entry per candidate; 0 if the objective has no value, so it is on no front.
     """
 
     name: str
@@ -190,9 +190,9 @@ def goals_of(
     configurations: Sequence[Configuration],
     predictions: Sequence[Prediction],
 ) -> tuple[Goal, ...]:
-    """The objectives as goals, by what they come to if the predictions are right.
+    """The objectives as goals, with factors from their predicted values.
 
-    Raises `UnavailableError` for one of which nothing is known.
+    Raises `UnavailableError` for an objective that no prediction has a value of.
     """
     records = [_as_if(c, p) for c, p in zip(configurations, predictions, strict=True)]
     require_known(records, [o for o in objectives if o.name != ENERGY])
@@ -202,10 +202,10 @@ def goals_of(
 def check_known(
     objectives: Sequence[Objective], configurations: Sequence[Configuration], gpu: Gpu
 ) -> None:
-    """Raise `UnavailableError` for an objective of which it is plain that nothing will be known.
+    """Raise `UnavailableError` for an objective that will certainly have no value.
 
-    Those that depend on the configuration alone are asked for with a made-up speed; a cost needs
-    a price. What else predictions lack, `goals_of` says.
+    Objectives that depend on the configuration alone are tested with a made-up speed; a cost needs
+    a price. `goals_of` finds other missing values.
     """
     speed = Speed(step_s=1.0, it_per_s=1.0, samples_per_s=1.0, tokens_per_s=1.0, mfu=None)
     memory = Memory(1, 1, 1, 1, {}, Phase.BACKWARD, {})
@@ -249,10 +249,10 @@ def _as_if(configuration: Configuration, prediction: Prediction) -> TrialRecord:
 
 
 class GoalFront:
-    """What is known to fit, over any number of goals, and what candidates may add to it.
+    """The front of candidates known to fit, over any number of goals, and gains over it.
 
-    The hypervolume down to 0 is an average over directions of how far the front reaches along
-    each (Zhang and Golovin 2020), here over `DIRECTIONS` fixed ones, as a share of the front's.
+    The hypervolume down to 0 is the average, over directions, of the front's reach along each
+    (Zhang and Golovin 2020), here over `DIRECTIONS` fixed ones; gains are shares of it.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class GoalFront:
         self._goals = goals
         self._scale = np.array([max(goal.factor.max(), 1e-300) for goal in goals])
         worth = self._worth(places, np.log(speed), np.log(size))
-        # Shares of the best; until there is one, of what a candidate comes to at best.
+        # The unit is the best value of each goal; without a front, that of the best candidate.
         self._unit = worth.max(axis=0, initial=0.0)
         self._reach = self._reaches(worth).max(axis=0, initial=0.0)
         self.best = float(worth[:, 0].max(initial=0.0))
@@ -272,7 +272,7 @@ class GoalFront:
     ) -> tuple[Floats, Floats]:
         """Expected shares that each candidate adds: to the hypervolume, and to the best first goal.
 
-        Everything counts as new while there is no front.
+        Without a front, all of a candidate's value counts as gain.
         """
         volume, first = np.zeros(len(places)), np.zeros(len(places))
         if not self._unit.any():
@@ -286,12 +286,12 @@ class GoalFront:
         return volume, first / (self.best or 1.0)
 
     def _nodes(self, of: int) -> Sequence[tuple[float, float]]:
-        """Only what a goal depends on is integrated over."""
+        """Nodes to integrate over throughput (0) or memory (1); one if no goal depends on it."""
         powers = [(goal.speed_power, goal.size_power)[of] for goal in self._goals]
         return NODES if any(powers) else ((0.0, 1.0),)
 
     def _worth(self, places: NDArray[np.intp], speed: Floats, size: Floats) -> Floats:
-        """Shape (places, goals), from logarithms of throughput and memory."""
+        """Scaled goals from logarithms of throughput and memory, shape (places, goals)."""
         columns = [
             goal.factor[places] / scale * np.exp(goal.speed_power * speed + goal.size_power * size)
             for goal, scale in zip(self._goals, self._scale, strict=True)
@@ -299,7 +299,7 @@ class GoalFront:
         return np.stack(columns, axis=1)
 
     def _reaches(self, worth: Floats) -> Floats:
-        """How far each reaches along each direction, to the power of the number of goals."""
+        """The reach of each point along each direction, to the power of the number of goals."""
         number = len(self._goals)
         directions, unit = _directions(number), np.maximum(self._unit, 1e-300)
         reach = worth[:, :1] / unit[0] / directions[None, :, 0]

@@ -1,15 +1,15 @@
-"""How far a prediction is off, as a function of the knobs: a regression on few trials.
+"""The error of predictions as a function of the knobs: a regression on few trials.
 
 The model, for one quantity (throughput or memory) of one space on one GPU:
 
     log(measured / predicted) = sum over features of weight * feature + noise
 
-The features are what predictions err by: one factor shared by all configurations, effects of
-knob levels, trends over ordered knobs, pairs of these, and the shares that kinds of work or
-moving memory have in the prediction. Each is scaled by what is expected of it before anything
-is measured, so that one weight prior serves all: with few trials the prediction stands, with
-many the trials do, and how wrong the prediction is in general is estimated from the evidence
-(Tipping 2001 and MacKay 1992, as scikit-learn's `BayesianRidge` implements it).
+The features are sources of prediction error: one factor shared by all configurations, effects of
+knob levels, trends over ordered knobs, pairs of these, and the shares of kinds of work or of moving
+memory in the prediction. Each is scaled by its expected size before any measurement, so that one
+prior serves all weights. With few trials the prediction dominates, with many the trials do. The
+general error of the prediction is estimated from the evidence (Tipping 2001 and MacKay 1992, as
+implemented by scikit-learn's `BayesianRidge`).
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ Floats = NDArray[np.float64]
 Column = Sequence[object]
 
 LEVEL, TREND, BEND, STEP, PAIR, SHARE = 0.6, 0.6, 0.3, 0.15, 0.3, 2.0
-"""Scales of the kinds of feature relative to one another; their common scale is `Prior.spread`.
+"""Relative scales of the kinds of feature; their common scale is `Prior.spread`.
 
-A kind of work that is misjudged is off by a factor and not by a tenth, hence 2 for its share.
+The time of a misjudged kind of work is off by a factor, not by a tenth, hence 2 for its share.
 """
 
 PRIOR_TRIALS = 2.0
-"""How many trials the prior of the scale and of the noise weigh as much as."""
+"""The priors of the scale and of the noise weigh as much as this many trials."""
 
 DEGREES = 4.0
-"""Of Student's t, as in `tuner.cost.interval`: outliers lose their pull."""
+"""Degrees of freedom of Student's t, as in `tuner.cost.interval`: outliers get less weight."""
 
 MOST_CENSORED = 64
-"""Bounds that are learned from at once; of more, those that contradict the most."""
+"""Maximum number of bounds to learn from at once: those that contradict the belief most."""
 
 SHARED_BY_BOUNDS = 0.3
-"""How much of what ran out of memory is laid to the factor that all configurations share."""
+"""Share of an out-of-memory error that is attributed to the factor of all configurations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
     """Standard deviations of log(measured / predicted) before anything is measured.
 
-    `shared` is common to all configurations, `spread` is what differs between them, `noise`
-    what one configuration differs by from trial to trial and what no feature explains.
+    `shared` is common to all configurations, `spread` differs between them, and `noise` is the
+    scatter of a configuration's trials with everything that no feature explains.
     """
 
     shared: float
@@ -66,8 +66,8 @@ def features(
 ) -> Floats:
     """Scaled features of every candidate, shape (candidates, features); the first is shared.
 
-    `columns` are the knobs' values, `ordered` the coordinates in 0..1 of those that have an
-    order, `shares` are numbers in 0..1 of the predictions.
+    `columns` are the knobs' values, `ordered` the coordinates in 0..1 of ordered knobs, and
+    `shares` numbers in 0..1 from the predictions.
     """
     number = len(next(iter(columns.values())))
     marks: dict[str, Floats] = {}
@@ -90,14 +90,14 @@ def features(
             found.append(SHARE * (share - share.mean())[:, None])
     own = np.hstack(found)
     own = own[:, np.ptp(own, axis=0) > 0]
-    # Random products of knobs add up to more where there are more knobs; what is known is the sum.
+    # More knobs have more products, so the features are scaled to a known sum of squares.
     own *= prior.spread / np.sqrt(np.mean(np.sum(own**2, axis=1)))
     return np.hstack([np.full((number, 1), prior.shared), own])
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is expected of log(measured / predicted): mean and standard deviation of each."""
+    """The expected log(measured / predicted): mean and standard deviation of each candidate."""
 
     mean: Floats
     sd: Floats
@@ -108,13 +108,13 @@ class ResidualModel:
     """Learns log(measured / predicted) from trials, for all candidates at once."""
 
     def __init__(self, design: Floats, prior: Prior, scale: Floats | None = None) -> None:
-        """`scale` is how much a candidate's noise is of the usual; 1 where it is not given."""
+        """`scale` is the ratio of each candidate's noise to the usual noise; 1 by default."""
         self._design, self._prior = design, prior
         self._squares = np.sum(design**2, axis=1)
         self._scale = np.ones(len(design)) if scale is None else scale
 
     def prior_belief(self) -> Belief:
-        """What is expected before anything is measured."""
+        """The belief before any measurement."""
         noise = self._prior.noise * self._scale
         variance = self._squares + noise**2
         return Belief(np.zeros(len(self._design)), np.sqrt(variance), self._prior.noise)
@@ -129,11 +129,11 @@ class ResidualModel:
         trust: Floats | None = None,
         trust_above: Floats | None = None,
     ) -> Belief:
-        """What is expected after trials.
+        """The belief after trials.
 
-        `seen` and `values` are candidates and their log ratios; `above` are candidates whose log
-        ratio is known to exceed `bounds`: they ran out of memory. `trust` and `trust_above` are
-        the weights of each, 1 where they are not given.
+        `seen` and `values` are candidates and their log ratios; `above` are candidates that ran out
+        of memory, so that their log ratio exceeds `bounds`. `trust` and `trust_above` are the
+        weights of each, 1 by default.
         """
         belief = self.prior_belief()
         trust = np.ones(len(seen)) if trust is None else trust
@@ -156,15 +156,15 @@ class ResidualModel:
         data: tuple[NDArray[np.intp], Floats, Floats],
         bounded: tuple[NDArray[np.intp], Floats, Floats],
     ) -> Belief:
-        """The bounds as values that carry the same mean and variance as the truncated belief.
+        """Add the bounds as values with the same mean and variance as the truncated belief.
 
-        One pass of expectation propagation (Minka 2001) with all bounds at once.
+        This is one pass of expectation propagation (Minka 2001) with all bounds at once.
         """
         above, bounds, trust = bounded
         mean, variance = belief.mean[above], belief.sd[above] ** 2
         z = (bounds - mean) / np.sqrt(variance)
         surprising = np.argsort(-z)[:MOST_CENSORED]
-        surprising = surprising[z[surprising] > -2.0]  # else it was to be expected
+        surprising = surprising[z[surprising] > -2.0]  # the others are as expected
         if not surprising.size:
             return belief
         above, z, mean = above[surprising], z[surprising], mean[surprising]
@@ -185,16 +185,16 @@ class ResidualModel:
     def _fit(
         self, places: NDArray[np.intp], values: Floats, weights: Floats, above: int = 0
     ) -> Belief:
-        """The belief by values, of which the last `above` are of trials that ran out of memory.
+        """The belief from values, the last `above` of them from trials that ran out of memory.
 
-        These say little of the factor that all configurations share: by how much they were
-        beyond the limit is not known, and one level that takes more would be held against all.
+        These count little for the factor of all configurations: their excess over the limit is
+        unknown, and a single level that needs more memory would raise all predictions.
         """
         from sklearn.linear_model import BayesianRidge  # a second to import
 
         weights = weights / self._scale[places] ** 2
-        # Of weights below 1 there may be less in all than is learned from them, which would make
-        # the noise that is left negative.
+        # Weights below 1 may sum to less than the number of learned parameters, which would make
+        # the remaining noise negative.
         unit = min(1.0, float(weights.mean()))
         weights = weights / unit
         noise_variance = self._prior.noise**2 / unit
@@ -210,7 +210,7 @@ class ResidualModel:
         )
         rows = self._design[places]
         rows[len(rows) - above :, 0] *= SHARED_BY_BOUNDS
-        # Matrices this small are slower with several threads, the more so beside other programs.
+        # Matrices this small are slower with several threads, even more so beside other programs.
         with _thread_pools().limit(limits=1, user_api="blas"):
             model.fit(rows, values, sample_weight=weights)
             variance = self._variance(model, np.sqrt(weights)[:, None] * rows)
@@ -219,9 +219,9 @@ class ResidualModel:
         return Belief(mean, np.sqrt(variance + (noise * self._scale) ** 2), noise)
 
     def _variance(self, model: Any, weighted: Floats) -> Floats:
-        """The variance of each candidate's mean, as `model.predict` has it, but quickly.
+        """The variance of each candidate's mean, equal to that of `model.predict`, but faster.
 
-        With fewer trials than features the posterior differs from the prior in as many
+        With fewer trials than features, the posterior differs from the prior in only as many
         directions as there are trials, and only these are computed.
         """
         from scipy.linalg import cholesky, solve_triangular
@@ -243,7 +243,7 @@ def _thread_pools() -> Any:
 
 
 def _hazard(z: Floats) -> Floats:
-    """Density over upper tail of the normal distribution; stable far out (Mills ratio)."""
+    """Normal density divided by its upper tail (inverse Mills ratio); stable for large z."""
     from scipy.stats import norm
 
     return np.asarray(np.exp(norm.logpdf(z) - norm.logsf(z)), dtype=float)

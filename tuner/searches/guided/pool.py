@@ -1,4 +1,4 @@
-"""What the guided sampler is told before the first trial: all candidates and their predictions."""
+"""The input of the guided sampler before the first trial: candidates and their predictions."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from tuner.trial.step_plan import StepPlan
 Floats = NDArray[np.float64]
 
 START_S = 8.0
-"""From the start of a trial to its model: a process, and half of the 4 s that imports take."""
+"""Time in seconds to start a trial's process and import libraries (half of 4 s)."""
 
 LOAD_BYTES_PER_S = 1.5e9
-"""How fast weights come to the device: a common NVMe drive. Only the ratio to the time of steps
-matters, and that only between configurations whose weights differ in size."""
+"""Rate of loading weights to the device from a common NVMe drive. It matters only relative to the
+time of steps, and only between configurations whose weights differ in size."""
 
 
 BLIND_SHARE, BLIND_RISE = 0.5, 0.7
-"""What is guessed where nothing is predicted: the share of the limit that a configuration takes,
-and the logarithm of what a knob adds that is known to add memory, from its least value to its
-most."""
+"""Guesses for spaces without predictions: the share of the limit that a configuration takes, and
+the log of the memory ratio between the largest and the smallest value of a knob that adds memory.
+"""
 
 BLIND_SPEED = Prior(shared=0.5, spread=0.6, noise=0.03)
 BLIND_MEMORY = Prior(shared=0.7, spread=0.5, noise=0.02)
-"""How far those guesses may be off."""
+"""Errors of these guesses, as standard deviations of the logarithm."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """All candidates, with what is predicted of each: arrays with one entry per candidate.
+    """All candidates with their predictions: arrays with one entry per candidate.
 
-    `coordinates` are those of the knobs that have an order, in 0..1. `trial_s` and `oom_s` are
-    the GPU seconds of a trial that ends well and of one that runs out of memory. `work_shares`
-    are the shares of kinds of work in the step time, where they are known.
+    `coordinates` are positions along the ordered knobs, in 0..1. `trial_s` and `oom_s` are the GPU
+    seconds of a trial that ends well and of one that runs out of memory. `work_shares` are the
+    shares of kinds of work in the step time, where they are known.
     """
 
     parameters: tuple[Mapping[str, Parameter], ...]
@@ -61,28 +61,28 @@ class Pool:
     margin_bytes: float
     work_shares: Mapping[str, Floats] = field(default_factory=dict)
     has_profile: bool = False
-    """Whether the GPU's rates were measured, which narrows what step times may be off by."""
+    """True if the GPU's rates were measured, which makes step times more certain."""
     is_blind: bool = False
-    """Whether nothing is predicted, and the arrays only say what is declared of memory."""
+    """True without predictions; the arrays then contain only guesses from the memory order."""
 
     @property
     def usable_bytes(self) -> float:
-        """What a configuration may take that is to be recommended."""
+        """Memory in bytes that a recommended configuration may take: limit minus margin."""
         return self.limit_bytes - self.margin_bytes
 
     @property
     def moving_share(self) -> Floats:
-        """The share of memory that comes and goes in a step: what is not weights and states."""
+        """The share of memory that comes and goes in a step: all but weights and states."""
         return 1.0 - np.minimum(self.loaded_bytes / self.device_bytes, 1.0)
 
     @property
     def speed_prior(self) -> Prior:
-        """How far throughput may be off before anything was measured."""
+        """The error of predicted throughput before any measurement."""
         return BLIND_SPEED if self.is_blind else _prior(STEP, has_profile=self.has_profile)
 
     @property
     def memory_prior(self) -> Prior:
-        """How far memory may be off before anything was measured."""
+        """The error of predicted memory before any measurement."""
         return BLIND_MEMORY if self.is_blind else _prior(DEVICE, has_profile=self.has_profile)
 
     def column(self, name: str) -> list[Parameter]:
@@ -91,9 +91,9 @@ class Pool:
 
     @classmethod
     def blind(cls, candidates: Candidates, order: MemoryOrder, budget: MemoryBudget) -> Pool:
-        """The candidates where nothing is predicted: a guess that trials soon outweigh.
+        """The candidates without predictions, with guesses that trials soon outweigh.
 
-        Memory rises with each knob of which that is declared, and everything else is the same.
+        Memory rises with each knob that is declared to add memory; all else is equal.
         """
         number = len(candidates)
         even, none = np.ones(number), np.zeros(number)
@@ -121,7 +121,7 @@ class Pool:
     ) -> Pool:
         """The candidates with their predictions, in the same order.
 
-        Corrections by earlier trials are undone: the sampler is told those trials themselves.
+        Corrections from earlier trials are undone, because the sampler learns from those trials.
         """
         options = options or MeasureOptions()
         raw = [uncorrected(prediction) for prediction in predictions]
@@ -134,7 +134,7 @@ class Pool:
                 for c, seconds in zip(candidates.configurations, step_s, strict=True)
             ]
         )
-        # A training in stages is tried in each of them; those that are alike are tried once.
+        # A training in stages is tried in each distinct stage.
         runs = np.array([max(1, len(set(p.stages.values()))) for p in raw])
         kinds = sorted({kind for p in raw for kind in p.speed.breakdown_s})
         return cls(
@@ -157,7 +157,7 @@ class Pool:
 
 
 def _places(candidates: Candidates, order: MemoryOrder) -> Floats:
-    """Where each candidate is in 0..1 along the knobs that only add memory, a column for each."""
+    """Positions of the candidates in 0..1 along the knobs that add memory, one column per knob."""
     parts = [order.split(configuration)[0] for configuration in candidates.configurations]
     names = [axis.name for axis in candidates.axes if all(axis.name in part for part in parts)]
     values = np.array([[part[name] for name in names] for part in parts]).reshape(len(parts), -1)

@@ -1,8 +1,8 @@
 """The guided search: it starts from predictions and hardly ever runs out of memory.
 
-It knows all valid configurations with a prediction of each, learns from every trial how far
-predictions are off, and chooses the configuration with the largest expected gain among those that
-will very probably fit.
+It knows all valid configurations and their predictions, learns the error of predictions from every
+trial, and chooses the configuration with the largest expected gain among those that will very
+probably fit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OOM_SHARE = 0.02
 """Share of trials that may run out of memory, in expectation."""
 
 BLIND_OOM_SHARE, BLIND_RISK = 0.04, 0.5
-"""The share where nothing is predicted, and what the least risky candidate may then have."""
+"""Without predictions: `OOM_SHARE`, and the highest risk of the least risky candidate."""
 
 ADVANCE_TRIALS = 40
 """The risk of this many trials may be spent early, on candidates that would move the front."""
@@ -44,28 +44,28 @@ TIMES_BETTER = 2.0
 """A risky probe must promise this many times the gain of the best safe candidate."""
 
 LOWEST_RISK = 0.002
-"""Between this and `HIGHEST_RISK` lies the probability of running out of memory that a proposal may
-have, whatever `OOM_SHARE` leaves for it."""
+"""The allowed probability of running out of memory is always between this and `HIGHEST_RISK`,
+whatever `OOM_SHARE` leaves for it."""
 
 MOST_IN_A_ROW = 8
-"""Trials that failed in a row, beyond which the probability of running weighs no more."""
+"""Highest exponent of the probability of running, which grows with the failures in a row."""
 
 PROBE_AFTER = 8
-"""Trials after which a level that is all predicted not to fit is probed, whatever else is there."""
+"""After this many trials, a level predicted not to fit is probed before other candidates."""
 
 THROUGHPUT_WEIGHT = 0.5
-"""Worth of a share of the best throughput, against the same share of the hypervolume."""
+"""Weight of a gain in the best throughput, relative to the same gain in hypervolume."""
 
 DOUBT, BLIND_DOUBT = 0.15, 1.0
-"""The share of its standard deviations that counts in a candidate's gain. Little: what is believed
-to be on the front is tried before what might be, which before any evidence is the predicted front,
-the largest gain first. Where nothing is predicted, all of it."""
+"""Share of the standard deviations that counts in a candidate's gain, with and without predictions.
+A small share tries candidates believed to be on the front before those that might be; before any
+evidence, this is the predicted front, the largest gain first."""
 
 
 class Guided:
     """Chooses among the candidates of a pool, each at most once.
 
-    `goals` replace throughput and memory, the first of them above all.
+    `goals` replace throughput and memory; the first goal is primary.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Guided:
         return place
 
     def begin(self, place: int) -> None:
-        """A trial of this candidate runs, whoever chose it."""
+        """Note that a trial of this candidate runs, even if it was chosen elsewhere."""
         self._pending.add(place)
 
     def end(
@@ -103,8 +103,8 @@ class Guided:
     ) -> None:
         """Learn from a trial: `values` are throughput and memory in bytes.
 
-        Memory beyond the limit means that the trial ran out of it. `failure` is the kind of error
-        that ended it. Values of a trial that `failed` are ignored unless it ran out of memory.
+        Memory beyond the limit means that the trial ran out of memory. `failure` is the kind of
+        error that ended it. Values of a `failed` trial are ignored unless it ran out of memory.
         """
         self._pending.discard(place)
         self._taken.add(place)
@@ -117,7 +117,7 @@ class Guided:
                 self.failures.ran(place)
 
     def best_candidate(self) -> int | None:
-        """The place in the pool of what to run next; None when nothing is left that may fit."""
+        """The place of the candidate to run next; None if no candidate is left that may fit."""
         places = self._open()
         if not places.size:
             return None
@@ -126,7 +126,7 @@ class Guided:
         advance = self._advance() if self._may_probe() else 0.0
         possible = risk <= max(allowed, advance)
         if not possible.any():
-            # Something has to be the first; afterwards a gamble is taken where it is affordable.
+            # The first trial must take a risk; later ones do so only if it is affordable.
             known = len(self.experience.known)
             if self.pool.is_blind and risk.min() < BLIND_RISK:
                 return int(places[np.argmin(risk)])
@@ -136,18 +136,19 @@ class Guided:
         if (probe := self._dark_probe(places)) is not None:
             return probe
         gain, risky = self.expected_gain(places), risk > allowed
-        if risky.all():  # what the risk may be spent on is all that is left
+        if risky.all():  # no safe candidate is left
             risky[:] = False
-        # What runs at last says what does not: the more failed in a row, the more that is worth.
+        # A trial that runs clears values of blame, which is worth more after more failures.
         runs = self.failures.probability()[places]
         worth = gain * runs ** min(self.failures.in_a_row, MOST_IN_A_ROW)
         worth[risky] *= np.where(gain[risky] < MOVES, -1.0, 1 / TIMES_BETTER)
         return int(places[np.argmax(worth)])
 
     def _dark_probe(self, others: NDArray[np.intp] | None = None) -> int | None:
-        """The probe of a level that may have been judged wrongly as a whole, if that is due.
+        """The probe of a level that may be misjudged as a whole, if a probe is due.
 
-        It waits while more is expected of one of the `others`, but not for long.
+        It waits while one of the `others` has a larger expected gain, but only for the first
+        `PROBE_AFTER` trials.
         """
         if not self._may_probe():
             return None
@@ -161,7 +162,7 @@ class Guided:
         return probe.place
 
     def _may_probe(self) -> bool:
-        """Whether a trial that runs out of memory can be afforded, on purpose and early."""
+        """True if the search can afford a deliberate trial that may run out of memory."""
         ran_out, running = len(self.experience.oom), self._running()
         doubtful = (self.oom_probability()[running] > HIGHEST_RISK).any()
         affordable = ran_out * ADVANCE_TRIALS <= len(self._taken) and not doubtful
@@ -169,10 +170,10 @@ class Guided:
         return affordable and known >= KNOWN_TO_PROBE
 
     def largest_gain(self) -> float | None:
-        """The largest gain that is expected of any candidate left, as a share.
+        """The largest expected gain of any remaining candidate, as a share.
 
-        Of the hypervolume, or of the first objective (throughput) where that is more. 0 where
-        nothing is left that is worth its risk; None while nothing is known to fit.
+        It is the larger of the gains in hypervolume and in the first objective (throughput). 0 if
+        no candidate is worth its risk; None while no candidate is known to fit.
         """
         _, _, size = self.experience.estimates()
         if not (size <= self.pool.usable_bytes).any():
@@ -183,7 +184,7 @@ class Guided:
         return float(np.maximum(volume, first).max(initial=0.0))
 
     def _open(self) -> NDArray[np.intp]:
-        """Places of the candidates that were not tried yet and are not held back."""
+        """Places of candidates that are not tried, running, held back or closed by failures."""
         open_ = ~(self._held_back | self._is_taken)
         for closed in self.failures.closed().values():
             open_ &= ~closed
@@ -191,13 +192,13 @@ class Guided:
         return np.flatnonzero(open_)
 
     def hold_back(self, mask: NDArray[np.bool_]) -> None:
-        """These candidates, and no others, are not to be proposed for now."""
+        """Hold back the candidates of `mask`, and no others."""
         self._held_back = mask
 
     def allowed_risk(self) -> float:
         """The probability of running out of memory that the next proposal may have.
 
-        Most proposals have none worth mentioning, which saves up for the few close to the limit.
+        Most proposals have almost no risk, which saves some for the few close to the limit.
         """
         trials = len(self._taken) + len(self._pending) + 1
         running = float(self.experience.risk(self._running()).sum())
@@ -206,13 +207,13 @@ class Guided:
         return min(max(left, LOWEST_RISK), HIGHEST_RISK)
 
     def _advance(self) -> float:
-        """The probability of running out that a proposal may have which would move the front."""
+        """The probability of running out of memory allowed to proposals that move the front."""
         running = float(self.experience.risk(self._running()).sum())
         spent = max(self.experience.spent, float(len(self.experience.oom))) + running
         return min(self._oom_share * ADVANCE_TRIALS - spent, HIGHEST_RISK)
 
     def untried(self) -> tuple[int, int | None]:
-        """How many were never tried as they are predicted not to fit; which would tell."""
+        """The number of untried candidates predicted not to fit, and the best test of it."""
         return never_tried(self.experience, self._open(), self.front().fastest)
 
     def oom_probability(self) -> Floats:
@@ -222,13 +223,13 @@ class Guided:
     def expected_gain(self, places: NDArray[np.intp]) -> Floats:
         """Expected gain of the candidates at `places`: shares of hypervolume and of throughput.
 
-        Trials that run count as if they had come to what is expected of them.
+        Running trials count with their expected results.
         """
         volume, first = self._gains(places, BLIND_DOUBT if self.pool.is_blind else DOUBT)
         return np.asarray(volume + THROUGHPUT_WEIGHT * first)
 
     def _gains(self, places: NDArray[np.intp], doubt: float = 1.0) -> tuple[Floats, Floats]:
-        """Expected shares of hypervolume, and of the best of the first objective.
+        """Expected gains, as shares of the hypervolume and of the best first objective.
 
         `doubt` is the share of the standard deviations that counts.
         """
@@ -247,11 +248,11 @@ class Guided:
         faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
         volume = front.expected_gain(speed, size) / whole
         if doubt < 1.0:
-            volume *= fits  # which the narrowed memory no longer says
+            volume *= fits  # the narrowed memory no longer includes it
         return runs * volume, runs * fits * faster
 
     def _so_far(self) -> tuple[NDArray[np.intp], Floats, Floats]:
-        """Places of what was measured and of what runs, with throughput and memory."""
+        """Places of measured and running candidates, with their throughput and memory."""
         running = self._running()
         speed, size = self.experience.quantities(running)
         seen, known_speed, known_size = self.experience.estimates()
@@ -262,7 +263,7 @@ class Guided:
         )
 
     def front(self) -> Front:
-        """What was measured to fit, and what is expected of the trials that run."""
+        """The front of measured candidates and of the expected results of running ones."""
         known_speed, known_size = self.experience.front_estimates()
         speed, size = self.experience.quantities(self._running())
         return Front.of(
@@ -276,14 +277,14 @@ class Guided:
         return np.array(sorted(self._pending), dtype=np.intp)
 
     def recommend(self) -> int | None:
-        """The place of the fastest candidate that was measured to fit; None without one."""
+        """The place of the fastest candidate that fitted in its trial; None without one."""
         seen, speed, size = self.experience.estimates()
         speed = np.where(size <= self.pool.usable_bytes, speed, 0.0)
         return int(seen[np.argmax(speed)]) if speed.any() else None
 
 
 class GuidedStrategy(Strategy):
-    """The guided search as a strategy: configurations and records in place of numbers."""
+    """The guided search as a strategy, with configurations and records instead of places."""
 
     def __init__(self, candidates: Candidates, guide: Guided) -> None:
         self._candidates, self._guide = candidates, guide
@@ -294,11 +295,11 @@ class GuidedStrategy(Strategy):
         return None if place is None else self._candidates.configurations[place]
 
     def begin(self, configuration: Configuration) -> None:
-        """Count it among the trials that run."""
+        """Count the configuration among the running trials."""
         self._guide.begin(self._candidates.place(configuration))
 
     def tell(self, record: TrialRecord) -> None:
-        """Learn from its score, or from its error."""
+        """Learn from the record's score or error."""
         scored = score(record)
         self._guide.end(
             self._candidates.place(record.configuration),
