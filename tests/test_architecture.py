@@ -163,7 +163,7 @@ def test_no_other_test_imports_the_benchmarks():
     tests = ROOT / "tests"
     found = {
         str(path.relative_to(tests))
-        for folder in (tests, tests / "unit", tests / "cases")
+        for folder in (tests, tests / "unit", tests / "shared_cases")
         for path in folder.glob("*.py")
         if any(name.split(".")[0] == "benchmarks" for name, _ in imports(path))
     }

@@ -29,7 +29,7 @@ class Training:
         import_libraries()
         from tuner.predict.training import get_workload
         from tuner.space.models.catalogue import resolve_config
-        from tuner.trial import measure, rank  # noqa: F401
+        from tuner.trial import measure, ranks  # noqa: F401
 
         if job.code_path is not None:
             sys.path.insert(0, job.code_path)
