@@ -1,8 +1,8 @@
-"""The files and the shared memory that the processes of a run leave, and their removal.
+"""Removes the files and the shared memory that the processes of a run leave behind.
 
-Programs on a device are ended before their own end, so that what they would have removed stays:
-temporary files, and shared memory (/dev/shm). A run gets a folder for the former. Of the latter
-only entries are removed that were seen to be made by the run: other runs have theirs beside them.
+Programs on a device are ended early, so they can't remove their temporary files and their shared
+memory (/dev/shm). A run gets its own folder for temporary files. Shared memory is removed only if
+the run was observed to create it: other runs have theirs in the same place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EVENTS_BYTES = 64 * 1024
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 _WITH_PID = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
-"""Names that carry the id of the process that made them: of PyTorch and of OpenMP."""
+"""Names by PyTorch and OpenMP that contain the id of the process that made them."""
 
 
 class Leftovers:

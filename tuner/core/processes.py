@@ -1,8 +1,8 @@
-"""Processes on Linux: who ends whom, and what is left.
+"""Finds, signals and ends processes on Linux.
 
-A signal is sent only to a process whose id cannot mean another one by then: a child that was
-not reaped yet, or a process that is held by a file descriptor (pidfd) and carries the mark of
-the runner that started it.
+A signal is sent only to a process whose id can't have been reused: a child that was not reaped
+yet, or a process that is held by a file descriptor (pidfd) and carries the mark of the runner
+that started it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 GRACE_S = 0.25
-"""What helpers of a process that has ended get to clean up, before they are killed."""
+"""Helpers of an ended process have this long to clean up before they are killed."""
 
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """Parts of the command lines of helpers that remove shared memory when all its users have ended:
@@ -194,8 +194,8 @@ def handles(pid: int, number: int) -> bool:
 def end_marked(mark: str, *, deadline_s: float) -> tuple[int, ...]:
     """End every process that was started with `mark` ("NAME=value") in its environment.
 
-    For what outlives the process that should have ended it. Returns the ids of those that did
-    not end within `deadline_s`.
+    For processes that outlive the one that should have ended them. Returns the ids of those that
+    did not end within `deadline_s`.
     """
     until = time.monotonic() + deadline_s
     while found := marked(mark):

@@ -70,14 +70,14 @@ class ProgramEnd:
 
 @dataclass(frozen=True, slots=True)
 class CannotStart:
-    """The operating system could not start the program: its own words."""
+    """The operating system couldn't start the program; holds its message."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class Tail:
-    """Takes the place of an output stream, and keeps the last `TAIL_BYTES` of it."""
+    """Replaces an output stream, and keeps its last `TAIL_BYTES`."""
 
     data: bytes = b""
 
@@ -117,7 +117,7 @@ class _Supervisor:
             )
 
     def end(self) -> ProgramEnd | CannotStart | None:
-        """Have the program ended, if it runs; None where the supervisor did not answer."""
+        """Have the program ended, if it runs; None if the supervisor didn't answer."""
         answer = None
         with contextlib.suppress(ConnectionError):  # it has answered meanwhile
             if not self.connection.poll():
@@ -142,10 +142,10 @@ def run_supervised(
 ) -> ProgramEnd:
     """Run a program until it ends, its time is over, or `stopped` says so.
 
-    It reads end of file from its standard input, has no terminal, and prints to `output`, by
-    default where this process prints. Nothing of it is left when this returns or raises: no
-    process, no temporary file, no shared memory. Raises `InputError` where it cannot be started,
-    and `UnavailableError` where its supervisor was killed.
+    Its standard input is empty, it has no terminal, and it prints to `output`, by default to the
+    output of this process. When this function returns or raises, no process, temporary file or
+    shared memory of the program is left. Raises `InputError` if it can't be started, and
+    `UnavailableError` if its supervisor was killed.
     """
     supervisor = _Supervisor(output)
     answer: ProgramEnd | CannotStart | None = None

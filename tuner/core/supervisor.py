@@ -1,7 +1,7 @@
-"""The process above a program that is run: it ends the program in time, and clears up after it.
+"""The supervisor process of a program: ends it in time, and cleans up after it.
 
-It has one thread and inherits every process of the program whose parent ends. When the process
-that wants the program run ends, however that ends, it ends the program, and itself.
+It has one thread and inherits every process of the program whose parent ends. When its owner, the
+process that asked for the program, ends in any way, it ends the program and itself.
 
 Run as `python -m tuner.core.supervisor OWNER DESCRIPTOR`: the process id of the owner, and one
 end of a socket.
@@ -91,13 +91,13 @@ def _run(
 
 
 class _EndNowError(Exception):
-    """The owner has ended or has the program ended, or a signal does."""
+    """The owner has ended, or the owner or a signal asks to end the program."""
 
 
 class _Program:
-    """The program that runs, and what is heard of it until one of `stops` can be read.
+    """The running program and its output, until one of `stops` can be read.
 
-    Raises `OSError` where it cannot be started.
+    Raises `OSError` if it can't be started.
     """
 
     def __init__(self, task: ProgramTask, found: Leftovers, stops: tuple[int, ...]) -> None:
@@ -140,9 +140,9 @@ class _Program:
         return self._tail
 
     def _tell(self, number: int) -> None:
-        """Tell its processes that time is up, and wait until they have said what they know.
+        """Tell its processes that time is up, and wait until they have sent their results.
 
-        A process that has said it ends, or has no handler any more.
+        A process that has done so ends, or no longer has a handler.
         """
         me = os.getpid()
         told = [pid for pid in descendants(me) if tell(pid, number, below=me)]
@@ -151,7 +151,7 @@ class _Program:
             self._listen(_TOLD_EVERY_S)
 
     def _listen(self, within_s: float) -> None:
-        """Hear what comes within the time. Raises `_EndNowError`."""
+        """Read the output that arrives within the time. Raises `_EndNowError`."""
         ready = [
             key.fd for key, _ in self._selector.select(min(within_s, self._found.look_within_s))
         ]
@@ -162,7 +162,7 @@ class _Program:
             self._selector.unregister(self._output)
 
     def _read(self) -> bool:
-        """Read on in what it prints; whether there was something."""
+        """Read more of its output; True if there was any."""
         assert self._output is not None
         try:
             data = os.read(self._output, _CHUNK_BYTES)
@@ -188,7 +188,7 @@ def _started(task: ProgramTask, found: Leftovers, output: int | None) -> int:
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        # It has no terminal then: what asks there gets an error, and is not stopped.
+        # It then has no terminal: reading from one gives an error, and doesn't stop the program.
         start_new_session=True,
         preexec_fn=settle,  # noqa: PLW1509 - this process has one thread
     )

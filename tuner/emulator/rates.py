@@ -18,7 +18,7 @@ _PCIE_BYTES_PER_S = {7: 15.75e9, 8: 31.5e9, 9: 63e9}
 the boards that use it. Later boards use PCI Express 5."""
 
 _PCIE_SHARE = 0.8
-"""The share of a link's rate that its protocol leaves, as for NVLink (`LINK_SHARE`)."""
+"""The share of a link's rate that its protocol leaves, as `tuner.cost.parallel.LINK_SHARE`."""
 
 
 def pcie_bytes_per_s(gpu: Gpu) -> float:

@@ -1,9 +1,9 @@
-"""Small trainings that are run for real on a processor, to calibrate what is predicted for it.
+"""Small trainings that run on a processor, to calibrate the predictions for it.
 
 On a processor the parts of a step do not add up to the step: every operator finds its tensors in
-memory instead of the cache, fresh memory is given page by page, and threads are woken for each.
-So steps of a small model are timed whole, and what they keep resident is measured. Each runs in a
-fork of a process that has imported what training needs, as a trial does.
+memory instead of the cache, new memory arrives page by page, and each operator wakes threads.
+So whole steps of a small model are timed, and their resident memory is measured. Each training
+runs in a fork of a process that has imported the training libraries, as a trial does.
 
 Run as `python -m tuner.predict.reference`, it prints one JSON object a line.
 """
@@ -61,10 +61,10 @@ _MARK = "reference "
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """One measured training: the median time of its steps, and how far half of them are apart.
+    """One measured training: the median time of its steps, and their spread.
 
-    `resident_bytes` is by how much the process grew at most; `spread` the interquartile range of
-    the step times over their median. Where it `gives_back` what it frees, `resident_bytes` count.
+    `resident_bytes` is the largest growth of the process. `spread` is the interquartile range of
+    the step times over their median. `resident_bytes` is used if malloc `gives_back` freed memory.
     """
 
     precision: str
@@ -100,16 +100,16 @@ def configuration(precision: str, micro_batch: int, length: int) -> Configuratio
 
 
 def model_config() -> Any:
-    """The architecture, as transformers has it."""
+    """The architecture, as a configuration of transformers."""
     from transformers import LlamaConfig
 
     return LlamaConfig(**SIZES)
 
 
 def run_reference(points: Sequence[tuple[str, int, int]] = POINTS) -> list[ReferenceRun]:
-    """Train at each of these points, in processes of their own, and again giving back memory.
+    """Train at each of these points in its own process, and once more giving back freed memory.
 
-    Raises `UnavailableError` where that fails.
+    Raises `UnavailableError` if that fails.
     """
     # One thread until the fork: numpy's linear algebra would start others.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -215,7 +215,7 @@ _LEAST_FACTOR = 0.1
 
 
 def calibrated_on_reference(profile: DeviceProfile, runs: Sequence[ReferenceRun]) -> DeviceProfile:
-    """The profile with what the trainings `runs` add to it."""
+    """The profile with the values calibrated from the trainings `runs`."""
     config, workload, gpu = model_config(), get_workload(WORKLOAD), processor(profile)
     without_launches = replace(profile, launch_s=0.0)
     plain = [run for run in runs if not run.gives_back]
@@ -239,7 +239,7 @@ def calibrated_on_reference(profile: DeviceProfile, runs: Sequence[ReferenceRun]
     context, live_factor = two_parts(ones, live, [run.resident_bytes for run in plain])
     return replace(
         profile,
-        # None of them can be nothing.
+        # None of them can be zero.
         launch_s=profile.launch_s * max(launch_factor, _LEAST_FACTOR),
         step_factor=max(step_factor, _LEAST_FACTOR),
         context_bytes=round(context),
@@ -259,7 +259,7 @@ def two_parts(
 ) -> tuple[float, float]:
     """Factors of two parts that make up totals, none below 0; relative errors weigh alike.
 
-    Where the best factor of one part is negative it is 0, and the other stands alone.
+    If the best factor of one part is negative, it is set to 0 and the other is fitted alone.
     """
     parts = np.array([first, second], dtype=float) / np.array(total, dtype=float)
     both, *_ = np.linalg.lstsq(parts.T, np.ones(len(total)), rcond=None)

@@ -63,5 +63,5 @@ def _front(by_throughput: Sequence[int], predictions: Sequence[Prediction]) -> l
 
 
 def _every_third(indices: Sequence[int]) -> list[int | None]:
-    """Spread so that a third as many of these are taken as of the others."""
+    """The indices with two gaps before each, so that only every third turn takes one."""
     return list(chain.from_iterable((None, None, index) for index in indices))

@@ -1,7 +1,7 @@
 """The process of one trial, from its fork to its exit.
 
-It says what it knows on a pipe, one JSON object a line, so that a process that dies leaves what
-it had said, and a full disk takes nothing away.
+It writes its results to a pipe, one JSON object per line. So a process that dies leaves its
+earlier reports behind, and a full disk loses nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tuner.trial.messages import TrialBody
 from tuner.trial.ranks import RankFailed
 
 FACTS, RESULT, RAISED = "facts", "result", "raised"
-"""Keys of a line: something learnt, a measurement, the exceptions that ended the trial."""
+"""Keys of a line: new facts, a measurement, the exceptions that ended the trial."""
 
 _NO_MEMORY_TO_SAY_SO = (
     json.dumps({RAISED: [{"kinds": ["builtins.MemoryError"], "text": ""}]}) + "\n"
@@ -60,7 +60,7 @@ class ChildTask:
 
 
 def child_main(task: ChildTask) -> NoReturn:
-    """Run the trial and end this process; nothing of the parent's code runs on after it."""
+    """Run the trial and end this process; none of the parent's code runs after it."""
     code = _FAILED
     try:
         code = _run(task)
@@ -68,12 +68,12 @@ def child_main(task: ChildTask) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
     finally:
-        # Neither exit handlers nor destructors: the kernel and the driver take back everything.
+        # Neither exit handlers nor destructors: the kernel and the driver free everything.
         os._exit(code)
 
 
 def _settle(task: ChildTask) -> None:
-    """A session of its own, ended with its parent, with nothing of the parent's but its code."""
+    """Start a new session that ends with the parent and keeps nothing of it but its code."""
     os.setsid()
     die_with(task.parent)
     signal.set_wakeup_fd(-1)
@@ -150,7 +150,7 @@ class Read(enum.Enum):
 
 
 class ProgressParser:
-    """Reads the two pipes of a child, and keeps what it said.
+    """Reads the two pipes of a child, and keeps its reports.
 
     - `facts` has the last value of each name that it reported.
     - `measurement` is its result, `raised` the exceptions that ended it.
@@ -172,7 +172,7 @@ class ProgressParser:
         return self._tail.decode(errors="replace")
 
     def read_lines(self) -> tuple[dict[str, Any], Read]:
-        """Facts that are new, perhaps none, and whether there was something to read."""
+        """New facts, perhaps none, and True if there was something to read."""
         data = _read(self.lines)
         new: dict[str, Any] = {}
         if data:
@@ -194,17 +194,16 @@ class ProgressParser:
         return facts
 
     def read_log(self) -> Read:
-        """Read on in the log; returns whether there was something to read."""
+        """Read more of the log; True if there was something to read."""
         data = _read(self.log)
         if data:
             self._tail = (self._tail + data)[-LOG_TAIL_BYTES:]
         return _kind(data)
 
     def finish(self) -> dict[str, Any]:
-        """Read what is left and close; returns the facts that are new.
+        """Read the rest and close; returns the new facts.
 
-        Stops also where nothing is left for now: a process that could not be ended may hold a
-        pipe open.
+        Doesn't wait for the end of a pipe: a process that couldn't be ended may hold it open.
         """
         new: dict[str, Any] = {}
         more = Read.SOME

@@ -1,8 +1,8 @@
-"""A trial of a command: run it, listen to what it prints, stop it after enough steps.
+"""A trial of a command: run it, read its output, stop it after enough steps.
 
-This is what the process of the trial does in place of training by itself. It needs no torch. The
-command has a session and a process group of its own; what is left of it when the trial ends is
-ended as every helper of a trial is (docs/trials.md).
+The process of the trial does this instead of training by itself. It needs no torch. The command
+has its own session and process group; processes left when the trial ends are ended like all
+helpers of a trial (docs/trials.md).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from tuner.trial.messages import Report
 from tuner.trial.stop_rule import NEEDED_S
 
 TRIAL = "TUNER_TRIAL"
-"""Environment variable of a command that says it runs in a trial: JSON, see `trial_facts`."""
+"""Environment variable that tells a command that it runs in a trial: JSON of `trial_facts`."""
 
 END_WITHIN_S = 3.0
 """From SIGTERM, which lets launchers end their workers, to SIGKILL."""
 LOOK_EVERY_S = 0.05
-"""How often a command is listened to, and its memory looked at."""
+"""Interval for reading a command's output and its memory."""
 LAST_LINES_S = 0.5
-"""What a command left running may hold its output open for longer."""
+"""The last output is read for this long: a process left by the command may keep it open."""
 _LAST_LOG_CHARS = 3000
 
 
@@ -55,7 +55,7 @@ class CommandTrial:
     """Runs the job's command; see `TrialBody`."""
 
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
-        """Look whether the program is there. Raises `UnavailableError` where it is not."""
+        """Check that the program exists. Raises `UnavailableError` if it doesn't."""
         command = _command(job)
         if not Path(command.cwd).is_dir():
             raise UnavailableError(f"there is no folder {command.cwd!r} to run the command in")
@@ -77,8 +77,8 @@ class CommandTrial:
     ) -> Measurement:
         """Run the command until enough steps were timed, or to its end.
 
-        A command that fails takes this process with it: it ends in the same way, so that what
-        is known of endings is applied to it.
+        If the command fails, this process ends in the same way, so that its ending is classified
+        like that of any trial.
         """
         command = _command(job)
         become_subreaper()  # descendants whose parent has ended are still counted
@@ -133,9 +133,9 @@ class _Listener:
         self.streams = Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
 
     def listen(self, samples_per_step: float | None, report: Report) -> int | None:
-        """The exit code of the command; None where it was stopped after enough steps.
+        """The exit code of the command; None if it was stopped after enough steps.
 
-        Reports, after the first step that is timed, how long timing may take.
+        After the first timed step, it reports how long timing may take.
         """
         told_pace = False
         while self._process.poll() is None:
@@ -160,7 +160,7 @@ class _Listener:
         return self._process.returncode
 
     def _read(self, within_s: float) -> bool:
-        """Hear what comes within the time; whether anything came."""
+        """Read the output that arrives within the time; True if there was any."""
         chunks = self.streams.read(within_s)
         for stream, data, at_s in chunks:
             self._heard.take(stream, data, at_s)
@@ -185,7 +185,7 @@ def started(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The command, running in a session of its own; it ends with this process.
 
-    Raises `UnavailableError` where it cannot be run.
+    Raises `UnavailableError` if it can't be run.
     """
     parent = os.getpid()
 
@@ -238,7 +238,7 @@ def _words(command: Command, configuration: Configuration) -> Iterator[list[str]
 def _environment(
     command: Command, configuration: Configuration, options: MeasureOptions
 ) -> dict[str, str]:
-    """The environment of this process, with what makes progress heard as it is made."""
+    """The environment of this process, with variables that make output arrive at once."""
     told = {
         TRIAL: json.dumps(trial_facts(options)),
         "PYTHONUNBUFFERED": "1",
@@ -262,7 +262,7 @@ def end_like(exit_code: int) -> NoReturn:
 
 
 def nothing_heard(log_tail: str) -> Exception:
-    """The exception for a command that exited with 0 before a step was heard of."""
+    """The exception for a command that exited with 0 before it reported a step."""
     end = log_tail[-_LAST_LOG_CHARS:]
     if is_out_of_memory(end):
         return NoStepsError(f"the command ended, and its log says: {end}")

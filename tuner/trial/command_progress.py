@@ -85,9 +85,9 @@ Event = TaggedLine | Counted | Summary | NotFinite
 
 @dataclass(slots=True)
 class OutputReader:
-    """Takes the bytes of one stream as they come, and gives what they say of progress.
+    """Turns the bytes of one stream into progress events as they arrive.
 
-    A bar is overwritten and not ended, so what is not yet a whole line is looked at too.
+    A progress bar is overwritten without ending its line, so unfinished lines are read too.
     """
 
     _rest: bytes = b""

@@ -1,4 +1,4 @@
-"""The measurement of a command: what was heard of its steps, and what its processes held."""
+"""The measurement of a command, from its reported steps and the memory of its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuner.trial.command_progress import CommandProgress
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """The speed, where it comes from (for people), and what else the timed steps say."""
+    """The speed, a note on its source, and the other results of the timed steps."""
 
     step_s: float
     samples_per_s: float
@@ -34,10 +34,10 @@ def measurement_of(
     options: MeasureOptions,
     samples_per_step: float | None,
 ) -> Measurement:
-    """The measurement, with notes on what is not as in trials of tuner's own.
+    """The measurement, with notes on the differences from tuner's own trials.
 
-    Numbers of parameters that nobody told are 0, as is the rate of tokens. Raises
-    `UnavailableError` where it is not known how many samples a step has.
+    Unknown parameter counts are 0, and so is an unknown token rate. Raises `UnavailableError` if
+    the number of samples in a step is unknown.
     """
     rate = _rate(heard, samples_per_step)
     allocated = heard.told.get("allocated_bytes", 0) or memory.peak_bytes
@@ -125,7 +125,7 @@ _TAIL_BYTES = 16 * 1024
 
 
 class Streams:
-    """Several pipes that are read together; what comes is also written to the descriptor `log`."""
+    """Several pipes read together; their data is also written to the descriptor `log`."""
 
     def __init__(self, descriptors: tuple[int, ...], *, log: int) -> None:
         self._log = log

@@ -1,8 +1,8 @@
 """The environment of a real training step: a CUDA device, or this machine's CPU.
 
-`RealEnvironment` gives a session what `tuner.predict.training.base.Environment` asks for, and notes
-the peak memory of each phase on the way. It is used inside a process of its own: only the
-exit of a process surely returns its memory.
+`RealEnvironment` implements `tuner.predict.training.base.Environment` for a session, and notes the
+peak memory of each phase. It is used in a separate process: only the exit of a process is sure to
+free its memory.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class CudaMeter:
         )
 
     def reset(self) -> None:
-        """Both peaks start again."""
+        """Restart both peaks."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
 
 class HostMeter:
     """Resident memory of this process beyond what it held when the meter was made.
 
-    The kernel keeps the peak (VmHWM) and sets it back on request (proc(5), clear_refs).
+    The kernel keeps the peak (VmHWM) and resets it on request (proc(5), clear_refs).
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class RealEnvironment:
         self.phase = phase
 
     def note_peak(self) -> None:
-        """Book the peak since the last call to the phase that runs, and start again."""
+        """Record the peak since the last call for the current phase, and reset it."""
         allocated, reserved = self.meter.peaks()
         if self.phase is not None:
             known = self.phase_peak_bytes.get(self.phase, 0)
@@ -168,7 +168,7 @@ class RealEnvironment:
         self.meter.reset()
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that was asked of it."""
+        """Wait until the device has finished all its work."""
         if self._torch_device.type == "cuda":
             torch.cuda.synchronize(self._torch_device)
 
@@ -193,10 +193,10 @@ def open_session(
     configuration: Configuration,
     environment: RealEnvironment,
 ) -> TrainingSession:
-    """Open a session on the environment's device, products in tf32 where that was asked for.
+    """Open a session on the environment's device, with matrix products in tf32 if requested.
 
-    Raises `InputError` where the configuration cannot be built, torch.OutOfMemoryError where it
-    does not fit.
+    Raises `InputError` if the configuration can't be built, and torch.OutOfMemoryError if it
+    doesn't fit.
     """
     uses_tf32 = configuration.get("precision") == "tf32"
     torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")

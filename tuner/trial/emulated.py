@@ -1,4 +1,4 @@
-"""Trials on a GPU that is not there: the real training, in processes that see an emulated device.
+"""Trials on an emulated GPU: the real training runs in processes that see an emulated device.
 
 Everything is as in a real trial (`tuner.trial.isolated`): the same child, the same allocator, the
 same errors. Memory is the allocator's own; times are estimates, and carry their interval.
@@ -29,18 +29,18 @@ from tuner.trial.emulated_command import STEPS
 from tuner.trial.isolated import IsolatedRunner, Progress
 
 ESTIMATED = (STEP, "tokens_per_s")
-"""What of an emulated trial is an estimate, by the names of intervals."""
+"""The estimated numbers of an emulated trial, by the names of their intervals."""
 
 MOST_NAMED = 5
-"""Functions that a note names."""
+"""A note names at most this many functions."""
 
 
 class EmulatedRunner(IsolatedRunner):
     """An `IsolatedRunner` whose processes have an emulated machine of their own.
 
-    `gpus` is how many GPUs the machine has: those of the largest trial. `environment` has
-    variables that its processes have beside those of this one. Raises `UnavailableError` where
-    nothing can be emulated, `InputError` for a GPU type that cannot be.
+    `gpus` is the number of GPUs of the machine: that of the largest trial. `environment` has
+    variables for its processes in addition to those of this one. Raises `UnavailableError` if
+    this machine can't emulate, and `InputError` for a GPU type that can't be emulated.
     """
 
     source = Source.EMULATED
@@ -81,7 +81,7 @@ class EmulatedRunner(IsolatedRunner):
         *,
         on_progress: Progress | None = None,
     ) -> Outcome:
-        """See `IsolatedRunner.run`. What the emulator does not know, and was called, is noted."""
+        """See `IsolatedRunner.run`. Calls that the emulator does not know are noted."""
         before = {account.pid for account in self._session.accounts()}
         outcome = super().run(configuration, instructions, on_progress=on_progress)
         unknown = self._unknown_calls()
@@ -100,7 +100,7 @@ class EmulatedRunner(IsolatedRunner):
         return outcome
 
     def _with_accounts(self, memory: Memory, accounts: Sequence[Account]) -> Memory:
-        """`memory` with what only the machine counts: managed memory, and all of a command."""
+        """`memory` with numbers only the machine counts: managed memory, and that of a command."""
         paged_bytes = max((account.managed_peak_bytes for account in accounts), default=0)
         memory = replace(memory, paged_bytes=paged_bytes)
         if not self._is_command:

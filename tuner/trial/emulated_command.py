@@ -1,8 +1,8 @@
-"""A trial of a command on an emulated device: it runs some steps, and tells what they took.
+"""A trial of a command on an emulated device: run some steps, and report their cost.
 
 The processes of the command are followed by the emulator (`tuner.emulator.inside.follow`): steps
-are updates of an optimizer, whoever calls it, and after enough of them the program ends. What is
-heard of its output are the samples of a step.
+are the updates of any optimizer, and the program ends after enough of them. Its output is only
+read for the samples of a step.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from tuner.trial.command_result import Streams, required
 from tuner.trial.messages import Report
 
 EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
-"""Where processes on an emulated device tell of themselves (`tuner.emulator.session`)."""
+"""Environment variable with the file for reports of emulated processes (`emulator.session`)."""
 
 STEPS = 3
 """Updates of the optimizer: the first makes its state, the second finds it, the third shows that
 nothing grows."""
 
 FEW = 2
-"""Micro-batches a step from which on the gradients of one are there while the next runs: more
-change neither memory nor the time of one."""
+"""From this many micro-batches per step on, gradients of one are present while the next runs: more
+micro-batches change neither the memory nor the time of one."""
 
 
 class EmulatedCommand:
     """Runs the job's command on an emulated device; see `TrialBody`."""
 
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
-        """Look whether the program is there. Raises `UnavailableError` where it is not."""
+        """Check that the program exists. Raises `UnavailableError` if it doesn't."""
         COMMAND_TRIAL.prepare(job, options)
         if options.memory_limit_bytes is not None:
             raise InputError(
@@ -62,7 +62,7 @@ class EmulatedCommand:
     ) -> Measurement:
         """Run the command until it has taken `STEPS` steps, or to its end.
 
-        A command that fails takes this process with it, as in `CommandTrial.measure`.
+        If the command fails, this process ends in the same way, as in `CommandTrial.measure`.
         """
         command = job.command
         assert command is not None
@@ -148,9 +148,9 @@ def _measurement(
     heard: CommandProgress,
     repeats: float,
 ) -> Measurement:
-    """The emulated numbers of a command, whose step is to have `repeats` times the micro-batches.
+    """The emulated numbers of a command whose whole step has `repeats` times the micro-batches run.
 
-    Raises `UnavailableError` where it has no time.
+    Raises `UnavailableError` if no time was recorded.
     """
     from tuner.emulator.step_time import step_time  # numpy, which no command needs to wait for
 

@@ -32,14 +32,14 @@ from tuner.trial.stop_rule import Deadline
 START_WITHIN_S = 300.0
 """Importing torch and transformers takes seconds, minutes from a cold network disk."""
 ANSWER_WITHIN_S = 60.0
-"""After a trial's time is up, the warm process must have ended it and say so."""
+"""After a trial's time is up, the warm process has this long to end it and report that."""
 STARTS = 2
 """A warm process that was killed while it imported is started once more: it is not the cause."""
 _CLOSE_WITHIN_S = 30.0
 _LOG_TAIL_BYTES = 4000
 
 MARK = "TUNER_RUNNER"
-"""Environment variable by which all processes of one runner are known, whatever became of them."""
+"""Environment variable that identifies all processes of one runner."""
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's and scipy's linear algebra would start threads while it is imported."""
@@ -51,15 +51,15 @@ Preflight = Callable[[MeasureOptions, Callable[[float], bool]], bool]
 class IsolatedRunner:
     """Runs trials of one job for real; see `TrialRunner`. Not for several threads at once.
 
-    Used as a context manager, or closed by hand: it keeps a warm process from the first trial on
-    (`start` does that earlier), and replaces it when it has died. Only `interrupt` may be called
+    Use it as a context manager, or close it: it keeps a warm process from the first trial on
+    (or from `start`), and replaces it if it dies. Only `interrupt` may be called
     from another thread, or from a signal handler.
 
     `body` names what the processes do ("package.module:object", a `TrialBody`; by default the
     job says it), `preflight` is called before each trial
     (`tuner.trial.preflight.wait_for_device`) and `answers` after one that crashed: it raises
-    where the device is lost. `environment` has variables that its processes have beside those of
-    this one (`tuner.core.environment`); its PYTHONPATH goes before what is found here.
+    if the device is lost. `environment` has variables for its processes in addition to those of
+    this one (`tuner.core.environment`); its PYTHONPATH goes before that of this process.
     """
 
     source = Source.MEASURED
@@ -104,8 +104,8 @@ class IsolatedRunner:
     def start(self) -> None:
         """Start the warm process, if there is none, and wait until it has imported everything.
 
-        One that somebody kills meanwhile is replaced, once. Raises `TunerError` when no trial of
-        the job can be run here.
+        If it is killed meanwhile, it is replaced once. Raises `TunerError` if no trial of the job
+        can run here.
         """
         for left in reversed(range(STARTS)):
             try:
@@ -171,13 +171,13 @@ class IsolatedRunner:
         return outcome
 
     def _secrets(self, configuration: Configuration) -> frozenset[str]:
-        """The tokens and passwords that the trial knows, and its record must not have."""
+        """The tokens and passwords known to the trial, which must not appear in its record."""
         command = self._job.command
         own = {} if command is None else command.environment(configuration)
         return secret_values({**os.environ, **self._environment, **own})
 
     def interrupt(self) -> None:
-        """Give up the trial that runs, which then ends as `interrupted`."""
+        """Give up the running trial, which then ends as `interrupted`."""
         self._interrupt.send_bytes(b"x")
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ class _Warm:
         options: MeasureOptions,
         on_progress: Progress,
     ) -> Ending:
-        """Run one trial; a warm process that dies or falls silent ends it too."""
+        """Run one trial; it also ends if the warm process dies or stops answering."""
         kills_before, started_s = oom_kills(), time.monotonic()
         facts: dict[str, Any] = {}
         deadline = Deadline(options.timeout_s, started_s)
@@ -311,7 +311,7 @@ class _Warm:
     def _listen(
         self, interrupted: Connection[Any, Any], deadline: Deadline, note: Progress
     ) -> Ending | None:
-        """The trial's ending; None when the warm process says nothing in time."""
+        """The trial's ending; None if the warm process doesn't answer in time."""
         sources = [self._connection, interrupted]
         while ready := wait(sources, max(0.0, deadline.left_s(time.monotonic()) + ANSWER_WITHIN_S)):
             if interrupted in ready:
@@ -326,7 +326,7 @@ class _Warm:
         return None
 
     def end(self) -> None:
-        """End it with all that it started. It does that itself when this end hangs up."""
+        """End the warm process and all that it started; it does so when this socket closes."""
         self._connection.close()
         try:
             code = self._process.wait(_CLOSE_WITHIN_S)

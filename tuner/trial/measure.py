@@ -1,7 +1,6 @@
-"""One real trial, inside its own process: load, warm up, time steps, and say what it took.
+"""One real trial, inside its own process: load, warm up, time steps, and report the costs.
 
-What was learnt on the way is reported as it is learnt, so that a process that is killed leaves
-it behind.
+Facts are reported as soon as they are known, so that they remain if the process is killed.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def apply_settings(configuration: Configuration, device: str) -> tuple[str, ...]:
-    """Put the process-wide knobs of `configuration` in force; returns notes for the reader.
+    """Apply the process-wide knobs of `configuration`; returns notes for the reader.
 
     Call it before `device` is touched: the allocator reads its settings once. Raises
-    `InputError` for settings that PyTorch does not take. Whether a knob can act on `device` at
-    all is the workload's to say.
+    `InputError` for settings that PyTorch doesn't accept. The workload decides whether a knob
+    can take effect on `device`.
     """
     allocator = str(configuration.get("allocator", ""))
     notes = []
@@ -60,10 +59,10 @@ def apply_settings(configuration: Configuration, device: str) -> tuple[str, ...]
 
 
 def set_allocator(text: str) -> None:
-    """Settings of PyTorch's caching allocator, for this process and those that it starts.
+    """Set up PyTorch's caching allocator, for this process and those that it starts.
 
-    They are set directly too: the variables have been read where torch was imported before a
-    fork. Raises `InputError` with PyTorch's own words for text that it does not take.
+    The settings are also applied directly: if torch was imported before a fork, it has already
+    read the variables. Raises `InputError` with PyTorch's message for text it doesn't accept.
     """
     # PyTorch has no public function for it; the second is what versions before 2.10 have.
     setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
@@ -99,7 +98,7 @@ def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None
 Report = Callable[[Mapping[str, Any]], None]
 
 SEED = 0
-"""Of synthetic weights and tokens: two trials of one configuration do the same work."""
+"""Seed of synthetic weights and tokens: trials of the same configuration do the same work."""
 
 
 def measure(
@@ -109,26 +108,26 @@ def measure(
     report: Report,
     rank: Rank | None = None,
 ) -> Measurement:
-    """Train `configuration` for some steps on `options.device`, and return what that took.
+    """Train `configuration` for some steps on `options.device`, and return the measurement.
 
-    Whatever goes wrong is raised: `InputError` for what cannot be built, and everything that
-    PyTorch and the operating system raise. A loss that is not finite ends the timed steps and
-    is in the measurement. `report` is called with JSON facts: "device", "phase" (of warm-up
+    Raises `InputError` for a configuration that can't be built, and all exceptions of PyTorch and
+    the operating system. A loss that is not finite ends the timed steps and is noted in the
+    measurement. `report` is called with JSON facts: "device", "phase" (of warm-up
     steps; null while steps are timed), "load_s", "loaded_bytes", "trainable_params",
     "total_params", "needed_s" (`tuner.trial.stop_rule`), "first_step_s", "phase_peak_bytes",
     "peak_reserved_bytes".
 
-    The process must be a fresh one that has imported what training needs (`Training.prepare`):
-    limits and settings stay in force, and the memory of an import would be taken for the trial's.
+    The process must be new and have imported the training libraries (`Training.prepare`): limits
+    and settings stay in force, and the memory of an import would count as the trial's.
 
-    In a process that is a `rank` of several, memory is this one's, and rates are of all together.
+    If the process is one `rank` of several, memory is that of this rank, and rates are totals.
 
-    On an emulated device the measurement's source says so. Times are then those of its clock, and
-    what only a real machine has (load time, waiting for data, power) is unknown.
+    On an emulated device, the measurement's source says so. Times are then those of its clock, and
+    the numbers of a real machine (load time, waiting for data, power) are unknown.
     """
     rank = rank or Rank()
     emulated = is_emulated() and options.device != "cpu"
-    # On an emulated device ten steps would say what one does, and each takes the processor's time.
+    # On an emulated device ten steps give the same numbers as one, and each takes processor time.
     if options.instructions.verify and not emulated:
         options = thorough(options)
     torch.manual_seed(SEED)

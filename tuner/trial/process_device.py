@@ -23,9 +23,9 @@ from tuner.trial.device import RealEnvironment, alloc_retries, limit_memory, par
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes on the device now: as the driver counts them, and beyond PyTorch's own.
+    """Bytes on the device now: as counted by the driver, and beyond PyTorch's own.
 
-    `context_bytes` is None where the driver tells nothing.
+    `context_bytes` is None if the driver gives no numbers.
     """
 
     process_bytes: int | None
@@ -77,8 +77,8 @@ class GpuActivity:
 class GpuWatch:
     """Watches CUDA device `index` between `__enter__` and `__exit__`; None watches nothing.
 
-    `activity` is what was seen. Energy comes from the driver's counter, which GPUs have since
-    Volta (nvmlDeviceGetTotalEnergyConsumption), else from mean sampled power and time.
+    `activity` is the result. Energy comes from the driver's counter, which GPUs have since Volta
+    (nvmlDeviceGetTotalEnergyConsumption), or else from mean sampled power and time.
     """
 
     def __init__(self, index: int | None) -> None:
@@ -162,7 +162,7 @@ class ProcessDevice:
             self.name = cpu_name()
             self.gpu = job.gpu
         if options.memory_limit_bytes is not None:
-            # What the driver and the context take of a device is part of its memory.
+            # Memory of the driver and of the context is part of the device's memory.
             context = self._context_bytes() if self._footprint else 0
             if options.memory_limit_bytes <= context:
                 raise InputError(
@@ -172,7 +172,7 @@ class ProcessDevice:
             limit_memory(options.device, options.memory_limit_bytes - context)
 
     def memory(self, environment: RealEnvironment) -> tuple[Memory, DeviceMemory]:
-        """Peaks of all steps so far, and what the driver counts now."""
+        """Peaks of all steps so far, and the driver's numbers now."""
         peaks = peaks_of(environment)
         reserved = peaks["peak_reserved_bytes"]
         phases = peaks["phase_peak_bytes"]
@@ -219,7 +219,7 @@ class ProcessDevice:
 
 
 def peaks_of(environment: RealEnvironment) -> dict[str, Any]:
-    """The highest memory so far, in all and by phase, in bytes."""
+    """The highest memory so far in bytes, overall and by phase."""
     allocated, reserved = environment.meter.peaks()
     return {
         "loaded_bytes": environment.loaded_bytes,

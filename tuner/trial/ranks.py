@@ -1,8 +1,8 @@
-"""A trial on several GPUs: one process a rank, of which the trial's own process looks after.
+"""A trial on several GPUs: one process per rank, supervised by the trial's own process.
 
-As torchrun does it: the first rank that fails ends all, and its failure is the trial's. The
-ranks are in the trial's process group and end with its process, so that whoever ends the trial
-ends them all.
+As in torchrun, the first rank that fails ends all others, and its failure is the trial's. The
+ranks are in the trial's process group and end with its process, so ending the trial ends them
+all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WAIT = timedelta(seconds=2 * LONGEST_S)
 """A rank that hangs ends by the deadline of its trial: no library gives up before."""
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks find each other on this machine, and listen to nothing beyond it."""
+"""Ranks connect on this machine only, and don't listen on the network."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Rank:
     _control: Any = field(default=None, repr=False)
 
     def settle(self) -> None:
-        """Make this process the rank: what libraries read of it, and its share of processors."""
+        """Make this process the rank: set the variables libraries read, and its processors."""
         os.environ |= {
             **LOOPBACK,
             "RANK": str(self.number),
@@ -78,9 +78,9 @@ class Rank:
         self._control = dist.new_group(backend="gloo", timeout=_WAIT)
 
     def device(self, first: str) -> str:
-        """The device of this rank, where the first one has `first`.
+        """The device of this rank, if that of the first rank is `first`.
 
-        Raises `UnavailableError` where this process sees fewer GPUs than there are ranks.
+        Raises `UnavailableError` if this process sees fewer GPUs than there are ranks.
         """
         if first == "cpu" or self.count == 1:
             return first
@@ -95,11 +95,11 @@ class Rank:
         return f"cuda:{index}"
 
     def most(self, value: float) -> float:
-        """The largest value of all ranks, which all of them get."""
+        """The largest value of all ranks, returned in each of them."""
         return self._reduced(value, "MAX")
 
     def total(self, value: float) -> float:
-        """The sum over all ranks, which all of them get."""
+        """The sum over all ranks, returned in each of them."""
         return self._reduced(value, "SUM")
 
     def all(self, holds: bool) -> bool:
@@ -118,14 +118,14 @@ class Rank:
 
 Report = Callable[[Mapping[str, Any]], None]
 Work = Callable[[int, str, Report], Measurement]
-"""What a rank does: its number, the path of the file that ranks share, and where facts go."""
+"""The work of a rank. Gets its number, the path of the shared file, and the receiver of facts."""
 
 _FAILED = 70  # EX_SOFTWARE of sysexits.h
 _SETTLE_S = 5.0
-"""How long the other ranks are waited for after one has failed: the first to fail may be heard
-after one that failed for want of it."""
+"""Waiting time for the other ranks after one has failed: a rank that failed because it lost a peer
+may report before that peer does."""
 _LOOK_AGAIN_S = 1.0
-"""How often it is looked whether a rank that says nothing still lives."""
+"""Interval for checking that a silent rank still lives."""
 _CHUNK_BYTES = 1 << 16
 
 
@@ -138,7 +138,7 @@ class RankFailed(Exception):  # noqa: N818 - it says what happened, not that thi
     def __init__(self, rank: int, links: tuple[Raised, ...]) -> None:
         super().__init__(f"rank {rank}: {links[0]}")
         self.links = tuple(
-            # What the user asked for is wrong in every rank.
+            # A wrong request of the user is wrong in every rank.
             link if _IS_OURS in link.kinds else replace(link, text=f"rank {rank}: {link.text}")
             for link in links
         )
@@ -176,7 +176,7 @@ class _Process:
         return not waiting.poll(0)
 
     def read(self) -> tuple[dict[str, Any], bool]:
-        """Facts that are new, and whether there may be more."""
+        """New facts, and True if there may be more."""
         data = os.read(self.lines, _CHUNK_BYTES)
         *whole, self.rest = (self.rest + data).split(b"\n")
         new: dict[str, Any] = {}
@@ -194,11 +194,11 @@ class _Process:
 
 
 def run_ranks(count: int, work: Work, report: Report) -> Measurement:
-    """Do `work` in `count` processes, and return what they measured together.
+    """Do `work` in `count` processes, and return their merged measurement.
 
     `report` gets the facts of rank 0, and at a failure those of the rank that failed first.
-    Raises `RankFailed` for what a rank raised. Where one ended without a word, this process ends
-    in the same way: by the same signal, or with the same exit code.
+    Raises `RankFailed` if a rank raised an exception. If a rank ended without a report, this
+    process ends in the same way: by the same signal, or with the same exit code.
     """
     store = os.memfd_create("tuner-ranks")  # in memory: a disk may be full
     processes: list[_Process] = []
@@ -233,7 +233,7 @@ def _start(rank: int, store: str, work: Work, foreign: list[int]) -> _Process:
 
 
 def _rank_main(rank: int, store: str, work: Work, lines: int, parent: int) -> NoReturn:
-    """The process of a rank; nothing of its parent's code runs on after it."""
+    """Run a rank and end this process; none of the parent's code runs after it."""
     code = _FAILED
 
     def write(line: Mapping[str, Any]) -> None:
@@ -262,7 +262,7 @@ def _rank_main(rank: int, store: str, work: Work, lines: int, parent: int) -> No
 
 
 def _listen(processes: list[_Process], report: Report) -> None:
-    """Until all ranks have ended, or the others had their time to after one has failed."""
+    """Listen until all ranks have ended, or for `_SETTLE_S` after one has failed."""
     until: float | None = None
     with selectors.DefaultSelector() as selector:
         for process in processes:
@@ -294,11 +294,11 @@ def _end(processes: list[_Process]) -> None:
 
 
 def first_failure(processes: list[_Process]) -> _Process | None:
-    """The rank whose failure made the others fail; None where none has failed.
+    """The rank whose failure made the others fail; None if none has failed.
 
-    Ranks that lost a peer name their peer's end, not their own. Of the others the one that raised
-    first counts, and before them one that was killed without a word; NCCL's watchdog aborts a rank
-    whose peers are gone, so that an abort comes last.
+    The earliest exception comes first, then a rank that was killed without a report, then an abort:
+    NCCL's watchdog aborts a rank whose peers are gone. Ranks that lost a peer come last, because
+    they report the peer's end, not a failure of their own.
     """
 
     def order(process: _Process) -> tuple[int, float]:
@@ -325,9 +325,9 @@ _FIXED = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def merged(ranks: list[Measurement]) -> Measurement:
-    """One measurement of the whole: that of the rank with most memory, and what they add up to.
+    """One measurement of all ranks: that of the rank with most memory, with totals over the others.
 
-    Rates are of the whole in each of them (`tuner.trial.steps`). A board draws its own power.
+    The rates of each rank are already totals (`tuner.trial.steps`). Power is summed over boards.
     """
     fullest = max(ranks, key=lambda m: m.memory.device_bytes)
     return replace(
@@ -344,6 +344,6 @@ def merged(ranks: list[Measurement]) -> Measurement:
 
 
 def _of(how: Callable[[list[Any]], Any], values: Iterator[Any]) -> Any:
-    """`how` of the values; None where one of them is not known."""
+    """`how` of the values; None if one of them is unknown."""
     found = list(values)
     return None if any(value is None for value in found) else how(found)

@@ -1,4 +1,4 @@
-"""The steps of a real trial: those that warm up, those that are timed, and what these come to."""
+"""The steps of a real trial: the warm-up, the timed steps, and their results."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tuner.trial.stop_rule import MeanInterval, RunningMean, StopRule
 
 
 def step_clock(device: str) -> Callable[[], float]:
-    """Seconds since some moment, for steps on `device`, a torch device string."""
+    """A clock in seconds for steps on `device`, a torch device string."""
     return emulated_clock() if is_emulated() and device != "cpu" else time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Seconds of the parts of one optimizer step; the update is all that follows micro-steps."""
+    """Seconds of the parts of one optimizer step; the update is all work after the micro-steps."""
 
     micro_steps_s: tuple[float, ...]
     update_s: float
 
     def whole_s(self, micro_steps: int) -> float:
-        """Seconds of a step of `micro_steps`, at least as many as there are here.
+        """Seconds of a step of `micro_steps`, at least as many as were timed.
 
-        Those that are missing take as long as the mean of those after the first, which alone
-        finds no gradients to add to.
+        Each missing micro-step counts as the mean of those after the first. The first is
+        different: it has no gradients to add to.
         """
         measured_s = sum(self.micro_steps_s) + self.update_s
         missing = micro_steps - len(self.micro_steps_s)
@@ -43,7 +43,7 @@ class StepParts:
 
 
 class PartClock:
-    """Takes the time whenever a part of a step begins, when the device has done what was before.
+    """Takes the time whenever a part of a step begins, once the device has finished the last one.
 
     `synchronize` waits for the device, and `now` is the clock (`tuner.trial.steps`). A part
     begins where the session announces it (`Environment.enter`); the first one with `start`.
@@ -72,10 +72,10 @@ class PartClock:
         self._times_s.append(self._now())
 
     def stop(self, micro_steps: int) -> StepParts | None:
-        """The parts of the step that ends now, once the device has been waited for.
+        """Wait for the device, and return the parts of the step that ends now.
 
-        None where the session did not announce each of `micro_steps` micro-steps and one update:
-        then it is not known what the times are of.
+        None if the session didn't announce each of `micro_steps` micro-steps and one update: the
+        times can't be assigned then.
         """
         self._times_s.append(self._now())
         if self._announced != [*range(1, micro_steps), None]:
@@ -88,7 +88,7 @@ class PartClock:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step that was run: how long it took, and how long a whole one takes by that."""
+    """One timed step. `whole_s` extrapolates its time to the full number of micro-steps."""
 
     spent_s: float
     whole_s: float
@@ -108,7 +108,7 @@ class Stepper:
         self._clock = PartClock(environment.synchronize, self._now)
 
     def whole(self) -> StepTime:
-        """Run a whole step. The device is waited for at its end only."""
+        """Run a whole step, and wait for the device only at its end."""
         started = self._now()
         self.session.optimizer_step(self.micro_steps)
         self.environment.synchronize()
@@ -116,9 +116,9 @@ class Stepper:
         return StepTime(spent_s, spent_s, parts_known=False)
 
     def by_parts(self, micro_steps: int) -> StepTime:
-        """Run a step of `micro_steps`; the device is waited for at the end of each of them.
+        """Run a step of `micro_steps`, and wait for the device at the end of each micro-step.
 
-        Where the session does not announce them, `whole_s` takes the update for part of each.
+        If the session doesn't announce them, `whole_s` counts the update as part of each.
         """
         self.environment.on_enter = self._clock.enter
         self._clock.start()
@@ -257,7 +257,7 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
             step = stepper.whole() if whole else stepper.by_parts(micro_steps)
             mean.add(step.whole_s)
             spent_s += step.spent_s
-            # Asked between the steps: the answer waits for the device.
+            # Checked between steps: reading the loss waits for the device.
             finite = rank.all(math.isfinite(float(session.loss)))
             count = mean.interval().count
             samples = (session.counts.samples - before.samples) * share / count * rank.count

@@ -1,7 +1,7 @@
 """Synthetic weights: a model built on the meta device gets its tensors on a real one.
 
-Speed and memory do not depend on what the weights are, as long as they stay finite and small
-enough for LLM.int8() to see no outliers, so that nothing has to be downloaded. Every tensor is
+Speed and memory do not depend on the values of the weights, as long as they stay finite and small
+enough for LLM.int8() to see no outliers. So nothing has to be downloaded. Every tensor is
 allocated on the device once, at its final size, and filled in place.
 """
 
@@ -154,7 +154,7 @@ def _initialise(model: Any, module: nn.Module, seen: set[int]) -> None:
     if not own or (not floats and any(map(torch.is_floating_point, own))):
         return  # it has nothing, or is tied to a module that was filled
     for tensor in floats:
-        # What the model's own initialisation leaves alone must not stay uninitialised.
+        # Tensors that the model's own initialisation skips must not stay uninitialised.
         _small_random(tensor)
     initialise: Callable[[nn.Module], Any] | None = getattr(model, "_init_weights", None)
     if initialise is not None and not any(map(_is_quantised, own)):

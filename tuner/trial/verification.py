@@ -36,13 +36,13 @@ class RecordedCall:
         self._hook.remove()
 
     def evaluate(self) -> bool:
-        """Forward passes in evaluation mode, without gradients; False where nothing is known.
+        """Run forward passes in evaluation mode, without gradients; False if no call was recorded.
 
-        A session of the user's own may train without calling its model as a whole.
+        The user's own session may train without calling its model as a whole.
 
-        What the model returns, its logits with the loss, is held until the loss has been read,
-        as the `prediction_step` of transformers' Trainer does. Trainer keeps the logits of all
-        batches only where a metric is computed from them; that is not done here.
+        The model's outputs, the logits and the loss, are kept until the loss has been read, as in
+        the `prediction_step` of transformers' Trainer. Trainer keeps the logits of all batches
+        only if a metric is computed from them; that is not done here.
         """
         if self._given is None:
             return False
@@ -81,7 +81,7 @@ def _read_loss(outputs: Any) -> None:
 
 
 class _Sink:
-    """A file that keeps nothing: a disk must not decide what a verification says of a GPU."""
+    """A file that discards its data: a verification of a GPU must not depend on a disk."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -96,10 +96,10 @@ class _Sink:
 
 
 def save_checkpoint(session: TrainingSession) -> int:
-    """Serialise what is trained, with the optimizer's state, and return the bytes of it.
+    """Serialise the trained weights and the optimizer's state, and return their size in bytes.
 
-    As in a checkpoint of Trainer: adapters alone where only they are trained. The parts come to
-    the host one by one, as `torch.save` does it.
+    As in a checkpoint of Trainer: only adapters if nothing else is trained. As in `torch.save`,
+    the parts are copied to the host one by one.
     """
     sink = _Sink()
     trained = {n: p for n, p in session.model.named_parameters() if p.requires_grad}
@@ -112,10 +112,10 @@ def save_checkpoint(session: TrainingSession) -> int:
 def evaluate_and_save(
     session: TrainingSession, call: RecordedCall, environment: RealEnvironment
 ) -> tuple[int | None, int]:
-    """Evaluate, save, and take one more step; the peak allocated meanwhile and the bytes saved.
+    """Evaluate, save, and take one more step; returns the peak allocated bytes and those saved.
 
-    The step shows that training goes on in the cache that the two leave behind. The peak counts
-    in the trial's own.
+    The step shows that training can go on with the cache that evaluating and saving leave behind.
+    The peak is part of the trial's own.
     """
     allocated, reserved = environment.meter.peaks()
     highest = max(environment.phase_peak_bytes, key=environment.phase_peak_bytes.__getitem__)

@@ -1,6 +1,6 @@
-"""The command `tuner`: finds the subcommand, and turns what it raises into an exit code.
+"""The command `tuner`: finds the subcommand, and turns its exceptions into an exit code.
 
-Subcommands are imported when they are named, and each imports what it needs when it runs:
+A subcommand is imported when it is used, and imports its libraries when it runs:
 `tuner --help` and the commands that only read files answer at once.
 """
 
@@ -65,7 +65,7 @@ COMMANDS = {
     "spaces": "List the search spaces, or print one.",
     "completion": "Print the shell completion script.",
 }
-"""Commands with a line on each, in the order in which people need them."""
+"""All commands with a one-line description, in the order in which users need them."""
 
 GROUPS = {
     "Your program": ("check", "tune", "emulate", "diff"),
@@ -102,14 +102,14 @@ def load(command: str) -> click.Command:
 
 
 ANSWERS = ("best", "show", "report")
-"""Commands that read a journal, answer and end: of 100,000 trials, looking for cycles, of which
-records have none, took seconds while they ran and two more at the end."""
+"""Commands that read a journal, answer and end. For 100,000 trials, cyclic garbage collection took
+seconds while they ran and two more at the end, although records have no cycles."""
 
 AT_ONCE_S = 1.0
-"""SIGTERMs that are not further apart are one."""
+"""SIGTERMs within this time count as one."""
 
 EXIT_BROKEN_PIPE = 128 + 13
-"""What a shell reports of a program that SIGPIPE ended."""
+"""The exit code that a shell reports for a program ended by SIGPIPE."""
 
 
 class LazyGroup(click.Group):
@@ -149,7 +149,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does, but a reader that has gone is not the code 1 of "nothing fits"."""
+        """As click does, but a closed output pipe doesn't give the code 1 of "nothing fits"."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:

@@ -1,11 +1,11 @@
-"""What each operator of an emulated program costs on the device, and the virtual clock.
+"""Prices the operators of an emulated program on the device, and advances the virtual clock.
 
-The mode that sees every operator (`mode`) calls `Pricer.before` just before one runs and
-`Pricer.note` after it. An operator is known by its function and the layouts of its arguments:
-it is described and priced when it is first seen, with the code that prices a trace, and counted
-from then on. Kernels that are launched between operators are not covered by any: those of Triton
-are priced by the tensors that they get (`triton_launches`), products of cuBLAS by their sizes,
-and all others are counted by name.
+The mode that sees every operator (`mode`) calls `Pricer.before` just before it runs and
+`Pricer.note` after it. An operator is identified by its function and the layouts of its arguments:
+it is described and priced at its first call, with the code that prices a trace, and only counted
+afterwards. Kernels that are launched between operators belong to none. Among them, Triton kernels
+are priced by their tensor arguments (`triton_launches`), cuBLAS products by their sizes, and all
+others are counted by name.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ OPTIMIZER, BACKWARD = "optimizer", "backward"
 _RANKS_OF_A_MACHINE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 Counts = dict[int, int]
-"""How often each of the pricer's kinds of call ran, by its number."""
+"""The number of calls of each kind, by the kind's number in `Pricer.described`."""
 
 
 class _Price(NamedTuple):
-    """What one kind of call costs: its number, and nanoseconds of the host and the device."""
+    """The cost of one kind of call, in ns of the host and the device; `number` is the kind's."""
 
     number: int
     host_ns: float
@@ -57,9 +57,9 @@ class _Price(NamedTuple):
 class Described(NamedTuple):
     """One kind of call for a report.
 
-    `label` is the operator with the shapes of its tensors. `source` says how its works are known:
-    "operator" by rules for its arguments, "triton" by the tensors that a kernel gets, "product"
-    the same for a kernel that multiplies matrices, "launch" by the name of a kernel alone.
+    `label` is the operator with the shapes of its tensors. `source` is the source of its works:
+    "operator" for rules on the arguments, "triton" for the tensor arguments of a kernel, "product"
+    for those of a kernel that multiplies matrices, "launch" if only the kernel's name is known.
     """
 
     label: str
@@ -69,23 +69,23 @@ class Described(NamedTuple):
 
 
 class Pricer:
-    """Prices and counts what an emulated program computes; see the module."""
+    """Prices and counts the operators and kernels of an emulated program; see the module."""
 
     def __init__(self, gpu: Gpu, core: Core) -> None:
         self._core = core
         self._prices = Prices(gpu, allow_tf32=_allows_tf32())
         self._describer = Describer()
         self._functions: dict[int, Function] = {}
-        """By the address of an operator: its hash is a function of Python's, and slow."""
+        """By the address of an operator: its hash is a Python function, and slow."""
         self._known: dict[Any, _Price] = {}
-        """What is launched between operators."""
+        """Prices of kernels that are launched between operators."""
         self.described: list[Described] = []
         self.counts: dict[tuple[int, str, bool], Counts] = {}
-        """By step, phase, and whether it repeats a checkpointed forward."""
+        """By step, phase, and True for recomputation of a checkpointed forward."""
         self._work: Callable[[float, float], None] = core.work
         self._launch_count = core.launch_count
         self._seen = core.launch_count()
-        """Launches that are accounted for."""
+        """The number of launches that are accounted for."""
         self._running = False
         self._started_at = 0
         self._works_inside: list[Work] = []
@@ -97,13 +97,13 @@ class Pricer:
 
     @guarded("the time of a phase")
     def begin(self, phase: str, step: int) -> None:
-        """From here on operators belong to this phase of this optimizer step."""
+        """Begin a phase of an optimizer step, to which the operators from now on belong."""
         if self._launch_count() != self._seen and not self._running:
             self._look_at_launches()
         self.phase, self.step = phase, step
         self._in_backward = phase == BACKWARD
-        # A multi-tensor optimizer launches few kernels for many tensors: as the trace does, its
-        # launches cost the host nothing.
+        # A multi-tensor optimizer launches few kernels for many tensors. As in a trace, its
+        # launches cost no host time.
         self._host = phase != OPTIMIZER
         if not self._discarded:
             self._plain = self.counts.setdefault((step, phase, False), {})
@@ -111,7 +111,7 @@ class Pricer:
 
     @guarded("the time of kernels")
     def before(self) -> None:
-        """An operator is about to run: what was launched since the last one belongs to none."""
+        """Note that an operator is about to run; launches since the last one belong to none."""
         count = self._launch_count()
         if count != self._seen:
             if self._running:  # the last operator failed, and is not noted
@@ -124,7 +124,7 @@ class Pricer:
 
     @guarded("the time of an operator")
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """An operator ran: count it, and let the clock go on."""
+        """Count an operator that ran, and advance the clock."""
         kind = self._functions.get(id(func))
         if kind is None:
             kind = self._functions[id(func)] = Function.of(func)
@@ -149,9 +149,9 @@ class Pricer:
 
     @guarded("the time of a kernel of Triton")
     def launched(self, key: Any, describe: Callable[[], Described], *, done: bool = False) -> None:
-        """One kernel of Triton is launched next, or with `done` has been; `key` is what it is.
+        """Count a Triton kernel, known by `key`, that is launched next, or with `done` has been.
 
-        Within an operator it says what that does, if nothing else does.
+        Inside an operator without rules, the kernel's works become the operator's.
         """
         if self._running:
             self._works_inside += describe().works
@@ -169,7 +169,7 @@ class Pricer:
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Inside, the clock goes on and nothing is counted: kernels are compared, not needed."""
+        """A context for comparing kernels: the clock advances, but nothing is counted."""
         before = self._discarded
         self._discarded, self._plain, self._again = True, {}, {}
         try:
@@ -182,9 +182,9 @@ class Pricer:
 
     @guarded("the time of a kernel that is compared with others")
     def time(self, works: tuple[Work, ...] | None) -> None:
-        """A kernel that is compared with others ran: let the clock go on as these works take.
+        """Advance the clock by the works of a kernel that ran for a comparison.
 
-        Without works, as what was launched takes and no operator has been noted for.
+        Without works, advance it by the launches that no operator has been noted for.
         """
         if works is not None:
             self._work(self._prices.launch_s * _NS, self._prices.total(works) * _NS)
@@ -196,7 +196,7 @@ class Pricer:
 
     @guarded("a CUDA graph")
     def capture(self) -> None:
-        """What follows is recorded into a CUDA graph; it does not run."""
+        """Begin to record into a CUDA graph, without running anything."""
         if self._launch_count() != self._seen:
             self._look_at_launches()
         self._plain, self._again = {}, {}
@@ -205,7 +205,7 @@ class Pricer:
 
     @guarded("a CUDA graph")
     def captured(self) -> Counts:
-        """The graph is complete: what it runs when it is launched."""
+        """End the recording of a graph, and return the calls that it runs when launched."""
         if self._launch_count() != self._seen:
             self._look_at_launches()
         recorded: Counter[int] = Counter(self._plain)
@@ -216,7 +216,7 @@ class Pricer:
 
     @guarded("the time of a CUDA graph")
     def replayed(self, recorded: Counts) -> None:
-        """A graph was launched: all that it recorded runs, for the host's time of one launch."""
+        """Count all calls of a graph that was launched, for the host time of one launch."""
         self._seen = self._launch_count()
         device_ns = 0.0
         for number, count in recorded.items():
@@ -224,11 +224,11 @@ class Pricer:
             device_ns += count * self._prices.total(self.described[number].works) * _NS
         self._work(self._prices.launch_s * _NS, device_ns)
 
-    # -- what came of it ------------------------------------------------------------------------
+    # -- the result -----------------------------------------------------------------------------
 
     @guarded("the time of a step")
     def snapshot(self) -> dict[str, Any]:
-        """All that was counted by now; JSON types only, read by `tuner.emulator.step_time`."""
+        """All counts up to now, for `tuner.emulator.step_time`; JSON types only."""
         return {
             "allow_tf32": _allows_tf32(),
             "ranks": _ranks(),
@@ -271,7 +271,7 @@ class Pricer:
         return price
 
     def _inside(self) -> tuple[Work, ...]:
-        """The works of an operator without rules, from what it launched; none where unknown."""
+        """The works of an operator without rules, from its launches; empty if unknown."""
         products = [
             product_work(launch)
             for launch in self._new_launches(self._started_at)
@@ -280,7 +280,7 @@ class Pricer:
         return (*self._works_inside, *products)
 
     def _look_at_launches(self) -> None:
-        """Price what was launched outside of operators."""
+        """Price the launches outside operators."""
         first, self._seen = self._seen, self._launch_count()
         for launch in self._new_launches(first):
             key: Any = launch if launch.product else launch.name
@@ -299,7 +299,7 @@ class Pricer:
 
 
 def product_work(launch: KernelLaunch) -> Work:
-    """The work of a product that was launched on cuBLAS directly."""
+    """The work of a product that was launched directly through cuBLAS."""
     assert launch.product is not None
     dtype, (batch, m, n, k) = launch.product
     size = {"float64": 8, "float32": 4, "int8": 1}.get(dtype, 1 if "float8" in dtype else 2)
@@ -312,11 +312,11 @@ def _unpriced(name: str) -> Work:
 
 
 def _no_work(host_ns: float, device_ns: float) -> None:
-    """In place of the device's clock while nothing runs."""
+    """Replaces the device's clock while a graph is recorded."""
 
 
 def _allows_tf32() -> bool:
-    """Whether products of 32-bit floats may run as TF32, by either of PyTorch's two settings."""
+    """True if float32 products may run as TF32, by either of PyTorch's two settings."""
     try:
         return torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # the program set it in the other way
@@ -331,7 +331,7 @@ def _ranks() -> int:
 
 
 def _machines() -> int:
-    """Machines of the ranks: launchers tell each rank how many are on its own (torchrun, MPI)."""
+    """The number of machines, from the ranks per machine that launchers set (torchrun, MPI)."""
     here = next(filter(str.isdigit, map(os.environ.get, _RANKS_OF_A_MACHINE, ("", "", ""))), "")
     ranks, own = _ranks(), int(here or 0)
     return ranks // own if own and ranks % own == 0 else 1

@@ -1,4 +1,4 @@
-"""Watches the program's process: what it imports, whether its owner lives, when it is to stop."""
+"""Watches the program's process: its imports, the end of its owner, and the signal to stop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's own specification, for the one that is waited for."""
+        """The specification of the awaited module, with a loader that calls back."""
         if fullname != self._name or self not in sys.meta_path:
             return None
         later = sys.meta_path[sys.meta_path.index(self) + 1 :]
@@ -61,11 +61,11 @@ class _CallingBack(importlib.abc.Loader):
         self._loader, self._then = loader, then
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the module's own loader."""
+        """Create the module with its own loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the module's own loader; then the module is as if nothing had been in between."""
+        """Run the module with its own loader, which is also the one it shows, and call back."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -74,7 +74,7 @@ class _CallingBack(importlib.abc.Loader):
 
 
 def end_with_owner() -> None:
-    """From now on this process, and what it forks, ends with the process that made the session."""
+    """Have this process and its forks end when the process that owns the session ends."""
     _watch()
     os.register_at_fork(after_in_child=_watch)
 
@@ -100,13 +100,13 @@ def _wait(handle: int) -> None:
 
 
 STOPPED = 124
-"""The exit status of a program that was stopped, as that of timeout(1)."""
+"""The exit status of a stopped program, as in timeout(1)."""
 
 
 def end_when_told(tell: Callable[[str], bool | None]) -> None:
-    """On `TELL_SIGNAL`, call `tell` with `TIMEOUT` and end this process, if it told something.
+    """On `TELL_SIGNAL`, call `tell` with `TIMEOUT`, and end this process if `tell` returns True.
 
-    A process that has nothing to tell goes on, without a handler: it may be a launcher.
+    Any other process, such as a launcher, goes on and ignores the signal from then on.
     """
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Reads values back from the device, and computes those that an operator needs."""
+"""Reads values back from the device, and computes the counts that operators read."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from tuner.emulator.inside.operators import Operator
 
 
 class Reading:
-    """Arguments of one call, as CPU tensors: aliases of what is known, noise for unknown floats."""
+    """The arguments of a call as CPU tensors: aliases of known values, noise for unknown floats."""
 
     __slots__ = ("guessed", "made_up", "origin", "seen", "unknown")
 
     def __init__(self, made_up: MadeUp | None) -> None:
-        self.made_up = made_up  # None: nothing stands in for unknown floats
-        self.guessed = False  # noise stands in for some floats
-        self.seen: list[int] = []  # addresses of the tensors that noise stands in for
-        self.unknown = False  # something is neither known nor stood in for
-        self.origin: str | None = None  # what the worst of the values that were read rests on
+        self.made_up = made_up  # None: unknown floats get no noise
+        self.guessed = False  # True once noise replaces some floats
+        self.seen: list[int] = []  # addresses of the tensors that noise replaces
+        self.unknown = False  # True once a value is neither known nor replaced
+        self.origin: str | None = None  # the worst origin of the values that were read
 
     def value(self, value: Any) -> Any:
-        """What the CPU operator gets for one argument."""
+        """The argument for the CPU operator in place of `value`."""
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
         kind = type(value)
@@ -55,7 +55,7 @@ class Reading:
         return value
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The CPU tensor for a CUDA tensor; others as they are."""
+        """The CPU tensor for a CUDA tensor; other tensors are returned as they are."""
         if not tensor.is_cuda:
             return tensor
         if tensor.layout is not STRIDED:
@@ -80,7 +80,7 @@ class Reading:
         return tensor
 
     def positional(self, operator: Operator, args: tuple[Any, ...]) -> list[Any]:
-        """CPU values of positional arguments; stops at the first that has none."""
+        """CPU values of positional arguments, up to the first unknown one."""
         values: list[Any] = []
         for position, value in enumerate(args):
             if self.unknown:
@@ -101,7 +101,7 @@ class Reading:
 def compute(
     operator: Operator, args: list[Any], kwargs: dict[str, Any], device: torch.device
 ) -> Any:
-    """What the operator returns for CPU arguments; raises what it raises."""
+    """The operator's result for CPU arguments; its exceptions pass through."""
     if not operator.is_random:
         return operator.func(*args, **kwargs)
     generator = kwargs.pop("generator", None)
@@ -110,7 +110,7 @@ def compute(
 
 
 def mend(result: torch.Tensor, inputs: list[Any]) -> None:
-    """Makes computed floats finite where nothing but made-up inputs explains that they are not."""
+    """Replaces non-finite results of finite inputs by finite values: the inputs may be made up."""
     if result.numel() == 0 or math.isfinite(float(result.sum(dtype=torch.float32))):
         return
     if all(_is_finite(one) for one in inputs):
@@ -129,7 +129,7 @@ def _is_finite(value: Any) -> bool:
     return True
 
 
-Count = tuple[int, int]  # a value, and how many bytes of it are read back
+Count = tuple[int, int]  # a value, and the number of its bytes that are read back
 _MASKS = frozenset({torch.bool, torch.uint8})
 _FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}
 
@@ -138,11 +138,11 @@ UNREADABLE: list[Count] = [(0, 4), (0, 8), (1, 1)]
 
 
 class UnreadableError(Exception):
-    """A count depends on values that nobody computed."""
+    """A count depends on values that are not known."""
 
 
 class Readbacks:
-    """Counts for the operators that ask the device for them."""
+    """Answers the reads of operators that read counts from the device."""
 
     def __init__(self, made_up: MadeUp) -> None:
         self._made_up = made_up
@@ -154,7 +154,7 @@ class Readbacks:
     def call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], counts: list[Count]
     ) -> Any:
-        """What `func` returns when its reads from the device find `counts`, in this order."""
+        """The result of `func` when its reads from the device return `counts`, in this order."""
         for value, size in counts:
             self._answer(struct.pack(_FORMATS[size], value), size)
         try:
@@ -165,9 +165,9 @@ class Readbacks:
     def counted(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Count], str | None]:
-        """The counts that an operator of `COUNTED` reads, and what they rest on.
+        """The counts that an operator of `COUNTED` reads, and their origin.
 
-        Where nobody knows them, the largest that are possible: then they are at most so large.
+        Counts by unknown values are the largest possible ones, if there is a bound.
         """
         reading = _Counting(self._made_up)
         try:
@@ -178,14 +178,14 @@ class Readbacks:
 
 
 class _Counting:
-    """The counts of one call. `origin` is what they rest on, by the worst of what was read."""
+    """Computes the counts of one call; `origin` is the worst origin of the values read."""
 
     def __init__(self, made_up: MadeUp) -> None:
         self._made_up = made_up
         self.origin: str | None = None
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The values of a tensor, on the CPU."""
+        """The values of a tensor, on the CPU. Raises `UnreadableError` if they are unknown."""
         note = noted(tensor)
         if note is not None:
             self.origin = worst(self.origin, note.origin)
@@ -202,7 +202,7 @@ class _Counting:
         raise UnreadableError
 
     def _true(self, mask: torch.Tensor) -> int:
-        """How many elements are not zero, or may be so."""
+        """The number of elements that are, or may be, nonzero."""
         note = noted(mask)
         one = None if note is None else constant(mask, note)
         if mask.dtype in FLOATS and (not is_known(mask) or origin_of(mask)) and one is None:
@@ -230,7 +230,7 @@ class _Counting:
             if index is not None and index.dtype in _MASKS:
                 if index.is_cuda:
                     counts.append((self._true(index), 4))
-                else:  # its count is taken on the host
+                else:  # counted on the host
                     self.origin = worst(self.origin, origin_of(index))
         return counts
 
@@ -244,7 +244,7 @@ class _Counting:
     ) -> list[Count]:
         counts = self.masks(source, indices)
         if accumulate and not unsafe:
-            # It looks whether the largest and the smallest index are in range: they are.
+            # The operator checks the range of the largest and the smallest index: both are valid.
             expanded = sum(
                 (index.dim() if index.dtype in _MASKS else 1)
                 for index in indices
@@ -261,7 +261,7 @@ class _Counting:
     def repeats(self, repeats: torch.Tensor, output_size: int | None = None) -> list[Count]:
         if output_size is not None:
             return []
-        return [(int(self._read(repeats).sum()), 8), (1, 1)]  # and none is negative
+        return [(int(self._read(repeats).sum()), 8), (1, 1)]  # no repeat is negative
 
     def distinct(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
         if source.dtype is torch.bool:
@@ -296,11 +296,11 @@ class _Counting:
     def valid(
         self, source: torch.Tensor, samples: int, replacement: bool = False, **_: Any
     ) -> list[Count]:
-        """The probabilities are valid, and no row is all zeros."""
+        """Answers that the probabilities are valid and no row is all zeros."""
         return [(1, 1), (0, 1 if source.dim() == 1 else 8)]
 
     def no_errors(self, *_: Any, **__: Any) -> list[Count]:
-        """No matrix of the batch is singular, and every iteration converged."""
+        """Answers that no matrix is singular and every iteration converged."""
         return [(0, 1)]
 
 
@@ -328,9 +328,9 @@ COUNTED: dict[str, Callable[..., list[Count]]] = {
     "aten::multinomial": _Counting.valid,
     "aten::_linalg_check_errors": _Counting.no_errors,
 }
-"""By operator's name: the counts that it reads, from its arguments."""
+"""The method that finds an operator's counts from its arguments, by the operator's name."""
 
 
 def _either(count: int) -> list[Count]:
-    """A count that releases of PyTorch read at different widths."""
+    """A count that PyTorch releases read with different widths."""
     return [(count, 8), (count, 4)]

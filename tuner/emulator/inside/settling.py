@@ -1,4 +1,4 @@
-"""What outputs get: computed values, made-up ones, or a note that nobody knows them."""
+"""Gives outputs computed values, made-up values, or a note that they are unknown."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _EMPTY_ZEROED = 65_536
 
 
 class Settling:
-    """Calls the real operator, and settles the values that it did not leave."""
+    """Calls the real operator, and settles the values that its kernels did not write."""
 
     def __init__(self, made_up: MadeUp) -> None:
         self.made_up = made_up
         self.unknowns = Unknowns()
         self.failures: dict[str, str] = {}
-        """By operator: why the CPU could not compute it."""
+        """The reason why the CPU could not compute an operator, by operator."""
         self._spreads = spreads(made_up)
 
     # -- operators that return new tensors ---------------------------------------------------------
 
     def spread_of(self, full_name: str) -> Spread | None:
-        """What writes the indices that this operator would choose by unknown floats, if it does."""
+        """The function that writes the indices this operator chooses by unknown floats, if any."""
         return self._spreads.get(full_name)
 
     def returned(self, operator: Operator) -> Handler:
@@ -77,7 +77,7 @@ class Settling:
         return call
 
     def constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A new tensor that is the same everywhere."""
+        """Call an operator that returns a tensor with one value everywhere."""
         out = func(*args, **kwargs)
         if out.is_cuda and (out.dtype in FLOATS or out.dtype in LIMITS):
             fill(out, _constant_of(func.func._schema.name, args, kwargs))
@@ -86,7 +86,7 @@ class Settling:
     def settle(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> Any:
-        """Gives the tensors of `out` their values; returns them, those of a wrong size anew."""
+        """Gives the tensors of `out` their values; returns them, new ones if a size was wrong."""
         if out is None:
             return None
         single = isinstance(out, _Tensor)
@@ -120,7 +120,7 @@ class Settling:
         return settled[0] if single else type(out)(settled) if type(out) in {tuple, list} else out
 
     def _is_uniform(self, operator: Operator, args: tuple[Any, ...], out: torch.Tensor) -> bool:
-        """Whether these booleans are the same everywhere, and have been settled."""
+        """True if these booleans are the same everywhere, and have been settled."""
         if operator.compares and compare(operator, args, out, self.made_up):
             return True
         return (operator.compares or operator.is_logical) and combine(operator, args, out)
@@ -128,13 +128,13 @@ class Settling:
     def _computed(
         self, operator: Operator, args: list[Any], kwargs: dict[str, Any], outs: Any
     ) -> Any:
-        """What the CPU computes; None, with a note of why, where it cannot."""
+        """The CPU's result; None if it cannot compute it, with the reason in `failures`."""
         device = next(
             (one.device for one in outs if isinstance(one, _Tensor)), torch.device("cuda")
         )
         try:
             return compute(operator, args, kwargs, device)
-        except Exception as error:  # noqa: BLE001 - whatever an operator raises: it is noted and reported
+        except Exception as error:  # noqa: BLE001 - any exception of an operator is noted and reported
             self.failures[operator.full_name] = f"{type(error).__name__}: {error}"
             if not any(isinstance(one, _Tensor) and one.dtype in LIMITS for one in outs):
                 operator.computes = False  # it would fail again
@@ -145,7 +145,7 @@ class Settling:
     def _put(
         self, operator: Operator, out: Any, result: Any, inputs: list[Any], reading: Reading
     ) -> Any:
-        """Writes what was computed where it is wanted; to a new tensor if the size is another."""
+        """Writes a computed result to its output, or to a new tensor if the size differs."""
         if not isinstance(out, _Tensor) or not out.is_cuda:
             return out
         if out.layout is not STRIDED:
@@ -153,9 +153,9 @@ class Settling:
             return out
         if out.shape != result.shape:
             if "unique" in operator.name and 0 in (out.numel(), result.numel()):
-                return out  # inverse and counts that nobody asked for: CUDA and CPU differ
+                return out  # unrequested inverse and counts: CUDA and CPU differ
             if operator.name == "aten::log_sigmoid_forward" and out.numel() == 0:
-                return out  # a buffer that the CPU alone keeps for the backward pass
+                return out  # a buffer that only the CPU keeps for the backward pass
             self.unknowns.read(f"{operator.full_name} (size put right afterwards)")
             out = empty(result.shape, dtype=out.dtype, device=out.device)
         count = out.numel()
@@ -192,7 +192,7 @@ class Settling:
             self._put(operator, one, other, inputs, reading)
 
     def _leave(self, outs: Any) -> None:
-        """For what was not computed: few floats are made up, integers noted as unknown."""
+        """For outputs that were not computed: make up few floats, note integers as unknown."""
         for one in outs:
             if not isinstance(one, _Tensor) or not one.is_cuda:
                 continue
@@ -219,7 +219,7 @@ class Settling:
         return call
 
     def left(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """For what writes into lists of floats, which stay as they are: no constant is one now."""
+        """Call an operator that writes into lists of floats, and only remove their notes."""
         out = func(*args, **kwargs)
         for value in args:
             for one in value if isinstance(value, list | tuple) else (value,):
@@ -229,7 +229,7 @@ class Settling:
     def settle_written(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Writes values into the arguments that the operator writes."""
+        """Writes the values of the arguments that the operator writes into."""
         targets = [
             one
             for value in (
@@ -293,7 +293,7 @@ class Settling:
             note_origin(target, after(operator, origin, target))
 
     def foreach(self, operator: Operator) -> Handler:
-        """The handler of an operator on lists: it computes numbers, and leaves other floats."""
+        """The handler of an operator on lists: single numbers are computed, other floats left."""
         returned, written = self.returned(operator), self.settle_written
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -314,7 +314,7 @@ class Settling:
         return call
 
     def empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """New memory has what was there before, and kernels write nothing to it."""
+        """Call an operator that returns new memory: give few floats and integers valid values."""
         out = func(*args, **kwargs)
         if out.is_cuda and out.layout is STRIDED:
             if out.dtype in FLOATS:
@@ -325,7 +325,7 @@ class Settling:
 
 
 def is_wanted(tensor: torch.Tensor) -> bool:
-    """Whether values may be written into this tensor: of CUDA, integers or not too many floats."""
+    """True if a CUDA tensor may be given values: integers, or at most `MEDIUM` floats."""
     if not tensor.is_cuda:
         return False
     if tensor.dtype in FLOATS and tensor.layout is STRIDED:
@@ -334,12 +334,12 @@ def is_wanted(tensor: torch.Tensor) -> bool:
 
 
 def _has_integers(tensor: torch.Tensor) -> bool:
-    """Whether there are integers in it: those of a sparse tensor say where its elements are."""
+    """True if a tensor has integers; in a sparse tensor they are its elements' places."""
     return tensor.dtype in LIMITS or tensor.layout is not STRIDED
 
 
 def _is_too_many(operator: Operator, outs: Any) -> bool:
-    """Whether nothing of `outs` is worth to be computed."""
+    """True if all tensors of `outs` are too large to compute."""
     for one in outs:
         if not isinstance(one, _Tensor):
             continue
@@ -354,19 +354,19 @@ def _is_too_many(operator: Operator, outs: Any) -> bool:
 
 
 def _constant_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What fills the new tensor of `zeros`, `ones`, `full` and the like."""
+    """The value of the elements that `zeros`, `ones`, `full` and the like return."""
     if "full" not in name:
         return int("ones" in name)
     return kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
 
 
 def _is_noted(target: torch.Tensor, operator: Operator) -> bool:
-    """Whether something is noted, or will be, of a tensor with more floats than are computed."""
+    """True if a CUDA tensor with many floats has a note or gets one."""
     return target.is_cuda and (operator.fills or noted(target) is not None)
 
 
 def _is_filled(target: torch.Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether a fill with a number is noted, of more floats than are always written."""
+    """True if a fill of more than `SMALL` floats needs no writing, after updating the note."""
     if target.dtype not in FLOATS or target.numel() <= SMALL:
         return False
     value = args[1] if len(args) > 1 else 0
@@ -380,7 +380,7 @@ def _is_filled(target: torch.Tensor, args: tuple[Any, ...]) -> bool:
 
 
 def _is_open(operator: Operator, target: torch.Tensor) -> bool:
-    """Whether what an operator leaves of this tensor is known: it is, or is overwritten."""
+    """True if a tensor will be known after the operator: it is known now, or overwritten."""
     note = noted(target)
     if note is not None and note.state == UNIFORM:
         return (operator.overwrites and covers_storage(target)) or write_out(target)

@@ -1,8 +1,8 @@
 """Values that cross between host and device.
 
-The stand-in runtime copies what is small, and drops what is large without reading it: weights cost
-no time and no memory. Here: large integers that decide shapes do go over, and what arrives at the
-host is finite.
+The stand-in runtime copies small tensors and drops large ones without reading them, so that weights
+cost no time and no memory. This module also copies large tensors of integers that decide shapes,
+and makes floats that reach the host finite.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tuner.emulator.inside.notes import (
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.settling import Handler, Settling
 
-# What the stand-in runtime copies from host to device (KEPT in device/cudart.c).
+# The stand-in runtime copies up to this size from host to device (KEPT in device/cudart.c).
 KEPT_BYTES = 1 << 20
-# Floats from the host are known up to this many: more of them are weights, often without values.
+# Floats from the host are known up to this many; larger tensors are weights, often without values.
 MOST_FLOATS = 65_536
 # Large tensors of these types are token ids and masks, not weights.
 _CARRIED = frozenset({torch.int64, torch.bool})
-# Others are the bytes of weights.
+# Unknown integers of these types are counted when the host reads them; others are weights.
 _COUNTED = frozenset({torch.int64, torch.int32, torch.bool})
-# New host memory of more than this comes from the system, as zeros.
+# New host memory above this size comes from the system as zeros.
 FRESH_BYTES = 32 << 20
 
 
@@ -54,7 +54,7 @@ class Transfers:
         self._unknowns = settling.unknowns
 
     def to_copy(self, operator: Operator) -> Handler:
-        """The handler of `_to_copy`, to which `to`, `cuda` and `cpu` come down."""
+        """The handler of `_to_copy`, which implements `to`, `cuda` and `cpu`."""
         returned = self._settling.returned(operator)
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,7 +97,7 @@ class Transfers:
         return call
 
     def number(self, operator: Operator) -> Handler:
-        """The handler of `_local_scalar_dense`, to which `item` comes down."""
+        """The handler of `_local_scalar_dense`, which implements `item`."""
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value = func(*args, **kwargs)
@@ -106,7 +106,7 @@ class Transfers:
         return call
 
     def _to_device(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """After a copy of the CPU tensor `source` to the CUDA tensor `out`."""
+        """Settle a copy of the CPU tensor `source` to the CUDA tensor `out`."""
         if out.layout is not STRIDED:
             for part, other in zip(parts_of(out), parts_of(source), strict=True):
                 self._to_device(part, other)
@@ -132,7 +132,7 @@ class Transfers:
             note_unknown(out)
 
     def _to_host(self, out: torch.Tensor, source: torch.Tensor, *, fresh: bool) -> None:
-        """After a copy of the CUDA tensor `source` to the CPU tensor `out`, `fresh` or not."""
+        """Settle a copy of the CUDA tensor `source` to the CPU tensor `out`; `fresh`: a new one."""
         if out.layout is not STRIDED:
             for part, other in zip(parts_of(out), parts_of(source), strict=True):
                 self._to_host(part, other, fresh=fresh)
@@ -166,7 +166,7 @@ class Transfers:
             out.zero_()
 
     def _item(self, source: torch.Tensor, value: Any) -> Any:
-        """The number that `source.item()` gives, `value` being what memory held."""
+        """The result of `source.item()`, where `value` is the number read from memory."""
         note = noted(source)
         one = None if note is None else constant(source, note)
         if one is not None:
@@ -184,15 +184,15 @@ class Transfers:
 
 
 def _make_finite(tensor: torch.Tensor) -> None:
-    """Replaces what is not finite in a CPU tensor."""
+    """Replaces the non-finite floats in a CPU tensor."""
     if tensor.numel() and not math.isfinite(float(tensor.sum(dtype=torch.float32))):
         torch.nan_to_num_(tensor, nan=1.0, posinf=1.0, neginf=-1.0)
 
 
 def _stand_in(source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-    """What to copy to the device for a CPU tensor: weights are not converted on the way.
+    """The tensor to copy to the device for a CPU tensor, so that weights are not converted.
 
-    A blocking copy converts on the CPU; memory of the new type that nobody touched costs nothing.
+    A blocking copy converts on the CPU. Untouched memory of the new type costs nothing.
     """
     dtype = kwargs.get("dtype") or source.dtype
     if (

@@ -1,9 +1,9 @@
-"""Kernels that run outside of PyTorch's operators: Triton's, compiled ones, and CUDA graphs.
+"""Prices kernels that run outside PyTorch's operators: Triton's, compiled ones, and CUDA graphs.
 
 Triton 3.2 to 3.7 calls `CompiledKernel.launch_metadata` with all arguments before each launch.
-Compiled code (inductor) has launchers of its own, behind `CachingAutotuner.run`. Both compare
-variants of a kernel by timing them: on the emulated device each is timed with a few launches of
-the virtual clock, so that equal variants tie and the first one is taken.
+Compiled code (inductor) has its own launchers, behind `CachingAutotuner.run`. Both compare variants
+of a kernel by timing them: on the emulated device each variant is timed by the virtual clock with a
+few launches, so that equal variants tie and the first one is taken.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FEW = {
     "memory_warmup_iters": 1,
     "benchmark_iters": 1,
 }
-"""What to pass to functions that time kernels instead of their defaults of 25 to 100."""
+"""Arguments for functions that time kernels, instead of their defaults of 25 to 100."""
 
 
 def watch(pricer: Pricer) -> None:
-    """Have all such kernels priced, from now on or from when their package is imported."""
+    """Have these kernels priced from now on, or once their package is imported."""
     inside = _Inside(pricer)
     when_imported("triton.compiler.compiler", inside.watch_triton)
     when_imported("triton.testing", inside.watch_timing("do_bench", "do_bench_cudagraph"))
@@ -45,16 +45,16 @@ def watch(pricer: Pricer) -> None:
 
 
 class _Inside:
-    """Wraps what launches Triton's kernels, and what times them."""
+    """Wraps the functions that launch Triton's kernels, and those that time them."""
 
     def __init__(self, pricer: Pricer) -> None:
         self._pricer = pricer
         self._compiled_runs = False
         self._timed: Callable[[], Described] | None = None
-        """What the kernel is that is being timed."""
+        """Describes the kernel that is being timed."""
 
     def watch_triton(self, module: ModuleType) -> None:
-        """Price each launch of a kernel that a program wrote."""
+        """Price each launch of a kernel that is written in Triton."""
         original = module.CompiledKernel.launch_metadata
 
         @functools.wraps(original)
@@ -71,7 +71,7 @@ class _Inside:
         module.CompiledKernel.launch_metadata = launch_metadata
 
     def watch_compiled(self, module: ModuleType) -> None:
-        """Price each launch of a kernel that inductor made."""
+        """Price each launch of a kernel that inductor generated."""
         tuner: Any = module.CachingAutotuner
         run, bench = tuner.run, tuner.bench
 
@@ -103,14 +103,14 @@ class _Inside:
         tuner.run, tuner.bench = run_and_price, bench_briefly
 
     def watch_benchmarkers(self, module: ModuleType) -> None:
-        """Time what inductor compares briefly."""
+        """Shorten the timing by which inductor compares kernels."""
         for name in ("TritonBenchmarker", "InductorBenchmarker"):
             owner = getattr(module, name, None)
             if owner is not None and "benchmark_gpu" in vars(owner):
                 owner.benchmark_gpu = self._briefly(owner.benchmark_gpu, function_at=1)
 
     def watch_timing(self, *names: str) -> Callable[[ModuleType], None]:
-        """A callback that has functions of a module time briefly."""
+        """A callback that shortens the timing in functions of a module."""
 
         def then(module: ModuleType) -> None:
             for name in names:
@@ -119,7 +119,7 @@ class _Inside:
         return then
 
     def _briefly(self, original: Callable[..., Any], *, function_at: int) -> Callable[..., Any]:
-        """`original` with few repetitions; its argument number `function_at` is what it times."""
+        """`original` with few repetitions; it times its argument number `function_at`."""
         signature = inspect.signature(original)
         few = {name: value for name, value in _FEW.items() if name in signature.parameters}
 
@@ -181,7 +181,7 @@ def _watch_reentrant(pricer: Pricer, function: Any) -> None:
 
 
 def _watch_graphs(pricer: Pricer, module: ModuleType) -> None:
-    """Count what a CUDA graph recorded whenever it is launched."""
+    """Count the calls that a CUDA graph recorded whenever it is launched."""
     graph: Any = module.CUDAGraph
     begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
 
@@ -206,11 +206,10 @@ def _watch_graphs(pricer: Pricer, module: ModuleType) -> None:
 def describe_kernel(
     name: str, tensors: list[torch.Tensor], *, multiplies: bool, flops: float | None = None
 ) -> Described:
-    """A kernel by the tensors that it gets: each is read or written once.
+    """Describe a kernel by its tensor arguments, each read or written once.
 
-    A kernel that `multiplies` matrices, and does not say how many `flops` that takes, is taken
-    for the product of its three largest tensors: m k, k n and m n, so that the root of their
-    product is m k n.
+    A kernel that `multiplies` matrices without known `flops` is taken for the product of its three
+    largest tensors: m k, k n and m n, so that the root of their product is m k n.
     """
     sizes = [_bytes_of(tensor) for tensor in tensors]
     if flops is None and multiplies:
@@ -253,10 +252,10 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 
 def price_operators(mode: Any, rates: Mapping[str, Any]) -> Any | None:
-    """Have all that runs priced, from now on, at the rates of a GPU type (`gpu_to_dict`).
+    """Have all operators and kernels priced from now on, at the rates of a GPU (`gpu_to_dict`).
 
-    `mode` shows operators to its `observer`, and calls `before` before each. None in an environment
-    without numpy, which the rooflines need: memory is emulated there, and time is not.
+    `mode` passes operators to its `observer`, and calls `before` before each. Returns None in an
+    environment without numpy, which the rooflines need: then only memory is emulated.
     """
     if find_spec("numpy") is None:
         return None

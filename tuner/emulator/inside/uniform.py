@@ -1,8 +1,8 @@
-"""Values that are the same everywhere: constants of any size, and comparisons of unknown floats.
+"""Tensors with one value everywhere: constants of any size, and comparisons of unknown floats.
 
-A constant is noted on its storage, and costs no memory. A comparison of unknown floats says true
-everywhere, so that what it selects is as much as it can be: `x[x > 0]` keeps all of x, noted as
-"at most". Equalities of unknown floats are false; all of them are finite. Few booleans are written
+A constant is noted on its storage, and costs no memory. A comparison of unknown floats is true
+everywhere, so that it selects as much as possible: `x[x > 0]` keeps all of x, noted as "at most".
+Equalities of unknown floats are false, and all unknown floats are finite. Few booleans are written
 with one fill; more of them are noted.
 """
 
@@ -37,14 +37,14 @@ from tuner.emulator.inside.notes import (
 )
 from tuner.emulator.inside.operators import CHOOSING, COPYING, FINITE, GROWING, Operator
 
-# Unknown floats that stand for all of them.
+# This many made-up floats stand for all unknown floats in a comparison.
 SAMPLE = 4096
-# LLM.int8() takes the few columns apart that have values from 6 on: none is assumed.
+# LLM.int8() treats columns with values from 6 on apart: none is assumed to have any.
 _NO_OUTLIERS = "bitsandbytes"
 
 
 def compare(operator: Operator, args: tuple[Any, ...], out: torch.Tensor, made_up: MadeUp) -> bool:
-    """Writes what a comparison gives whose floats nobody knows; False where they are known."""
+    """Writes the result of a comparison of unknown floats; False if the floats are known."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     if not any(_is_open(tensor, alone=len(tensors) == 1) for tensor in tensors):
         return False
@@ -59,9 +59,10 @@ def compare(operator: Operator, args: tuple[Any, ...], out: torch.Tensor, made_u
 
 
 def _is_open(tensor: torch.Tensor, *, alone: bool) -> bool:
-    """Whether a comparison with these floats has no answer of its own: nobody computed them.
+    """True if a comparison with these floats has no computed result.
 
-    Of few floats, which are made up, several are open beside a number; else they are compared.
+    Few floats, which may be made up, are compared as they are, except several made-up ones with a
+    number.
     """
     if not tensor.is_cuda or tensor.dtype not in FLOATS:
         return False
@@ -73,14 +74,14 @@ def _is_open(tensor: torch.Tensor, *, alone: bool) -> bool:
 
 
 def _may_differ(tensors: list[torch.Tensor], args: tuple[Any, ...]) -> bool:
-    """Whether other values could compare otherwise: not with infinity, nor with themselves."""
+    """False if the result cannot depend on the values: with infinity, or with themselves."""
     if any(isinstance(value, float) and not math.isfinite(value) for value in args):
         return False
     return len(tensors) < 2 or tensors[0].data_ptr() != tensors[1].data_ptr()
 
 
 def _on_sample(operator: Operator, args: tuple[Any, ...], made_up: MadeUp) -> torch.Tensor:
-    """The operator on noise, the same for tensors that are the same."""
+    """The operator's result on noise; equal tensors get equal noise."""
     values: list[Any] = []
     seen: list[int] = []
     for value in args:
@@ -98,7 +99,7 @@ def _on_sample(operator: Operator, args: tuple[Any, ...], made_up: MadeUp) -> to
 
 
 def combine(operator: Operator, args: tuple[Any, ...], out: torch.Tensor) -> bool:
-    """Writes the booleans that follow from constants; False where not all tensors are constants."""
+    """Writes the booleans that follow from constants; False if a tensor is not a constant."""
     values: list[Any] = []
     origin: str | None = None
     for value in args:
@@ -121,7 +122,7 @@ def combine(operator: Operator, args: tuple[Any, ...], out: torch.Tensor) -> boo
 def carry(
     operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor
 ) -> None:
-    """Notes that many floats computed from one constant are a constant."""
+    """Notes that `out`, computed from a constant, is a constant."""
     source = args[0]
     if not isinstance(source, torch.Tensor) or not source.is_cuda or not out.is_cuda:
         return
@@ -135,7 +136,7 @@ def carry(
 
 
 def after(operator: Operator, origin: str | None, out: torch.Tensor) -> str | None:
-    """What a result rests on whose inputs rest on `origin`."""
+    """The origin of a result whose inputs have the origin `origin`."""
     if origin is None:
         return None
     name = operator.functional_name
@@ -145,7 +146,7 @@ def after(operator: Operator, origin: str | None, out: torch.Tensor) -> str | No
 
 
 def fill(out: torch.Tensor, value: Any, origin: str | None = None) -> None:
-    """Gives a new tensor one value everywhere: few are written, more of them noted."""
+    """Gives a new tensor one value everywhere: few elements are written, more are noted."""
     if not out.numel():
         return
     if out.numel() <= (SMALL if out.dtype in FLOATS else LIMITS.get(out.dtype, 0)):
@@ -156,7 +157,7 @@ def fill(out: torch.Tensor, value: Any, origin: str | None = None) -> None:
 
 
 def write_out(tensor: torch.Tensor) -> bool:
-    """Writes a constant into memory, so that parts of it can change; False where it is large."""
+    """Writes a constant into memory, so that parts of it can change; False if it is large."""
     note = noted(tensor)
     one = None if note is None else constant(tensor, note)
     count = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize

@@ -1,9 +1,9 @@
-"""Values where they decide shapes: what each operator leaves in device memory that launches do not.
+"""Computes the values that can decide shapes, which emulated kernels don't write.
 
 The real CUDA operator always runs: its outputs and temporaries come from PyTorch's allocator, as on
-a device. Then its values are computed on the CPU, on aliases of device memory, and written where it
-would have written them: integers and booleans for real, few floats for real where their inputs are
-known. The rest is made up (see made_up.py) or left alone: many floats are never computed and never
+a device. Then its values are computed on the CPU, on aliases of device memory, and written to its
+outputs. Integers and booleans are computed, and so are few floats if their inputs are known. Other
+values are made up (see made_up.py) or left alone: large tensors of floats are never computed or
 touched.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["Handler", "Values"]
 
 
 class Values:
-    """Decides once per operator what its values need."""
+    """Chooses the handler for each operator's values, once per operator."""
 
     def __init__(self, seed: int = 0) -> None:
         made_up = MadeUp(seed)
@@ -47,23 +47,23 @@ class Values:
         }
 
     def install(self) -> None:
-        """Have what programs compile return values as well."""
+        """Give values to the outputs of compiled graphs as well."""
         install_compiled(self._settling)
 
     @property
     def unknowns(self) -> Unknowns:
-        """What mattered for shapes and could not be computed."""
+        """The values that could not be computed and may matter for shapes."""
         return self._settling.unknowns
 
     @property
     def failures(self) -> dict[str, str]:
-        """By operator: why the CPU could not compute it, for those who debug the emulator."""
+        """The reason why the CPU could not compute an operator, by operator; for debugging."""
         return self._settling.failures
 
     def handler(self, func: Any) -> Handler | None:
-        """What to call instead of `func`, with (func, args, kwargs); None: `func` itself does."""
+        """The function to call, with (func, args, kwargs), in place of `func`, or None."""
         if not isinstance(func, torch._ops.OpOverload):
-            return _call  # operators that take functions: what is in them comes back one by one
+            return _call  # takes functions, whose operators come back one by one
         operator = Operator(func)
         return None if operator.passes else self._handler(operator)
 
@@ -88,7 +88,7 @@ class Values:
         return handler
 
     def _counted(self, operator: Operator) -> Handler:
-        """Operators that ask the device for the size of their output."""
+        """The handler of operators that read the size of their output from the device."""
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args[0].is_cuda:
@@ -96,7 +96,7 @@ class Values:
             fault = None
             try:
                 counts, origin = self._readbacks.counted(operator, args, kwargs)
-            except Exception as error:  # noqa: BLE001 - memory must not answer in our place
+            except Exception as error:  # noqa: BLE001 - a read of arbitrary memory would be worse
                 counts, origin, fault = list(UNREADABLE), MADE_UP, error
             if origin is not None:
                 self.unknowns.decided(operator.name, origin)
@@ -115,7 +115,7 @@ class Values:
         return call
 
     def _compared(self, operator: Operator) -> Handler:
-        """Operators whose answer is a boolean of Python."""
+        """The handler of operators that return a Python boolean."""
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             one, other = args[:2]
@@ -132,7 +132,7 @@ class Values:
         return call
 
     def _histogram(self, operator: Operator) -> Handler:
-        """The CPU has no histogram of integers: it counts them as floats."""
+        """The handler of `histc`: the CPU has no histogram of integers, so it counts floats."""
         returned = self._settling.returned(operator)
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,7 +147,7 @@ class Values:
         return call
 
     def _suppressed(self, operator: Operator) -> Handler:
-        """Non-maximum suppression: of boxes that nobody knows it keeps all, which is the most."""
+        """The handler of non-maximum suppression, which keeps all boxes if they are unknown."""
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             boxes, scores, threshold = args

@@ -1,4 +1,4 @@
-"""Describes calls of PyTorch as work that can be priced: its kind, FLOPs and bytes."""
+"""Describes PyTorch calls as works that can be priced, with kind, FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ COPIES = frozenset({"_to_copy", "copy_", "_copy_from", "_foreach_copy_"})
 """Operators that may copy between host and device."""
 
 _OWN_RULES = ("aten", "prims", "bitsandbytes", "c10d", "_c10d_functional")
-"""Namespaces whose operators are priced by rules. What others launch says what they do."""
+"""Namespaces whose operators are priced by rules; others are priced by their launches."""
 
 
 class Prices:
-    """Seconds of works on one GPU type, each priced once."""
+    """The times of works on one GPU type, each priced once."""
 
     def __init__(self, gpu: Gpu, *, allow_tf32: bool = False) -> None:
         self._gpu, self._times = gpu, Roofline()
@@ -36,14 +36,14 @@ class Prices:
         self.launch_s = self._times.launch_s
 
     def seconds(self, work: Work) -> float:
-        """On the device; 0 for exchanges between devices, which no kernel waits for."""
+        """Seconds on the device; 0 for exchanges between devices, as no kernel waits for them."""
         known = self._known.get(work)
         if known is None:
             known = self._known[work] = self._price(work)
         return known
 
     def total(self, works: Sequence[Work]) -> float:
-        """Seconds of works that are done one after another."""
+        """Seconds of works that run one after another."""
         return sum(map(self.seconds, works))
 
     def _price(self, work: Work) -> float:
@@ -58,12 +58,12 @@ class Prices:
 
 
 def has_own_rules(func: Any) -> bool:
-    """Whether an operator is priced by its arguments, not by what it launches."""
+    """True if an operator is priced by rules on its arguments, not by its launches."""
     return func.namespace in _OWN_RULES
 
 
 class Describer:
-    """Turns calls into works, with the rules that a trace goes by."""
+    """Turns calls into works, by the same rules as a trace."""
 
     def __init__(self) -> None:
         self._kernels: Kernels | None = None
@@ -72,7 +72,7 @@ class Describer:
     def works_of(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> tuple[Work, ...]:
-        """The works of one call; none of them where it launches nothing."""
+        """The works of one call; empty if it launches nothing."""
         if launches_nothing(func):
             return ()
         if func.namespace in {"c10d", "_c10d_functional"}:
@@ -92,7 +92,7 @@ class Describer:
             return (work_of(kernels, func, args, kwargs, out),) if tensors else ()
 
     def _rules(self) -> Kernels:
-        """Those for bitsandbytes join when the program has registered its operators."""
+        """The rules for operators, with bitsandbytes' once its operators are registered."""
         registered = len(dir(torch.ops.bitsandbytes))
         if self._kernels is None or registered != self._namespaces:
             self._namespaces = registered
@@ -104,7 +104,7 @@ class Describer:
 
 
 class _Collector(TorchDispatchMode):
-    """Notes the works of what runs on tensors without data."""
+    """Collects the works of the operators that run on tensors without data."""
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -159,9 +159,9 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _exchange(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
-    """A collective: the bytes of its largest tensor, as a trace counts them, and who takes part.
+    """The work of a collective: the bytes of its largest tensor, as in a trace, and its ranks.
 
-    Its shape begins with the number of ranks, and how far apart they are.
+    Its shape begins with the number of ranks and the distance between them.
     """
     size = max((t.nbytes for t in tensors_in((args, tuple(kwargs.values())))), default=0)
     size = max([size, *(t.nbytes for t in tensors_in(out))]) if not _is_work(out) else size
@@ -173,7 +173,7 @@ def _exchange(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 
 
 def ranks_of(value: Any) -> tuple[int, ...] | None:
-    """The ranks of a process group, which operators get boxed or by its name; None for others."""
+    """The ranks of a process group, given boxed or by name; None for other values."""
     distributed = torch.distributed
     if not isinstance(value, str | torch.ScriptObject) or not distributed.is_initialized():
         return None
@@ -183,7 +183,7 @@ def ranks_of(value: Any) -> tuple[int, ...] | None:
         else:
             group = distributed.ProcessGroup.unbox(value)
         return tuple(distributed.get_process_group_ranks(group))
-    except (RuntimeError, ValueError, KeyError):  # another word, or another object: a reduction
+    except (RuntimeError, ValueError, KeyError):  # another string or object, such as a reduction
         return None
 
 
@@ -198,7 +198,7 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What of an operator's arguments decides its work, and the prices of its calls by that."""
+    """The properties of an operator that decide the key of its calls, and their prices by key."""
 
     func: Any
     is_free: bool
@@ -209,12 +209,12 @@ class Function:
 
     @classmethod
     def of(cls, func: Any) -> Function:
-        """Of an operator, from its schema and its tags."""
-        if not hasattr(func, "_schema"):  # it takes functions, and does nothing itself
+        """Read the properties of an operator from its schema and its tags."""
+        if not hasattr(func, "_schema"):  # takes functions and launches nothing itself
             return cls(func, True, False, False, False)
         name = func._schema.name
         dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-        # What works in place takes its sizes from tensors: other numbers are steps and indices.
+        # In-place operators take their sizes from tensors: other numbers are steps and indices.
         in_place = func._schema.is_mutable and "att" not in name and "flash" not in name
         return cls(
             func,
@@ -226,7 +226,7 @@ class Function:
 
 
 def key_of(value: Any, kind: Function) -> Any:
-    """What of an argument decides the work. Numbers of a step do not."""
+    """The part of an argument that decides the work, without numbers that vary by step."""
     its = type(value)
     if its in _TENSORS and value.layout is _STRIDED:
         return value.shape, value.stride(), value.dtype
@@ -244,7 +244,7 @@ def key_of(value: Any, kind: Function) -> Any:
 def _key_of_item(item: Any) -> Any:
     if isinstance(item, _Tensor):
         return _layout(item)
-    if type(item) is list:  # what each rank gathers: lists of lists of tensors
+    if type(item) is list:  # lists of lists of tensors, gathered by each rank
         return tuple([_key_of_item(one) for one in item])
     return None if type(item) is float else item
 
@@ -256,7 +256,7 @@ def _layout(tensor: torch.Tensor) -> Any:
 
 
 def any_on_device(values: Iterable[Any]) -> bool:
-    """Whether one of these arguments or results is on the device, or in a list that is."""
+    """True if one of these arguments or results, or a tensor in their lists, is on the device."""
     for value in values:
         if isinstance(value, _Tensor):
             if value.is_cuda:
@@ -267,12 +267,12 @@ def any_on_device(values: Iterable[Any]) -> bool:
 
 
 def shapes_of(out: Any) -> Any:
-    """The shapes of results, where values decide them."""
+    """The shapes of results, which matter if values decide them."""
     return out.shape if isinstance(out, _Tensor) else tuple([t.shape for t in tensors_in(out)])
 
 
 def sides_of(value: Any) -> Any:
-    """Which tensors are on the device, where an operator may copy between it and the host."""
+    """For each tensor, True if on the device; matters for copies to or from the host."""
     if isinstance(value, _Tensor):
         return value.is_cuda
     if value is None:  # operators on lists that write into their arguments
@@ -281,7 +281,7 @@ def sides_of(value: Any) -> Any:
 
 
 def label_of_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The operator with the shapes of its tensors, the first four of them."""
+    """The operator's name with the shapes of its first four tensors."""
     shapes = [
         "x".join(map(str, tensor.shape)) or "scalar"
         for tensor in tensors_in((args, tuple(kwargs.values())))
@@ -291,7 +291,7 @@ def label_of_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 
 
 def label_of_work(work: Work) -> str:
-    """The operator, with the sizes of a product."""
+    """The operator's name, with the sizes of a product."""
     if work.shape is None:
         return work.name
     return f"{work.name}({' x '.join(map(str, work.shape))})"

@@ -1,4 +1,4 @@
-"""The folder that stands first on PYTHONPATH of an emulated program.
+"""The first folder on PYTHONPATH of an emulated program.
 
-It has `sitecustomize` and nothing else, which could hide a module of the program.
+It contains only `sitecustomize`: any other module could hide one of the program's.
 """

@@ -1,8 +1,8 @@
 """Runs at the start of every Python process of an emulated program, before the program itself.
 
-Its folder stands first on PYTHONPATH, so Python imports it by this name (see the `site` module). It
-loads the stand-in libraries before anything can load NVIDIA's, watches how the process ends, and
-waits for PyTorch to be imported.
+Its folder is first on PYTHONPATH, so Python imports it by this name (see the `site` module). It
+loads the stand-in libraries before NVIDIA's can be loaded, watches how the process ends, and waits
+for PyTorch to be imported.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 class _TunerFinder(importlib.abc.MetaPathFinder):
-    """Finds the package `tuner`, and nothing else, where the emulator's own copy lies."""
+    """Finds only the package `tuner`, in the folder of the emulator's own copy."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != "tuner":
@@ -32,9 +32,9 @@ class _TunerFinder(importlib.abc.MetaPathFinder):
 
 
 class _TorchWatch(importlib.abc.MetaPathFinder):
-    """Calls `activate` when `torch` has been imported whole.
+    """Calls `activate` when the import of `torch` is complete.
 
-    Many programs first ask whether there is a `torch`, and import it later.
+    Many programs first look for `torch` and import it later.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
@@ -64,7 +64,7 @@ class _ActivatingLoader(importlib.abc.Loader):
             from tuner.emulator.inside.activate import activate
 
             activate()
-        except Exception as error:  # noqa: BLE001 - it is ours, and is told as such
+        except Exception as error:  # noqa: BLE001 - reported as tuner's own fault
             _give_up(error)
 
 
@@ -75,7 +75,7 @@ def _load_libraries() -> None:
 
 
 def _give_up(error: Exception) -> None:
-    """Without the emulator the program would compute with what lies in memory: it ends."""
+    """End the program: without the emulator it would compute with arbitrary values."""
     failing = _failing()
     kind, text = failing.name_of(error), failing.text_of(error)
     fault = {"type": kind, "message": text, "line": None, "reading": "PyTorch, as it starts"}
@@ -85,7 +85,7 @@ def _give_up(error: Exception) -> None:
 
 
 def _is_stood_for() -> bool:
-    """Whether this is a rank that another process stands for (one_rank.py)."""
+    """True if another process stands for this rank (one_rank.py)."""
     rank = os.environ.get("RANK", "0")
     if not rank.isdigit() or int(rank) == 0 or os.environ.get("WORLD_SIZE", "1") == "1":
         return False
@@ -95,13 +95,13 @@ def _is_stood_for() -> bool:
 
 @functools.cache
 def _failing() -> Any:
-    """The module `failing`, by its file: the name `tuner` may be a module of the program."""
+    """The module `failing`, loaded by file: the program may have its own module `tuner`."""
     path = _HERE.parent / "failing.py"
     return _executed(importlib.util.spec_from_file_location("_tuner_emulator_failing", path))
 
 
 def _executed(spec: importlib.machinery.ModuleSpec | None) -> Any:
-    """The module of `spec`; None where there is none."""
+    """The module of `spec`, after running it; None if there is no loader."""
     if spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)
@@ -110,7 +110,7 @@ def _executed(spec: importlib.machinery.ModuleSpec | None) -> Any:
 
 
 class _Nothing(io.FileIO):
-    """The standard input of an emulated program, which is empty. It tells of who reads there."""
+    """The empty standard input of an emulated program; reports reads."""
 
     def readinto(self, buffer: Any) -> int | None:
         _tell_asked()
@@ -122,20 +122,20 @@ class _Nothing(io.FileIO):
 
 
 def _tell_asked() -> None:
-    with contextlib.suppress(Exception):  # nothing of this may be an error of the program
+    with contextlib.suppress(Exception):  # a fault here must not become an error of the program
         line = _failing().sibling("lines").program_line(sys._getframe(2))
         _failing().send({"event": "asked", "line": line})
 
 
 def _follow_questions() -> None:
     if sys.stdin is None or not Path("/dev/null").samefile("/proc/self/fd/0"):
-        return  # what the program itself gives to a process of its own
+        return  # input that the program gives to its own child process
     raw = io.BufferedReader(_Nothing(0, closefd=False))
     sys.stdin = io.TextIOWrapper(raw, sys.stdin.encoding, sys.stdin.errors)
 
 
 def _next_sitecustomize() -> None:
-    """The one that this file hides, of a distribution or of an environment, runs as well."""
+    """Run the `sitecustomize` of the distribution or environment that this file hides."""
     hidden = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
     _executed(importlib.machinery.PathFinder.find_spec("sitecustomize", hidden))
 
