@@ -1,6 +1,6 @@
 """All uses of Ray's private parts, with the reasons: no public part does the same.
 
-They are tested with Ray 2.60. If another version has moved them, an import fails here, or a test of
+Tested with Ray 2.60. If another version has moved them, an import fails here, or a test of
 `tests/test_local_ray.py` or `tests/test_tune_search.py`, but no running search.
 """
 
