@@ -246,7 +246,7 @@ class _Program:
         hidden_s = device_s * (1 - 1 / len(reduced)) if phase is Phase.BACKWARD else 0.0
         return others_s + max(min(reduced), sum(reduced) - hidden_s)
 
-    # -- what it is made of ---------------------------------------------------------------------
+    # -- parts of the time ------------------------------------------------------------------------
 
     def _most_expensive(self, calls: list[_Call], step_s: float) -> tuple[OperatorTime, ...]:
         counts: Counter[int] = Counter()

@@ -17,7 +17,7 @@ _R = TypeVar("_R")
 _OURS = str(Path(__file__).parents[2])
 
 NOTED: list[dict[str, Any]] = []
-"""The first fault of this process: its type, text, line in tuner, and reading."""
+"""The first fault of this process: its type, text and line, and the thing that was being read."""
 
 
 def note(error: Exception, reading: str) -> None:

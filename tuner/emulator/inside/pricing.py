@@ -93,7 +93,7 @@ class Pricer:
         self._discarded = False
         self.begin("load", 0)
 
-    # -- what the program does ------------------------------------------------------------------
+    # -- calls from the program -------------------------------------------------------------------
 
     @guarded("the time of a phase")
     def begin(self, phase: str, step: int) -> None:
@@ -149,7 +149,7 @@ class Pricer:
 
     @guarded("the time of a kernel of Triton")
     def launched(self, key: Any, describe: Callable[[], Described], *, done: bool = False) -> None:
-        """Count a Triton kernel, known by `key`, that is launched next, or with `done` has been.
+        """Count a Triton kernel by its `key`: the next launch, or with `done` the last one.
 
         Inside an operator without rules, the kernel's works become the operator's.
         """
