@@ -170,7 +170,7 @@ class BestTrial:
 
     @property
     def verified_text(self) -> str:
-        """How the configuration was verified, and the memory that stayed free; for people."""
+        """The verification of the configuration and the memory that stayed free, for people."""
         check = self.record.verified_by or self.record
         found = check.outcome.ran
         if found is None:

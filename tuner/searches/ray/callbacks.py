@@ -1,4 +1,4 @@
-"""Ray Tune's side of searches: searcher, scheduler, stopper and callback over their states."""
+"""Ray Tune's side of searches: searcher, scheduler, stopper and callback for their states."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tuner.searches.ray.rooms import ConcurrentSearches
 from tuner.searches.ray.worker import CONFIGURATION, INSTRUCTIONS, OUTCOME, REQUEST, UNFIT
 
 NODE_DIED = "its node has died"
-"""In the text of Ray's `ActorDiedError` where not only the worker was lost."""
+"""Text in Ray's `ActorDiedError` if the node was lost, not only the worker."""
 
 
 class StateSearcher(Searcher):  # type: ignore[misc]
     """Gives Ray the configurations that the states propose.
 
-    Nothing comes back this way: `StateCallback` sees each result first. The state is not
-    saved, as a search is resumed from the trial journal and never from Ray's own files.
+    Results do not come back this way: `StateCallback` gets each one first. The state is not saved,
+    because a search is resumed from the trial journal and never from Ray's own files.
     """
 
     def __init__(self, searches: ConcurrentSearches) -> None:
@@ -46,11 +46,11 @@ class StateSearcher(Searcher):  # type: ignore[misc]
         self._searches = searches
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next run, `FINISHED`, or None while that is not known.
+        """The next run, `FINISHED`, or None while neither is known.
 
-        A trial can lose its worker as long as it runs, so that nothing is finished before.
+        A running trial can lose its worker, so the search is not finished before its trials.
         """
-        self._searches.report()  # Ray may wait here, where nothing runs
+        self._searches.report()  # Ray may wait here while no trial runs
         proposal = self._searches.propose(trial_id)
         if proposal is None:
             return str(Searcher.FINISHED) if self._searches.over else None
@@ -63,20 +63,20 @@ class StateSearcher(Searcher):  # type: ignore[misc]
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is saved."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing was kept."""
+        """Do nothing: no state was saved."""
 
 
 class StateScheduler(FIFOScheduler):  # type: ignore[misc]
-    """Trials start in the order in which they were proposed.
+    """Starts trials in the order in which they were proposed.
 
-    Ray's FIFO looks through all trials at each step for the next one; those that wait are in a
-    list of Ray's controller, from which it starts them where nothing is chosen here.
+    Ray's FIFO scheduler searches all trials for the next one at each step. This one chooses none,
+    so that Ray's controller starts them from its list of waiting trials.
     """
 
     def __init__(self, searches: ConcurrentSearches) -> None:
@@ -86,15 +86,15 @@ class StateScheduler(FIFOScheduler):  # type: ignore[misc]
         self._has_cache = False
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """Ray has taken the run."""
+        """Note that Ray has taken the run."""
         self._waiting[trial.trial_id] = trial
 
     def forget(self, trial: Trial) -> None:
-        """The run waits no more."""
+        """Note that the run no longer waits."""
         self._waiting.pop(trial.trial_id, None)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """None: see above. Stops what waits for a worker that will not come."""
+        """Return None (see the class); stop runs that wait for a worker that will not come."""
         if not self._has_cache:
             self._has_cache = True
             use_actor_cache(tune_controller, WorkerCache(self._searches.keeps_worker))
@@ -110,16 +110,16 @@ class HaltStopper(Stopper):  # type: ignore[misc]
     halt = False
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """A trial ends by itself."""
+        """False: a trial ends by itself."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether everything is to stop."""
+        """True if the whole experiment must stop."""
         return self.halt
 
 
 class StateCallback(Callback):  # type: ignore[misc]
-    """Tells the states what becomes of trials, as soon as Ray knows it."""
+    """Tells the states about starts and ends of trials, as soon as Ray knows them."""
 
     def __init__(
         self, searches: ConcurrentSearches, stopper: HaltStopper, scheduler: StateScheduler
@@ -133,7 +133,7 @@ class StateCallback(Callback):  # type: ignore[misc]
     def on_trial_start(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
     ) -> None:
-        """A worker has taken the trial."""
+        """Note that a worker has begun the trial."""
         run = trial.trial_id
         self._scheduler.forget(trial)
         self._actors[self._searches.index_of(run)][run] = trial.temporary_state.ray_actor
@@ -147,9 +147,10 @@ class StateCallback(Callback):  # type: ignore[misc]
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """The outcome of the trial, or why its worker can run none.
+        """Take the outcome of the trial, or the reason why its worker can run no trial.
 
-        In the second case it goes on for Ray, and the worker keeps its GPU from other trials.
+        In the second case the trial goes on for Ray, so that the worker keeps its GPU from other
+        trials.
         """
         run = trial.trial_id
         state = self._searches.state_of(run)
@@ -164,7 +165,7 @@ class StateCallback(Callback):  # type: ignore[misc]
     def on_trial_error(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
     ) -> None:
-        """The worker was lost."""
+        """Note that the worker was lost."""
         run = trial.trial_id
         self._scheduler.forget(trial)
         self._actors[self._searches.index_of(run)].pop(run, None)
@@ -172,12 +173,12 @@ class StateCallback(Callback):  # type: ignore[misc]
         self._searches.state_of(run).lose(run, _message(text), with_node=NODE_DIED in text)
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """Keep the progress moving, and pass a halt on.
+        """Report the progress, and pass on a halt.
 
-        An interrupt can come at any point of a step. Passed on here, it is always followed
-        by Ray stopping its trials and then by the end of this step. Raises `RayLostError`
-        where a process of Ray's is lost, before Ray ends this one for it, and where an own Ray is
-        given up: what stopped the search may have stopped Ray, which would be waited for.
+        An interrupt can come at any point of a step. If it is passed on here, Ray always stops its
+        trials and then ends this step. Raises `RayLostError` if a Ray process is lost, before Ray
+        ends this process because of it. Raises it also if an interrupted search has its own Ray:
+        the signal may have stopped Ray too, and waiting for it would not end.
         """
         self._searches.report()
         self._stopper.halt = self._searches.over
@@ -193,9 +194,9 @@ class StateCallback(Callback):  # type: ignore[misc]
             require_alive()
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """End the workers that a search leaves behind: Ray waits until they are done.
+        """End the remaining workers of searches that are over, because Ray waits for them.
 
-        They run trials that are given up, or can run none.
+        They run trials that are given up, or can run no trial.
         """
         for index, state in enumerate(self._searches.states):
             actors = self._actors[index]
@@ -204,7 +205,7 @@ class StateCallback(Callback):  # type: ignore[misc]
 
 
 class NoTrialProgress(TrialProgressCallback):  # type: ignore[misc]
-    """Takes the place of Ray's own, which keeps and formats every result, and prints at times."""
+    """Replaces Ray's progress callback, which keeps, formats and sometimes prints results."""
 
     def on_trial_result(
         self,
@@ -228,13 +229,13 @@ class NoTrialProgress(TrialProgressCallback):  # type: ignore[misc]
 
 
 def _error_text(trial: Trial) -> str:
-    """What Ray keeps of the error of a trial."""
+    """The error text that Ray keeps of a trial; empty without one."""
     path = trial.error_file
     return Path(path).read_text() if path and Path(path).exists() else ""
 
 
 def _message(text: str) -> str:
-    """The last line, which names the exception, or what became of the node."""
+    """The line about the lost node, if any, and the last line, which names the exception."""
     text = masked(text, secret_values(os.environ))
     lines = [line.strip() for line in text.strip().splitlines()]
     for line in lines:
@@ -244,14 +245,14 @@ def _message(text: str) -> str:
 
 
 IDLE_S = 10.0
-"""A worker that had no trial for so long gives its GPU back to the cluster."""
+"""A worker without a trial gives its GPU back to the cluster after this time."""
 
 
 class RequestedResources(tune.PlacementGroupFactory):  # type: ignore[misc]
     """The resources of one trial, on one node.
 
-    Ray gives the worker of a trial that ended to one that asks for equal resources. Those of two
-    searches are never equal, so that a worker stays with its runner.
+    Ray reuses the worker of a trial that ended for a trial with equal resources. The resources of
+    two searches are never equal, so that a worker stays with its runner.
     """
 
     def __init__(self, resources: Mapping[str, float], request: int) -> None:
@@ -274,11 +275,11 @@ class RequestedResources(tune.PlacementGroupFactory):  # type: ignore[misc]
 
 
 class WorkerCache:
-    """The idle workers between two trials; takes the place of Ray Tune's own cache of actors.
+    """The idle workers between two trials; replaces Ray Tune's own cache of actors.
 
-    Ray's keeps a worker only while another trial with its resources waits, or nothing waits at
-    all: while one search waits for its node, those of all others would be started anew for
-    each trial. Has the methods that `TuneController` calls.
+    Ray's cache keeps a worker only while a trial with its resources waits, or while no trial waits
+    at all: if one search waited for its node, the workers of all others would be restarted for each
+    trial. This class has the methods that `TuneController` calls.
     """
 
     total_max_objects = 0
@@ -292,33 +293,33 @@ class WorkerCache:
 
     @property
     def num_cached_objects(self) -> int:
-        """How many workers are idle."""
+        """Number of idle workers."""
         return sum(len(idle) for idle in self._idle.values())
 
     def increase_max(self, key: RequestedResources, by: int = 1) -> None:
-        """How many trials wait is asked of the states instead."""
+        """Do nothing: the states know the number of waiting trials."""
 
     def decrease_max(self, key: RequestedResources, by: int = 1) -> None:
-        """As `increase_max`."""
+        """Do nothing, as `increase_max`."""
 
     def has_cached_object(self, key: RequestedResources) -> bool:
-        """Whether a worker with these resources is idle."""
+        """True if a worker with these resources is idle."""
         return bool(self._idle.get(key))
 
     def cache_object(self, key: RequestedResources, worker: Any) -> bool:
-        """Keep a worker that has become idle; False where it is to end."""
+        """Keep a worker that has become idle; False if it must end."""
         if not self._keeps(key.request):
             return False
         self._idle[key].append((self._clock(), worker))
         return True
 
     def pop_cached_object(self, key: RequestedResources) -> Any:
-        """A worker with these resources; the one that was idle last is the likeliest to live."""
+        """The most recently idle worker with these resources, which most likely lives; or None."""
         idle = self._idle.get(key)
         return idle.pop()[1] if idle else None
 
     def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
-        """The workers that are to end."""
+        """Yield the workers that must end."""
         now_s = self._clock()
         for key, idle in self._idle.items():
             keeps = not force_all and self._keeps(key.request)

@@ -1,4 +1,4 @@
-"""Ray itself: a quiet private cluster for one search, or the one that is there."""
+"""Ray itself: a quiet private cluster for one search, or a connection to an existing one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from tuner.searches.ray.private import (
 from tuner.searches.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
-"""Trials exchange a few kilobytes; Ray's own default is 30 % of the host's memory."""
+"""Size of Ray's object store. Trials exchange a few kilobytes, and Ray's default is 30 % of the
+host's memory."""
 
 JOIN_TIMEOUT_S = 5.0
 
@@ -42,14 +43,14 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 NOT_WATCHED = Watch()
 
 METRICS_PERIOD_MS = 2000
-"""How often processes of a cluster of its own hand in their metrics; Ray's default is 10 s."""
+"""Period at which processes of a private cluster report metrics; Ray's default is 10 s."""
 
 QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # A trial that exhausts the host's memory ends by itself; Ray would end its supervisor.
+    # A trial that exhausts the host's memory ends by itself; Ray would kill its supervisor.
     "RAY_memory_monitor_refresh_ms": "0",
     **DEVICE_ORDER,
     # The search has its own journal, progress and handling of Ctrl-C.
@@ -58,17 +59,17 @@ QUIET_ENVIRONMENT = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "1e9",
     "TUNE_RESULT_BUFFER_LENGTH": "1",
-    # An actor that does not end, on a silent node, is killed after this. With less than the 10
-    # seconds that Ray Tune then gives it, nothing else happens in the rest of them.
+    # An actor that does not end, on a silent node, is killed after this time. Ray Tune then waits
+    # 10 seconds for it; with a shorter time, it would do nothing else until they are over.
     "TUNE_FORCE_TRIAL_CLEANUP_S": "11",
-    # How many trials wait for a worker is decided by the states.
+    # The states decide how many trials wait for a worker.
     "TUNE_MAX_PENDING_TRIALS_PG": "100000",
 }
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Ray and Ray Tune print and count nothing inside; everything is as before afterwards."""
+    """Keep Ray and Ray Tune from printing and from usage statistics inside the block."""
     with (
         nodes_not_printed(),
         environment(QUIET_ENVIRONMENT),
@@ -86,13 +87,13 @@ def connected(
     undisturbed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     watch: Watch = NOT_WATCHED,
 ) -> Iterator[None]:
-    """Ray is initialised inside, and can be watched as `watch` says.
+    """Initialise Ray for the block, with the metrics and dashboard of `watch`.
 
     Uses the connection of this process if there is one; else joins the cluster at `address`;
-    else starts a cluster with `cpus` CPUs and the GPUs of these indices, and on leaving ends all
-    its processes and removes its files. Ray starts and ends within `undisturbed()`. Raises
-    `UnavailableError` when there is no cluster at `address`, or Ray does not start in time,
-    `InputError` when it is no address.
+    else starts a cluster with `cpus` CPUs and the GPUs of these indices, and at the end stops all
+    its processes and removes its files. Ray starts and stops within `undisturbed()`. Raises
+    `UnavailableError` if there is no cluster at `address` or Ray does not start in time, and
+    `InputError` for an invalid address.
     """
     if ray.is_initialized():
         yield
@@ -111,18 +112,18 @@ def connected(
 
 
 def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float]) -> int:
-    """CPUs to start a cluster with: what the trials at once need, else what this process has."""
+    """CPUs of a new cluster: those that concurrent trials need, else those of this process."""
     if max_concurrent is not None:
         return max(1, math.ceil(max_concurrent * resources_per_trial.get("CPU", 1.0)))
-    # In a container this is less than the machine has.
+    # In a container, these are fewer than the machine's.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a cluster has: `resources` by name, the types of its GPUs among them.
+    """The `resources` of a cluster by name, including the types of its GPUs.
 
-    `grows` says that it starts nodes where something that no node has is asked for.
+    `grows` is True if it starts nodes for resources that no node has.
     """
 
     resources: Mapping[str, float]
@@ -130,9 +131,9 @@ class Offer:
 
 
 def offer(address: str) -> Offer:
-    """What the cluster at `address` has.
+    """The offer of the cluster at `address`.
 
-    Raises `UnavailableError` when there is no cluster, `InputError` when it is no address.
+    Raises `UnavailableError` if there is no cluster, and `InputError` for an invalid address.
     """
     with quiet(), connected(address, cpus=1):
         return Offer(dict(ray.cluster_resources()), grows())
@@ -144,7 +145,7 @@ def offered(address: str) -> Mapping[str, float]:
 
 
 def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
-    """Start a cluster on this machine; returns the address of its dashboard, if it has one."""
+    """Start a cluster on this machine; return the address of its dashboard, or ""."""
     if said := keep_private():
         watch.tell(said)
     with _visible(gpus), on_localhost(), in_own_groups():
@@ -157,10 +158,10 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            # Ray lets everybody write into its folder, which others cannot reach in one of ours.
+            # Ray makes its folder writable for all users, so it is inside a private folder.
             _temp_dir=str(folder / RAY_FOLDER),
             _metrics_export_port=watch.metrics_port or None,
-            # Collecting them takes time of the processor that trials run on.
+            # Collecting metrics takes processor time from trials.
             _system_config={
                 "enable_metrics_collection": watch.metrics,
                 "metrics_report_interval_ms": METRICS_PERIOD_MS,
@@ -170,7 +171,7 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
 
 
 def _tell(watch: Watch, dashboard: str) -> None:
-    """Say where there is something to see of the cluster that was started or joined."""
+    """Tell the addresses of the dashboard and the metrics of the connected cluster."""
     if watch.dashboard and dashboard:
         watch.tell(f"dashboard: http://{dashboard}")
     if watch.metrics_port is not None:
@@ -181,7 +182,7 @@ def _tell(watch: Watch, dashboard: str) -> None:
 
 @contextlib.contextmanager
 def _visible(gpus: Sequence[int]) -> Iterator[None]:
-    """What is started inside sees these GPUs, counted among those that this process sees."""
+    """Let processes started inside see only these GPUs, indexed among those of this process."""
     before = os.environ.get(VISIBLE_DEVICES)
     if gpus:
         seen = before.split(",") if before else None
@@ -202,7 +203,7 @@ def _shut_down(undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
 
 
 def _join(address: str) -> str:
-    """Join the cluster; returns the address of its dashboard, if it has one."""
+    """Join the cluster; return the address of its dashboard, or ""."""
     if address != "auto":
         _check_answer(address)
     try:
@@ -213,7 +214,7 @@ def _join(address: str) -> str:
             hint=_HOW_TO_ENTER,
         ) from error
     except ConnectionError as error:
-        # Something listens there. Ray does not say whether it was refused.
+        # Something listens there. Ray does not tell whether the token was refused.
         raise _no_cluster(
             address, more=f"; for a cluster that asks for a token, {_HOW_TO_ENTER}"
         ) from error
@@ -221,7 +222,7 @@ def _join(address: str) -> str:
 
 
 def _check_answer(address: str) -> None:
-    """Raise unless something listens there that talks as Ray does; Ray would try for minutes."""
+    """Raise unless a server at the address speaks Ray's protocol; Ray would try for minutes."""
     target = urlsplit(address if "://" in address else f"//{address}")
     try:
         host, port = target.hostname, target.port
@@ -234,7 +235,7 @@ def _check_answer(address: str) -> None:
         )
     try:
         with socket.create_connection((host, port), timeout=JOIN_TIMEOUT_S) as peer:
-            # With TLS nothing is said before certificates are.
+            # With TLS, the server sends nothing before the handshake.
             is_known = os.environ.get("RAY_USE_TLS", "0") != "0" or _speaks_http2(peer)
     except OSError as error:
         raise _no_cluster(address) from error
@@ -243,7 +244,7 @@ def _check_answer(address: str) -> None:
 
 
 def _speaks_http2(peer: socket.socket) -> bool:
-    """Whether who listens begins with the frame SETTINGS, as each gRPC server does (RFC 9113)."""
+    """True if the server begins with a SETTINGS frame, as every gRPC server does (RFC 9113)."""
     peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0]))
     peer.settimeout(JOIN_TIMEOUT_S)
     head = b""
@@ -252,7 +253,7 @@ def _speaks_http2(peer: socket.socket) -> bool:
         if not piece:
             return False
         head += piece
-    return head[3] == _SETTINGS and not any(head[5:])  # of no stream
+    return head[3] == _SETTINGS and not any(head[5:])  # stream 0
 
 
 _SETTINGS, _FRAME_HEAD_BYTES = 4, 9
@@ -260,7 +261,7 @@ _SETTINGS, _FRAME_HEAD_BYTES = 4, 9
 _HOW_TO_ENTER = (
     "set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
 )
-"""Ray itself looks for a token only so where an address was given (docs/cluster.md)."""
+"""With an address, Ray looks for a token only in these ways (docs/cluster.md)."""
 
 
 def _no_cluster(address: str, *, more: str = "") -> UnavailableError:
@@ -271,13 +272,13 @@ def _no_cluster(address: str, *, more: str = "") -> UnavailableError:
 
 
 TOKEN_BYTES = 32
-"""As many as Ray takes."""
+"""Length of a token; Ray uses the same."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def default_path() -> Path | None:
-    """Where Ray keeps it by itself; None without a home directory."""
+    """The file in which Ray keeps its token; None without a home directory."""
     try:
         return Path.home() / ".ray" / "auth_token"
     except RuntimeError:  # as in some containers
@@ -285,10 +286,10 @@ def default_path() -> Path | None:
 
 
 def keep_private() -> str:
-    """Make the token where there is none; what is to be said of one that others could read.
+    """Make the token if there is none; return a warning if others could read it, else "".
 
-    Nothing is done where another token is named in the environment, or none is asked for. Raises
-    `UnavailableError` where the file is not the user's own.
+    Does nothing if the environment names another token or turns tokens off. Raises
+    `UnavailableError` if the file is not the user's own.
     """
     path = default_path()
     if path is None or _is_settled():
@@ -312,13 +313,13 @@ def keep_private() -> str:
 
 
 def _is_settled() -> bool:
-    """Whether the environment says of which token, or that none is asked for."""
+    """True if the environment names a token, or turns tokens off."""
     named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     return named or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
 
 
 def _make(path: Path) -> None:
-    """A token at `path`, whole from the beginning, unless something is there."""
+    """Create a token at `path` atomically, unless something is there."""
     if os.path.lexists(path):
         return
     descriptor, draft = tempfile.mkstemp(dir=path.parent)  # 0600

@@ -1,4 +1,4 @@
-"""Runs searches: Optuna proposes, workers of Ray Tune run the trials, records come out."""
+"""Runs searches: a proposer chooses trials, and Ray Tune's workers run them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from tuner.searches.state import SearchState
 from tuner.searches.strategies import Knowledge, open_mirror
 
 STOP_REACHES_ALL_S = 1.0
-"""Between the first and the last process of a job that is told to stop, on a loaded machine."""
+"""Time until a stop signal has reached all processes of a job, on a loaded machine."""
 LOOK_AGAIN_S = 0.05
 
 
@@ -70,11 +70,10 @@ def search(
 ) -> SearchOutcome:
     """Run trials until the budget, the time or the space is used up, or the user interrupts.
 
-    `search_all` of one request; what makes it fail is raised.
+    This is `search_all` with one request, but the failure of the search is raised.
 
-    Raises `InputError` when no configuration is valid, `UnavailableError` when there is no
-    Ray at the address or no node for the trials, and the `TunerError` of a runner that cannot
-    work.
+    Raises `InputError` if no configuration is valid, `UnavailableError` if there is no Ray at the
+    address or no node for the trials, and the `TunerError` of a runner that can run no trial.
     """
     (result,) = search_all(
         [request], on_progress=lambda progress: on_progress(progress[0]), on_record=on_record
@@ -90,22 +89,21 @@ def search_all(
     on_progress: Callable[[Sequence[Progress]], None] = lambda progress: None,
     on_record: Callable[[TrialRecord], None] = lambda record: None,
 ) -> tuple[SearchOutcome, ...]:
-    """Run several searches side by side on one cluster; their results in the order of `requests`.
+    """Run several searches at once on one cluster; return results in the order of `requests`.
 
     `on_record` gets each new record as soon as its trial ends, for the journal of its GPU type;
     `on_progress` gets the progress of all at each change and about once a second. Both are
-    called in this thread; what they raise ends all searches and is raised here. `address`,
+    called in this thread; their exceptions end all searches and are raised here. `address`,
     `local_gpus` and `time_limit_s` must be the same in all requests.
 
-    A search that cannot go on (no node for its trials, workers with other GPUs than their nodes
-    say) ends with a `failure` in its result, and the others go on.
+    A search that cannot continue (no node for its trials, or workers with other GPUs than their
+    nodes declare) ends with a `failure` in its result, and the others continue.
 
-    The first SIGINT or SIGTERM gives up the trials that run and returns what is there; the
-    second raises KeyboardInterrupt. Once the time limit is over no trial starts, and those
-    that run may end.
+    The first SIGINT or SIGTERM gives up the running trials and returns the results so far; the
+    second raises KeyboardInterrupt. After the time limit no trial starts, and running ones may end.
 
-    Raises `InputError` when the configurations of a request are none, and `UnavailableError`
-    when there is no Ray at the address, it does not start, or is lost meanwhile.
+    Raises `InputError` if a request has no valid configuration, and `UnavailableError` if there is
+    no Ray at the address, it does not start, or it is lost meanwhile.
     """
     run_id = uuid.uuid4().hex[:8]
     requests = [dataclasses.replace(r, run_id=r.run_id or run_id) for r in requests]
@@ -136,7 +134,7 @@ def _states(
     on_record: Callable[[TrialRecord], None],
     on_progress: Callable[[Sequence[Progress]], None],
 ) -> list[SearchState]:
-    """One for each request; a change in one tells the progress of all."""
+    """A state for each request; a change in one reports the progress of all."""
     states: list[SearchState] = []
 
     def tell(_: Progress) -> None:
@@ -150,7 +148,7 @@ def _states(
 
 
 def proposer_of(request: SearchRequest) -> Proposer:
-    """What proposes the trials of `request`. Raises `InputError` when nothing can be tried."""
+    """The proposer of the trials of `request`. Raises `InputError` without configurations."""
     configurations = list(request.space.configurations(request.where))
     if not configurations:
         conditions = " and ".join(request.where)
@@ -182,7 +180,7 @@ def proposer_of(request: SearchRequest) -> Proposer:
 def _of_each(
     configurations: Sequence[Configuration], predictions: Mapping[str, Prediction]
 ) -> list[Prediction]:
-    """The predictions in the order of the configurations; none unless all are there."""
+    """The predictions in the order of the configurations; empty unless all have one."""
     found = [predictions[c.key] for c in configurations if c.key in predictions]
     return found if len(found) == len(configurations) else []
 
@@ -190,7 +188,7 @@ def _of_each(
 def _run(
     requests: Sequence[SearchRequest], states: Sequence[SearchState], watching: Watching
 ) -> None:
-    """Connect to Ray and run trials; returns when no state wants more of them."""
+    """Connect to Ray and run trials; return when all searches are over."""
 
     def interrupt() -> None:
         for state in states:
@@ -230,13 +228,13 @@ def _run(
             with _given_up(searches), losses_said():
                 _run_trials(requests, searches, folder)
                 if any(state.failure for state in states):
-                    require_alive()  # else the loss is the reason
+                    require_alive()  # a lost Ray would be the actual reason
         watching.progress(tuple(state.progress for state in states), now=True)
 
 
 @contextlib.contextmanager
 def _given_up(searches: ConcurrentSearches) -> Iterator[None]:
-    """Ray may be lost inside where the search is stopped: what stops all of a job stops Ray too.
+    """Ignore the loss of Ray in the block if the search is stopped: a job's signal stops Ray too.
 
     The signal may reach Ray's processes first, so that the loss is noticed before the stop.
     """
@@ -269,8 +267,8 @@ def _run_trials(
         functools.partial(_resources_of, needed=needed),
     )
     stopper, scheduler = HaltStopper(), StateScheduler(searches)
-    # `tune.run` and not `tune.Tuner`, which pickles the searcher into a file of its own; there
-    # is nothing to restore from it, and the callbacks of a search cannot be pickled.
+    # `tune.run` and not `tune.Tuner`, which pickles the searcher into a file: nothing is ever
+    # restored from it, and the callbacks of a search cannot be pickled.
     tune.run(
         trainable,
         name="search",
@@ -280,8 +278,8 @@ def _run_trials(
         callbacks=[StateCallback(searches, stopper, scheduler), NoTrialProgress()],
         num_samples=-1,
         reuse_actors=True,
-        # The states count what a lost worker means, and hand its trial out again. Ray's own
-        # count takes the loss of an idle worker for two, and leaves its trial hanging.
+        # The states count lost workers and run their trials again. Ray would count the loss of an
+        # idle worker twice, and leave its trial hanging.
         max_failures=0,
         raise_on_failed_trial=False,
         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
@@ -294,14 +292,14 @@ def _run_trials(
 def _resources_of(
     config: Mapping[str, Any], *, needed: Sequence[Mapping[str, float]]
 ) -> RequestedResources:
-    """What the trial of this configuration needs."""
+    """The resources of the trial with this configuration."""
     index = config[REQUEST]
     return RequestedResources(needed[index], index)
 
 
 @contextlib.contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Optuna says nothing but errors meanwhile."""
+    """Let Optuna log only errors inside the block."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -314,10 +312,10 @@ LOOK_S = 1.0
 
 
 class PlaceholderDemand:
-    """Keeps placement groups waiting for what no node offers yet; the autoscaler sees them.
+    """Keeps placement groups waiting for missing resources, so that the autoscaler adds nodes.
 
-    They end with the connection to Ray. Ray Tune's own trials are not used for that: with one of
-    them waiting, Ray keeps no worker for its next trial.
+    They end with the connection to Ray. Waiting trials of Ray Tune would show the demand too, but
+    while one waits, Ray keeps no worker for its next trial.
     """
 
     def __init__(self) -> None:
@@ -325,9 +323,9 @@ class PlaceholderDemand:
         self._looked_s: dict[int, float] = {}
 
     def show(self, key: int, resources: dict[str, float], count: int) -> None:
-        """Wait for these resources of `count` nodes, 0 and more.
+        """Wait for these resources on `count` nodes, 0 or more.
 
-        A group that was placed gives its room to trials at once.
+        A group that was placed is removed at once, so that trials get its room.
         """
         groups = self._groups.setdefault(key, [])
         if count == len(groups) == 0:

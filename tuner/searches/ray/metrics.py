@@ -1,6 +1,6 @@
-"""A search as metrics of Ray's, for Prometheus and for whatever draws what Prometheus keeps.
+"""Metrics of a search, which Ray exports to Prometheus.
 
-Ray puts "ray_" before each name, and "_total" behind those of counters. Every metric carries the
+Ray puts "ray_" before each name, and "_total" after the names of counters. Every metric has the
 tags `space`, `gpu` and `run`.
 """
 
@@ -19,12 +19,12 @@ from tuner.searches.journal import latest
 from tuner.searches.progress import Progress
 
 PERIOD_S = 1.0
-"""Gauges are set no more often; Ray itself collects metrics every few seconds."""
+"""Minimum time between two updates of the gauges; Ray collects metrics every few seconds."""
 
 TAGS = ("space", "gpu", "run")
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 1.0)
-"""Upper ends of the classes of a trial's memory / the GPU's. Ray takes each value for the middle of
-its class: the sum of a histogram of Ray's is no sum, and its mean no mean."""
+"""Upper ends of the histogram's classes of a trial's memory / the GPU's memory. Ray replaces each
+value by the middle of its class, so the sum and mean of its histograms are not exact."""
 
 COUNTERS: Mapping[str, str] = {
     "tuner_trials": "Finished trials, by outcome and source, without those of earlier searches.",
@@ -53,7 +53,7 @@ MORE_TAGS: Mapping[str, tuple[str, ...]] = {"tuner_trials": ("outcome", "source"
 
 
 class Instruments:
-    """The metrics in this process. To be made once Ray is initialised."""
+    """The metrics in this process. Create it after Ray is initialised."""
 
     def __init__(self) -> None:
         self._counters = {
@@ -72,7 +72,7 @@ class Instruments:
             self._counters[name].inc(value, dict(tags))
 
     def show(self, name: str, value: float | None, tags: Mapping[str, str]) -> None:
-        """Set a gauge; what is not known is not shown."""
+        """Set a gauge, unless the value is unknown."""
         if value is not None:
             self._gauges[name].set(value, dict(tags))
 
@@ -92,14 +92,14 @@ class Watched:
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """As metrics carry them."""
+        """The tags of the metrics."""
         return {"space": self.space, "gpu": self.gpu, "run": self.run}
 
 
 class SearchMetrics:
-    """Tells Ray how the searches of several GPU types go, in the order of `watched`.
+    """Updates the metrics of the searches of several GPU types, in the order of `watched`.
 
-    `record` and `progress` are called by the driver as things happen, and cost no more late in a
+    The driver calls `record` and `progress` during the searches; a call takes no longer late in a
     search than at its start.
     """
 
@@ -118,12 +118,12 @@ class SearchMetrics:
         self._shown_s: float | None = None
 
     def known(self, records: Iterable[TrialRecord]) -> None:
-        """Take in trials of earlier searches; they are not counted as trials of this one."""
+        """Add trials of earlier searches; they are not counted as trials of this one."""
         for record in records:
             self._numbers[record.gpu].add(record)
 
     def record(self, record: TrialRecord) -> None:
-        """A trial ended."""
+        """Count a trial that ended."""
         tags = self._watched[record.gpu].tags
         self._numbers[record.gpu].add(record)
         outcome, tell = record.outcome, self._instruments
@@ -141,13 +141,13 @@ class SearchMetrics:
             total[1] += 1
 
     def decided(self, gpu: str, seconds: float) -> None:
-        """The search took this long to decide on the next trial."""
+        """Count a decision on the next trial, which took this many seconds."""
         tags = self._watched[gpu].tags
         self._instruments.count("tuner_decisions", 1, tags)
         self._instruments.count("tuner_decision_seconds", seconds, tags)
 
     def progress(self, every: Sequence[Progress], *, now: bool = False) -> None:
-        """Show where the searches stand, if it is time or is to be `now`."""
+        """Update the gauges, at most once in `PERIOD_S` unless `now`."""
         time_s = self._clock()
         if not now and self._shown_s is not None and time_s - self._shown_s < PERIOD_S:
             return
@@ -176,7 +176,7 @@ class SearchMetrics:
 
 
 def _ratios(record: TrialRecord) -> Mapping[str, float]:
-    """Predicted / measured of one trial, by the name of its metric; empty where one is missing."""
+    """Predicted / measured of one trial, by the metric's name; empty if either is missing."""
     measured, predicted = record.outcome.measurement, record.outcome.prediction
     if measured is None or predicted is None or record.verification or record.outcome.stage:
         return {}  # a verification also evaluates, and one stage is not what was predicted
@@ -195,11 +195,12 @@ def _ratios(record: TrialRecord) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What there is to show of a search at one moment.
+    """The numbers of a search at one moment.
 
-    `hypervolume` is of the front of throughput and memory, in samples/s x bytes, with 0 and the
-    GPU's memory as its reference. `best_samples_per_s` and `best_device_bytes` are of the fastest
-    that fits, None before there is one; `oom_share` is of all trials, None before the first.
+    `hypervolume` is that of the front of throughput and memory, in samples/s x bytes, with 0 and
+    the GPU's memory as its reference. `best_samples_per_s` and `best_device_bytes` are those of the
+    fastest that fits, None before there is one; `oom_share` is of all trials, None before the
+    first.
     """
 
     trials: int
@@ -213,8 +214,8 @@ class Numbers:
 class RunningSummary:
     """Follows the records of one GPU type.
 
-    Taking a record in costs the same however many there were; the front is worked out when it is
-    asked for, from the front before and what came since.
+    Adding a record takes the same time however many there were; the front is computed on request,
+    from the previous front and the records since.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -227,7 +228,7 @@ class RunningSummary:
         self._trials = self._oom = 0
 
     def add(self, record: TrialRecord) -> None:
-        """Take in a record; several of one configuration count together, as in the results."""
+        """Add a record; the records of one configuration are pooled, as in the results."""
         self._trials += 1
         self._oom += record.outcome.status is Status.OOM
         runs = self._runs.setdefault(record.configuration, [])
@@ -237,11 +238,11 @@ class RunningSummary:
         if together.fits:
             self._fitting[record.configuration] = together
             self._new.append(together)
-        # What this configuration kept off the front may come back.
+        # Configurations that this one dominated may come back to the front.
         self._again = self._again or before is not None
 
     def numbers(self) -> Numbers:
-        """Where the search stands."""
+        """The numbers now."""
         changed = self._fitting.values() if self._again else (*self._front, *self._new)
         if self._again or self._new:
             self._front = pareto_front(changed, limit_bytes=self._limit_bytes)

@@ -1,7 +1,7 @@
-"""All of Ray's private parts that are used, and why: nothing public does the same.
+"""All uses of Ray's private parts, with the reasons: no public part does the same.
 
-Tested with Ray 2.60. Another version may have moved them: then an import fails here, or a test of
-`tests/test_local_ray.py` or `tests/test_tune_search.py`, and no search that runs already.
+Tested with Ray 2.60. If another version has moved them, an import fails here, or a test of
+`tests/test_local_ray.py` or `tests/test_tune_search.py`, but no running search.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ RAYLET, GCS_SERVER = ray_constants.PROCESS_TYPE_RAYLET, ray_constants.PROCESS_TY
 _PRINT_OF_NODES = "print_to_stdstream"
 
 _AUTOSCALER_STATUS = "__autoscaling_status"
-"""Key under which the monitor of Ray's first autoscaler reports; the second has a service."""
+"""Key of the status of Ray's first autoscaler; the second autoscaler has a service."""
 
 
 @contextlib.contextmanager
 def nodes_not_printed() -> Iterator[None]:
-    """What befalls Ray's nodes and workers is not printed inside.
+    """Keep Ray from printing events of its nodes and workers inside the block.
 
-    Ray prints it on this process's stdout, with whole pages of their logs, and `log_to_driver` does
-    not keep it from that. A search says in its answer what matters.
+    Ray prints them to this process's stdout, with whole pages of logs, even without
+    `log_to_driver`. The result of a search contains what the user needs to know.
     """
     printed = getattr(worker, _PRINT_OF_NODES, None)
     if printed is not None:
@@ -56,10 +56,10 @@ def nodes_not_printed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_localhost() -> Iterator[None]:
-    """The processes of a cluster that is started inside listen on the loopback address alone.
+    """Let processes of a cluster that starts inside listen on the loopback address only.
 
-    So Ray does by itself on macOS and Windows. It asks a constant of its own for that, and has no
-    argument for it: an address of localhost is replaced by the one that other machines see.
+    Ray does so itself on macOS and Windows. Only a constant controls this, and no argument: Ray
+    replaces an address of localhost by the one that other machines see.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -71,10 +71,10 @@ def on_localhost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def placement_groups_left(leaving: Callable[[], bool]) -> Iterator[None]:
-    """Ray Tune removes no placement group inside once `leaving` says so.
+    """Keep Ray Tune from removing placement groups inside once `leaving` returns True.
 
-    It asks the GCS to, wherever an actor ends or its own objects are collected. With the GCS gone
-    that call waits until Ray ends this process, and a cluster that is shut down has none left.
+    It calls the GCS for that whenever an actor ends or its own objects are collected. If the GCS is
+    lost, the call blocks until Ray ends this process. A cluster that is shut down needs no removal.
     """
     remove = placement_group.remove_placement_group
 
@@ -82,7 +82,7 @@ def placement_groups_left(leaving: Callable[[], bool]) -> Iterator[None]:
         if not leaving():
             remove(group)
 
-    name = "remove_placement_group"  # it is called by both of its names
+    name = "remove_placement_group"  # Ray calls it by both names
     with (
         mock.patch.object(placement_group, name, remove_or_leave),
         mock.patch.object(ray.util, name, remove_or_leave),
@@ -97,10 +97,10 @@ class _OwnGroupPopen(services.ConsolePopen):  # type: ignore[misc] # Ray has no 
 
 @contextlib.contextmanager
 def in_own_groups() -> Iterator[None]:
-    """The processes of a cluster that is started inside have process groups of their own.
+    """Give processes of a cluster that starts inside process groups of their own.
 
-    Schedulers, `timeout` and terminals send their signals to whole groups: the search is to hear
-    them, and to end Ray afterwards. Ray itself only keeps SIGINT from its processes.
+    Schedulers, `timeout` and terminals send their signals to whole groups, but only the search
+    should receive them, and then end Ray. Ray itself keeps only SIGINT from its processes.
     """
     before = services.ConsolePopen
     services.ConsolePopen = _OwnGroupPopen
@@ -113,13 +113,13 @@ def in_own_groups() -> Iterator[None]:
 def node_here() -> Node | None:
     """The node that this process started or joined; None without one.
 
-    Its processes are asked whether they live: Ray says nothing before it ends this process.
+    It is used to check that its processes live: Ray gives no warning before it ends this process.
     """
     return worker._global_node
 
 
 def nodes_in(error: BaseException) -> Iterator[Node]:
-    """The nodes that did not come up: Ray keeps them nowhere but in the error."""
+    """The nodes that failed to start, which Ray keeps only in the traceback of the error."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
         if isinstance(node, Node):
@@ -127,36 +127,37 @@ def nodes_in(error: BaseException) -> Iterator[Node]:
 
 
 def use_actor_cache(tune_controller: Any, cache: Any) -> None:
-    """Let Ray Tune keep idle workers in `cache`; its own ends them too early. See `WorkerCache`."""
+    """Let Ray Tune keep idle workers in `cache`, because its own ends them too early."""
     controller = getattr(tune_controller, "_tune_controller", tune_controller)
-    if hasattr(controller, "_actor_cache"):  # else Ray's own will do
+    if hasattr(controller, "_actor_cache"):  # else Ray's own cache stays
         controller._actor_cache = cache
 
 
 def autoscaler_status() -> bytes | None:
-    """What the monitor of Ray's first autoscaler reports, as JSON; None where none runs."""
+    """The status report of Ray's first autoscaler, as JSON; None without one."""
     return _internal_kv_get(_AUTOSCALER_STATUS)  # type: ignore[no-any-return]
 
 
 STARTS = 2
-"""A machine that was too busy once is often not so a minute later."""
+"""Number of attempts to start Ray: a machine that is too busy is often free a minute later."""
 
 LOOK_PERIOD_S = 0.5
-"""Between two looks at whether Ray's processes live."""
+"""Time between two checks that Ray's processes live."""
 LAST_WORD_S = 8.0
-"""A search that could notice has long ended then, and Ray has not yet ended this process."""
+"""Time after a loss when this process ends: a search that can react has ended by then, and Ray
+has not yet ended this process."""
 
 _TOO_SLOW = re.compile(r"timed out|failed to connect to gcs", re.IGNORECASE)
-"""In what `ray.init` raises where a process of its cluster does not answer in time: exceptions of
+"""Texts of the errors of `ray.init` if a process of its cluster does not answer in time; they have
 no class of their own (ray/_private/node.py, and the core worker's `RaySystemError`)."""
 
 Started = TypeVar("Started")
 
 
 def started(start: Callable[[], Started]) -> Started:
-    """What `start` returns, which starts a cluster; tried once more where Ray was too slow.
+    """Start a cluster with `start` and return its result; try once more if Ray is too slow.
 
-    What a failed start left is ended. Raises `UnavailableError` where Ray is too slow again.
+    Processes of a failed start are ended. Raises `UnavailableError` if Ray is too slow again.
     """
     for _ in range(STARTS):
         try:
@@ -174,9 +175,10 @@ def started(start: Callable[[], Started]) -> Started:
 
 
 def lost_process() -> str | None:
-    """Which of Ray's processes on this machine has ended; None where none has, or none is known.
+    """The kind of a Ray process on this machine that has ended; None without one.
 
-    Of a cluster of this process, raylet and GCS; of one that was joined, the raylet of this node.
+    Checks the raylet and the GCS of a cluster that this process started, or the raylet of this node
+    in a cluster that it joined.
     """
     node = node_here()
     if node is None:
@@ -189,20 +191,20 @@ def lost_process() -> str | None:
 
 
 def is_own() -> bool:
-    """Whether this process has started the Ray that it uses."""
+    """True if this process has started the Ray that it uses."""
     node = node_here()
     return node is not None and bool(node.all_processes)
 
 
 class RayLostError(BaseException):
-    """A process of Ray's is lost. No `Exception`: after one, Ray Tune asks Ray to end its trials.
+    """A Ray process is lost. It is no `Exception`, after which Ray Tune asks Ray to end its trials.
 
-    That takes longer than Ray leaves this process, or blocks until Ray ends it.
+    Ending them would take longer than Ray leaves this process, or block until Ray ends it.
     """
 
 
 def require_alive() -> None:
-    """Raise `RayLostError` where a process is lost without which Ray cannot go on."""
+    """Raise `RayLostError` if a process that Ray needs is lost."""
     lost = lost_process()
     if lost is not None:
         raise RayLostError(f"its process {lost} has ended")
@@ -210,10 +212,10 @@ def require_alive() -> None:
 
 @contextlib.contextmanager
 def losses_said() -> Iterator[None]:
-    """What is raised inside is an `UnavailableError` where Ray itself is lost.
+    """Turn errors inside the block into `UnavailableError` if Ray itself is lost.
 
-    A call of Ray's that waits for what is gone never returns: then the process ends here, as it
-    would by Ray, but with the answer and its exit code.
+    A Ray call that waits for a lost process never returns. This process is then ended, as Ray would
+    do, but with the error message and its exit code.
     """
     over = threading.Event()
     threading.Thread(target=_last_word, args=(over,), daemon=True).start()
@@ -235,7 +237,7 @@ def losses_said() -> Iterator[None]:
 
 
 def _last_word(over: threading.Event) -> None:
-    """End this process where a loss has not ended the search within `LAST_WORD_S`."""
+    """End this process if the search goes on for `LAST_WORD_S` after a loss."""
     seen_s: float | None = None
     while not over.wait(LOOK_PERIOD_S):
         lost = lost_process()
@@ -251,7 +253,7 @@ def _last_word(over: threading.Event) -> None:
 
 
 def lost_ray(what: str) -> UnavailableError:
-    """The answer where Ray itself is lost under a search."""
+    """The error for the loss of Ray during a search."""
     return UnavailableError(
         f"Ray on this machine was lost during the search: {what}",
         hint="every finished trial is in the journal, and the same command goes on from there; if "
@@ -260,7 +262,7 @@ def lost_ray(what: str) -> UnavailableError:
 
 
 def _refuses(path: str) -> bool:
-    """True when the socket refuses connections; a slow listener does not refuse."""
+    """True if the Unix socket refuses connections; a slow listener does not refuse."""
     if not path.startswith("/"):  # no Unix socket
         return False
     try:
@@ -275,7 +277,7 @@ def _refuses(path: str) -> bool:
 
 
 def _end_rest(error: Exception) -> None:
-    """End the processes of a node that did not come up."""
+    """End the processes of a node that failed to start."""
     ray.shutdown()
     for node in nodes_in(error):
         node.kill_all_processes(check_alive=False, wait=True)
@@ -285,10 +287,10 @@ NODE_AS_TYPE = re.compile("node_[0-9a-f]{20,}")
 
 
 def grows() -> bool:
-    """Whether the connected cluster starts nodes on demand.
+    """True if the connected cluster starts nodes on demand.
 
-    Ray's monitor reports the types of the nodes that it runs. Where nobody starts any, each node
-    is a type of its own, named after its id.
+    Ray's monitor reports the types of the running nodes. Without an autoscaler, each node has its
+    own type, named after its id.
     """
     status = autoscaler_status()
     if status is not None:

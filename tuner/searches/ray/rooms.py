@@ -1,4 +1,4 @@
-"""Room for trials on a cluster, and its division among concurrent searches."""
+"""Room for trials on a cluster, and its distribution among concurrent searches."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from tuner.searches.state import SearchState
 Resources = Mapping[str, float]
 
 REFRESH_S = 1.0
-"""Ray knows of a node that came or went within about a second; asking takes 5 us a node."""
+"""Period of asking Ray for its nodes. Ray notices a change in about a second; asking takes 5 us
+per node."""
 
 NODE_RESOURCES = ("node:", "memory", "object_store_memory", "accelerator_type:")
-"""What says nothing of what a node can run, by the beginnings of the names."""
+"""Prefixes of the names of resources that are irrelevant for the trials a node can run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long a search waits for a worker that can run its trials, in seconds.
+    """The time in seconds that a search waits for a worker that can run its trials.
 
-    `at_first_s` where there has been none, `later_s` where there was one and it is gone.
+    `at_first_s` applies before there was such a worker, `later_s` after the last one was lost.
     """
 
     at_first_s: float
@@ -38,17 +39,17 @@ class Waiting:
 
 
 OWN_CLUSTER = Waiting(at_first_s=0.0, later_s=0.0)
-"""Nothing comes to it."""
+"""A private cluster gets no more nodes."""
 FIXED_CLUSTER = Waiting(at_first_s=0.0, later_s=300.0)
-"""It starts no nodes; restarting a node or its network takes some minutes."""
+"""A fixed cluster starts no nodes; restarting a node or its network takes some minutes."""
 GROWING_CLUSTER = Waiting(at_first_s=1800.0, later_s=1800.0)
-"""A machine with a GPU, its image and the libraries may take a quarter of an hour to come."""
+"""A growing cluster may take a quarter of an hour to start a GPU machine with its image."""
 
 
 class Capacity:
-    """The room for trials, by what they need.
+    """The room of the cluster for trials with given resources.
 
-    `nodes` gives the resources of each node that is alive; it is asked once in `REFRESH_S`.
+    `nodes` returns the resources of each node that is alive; it is called once in `REFRESH_S`.
     """
 
     def __init__(
@@ -63,14 +64,14 @@ class Capacity:
         self._asked_s = -math.inf
 
     def capacity(self, resources: Resources) -> int:
-        """How many trials with these resources all nodes together can run at once."""
+        """Number of trials with these resources that all nodes together can run at once."""
         self._refresh()
         return sum(fits_on(node, resources) for node in self._nodes)
 
     def missing(
         self, resources: Resources, *, waited_s: float, was_there: bool
     ) -> UnavailableError:
-        """The answer where no node can run a trial with these resources."""
+        """The error if no node can run a trial with these resources."""
         return no_node(self._nodes, resources, waited_s=waited_s, was_there=was_there)
 
     def _refresh(self) -> None:
@@ -80,16 +81,16 @@ class Capacity:
 
 
 def alive_nodes() -> list[Resources]:
-    """The total resources of each node that Ray takes for alive.
+    """The total resources of each node that Ray considers alive.
 
-    Raises `RayLostError` where a process of Ray's on this machine is lost: asking would block.
+    Raises `RayLostError` if a Ray process on this machine is lost, because asking would block.
     """
     require_alive()
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def fits_on(node: Resources, resources: Resources) -> int:
-    """How many trials with these resources one node can run at once."""
+    """Number of trials with these resources that one node can run at once."""
     shares = [node.get(name, 0.0) / need for name, need in resources.items() if need]
     return math.floor(min(shares, default=1.0))
 
@@ -97,7 +98,7 @@ def fits_on(node: Resources, resources: Resources) -> int:
 def no_node(
     nodes: Sequence[Resources], resources: Resources, *, waited_s: float, was_there: bool = False
 ) -> UnavailableError:
-    """The answer where no node can run a trial: what is missing, and what there is."""
+    """The error if no node can run a trial, with the missing and the offered resources."""
     wanted = listed(resources)
     missing = [
         name
@@ -120,7 +121,7 @@ def no_node(
 
 
 def of_interest(node: Resources) -> list[str]:
-    """The names of the resources that say what a node can do."""
+    """The names of the node's resources that are relevant for trials."""
     return [
         name
         for name, amount in node.items()
@@ -134,28 +135,28 @@ def listed(resources: Resources) -> str:
 
 
 TURN = 10
-"""Trials that one search runs before another gets the same workers: changing takes seconds, in
-which a new worker imports torch."""
+"""Number of trials that one search runs before another gets the same workers. A change takes
+seconds, in which a new worker imports torch."""
 
 
 class Demand(Protocol):
-    """Tells a cluster that grows what is waited for."""
+    """Shows a growing cluster the resources that searches wait for."""
 
     def show(self, key: int, resources: dict[str, float], count: int) -> None:
-        """Wait for these resources of a number of nodes, 0 and more."""
+        """Wait for these resources on `count` nodes, 0 or more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One run to be given to Ray: `index` says of which search."""
+    """A run for Ray; `index` is that of its search."""
 
     index: int
     configuration: Configuration
 
 
 def first_broken(states: Iterable[SearchState]) -> Exception | None:
-    """What a callback of any of the searches raised."""
+    """The first exception that a callback of a search raised; None without one."""
     return next((state.broken for state in states if state.broken is not None), None)
 
 
@@ -173,7 +174,7 @@ class ConcurrentSearches:
         clock: Callable[[], float] = time.monotonic,
         on_decision: Callable[[int, float], None] = lambda index, seconds: None,
     ) -> None:
-        """`on_decision` gets the index of a search, and how long it took to decide on a trial."""
+        """`on_decision` gets the index of a search and the seconds it took to choose a trial."""
         self.states = tuple(states)
         self._requests = tuple(requests)
         self._resources = [dict(request.resources_per_trial) for request in requests]
@@ -195,34 +196,34 @@ class ConcurrentSearches:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is to come of any search."""
+        """True if all searches are over."""
         return self.broken is not None or all(state.over for state in self.states)
 
     @property
     def interrupted(self) -> bool:
-        """Whether all searches were asked to stop."""
+        """True if all searches were interrupted."""
         return all(state.stopped_by is StoppedBy.INTERRUPTED for state in self.states)
 
     @property
     def broken(self) -> Exception | None:
-        """What a callback of any search raised."""
+        """The exception that a callback of any search raised; None without one."""
         return first_broken(self.states)
 
     def index_of(self, run: str) -> int:
-        """Which search a run belongs to."""
+        """The index of a run's search."""
         return self._owners[run]
 
     def state_of(self, run: str) -> SearchState:
-        """The state of a run."""
+        """The state of a run's search."""
         return self.states[self._owners[run]]
 
     def report(self) -> None:
-        """Tell the progress, if it is time."""
+        """Report the progress, if it is time."""
         if self.states:
             self.states[0].report(periodic=True)
 
     def propose(self, run: str) -> Proposal | None:
-        """A run of a trial for which there is room now; None where there is none, or no trial."""
+        """The next run that has room now; None without room or without a trial."""
         if self.broken is not None:
             return None
         for index in sorted(range(len(self.states)), key=self._turn):
@@ -238,7 +239,7 @@ class ConcurrentSearches:
         return None
 
     def keeps_worker(self, index: int) -> bool:
-        """Whether an idle worker of this search is to be kept for its next trial."""
+        """True if an idle worker of this search should be kept for its next trial."""
         if self.states[index].over or self.broken is not None:
             return False
         others = (self.states[i] for i in self._sharing[index] if i != index)
@@ -250,7 +251,7 @@ class ConcurrentSearches:
         return self.states[index].open.handed_out // TURN, index
 
     def recalled(self) -> list[str]:
-        """Runs that wait for a worker that will not come, or not for them; to be stopped by Ray.
+        """Take back runs that will get no worker, and return them for Ray to stop.
 
         Their trials are handed out again once there is room, unless their search is over.
         """
@@ -280,24 +281,24 @@ class ConcurrentSearches:
         return self._free(index) > 0 and (at_most is None or state.open.on_workers < at_most)
 
     def _free(self, index: int) -> int:
-        """Workers that could take a trial now; negative where more trials wait than may begin."""
+        """Number of workers free for a trial; negative if more trials wait than can begin."""
         taken = sum(self.states[i].open.on_workers for i in self._sharing[index])
         capacity = self._rooms.capacity(self._resources[index])
         return capacity - len(self._unfit(index)) - taken
 
     def _unfit(self, index: int) -> list[TunerError]:
-        """Why workers that hold these resources can run no trial."""
+        """Errors of workers that hold these resources but can run no trial."""
         states = [self.states[i] for i in self._sharing[index]]
         return [e for each in states if not each.over for e in each.unfit_workers.values()]
 
     def _wait_or_fail(self, index: int) -> None:
-        """No worker is left that could run a trial: the search fails, unless one may come."""
+        """Fail the search if it has no usable worker and has waited long enough for one."""
         state, unfit = self.states[index], self._unfit(index)
         if state.open.on_workers:
             return
         now_s = self._clock()
         waits_s = now_s - self._without_since.setdefault(index, now_s)
-        # A worker that refused its first trial was none.
+        # A worker that refused its first trial does not count.
         was_there = state.has_outcomes or (index in self._had and not unfit)
         waiting = self._waiting[index]
         limit_s = waiting.later_s if was_there else waiting.at_first_s
@@ -309,7 +310,7 @@ class ConcurrentSearches:
             )  # fmt: skip
 
     def _show_demand(self, index: int, capacity: int) -> None:
-        """One node where there is none, and as many as were asked for where they were."""
+        """Show the nodes that are missing for `max_concurrent` trials, or for one by default."""
         if self._demand is not None:
             wanted = self._requests[index].max_concurrent or 1
             self._demand.show(index, self._resources[index], max(0, wanted - capacity))

@@ -1,4 +1,4 @@
-"""Tells those who watch a run of searches what happens in it: metrics of Ray's, and trackers."""
+"""Reports the events of searches to Ray's metrics and to trackers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tuner.searches.watch import Tracker, Tracking, Watch
 
 
 class Watching:
-    """What watches the searches of `requests`, which are the GPU types of one run.
+    """The metrics and trackers of the searches of `requests`, one per GPU type of a run.
 
-    It looks only from `begin` on, which is called once Ray is initialised. What it is told is
-    kept elsewhere already: nothing that goes wrong here ends a search.
+    They start with `begin`, which is called after Ray is initialised. All data is also kept
+    elsewhere, so after `begin` no error here ends a search.
     """
 
     def __init__(self, requests: Sequence[SearchRequest]) -> None:
@@ -30,7 +30,7 @@ class Watching:
         self._trackers: list[tuple[Tracking, TrialTracker]] = []
 
     def begin(self, known: Iterable[TrialRecord]) -> None:
-        """Begin with what earlier searches left. Raises `UnavailableError` for a dead tracker."""
+        """Begin with the known records. Raises `UnavailableError` if a tracker can't be written."""
         request = self._requests[0]
         for tracking in self._watch.track:
             try:
@@ -47,13 +47,13 @@ class Watching:
         self._metrics.known(known)
 
     def record(self, record: TrialRecord) -> None:
-        """A trial ended, and its record is in the journal."""
+        """Report the record of a trial that ended; the journal has it already."""
         if self._metrics is not None:
             self._metrics.record(record)
         for tracking, tracker in list(self._trackers):
             try:
                 tracker.record(record)
-            except Exception as error:  # noqa: BLE001 - the search is worth more than its copy
+            except Exception as error:  # noqa: BLE001 - the search matters more than its copy
                 self._trackers.remove((tracking, tracker))
                 self._watch.tell(
                     f"{tracking.tracker} at {tracking.where!r} gets no more trials, from "
@@ -61,12 +61,12 @@ class Watching:
                 )
 
     def progress(self, every: Sequence[Progress], *, now: bool = False) -> None:
-        """Where the searches stand, in the order of the requests."""
+        """Report the progress of the searches, in the order of the requests."""
         if self._metrics is not None:
             self._metrics.progress(every, now=now)
 
     def decided(self, gpu: str, seconds: float) -> None:
-        """The search of this GPU type took so long to decide on a trial."""
+        """Report the seconds that the search of this GPU type took to choose a trial."""
         if self._metrics is not None:
             self._metrics.decided(gpu, seconds)
 
@@ -75,7 +75,7 @@ FAILURES = (Status.CRASHED, Status.TIMEOUT, Status.INVALID, Status.INTERRUPTED)
 
 
 class TrackedTrial:
-    """What a logger of Ray's asks a trial for: a name, settings, and a folder to write into."""
+    """A trial as Ray's loggers need it: a name, settings, and a folder for files."""
 
     def __init__(self, trial_id: str, configuration: Configuration, folder: Path) -> None:
         self.trial_id = trial_id
@@ -100,10 +100,10 @@ class TrackedTrial:
 
 
 def numbers_of(outcome: Outcome) -> Mapping[str, float]:
-    """What a tracker draws of an outcome: names with units, and numbers only.
+    """The numbers of an outcome for trackers, by names with units.
 
-    Measured numbers are under their own names, others begin with "emulated_" and "predicted_";
-    `ok` and `out_of_memory` are 1 or 0.
+    Measured numbers have plain names, others begin with "emulated_" or "predicted_"; `ok` and
+    `out_of_memory` are 1 or 0.
     """
     found: dict[str, float] = {
         "ok": float(outcome.status is Status.OK),
@@ -131,7 +131,7 @@ def numbers_of(outcome: Outcome) -> Mapping[str, float]:
 
 
 class TrialTracker:
-    """Makes each record a run of a logger of Ray's, under the trial's id in the journal."""
+    """Writes each record as a run of a Ray logger, under the trial's id in the journal."""
 
     def __init__(self, logger: LoggerCallback, folder: Path) -> None:
         self._logger = logger
@@ -139,7 +139,7 @@ class TrialTracker:
         logger.setup()
 
     def record(self, record: TrialRecord) -> None:
-        """A trial ended. Out of memory is an end like others; a lost worker is a failure."""
+        """Write a record. Running out of memory is a normal end; a lost worker is a failure."""
         folder = self._folder / record.space / record.gpu
         run = TrackedTrial(record.trial_id, record.configuration, folder)
         self._logger.log_trial_start(run)
@@ -149,14 +149,14 @@ class TrialTracker:
 
 
 def tracker_of(tracking: Tracking, experiment: str) -> TrialTracker:
-    """What writes trials there; `experiment` is the name of MLflow's experiment."""
+    """The tracker for this destination; `experiment` is the name of MLflow's experiment."""
     return TrialTracker(_logger(tracking, experiment), Path(tracking.where))
 
 
 def _logger(tracking: Tracking, experiment: str) -> LoggerCallback:
     if tracking.tracker is Tracker.TENSORBOARD:
         return TBXLoggerCallback()
-    from ray.air.integrations.mlflow import MLflowLoggerCallback  # only where it is asked for
+    from ray.air.integrations.mlflow import MLflowLoggerCallback  # only for MLflow
 
     return MLflowLoggerCallback(
         tracking_uri=_mlflow_uri(tracking.where), experiment_name=experiment
@@ -164,7 +164,7 @@ def _logger(tracking: Tracking, experiment: str) -> LoggerCallback:
 
 
 def _mlflow_uri(where: str) -> str:
-    """A URI as it is; a folder as a database in it, as MLflow keeps no files any more."""
+    """A URI unchanged, or that of a database in a folder, because MLflow no longer keeps files."""
     if "://" in where or where == "databricks":
         return where
     folder = Path(where).resolve()

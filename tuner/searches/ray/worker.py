@@ -1,4 +1,4 @@
-"""The worker's side: one Ray actor keeps one warm runner and runs trial after trial."""
+"""The worker's side: each Ray actor keeps one warm runner and runs trial after trial."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from tuner.trial.base import PLAIN, Instructions, RunnerFactory, TrialRunner
 from tuner.trial.preflight import says_device_is_lost
 
 REQUEST = "request"
-"""Key under which the index of a trial's search travels to the worker; 0 where it is missing."""
+"""Key of the index of a trial's search, sent to the worker; 0 if missing."""
 CONFIGURATION = "configuration"
-"""Key under which a trial's configuration travels."""
+"""Key of a trial's configuration, sent to the worker."""
 INSTRUCTIONS = "instructions"
-"""Key under which its `Instructions` travel, where there are any."""
+"""Key of a trial's `Instructions`, sent to the worker; optional."""
 OUTCOME = "outcome"
-"""Key under which a trial's `Outcome` comes back."""
+"""Key of a trial's `Outcome`, sent by the worker."""
 UNFIT = "unfit"
-"""Key under which a `TunerError` comes back: why this worker can run no trial."""
+"""Key of a `TunerError`, sent by a worker that can run no trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What the workers of one search need: who runs their trials, and with how many threads."""
+    """Plan of the workers of one search: the factory of their runners, and threads per trial."""
 
     runner_factory: RunnerFactory
     threads: int = 1
 
 
 class TrialTrainable(tune.Trainable):  # type: ignore[misc]
-    """A trial is one step of this trainable, and `reset_config` puts in the next trial.
+    """A trainable with one trial per step; `reset_config` sets the next trial.
 
-    Trials that end, however they end, report an outcome: an error would cost the actor, and
-    with it the warm runner. A worker that can run no trial says so, and then keeps what Ray gave
-    it until it is killed: freed, a wrong or broken GPU would get trial after trial.
+    Every trial that ends reports an outcome, because an error would end the actor and with it the
+    warm runner. A worker that can run no trial reports this, and then keeps its resources until it
+    is killed; otherwise a wrong or broken GPU would get trial after trial.
     """
 
     plans: Sequence[WorkerPlan] = ()
-    """Those of the searches by their index; see `trainable_of`."""
+    """The plans of the searches, by their index; see `trainable_of`."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Take the first configuration, and settle how many threads torch will take.
+        """Take the first configuration, and set the number of torch's threads.
 
-        The runner is built by the first step: Ray cannot end an actor quickly while this runs, and
-        importing torch takes seconds.
+        The first step builds the runner, because importing torch takes seconds, and Ray cannot end
+        an actor quickly during this method.
         """
         self._index: int | None = None
         self._runner: TrialRunner | None = None
@@ -62,7 +62,7 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         self._take(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next configuration. Always possible; False would fail the trial."""
+        """Take the next configuration. Returns True; False would fail the trial."""
         self._take(new_config)
         return True
 
@@ -76,7 +76,7 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         self._instructions: Instructions = config.get(INSTRUCTIONS, PLAIN)
 
     def step(self) -> dict[str, Any]:
-        """Run the trial; reports its outcome, or why no trial can be run here."""
+        """Run the trial; report its outcome, or the error why no trial can run here."""
         if self._is_unfit:
             threading.Event().wait()
         try:
@@ -86,13 +86,13 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
             return {UNFIT: error}
 
     def cleanup(self) -> None:
-        """Let the runner end what it keeps; Ray calls this when the actor is to go."""
+        """Close the runner; Ray calls this when the actor ends."""
         close = getattr(self._runner, "close", None)
         if close is not None:
             close()
 
     def _outcome(self) -> Outcome:
-        """The outcome of the trial. Raises `TunerError` where none can be run here."""
+        """The outcome of the trial. Raises `TunerError` if no trial can run here."""
         assert self._index is not None
         try:
             if self._runner is None:
@@ -109,7 +109,7 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         return outcome
 
     def _timed(self, runner: TrialRunner) -> Outcome:
-        """The outcome of the trial, with the time it took where the runner gives none."""
+        """The outcome of the trial, with the elapsed time if the runner gives none."""
         started_s = time.perf_counter()
         outcome = runner.run(self._configuration, self._instructions)
         if outcome.duration_s:
@@ -118,10 +118,10 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
 
 
 def trainable_of(plans: Sequence[WorkerPlan]) -> type[TrialTrainable]:
-    """The trainable of searches with these plans, which travel with its class.
+    """The trainable of searches with these plans, which are sent with its class.
 
-    `tune.with_parameters` would put them into Ray's store of objects. Once an object of a lost
-    raylet is to be recovered, Ray ends this process at once, without a word (Ray 2.60).
+    `tune.with_parameters` would put them into Ray's object store. When an object of a lost raylet
+    must be recovered, Ray ends this process at once, without a message (Ray 2.60).
     """
 
     class PlannedTrainable(TrialTrainable):
