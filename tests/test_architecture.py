@@ -218,6 +218,7 @@ def test_light_modules_load_no_heavy_library():
     modules = [m for m in modules if not m.startswith("tuner.space.lengths")]
     modules += [
         "tuner.trial.base",
+        "tuner.trial.warm",
         "tuner.predict.training",
         "tuner.predict.training.base",
         "tuner.app.cli.main",

@@ -22,8 +22,6 @@ from datetime import timedelta
 from statistics import fmean
 from typing import Any, NoReturn
 
-import torch
-
 from tuner.core.errors import UnavailableError
 from tuner.core.outcome import RANK, Raised, is_lost_peer
 from tuner.core.processes import die_with, has_ended
@@ -51,6 +49,8 @@ class Rank:
 
     def settle(self) -> None:
         """Make this process the rank: set the variables libraries read, and its processors."""
+        import torch
+
         os.environ |= {
             **LOOPBACK,
             "RANK": str(self.number),
@@ -64,6 +64,7 @@ class Rank:
         """Take part in the process group of the trial; waits for the others."""
         if self.count == 1:
             return
+        import torch
         import torch.distributed as dist
 
         backend, parsed = ("gloo", None) if device == "cpu" else ("nccl", torch.device(device))
@@ -84,6 +85,8 @@ class Rank:
         """
         if first == "cpu" or self.count == 1:
             return first
+        import torch
+
         index = int(first.partition(":")[2] or 0) + self.number
         seen = torch.cuda.device_count()
         if index - self.number + self.count > seen:
@@ -109,6 +112,7 @@ class Rank:
     def _reduced(self, value: float, how: str) -> float:
         if self.count == 1:
             return value
+        import torch
         import torch.distributed as dist
 
         values = torch.tensor([value], dtype=torch.float64)
