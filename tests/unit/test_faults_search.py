@@ -18,7 +18,6 @@ from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.core.units import GIB
 from tuner.report.terminal.progress import progress_line
-from tuner.searches import open_trials as trial_record
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.ray.driver import proposer_of
 from tuner.searches.request import SearchRequest, StoppedBy
@@ -134,7 +133,7 @@ class TestClock:
     def test_a_wall_clock_that_jumps_changes_nothing_but_stamps(self, monkeypatch, tmp_path):
         asked = request(trials=40, time_limit_s=3600.0)
         calm, _ = drive(asked, outcome_of)
-        monkeypatch.setattr(trial_record, "datetime", JumpingClock)
+        monkeypatch.setattr("tuner.core.records.trial.datetime", JumpingClock)
         jumped, moments = drive(asked, outcome_of)
         assert jumped.stopped_by is calm.stopped_by is StoppedBy.BUDGET
         assert [r.configuration for r in jumped.records] == [r.configuration for r in calm.records]
