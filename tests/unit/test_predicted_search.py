@@ -167,4 +167,4 @@ def test_predictions_of_other_conditions_stay(plan):
 def test_options_of_trials_are_named():
     assert without_effect(SearchOptions(trials=3, seed=2)) == ""
     given_ = SearchOptions(searcher="tpe", gpu_hours=2.0, dashboard=True)
-    assert without_effect(given_) == "--searcher, --gpu-hours, --dashboard"
+    assert without_effect(given_) == "--gpu-hours, --dashboard, --searcher"
