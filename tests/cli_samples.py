@@ -6,23 +6,12 @@ import json
 from pathlib import Path
 
 from results_samples import make_memory, make_speed
+from shared_cases.tiny_model import CONFIG
 
 from tuner.core.records import Configuration, MemoryBudget, Outcome, Prediction, Status, TrialRecord
 from tuner.core.units import GIB
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
-
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
-}
 
 SPACE = """\
 name: tiny

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from cli_samples import CONFIG
+from shared_cases.tiny_model import CONFIG
 
 from tuner.app import measuring
 from tuner.app.search.plan import SearchPlan

@@ -6,11 +6,12 @@ import dataclasses
 import json
 
 import pytest
-from cli_samples import CONFIG, make_trial, write_samples
+from cli_samples import make_trial, write_samples
 from device_fakes import measured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from results_samples import make_memory, make_speed
+from shared_cases.tiny_model import CONFIG
 
 from tuner.app.cli.main import run
 from tuner.app.estimate import estimate_configuration

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli_samples import CONFIG
+from shared_cases.tiny_model import CONFIG
 
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.app.grid import METHODS, GridGpu, GridQuestion, make_grid

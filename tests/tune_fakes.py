@@ -96,10 +96,20 @@ def tokens_per_s(configuration: Configuration) -> float:
 
 
 def outcome_of(configuration: Configuration, gpu: Gpu = GPU) -> Outcome:
-    total = device_bytes(configuration)
-    margin = gpu.memory_bytes // 50
+    speed = Speed(
+        step_s=1.0,
+        it_per_s=1.0,
+        samples_per_s=samples_per_s(configuration),
+        tokens_per_s=tokens_per_s(configuration),
+        mfu=None,
+    )
+    return closed_form(device_bytes(configuration), speed, gpu)
+
+
+def closed_form(total: int, speed: Speed, gpu: Gpu) -> Outcome:
+    """The outcome of a trial that needs `total` bytes: out of memory above those of `gpu`."""
     prediction = Prediction(
-        budget=MemoryBudget(gpu.memory_bytes, margin),
+        budget=MemoryBudget(gpu.memory_bytes, gpu.memory_bytes // 50),
         memory=Memory(
             peak_allocated_bytes=total,
             peak_reserved_bytes=total,
@@ -109,13 +119,7 @@ def outcome_of(configuration: Configuration, gpu: Gpu = GPU) -> Outcome:
             peak_phase=Phase.BACKWARD,
             breakdown={MemoryCategory.WEIGHTS: total},
         ),
-        speed=Speed(
-            step_s=1.0,
-            it_per_s=1.0,
-            samples_per_s=samples_per_s(configuration),
-            tokens_per_s=tokens_per_s(configuration),
-            mfu=None,
-        ),
+        speed=speed,
         trainable_params=1,
         total_params=2,
         gpu=gpu.id,

@@ -14,19 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+from tune_fakes import closed_form
+
 from tuner.core.nvml import DeviceIdentity
 from tuner.core.records import (
     Configuration,
     KnobValue,
-    Memory,
-    MemoryBudget,
-    MemoryCategory,
     Outcome,
-    Phase,
-    Prediction,
     Source,
     Speed,
-    Status,
     TrialRecord,
 )
 from tuner.core.units import GIB
@@ -80,30 +76,10 @@ def outcome_of(configuration: Configuration, gpu: Gpu) -> Outcome:
     saves = configuration["gradient_checkpointing"]
     total = int(GIB * (9 + (0.5 if saves else 2.5) * batch + rank / 64))
     rate = 10 * batch / (batch + 4) * (0.75 if saves else 1.0) - rank / 200
-    margin = gpu.memory_bytes // 50
-    prediction = Prediction(
-        budget=MemoryBudget(gpu.memory_bytes, margin),
-        memory=Memory(
-            peak_allocated_bytes=total,
-            peak_reserved_bytes=total,
-            device_bytes=total,
-            loaded_bytes=total // 2,
-            phase_peak_bytes={Phase.BACKWARD: total},
-            peak_phase=Phase.BACKWARD,
-            breakdown={MemoryCategory.WEIGHTS: total},
-        ),
-        speed=Speed(
-            step_s=32 / rate, it_per_s=rate / 32, samples_per_s=rate, tokens_per_s=512 * rate,
-            mfu=None,
-        ),
-        trainable_params=1,
-        total_params=2,
-        gpu=gpu.id,
-        method="closed form",
-    )  # fmt: skip
-    if total > gpu.memory_bytes:
-        return Outcome(Status.OOM, prediction, phase=Phase.BACKWARD)
-    return Outcome(Status.OK, prediction)
+    speed = Speed(
+        step_s=32 / rate, it_per_s=rate / 32, samples_per_s=rate, tokens_per_s=512 * rate, mfu=None
+    )
+    return closed_form(total, speed, gpu)
 
 
 @dataclass(frozen=True)

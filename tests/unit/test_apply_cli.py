@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_samples import CONFIG as MODEL_CONFIG
 from cli_samples import SPACE, make_trial, write_samples
+from shared_cases.tiny_model import CONFIG as MODEL_CONFIG
 
 from tuner.app.cli.main import run
 from tuner.core.errors import InputError

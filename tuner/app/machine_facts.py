@@ -18,7 +18,7 @@ from tuner.core.nvml import DeviceProcess
 Versions = Mapping[str, str | None]
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "ray", "optuna", "nvidia-ml-py")
-"""Those on which a trial, a prediction or a search depends."""
+"""Libraries that a trial, a prediction or a search needs."""
 
 _PLACES = (
     Path(__file__).parents[1] / "constraints.txt",  # in an installed package

@@ -16,8 +16,8 @@ MARK = "tuner-probe:"
 """Before the answer: libraries print too."""
 
 LARGEST_ERROR = 0.2
-"""Of a value between -1 and 1 that is rounded to the nearest of NF4's 16: the widest gap between
-two of them is 0.30 (QLoRA, arXiv 2305.14314, appendix E), of which at most half is lost."""
+"""Bound on the rounding error of a value between -1 and 1 in NF4: the widest gap between two of
+its 16 values is 0.30 (QLoRA, arXiv 2305.14314, appendix E), of which at most half is lost."""
 
 
 def probe(command: tuple[str, ...] = ()) -> dict[str, Any]:

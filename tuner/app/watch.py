@@ -18,7 +18,7 @@ HALF_IDLE = 0.7
 its own kernels shows 95 % and more."""
 NEARLY_FULL = 0.95
 ROOMY = 0.6
-"""Of device memory: less in use leaves room for a larger micro-batch."""
+"""Share of device memory; if less is in use, a larger micro-batch may fit."""
 FEW = 3
 """Readings before something is said of what changes from one moment to the next."""
 

@@ -34,7 +34,7 @@ EXIT_CODES_TEXT = (
     "0 fits, 1 doesn't fit, 2 bad input or the program failed, 3 tuner can't, 4 unknown, "
     "130 interrupted"
 )
-"""The same in a line, for `--help`."""
+"""The exit codes in one line, for `--help`."""
 
 
 def verdict_code(fits: bool | None) -> int:

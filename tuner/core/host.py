@@ -41,7 +41,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing i
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of glibc's malloc.h."""
 _THRESHOLD_BYTES = 128 * 1024
-"""What glibc begins with for both."""
+"""Initial value of both thresholds in glibc."""
 
 
 class CpuTimes(NamedTuple):
@@ -197,8 +197,8 @@ class TreeMemory:
         self._due_s = 0.0
         self.peak_bytes = 0
         self.is_of_device = False
-        """Whether it is what the whole device holds more than before: the driver, in a
-        container, does not tell processes apart."""
+        """The reading is the growth of the whole device: in a container, the driver does not
+        tell processes apart."""
 
     def look(self, *, now: bool = False) -> int:
         """Bytes at present, and the peak noted, if it is time to look (or `now`); else the peak."""

@@ -76,4 +76,4 @@ class Phase(enum.StrEnum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     EVALUATION = "evaluation"
-    """Of a verification: evaluating and saving a checkpoint, after the steps."""
+    """Evaluating and saving a checkpoint after the steps, in a verification."""

@@ -17,7 +17,7 @@ from typing import Any
 from tuner.core.errors import UnavailableError
 
 HOLLOW_KEY, HOLLOW_VALUE = "tuner", "hollow"
-"""What the header of a hollow file says of it."""
+"""Mark of a hollow file in its header."""
 
 SHARD_BYTES = 5_000_000_000
 """Size of a file of a large model, as on the hub."""

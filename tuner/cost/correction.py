@@ -11,7 +11,7 @@ DEVICE, RESERVED, ALLOCATED = "device_bytes", "peak_reserved_bytes", "peak_alloc
 STEP, TOKENS = "step_s", "tokens_per_s"
 
 QUANTITIES = (DEVICE, RESERVED, ALLOCATED, STEP)
-"""What is calibrated. Rates follow from `step_s`: the work of a step is known."""
+"""Calibrated quantities. Rates follow from `step_s`: the work of a step is known."""
 
 
 def sizes_of(memory: Memory) -> dict[str, int]:

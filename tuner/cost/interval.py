@@ -40,7 +40,7 @@ COVERAGE = 0.90
 _DEGREES = 4
 _BIAS_POINTS, _SPREAD_POINTS, _TABLE_POINTS = 81, 15, 241
 _SPREAD_STEPS = np.linspace(-3.5, 3.5, _SPREAD_POINTS)
-"""Where the grid has points of log(spread), in standard deviations."""
+"""Grid points of log(spread), in standard deviations."""
 _NEGLIGIBLE = 1e-5
 """Weight, relative to the largest, below which a grid point does not count."""
 
@@ -124,7 +124,7 @@ class Calibration:
         self.count = count
         """Observations that were learned from."""
         self.fixed_cost = fixed_cost
-        """What every unit costs in addition to the prediction, before the factor."""
+        """Cost of every unit in addition to the prediction, before the factor."""
 
     @classmethod
     def fit(cls, observations: Iterable[Observation], prior: ErrorPrior) -> Calibration:

@@ -16,8 +16,8 @@ CUBLAS_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
 """cuBLAS workspace of PyTorch before Hopper: ":4096:2:16:8" (CUDABlas.cpp)."""
 
 CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
-"""The same from Hopper on: PyTorch 2.13 takes it on capabilities 9 to 12. Older versions, some of
-which take the smaller one on 12.0, are not told apart."""
+"""The workspace from Hopper on: PyTorch 2.13 takes it on capabilities 9 to 12. Older versions,
+some of which take the smaller one on 12.0, are not told apart."""
 
 
 PROCESSOR = (0, 0)
@@ -45,10 +45,10 @@ PCIE_CHANNELS = 2
 RTX 4090). Cards that cannot reach each other have these buffers on the host."""
 
 _PCIE_BYTES_PER_S = 63e9
-"""What 16 lanes of PCI Express 5.0 send in one direction: faster links are NVLink."""
+"""Rate of 16 lanes of PCI Express 5.0 in one direction: faster links are NVLink."""
 
 SWITCH_BYTES = 2 * 8 * 128 * 1024
-"""Of a channel and GPU behind a switch: two buffers of 8 steps (NCCL_NVLS_CHUNKSIZE)."""
+"""Memory of a channel and GPU behind a switch: two buffers of 8 steps (NCCL_NVLS_CHUNKSIZE)."""
 
 SWITCH_CHANNELS = {9: 16, 10: 24}
 """Channels through a switch by the first number of the compute capability (NVLS_NCHANNELS)."""

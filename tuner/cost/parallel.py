@@ -25,9 +25,10 @@ from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.roofline import Efficiency, StepTimes
 
 LINK_SHARE = 0.8
-"""What NCCL gets of a link's rate: its protocol takes some 20 % (github.com/NVIDIA/nccl-tests/
-issues/212, an author of NCCL: 370 of 450 GB/s on an H100). Of a network too: 600 of 800 Gb/s
-between two machines of eight A100 was "roughly matching our expectation" (nccl/issues/495)."""
+"""Share of a link's rate that NCCL reaches: its protocol takes some 20 %
+(github.com/NVIDIA/nccl-tests/issues/212, an author of NCCL: 370 of 450 GB/s on an H100).
+Of a network too: 600 of 800 Gb/s between two machines of eight A100 was "roughly
+matching our expectation" (nccl/issues/495)."""
 
 ALL_REDUCE = "c10d::allreduce_"
 """The collective by which HSDP adds up the gradients of its copies, as a trace names it."""

@@ -33,12 +33,13 @@ SEGMENT_BYTES = 2 * MIB
 (`kMinLargeAlloc`, `kRoundLarge`)."""
 
 LOADED_SHARE = 0.5
-"""Of what a training on a processor makes resident beside its tensors, the part that is so when
-ranks broadcast: most of it are pages of kernels that the first step touches. Measured with two gloo
-ranks on models of 3 and 35 million parameters: 23 MB then and 49 and 61 MB in steps."""
+"""Share of the memory that a training on a processor makes resident beside its tensors which is
+resident when ranks broadcast: most of it are pages of kernels that the first step touches.
+Measured with two gloo ranks on models of 3 and 35 million parameters: 23 MB then and 49 and 61 MB
+in steps."""
 
 SHARDED_PAGES_BYTES = 7 * MIB
-"""What FSDP2 makes resident on a processor beside its tensors, more than a training alone. Measured
+"""Memory that FSDP2 makes resident on a processor beside its tensors and a training alone. Measured
 with two gloo ranks, all weights in fp32, on models of 3 and 24 million parameters: 57 and 58 MiB,
 where trainings alone had 50; with DeepSpeed it was 52."""
 

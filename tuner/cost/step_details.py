@@ -20,7 +20,7 @@ from tuner.cost.work_arrays import WorkArrays
 MOST_EXPENSIVE = 5
 
 LIMITS = ("arithmetic", "power limit", "memory traffic", "launch")
-"""What a kernel takes as long as: see `Roofline`."""
+"""Limits of a kernel's time: see `Roofline`."""
 
 _LOSS = ("log_softmax", "nll_loss", "cross_entropy")
 _WORTH_SAYING = 0.9

@@ -102,7 +102,7 @@ def trace_all(
 
 
 _AFTER_AUTOGRAD = "autograd's threading in combination with fork"
-"""What PyTorch says in a fork of a process that has run a backward pass, where it is built for GPUs
+"""PyTorch's error in a fork of a process that has run a backward pass, in builds for GPUs
 (torch/csrc/autograd/engine.cpp): a process that has traced something has to do the rest itself."""
 
 _Item = TypeVar("_Item")

@@ -51,9 +51,9 @@ def all_shown(value: Any) -> Any:
 
 
 VERSION = "4.1.1"
-"""Of the bundle: the same major version as the plotly.js that the Python package draws for."""
+"""Version of the bundle; its major version is that of the Python package's plotly.js."""
 SHA256 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
-"""Of `plotly-basic.min.js` as published."""
+"""Checksum of the published `plotly-basic.min.js`."""
 
 
 def plotlyjs() -> str:

@@ -235,7 +235,7 @@ def gpus_figure(fronts: Sequence[GpuFront], *, lines: bool = True) -> dict[str, 
 
 
 MARKS: Mapping[str, str] = {Source.MEASURED: "", Source.EMULATED: "-open-dot"}
-"""What plotly.js adds to the name of a symbol, by the kind of its numbers; open where predicted."""
+"""Suffix of plotly.js's symbol name, by the source of its numbers; predicted ones are open."""
 
 
 def has_emulated(fronts: Iterable[GpuFront]) -> bool:

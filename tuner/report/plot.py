@@ -47,7 +47,7 @@ _INK, _FAINT = "#1f2937", "#6b7280"
 HEADER_WIDTH = 115
 """Characters of a line above the axes."""
 FAR = 0.25
-"""Where no trial uses this share of the GPU's memory, the axis ends at the largest trial."""
+"""If no trial uses this share of the GPU's memory, the axis ends at the largest trial."""
 BEYOND = 1.35
 """The memory axis ends at this multiple of the GPU's memory; what lies beyond is counted."""
 

@@ -57,7 +57,7 @@ MEMORY_COLORS: Mapping[str, str] = {
 _MORE_COLORS = tuple(MEMORY_COLORS.values())
 MAX_FRONT_ROWS = 60
 LEAST_SHOWN_BYTES = MIB // 20
-"""What is less would be shown as 0.0 MiB."""
+"""Smaller sizes would be shown as 0.0 MiB."""
 NO_OTHER_GPUS = OtherGpus()
 
 

@@ -53,7 +53,7 @@ def pareto_csv(view: View) -> str:
 
 
 _FORMULA = ("=", "+", "-", "@", "\t")
-"""What spreadsheets run as a formula (OWASP, "CSV Injection"): such texts begin with a quote."""
+"""First characters of formulas in spreadsheets (OWASP, "CSV Injection"): a quote is put before."""
 
 _QUOTE = "'"
 

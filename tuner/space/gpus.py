@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MEMORY_TOLERANCE = 0.05
-"""How far a device's memory may be from the catalogue's: drivers differ by 2 %, types by more."""
+"""Tolerance of a device's memory against the catalogue's: drivers differ by 2 %, types by more."""
 
 USER_FILE_VARIABLE = "TUNER_GPUS"
 

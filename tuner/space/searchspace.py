@@ -53,7 +53,7 @@ METRICS: Mapping[str, ObjectiveName] = {
         ObjectiveName("length_coverage", "maximize"),
     )
 }
-"""What can be an objective. The direction is the metric's own, so it cannot be set wrongly."""
+"""Possible objectives. A metric has its own direction, which cannot be set wrongly."""
 
 DEFAULT_OBJECTIVES = (METRICS["samples_per_s"], METRICS["device_bytes"])
 

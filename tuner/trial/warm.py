@@ -51,7 +51,7 @@ from tuner.trial.stop_rule import Deadline
 END_WITHIN_S = 20.0
 """A killed process that uses a GPU ends when the driver has taken back its memory."""
 _LOOK_AGAIN_S = 2.0
-"""How often it is looked whether the supervising process still lives."""
+"""Interval for checking that the supervising process still lives."""
 
 
 class Stopped(enum.Enum):

@@ -115,7 +115,7 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
 
 
 DATA = "every sequence is of full length; data, logging and evaluation take no memory"
-"""What every prediction of a program assumes."""
+"""Assumptions of every prediction of a program."""
 
 
 def print_predicted(found: PredictedProgram) -> None:

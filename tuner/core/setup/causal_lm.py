@@ -81,7 +81,7 @@ class Examples(Group):
 
     labels: int = knob(
         "num_labels",
-        "train a classifier of whole texts with so many labels, as "
+        "train a classifier of whole texts with this number of labels, as "
         "AutoModelForSequenceClassification; 1 is a regression, 0 a language model",
         default=0,
         minimum=0,

@@ -18,9 +18,6 @@ TORCH_DTYPES: Mapping[str, str] = {
 }
 """PyTorch's name of the dtype behind each precision that isn't quantised."""
 
-SHORT_DTYPES: Mapping[str, str] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-"""The precision for PyTorch's name of a dtype."""
-
 ALLOCATOR_OPTIONS = (
     "backend",
     "expandable_segments",

@@ -264,7 +264,7 @@ _MULTITASK = (
     KnobSchema(
         "training_loop",
         "word",
-        "who holds the outputs of the tasks: nobody (frees), a function that runs the step, until "
+        "who holds the outputs of the tasks: none (frees), a function that runs the step, until "
         "backward has ended, or the body of a loop, until the next forward pass has ended",
         default="frees",
         allowed=("frees", "function", "loop"),

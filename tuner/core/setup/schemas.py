@@ -45,7 +45,7 @@ class MemoryOrder:
 
     knobs: Mapping[str, Order] = field(default_factory=dict)
     of_adapters: frozenset[str] = frozenset()
-    """Those of `knobs` that order memory only where adapters are all that is trained. Whole weights
+    """Members of `knobs` that order memory only if nothing but adapters is trained. Whole weights
     have states in their own dtype, and those of embeddings in fp32 with 8-bit optimizers."""
     without_effect: frozenset[str] = frozenset()
 

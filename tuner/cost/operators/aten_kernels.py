@@ -26,7 +26,7 @@ class LeafKernel:
     workspace_bytes: tuple[int, ...] = ()
     dtype: str | None = None
     has_mask: bool = False
-    """Whether fused attention was given a dense mask, which makes it slower."""
+    """Fused attention was given a dense mask, which makes it slower."""
 
 
 LeafRule = Callable[[Any, tuple[Any, ...], Any], LeafKernel]
@@ -43,14 +43,14 @@ class Kernels(NamedTuple):
 _aten = torch.ops.aten
 
 _FAMILY = ("attn", "attention", "flash", "fmha")
-"""What names of operators of fused attention contain, package included."""
+"""Parts of the names of fused attention's operators, package included."""
 
 _HEADS_FIRST = (
     "aten::_scaled_dot_product",
     "aten::scaled_dot_product",
     "aten::_cudnn_attention",
 )
-"""How operators begin that take [batch, heads, length, head_dim]; all others take
+"""Prefixes of operators that take [batch, heads, length, head_dim]; all others take
 [batch, length, heads, head_dim], or [tokens, heads, head_dim] of sequences end to end."""
 
 

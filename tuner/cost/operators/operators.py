@@ -32,7 +32,7 @@ _MATMULS = {
     for packet, factors in ((getattr(_aten, name), places) for name, places in _FACTORS.items())
     for overload in packet.overloads()
 }
-"""The same with every overload: compiled code writes into buffers that it has ("out")."""
+"""These operators with every overload: compiled code writes into existing buffers ("out")."""
 
 
 NO_KERNEL = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided"})

@@ -35,7 +35,7 @@ class Block:
 
 
 MASK = " with mask"
-"""How the name of fused attention ends that was given a dense mask."""
+"""Suffix of the name of fused attention with a dense mask."""
 
 
 class Work(NamedTuple):
@@ -87,4 +87,4 @@ class Timeline:
     works: list[Work] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     collectives: list[tuple[str, int, int]] = field(default_factory=list)
-    """What ranks send each other: the operator, the bytes of its largest tensor, and the mark."""
+    """Exchanges between ranks: the operator, the bytes of its largest tensor, and the mark."""

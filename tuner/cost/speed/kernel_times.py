@@ -19,7 +19,7 @@ from tuner.cost.speed.roofline import KernelTimes, Roofline
 from tuner.cost.work_arrays import WorkArrays
 
 CATALOGUE = "roofline from the GPU catalogue"
-"""What a prediction's method says where kernel times come from the data sheet's peaks."""
+"""Method of a prediction whose kernel times come from the data sheet's peaks."""
 
 _LABELS = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "fp32"}
 

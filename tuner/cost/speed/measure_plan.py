@@ -37,7 +37,7 @@ class MeasurePlan:
     """Shapes of the weights that are dequantised."""
     attention: tuple[AttentionCase, ...]
     memory_bytes: int
-    """What the operands of one figure may take."""
+    """Limit for the operands of one figure."""
     per_figure_s: float = 0.06
 
 

@@ -36,7 +36,7 @@ FOLDER_VARIABLE = "TUNER_PROFILES"
 """Environment variable that names the folder of profiles."""
 
 METHOD = "device profile"
-"""What a prediction's method says in place of "roofline from the GPU catalogue"."""
+"""Method of a prediction, in place of "roofline from the GPU catalogue"."""
 
 
 def uses_profile(method: str) -> bool:
@@ -45,7 +45,7 @@ def uses_profile(method: str) -> bool:
 
 
 REFERENCE = "reference trainings"
-"""How `DeviceProfile.skipped` calls what `step_factor` comes from."""
+"""Name in `DeviceProfile.skipped` for the source of `step_factor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +111,18 @@ class DeviceProfile:
     traffic: tuple[TrafficRate, ...]
     attention: tuple[AttentionRate, ...] = ()
     skipped: tuple[str, ...] = ()
-    """What could not be measured, with the reason."""
+    """Figures that could not be measured, with the reason."""
     duration_s: Share = 0.0
     step_factor: Positive | None = None
-    """How much longer kernels take within a training step than alone; None for a GPU."""
+    """Time of kernels within a training step over their time alone; None for a GPU."""
     live_factor: Positive | None = None
     """Resident memory of a training for each byte of live tensors, beside `context_bytes`; None
     for a GPU, whose allocator is replayed."""
     pages_bytes: Mapping[str, Bytes] | None = None
-    """What a training on a processor, in "fp32" or "bf16", makes resident beside its tensors where
-    malloc gives back what was freed (`core.host.give_back_freed`); None where not measured."""
+    """Memory that a training on a processor, in "fp32" or "bf16", makes resident beside its tensors
+    if malloc gives back what was freed (`core.host.give_back_freed`); None where not measured."""
     link_bytes_per_s: Positive | None = None
-    """What two processes of a processor's machine send each other a second, over gloo; None for a
+    """Rate between two processes of a processor's machine, over gloo; None for a
     GPU, and where it was not measured."""
     step_spread: Share | None = None
     """Largest spread of the step times behind `step_factor`, or the share of the processors that

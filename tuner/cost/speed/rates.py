@@ -79,7 +79,7 @@ A precision that is missing was not seen to run at the limit of any board.
 """
 
 BOARDS_DIFFER = 1.10
-"""How many times faster or slower a board may be at its power limit: the rates above of the three
+"""Factor by which boards differ at their power limit: the rates above of the three
 boards of 12.0 lie within 10 % of their mean, those of one type (A100, H100, L4) within 5 %."""
 
 
@@ -166,7 +166,7 @@ FLASH_2: Mapping[_Capability, _ByHead] = {
 }
 EFFICIENT: _ByHead = ((64, 0.53, 0.30), (128, 0.59, 0.30), (256, 0.51, 0.13))
 EFFICIENT_FP32: _ByHead = ((64, 0.31, 0.22), (128, 0.28, 0.19), (256, 0.27, 0.19))
-"""Of the peak in tf32; GPUs without it compute in fp32 proper, at half of that peak."""
+"""Shares of the peak in tf32; GPUs without it compute in fp32, at half of that peak."""
 FLASH_3: _ByHead = ((64, 0.45, 0.38), (128, 0.58, 0.48), (256, 0.60, 0.45))
 CUDNN: Mapping[_Capability, float] = {
     (8, 0): 0.82,
@@ -180,7 +180,7 @@ EFFICIENT_ON_HOPPER = 1.47
 
 _A100_PEAK, _H100_MULTIPROCESSORS = 312e12, 132
 _WITHOUT_SHAPE = 0.5
-"""Of attention that is not known closely: the rate that all had before kernels were told apart."""
+"""Rate of attention whose kernel is unknown: that of all before kernels were told apart."""
 _WITHOUT_TF32 = 0.5
 _FLASH_TILE, _EFFICIENT_TILE = 32, 64
 """Heads are padded to a multiple of these: the rest of the last tile is computed in vain."""

@@ -32,12 +32,12 @@ from tuner.cost.work_arrays import WorkArrays
 
 LAUNCH_S = 25e-6
 HOSTS_LAUNCH_S = (12e-6, 50e-6)
-"""What an operator costs the fastest and the slowest host of published runs that were bound by it:
+"""Cost of an operator on the fastest and the slowest host of published runs that were host-bound:
 fine-tuning Qwen on an A100, and instances with a T4. It is the host's, not the GPU's."""
 
 
 TRAFFIC_SHARE: Mapping[str, float] = {"t4": 0.86}
-"""What boards whose memory falls behind others' reach, over what those reach, by `Gpu.id`: of the
+"""Memory rate of slower boards over that of others, by `Gpu.id`: of the
 T4's 320 GB/s 220 were measured, 69 % (Jia and others, "Dissecting the NVidia Turing T4 GPU via
 microbenchmarking", arxiv.org/abs/1903.07486), and some 83 % of other boards' rates there."""
 
@@ -59,16 +59,16 @@ class Efficiency:
             "fp32": 0.95,
         }
     )
-    """Of the peak, by precision, in a product of many waves. In fp32, without tensor cores, large
-    products reach 90 to 98 % of an A100's (`power` names the source of such rates)."""
+    """Share of the peak, by precision, in a product of many waves. In fp32, without tensor cores,
+    large products reach 90 to 98 % of an A100's (`power` names the source of such rates)."""
     fill: float = 0.25
     """Waves that a product's first loads and last stores take, which nothing hides: square
     products of 1,024 and 2,048 reach 80 and 88 % of what whole waves allow (16-bit, RTX PRO 6000
     Server Edition, github.com/zzc0721/torch-performance-test-data/issues/162)."""
     masked_attention: float = MASKED
-    """What a dense mask leaves of the rate of fused attention."""
+    """Share of fused attention's rate that a dense mask leaves."""
     slowest: Mapping[str, float] = field(default_factory=lambda: {"fp32": 0.95 / 0.75})
-    """How many times as long arithmetic may take in kernels whose rate has no source for all their
+    """Factor by which arithmetic may take longer in kernels whose rate has no source for all their
     shapes, by precision of a product, and as "masked" of attention. Rates of fp32 products without
     tensor cores were published for sizes of 4,096 and more; we allow for three quarters of the
     peak, which is what all products were charged before shapes counted."""
@@ -93,9 +93,9 @@ class KernelTimes(Protocol):
 
     launch_s: float
     hosts: tuple[float, float]
-    """What launches cost the fastest and slowest host that this may be, over `launch_s`."""
+    """Launch cost of the fastest and the slowest host that this may be, over `launch_s`."""
     overlaps: bool
-    """Whether the host issues operators while the device computes earlier ones."""
+    """The host issues operators while the device computes earlier ones."""
 
     def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
         """Seconds of each operator at each point, shape (W, P)."""
@@ -210,9 +210,9 @@ class StepTimes:
     breakdown_s: Mapping[str, Floats]
     model_flops: Floats
     backward_s: Floats
-    """Of the backward pass of the last micro-step alone."""
+    """Time of the last micro-step's backward pass alone."""
     added_s: Floats
-    """What each unknown takes off the step at its least, and adds at its most: (U, 2, P)."""
+    """Seconds that each unknown takes off the step at least and adds at most: (U, 2, P)."""
 
     def unknown(self, point: int) -> tuple[float, float]:
         """The ends of what the step of one point may take, over `step_s`.
@@ -233,7 +233,7 @@ class PassTimes:
     seconds: tuple[Mapping[str, Floats], ...]
     model_flops: Floats
     added_s: tuple[Floats, ...]
-    """What each unknown takes off a pass at its least, and adds at its most: (U, 2, P)."""
+    """Seconds that each unknown takes off a pass at least and adds at most: (U, 2, P)."""
 
 
 def step_times(

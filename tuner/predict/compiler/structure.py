@@ -60,7 +60,7 @@ class Structure:
     compute_capability: tuple[int, int]
     positions: int | None = None
     has_negatives: bool = False
-    """Whether more than one negative goes with each anchor; how many is a size."""
+    """More than one negative goes with each anchor; their number is a size."""
 
     @classmethod
     def of(
@@ -183,7 +183,7 @@ EXACT_UP_TO = 6
 """Up to this number of points, each is replayed itself."""
 
 LARGEST_GPU_BYTES = 288 * 1024**3
-"""What allocates more fits no GPU of the catalogue (B300: 268 GiB): its overhead is left 0."""
+"""More fits no GPU of the catalogue (B300: 268 GiB); the overhead of such steps is left 0."""
 
 
 def anchors(points: Floats, passes: CompiledPasses) -> dict[Point, list[Point]]:

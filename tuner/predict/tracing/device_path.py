@@ -56,7 +56,7 @@ class DevicePath(TorchFunctionMode):
     to_fp32: ClassVar[frozenset[Any]]
     replacements: ClassVar[Mapping[Any, Callable[..., torch.Tensor]]]
     has_grouped_products = True
-    """Whether the device has kernels for products of one expert each (`torch.nn.functional`)."""
+    """The device has kernels for products of one expert each (`torch.nn.functional`)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ from tuner.cost.operators.timeline import Block, Mark, Op, Timeline
 _aten = torch.ops.aten
 
 _OF_ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product")
-"""How operators begin whose results are scores, or are kept for them."""
+"""Prefixes of operators whose results are scores, or are kept for them."""
 
 _SOLE_USE = 2
 """Uses of a storage that one tensor alone has: by it, and by the object of Python that is asked."""
@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
         self.place = ""
-        """What new blocks are noted to have been made in; see `Block.place`."""
+        """The place noted for new blocks; see `Block.place`."""
         self._padded = padded
         self._kernels = kernels
         self._vocab_size = vocab_size

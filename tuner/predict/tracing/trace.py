@@ -53,9 +53,9 @@ class Trace:
     trainable_params: int
     total_params: int
     gradient_bytes: tuple[int, ...] = ()
-    """Of each trainable parameter, in their order; of a shard, on several GPUs that share them."""
+    """Size of each trainable parameter's gradient, or of its shard if GPUs share it."""
     remarks: tuple[str, ...] = ()
-    """What is not with the model as its configuration says; see `predict.training.quantized`."""
+    """Differences between the model and its configuration; see `predict.training.quantized`."""
 
 
 class MetaEnvironment:

@@ -19,7 +19,7 @@ _SHAPE = (
     "num_key_value_heads",
     "vocab_size",
 )
-"""What must agree between a checkpoint and the model that a search names."""
+"""Settings in which a checkpoint and the model of a search must agree."""
 
 
 def load_checkpoint(name: str, model_config: Any, settings: TrainingSetup, *, device: str) -> Any:

@@ -44,7 +44,7 @@ class Images:
     joined: int | None = 0
     """The dimension in which examples follow each other; None where they have one of their own."""
     tiles: int = 0
-    """Of each image, where text attends to images in layers of its own; 0 where it does not."""
+    """Tiles of each image if text attends to images in layers of its own, else 0."""
 
     def require(self, max_length: int) -> None:
         """Raise `InputError` unless an example has room for its images and a text."""

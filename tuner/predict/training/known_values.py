@@ -27,7 +27,7 @@ _aten = torch.ops.aten
 _MOST = 1 << 24
 """Elements of a tensor up to which its values are kept: tokens, masks, coordinates, pixels."""
 _UNKNOWN = ("rand", "bernoulli", "dropout", "multinomial", "normal")
-"""What stands in the names of operators whose results are drawn."""
+"""Parts of the names of operators that draw random results."""
 
 
 def declare(tensor: torch.Tensor, number: float) -> torch.Tensor:

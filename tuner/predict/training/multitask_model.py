@@ -45,12 +45,12 @@ class MultiTaskSettings:
     """Tasks that run in a step."""
     phase: str
     adapted: bool
-    """Whether the LoRA sets are inside the encoder."""
+    """The LoRA sets are inside the encoder."""
     lora_targets: tuple[str, ...]
     lora_alpha: float
     lora_dropout: float
     training_loop: str
-    """Who holds the tasks' outputs, and until when."""
+    """The owner of the tasks' outputs, which decides how long they live."""
 
     @classmethod
     def of(cls, configuration: Configuration) -> MultiTaskSettings:

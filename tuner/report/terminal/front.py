@@ -27,7 +27,7 @@ _SHOWN_OBJECTIVES = ("device_bytes", "samples_per_s", "tokens_per_s", "step_s", 
 
 
 _MAIN_NUMBERS = _NUMBERS[:3]
-"""Those for which there is room in 80 columns beside the settings."""
+"""Numbers that fit beside the settings in 80 columns."""
 
 
 def conditions_text(conditions: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from tuner.space.data import TokenLengths
 from tuner.space.lengths.cdf import Cdf, cdf_of_counts
 
 PADDING_MODES = ("longest", "max_length", "packing")
-"""What a micro-batch is made of: examples padded to the longest among them, examples padded to
+"""Contents of a micro-batch: examples padded to the longest among them, examples padded to
 `max_length`, or rows of exactly `max_length` tokens cut from all examples laid end to end."""
 
 

@@ -15,7 +15,7 @@ from tuner.space.models.guarded import TokenCounter
 
 CHAT_COLUMN = "messages"
 TEXT_COLUMNS = (("text",), ("prompt", "completion"))
-"""What is looked for, in this order after `messages`, when no column is named: the names that
+"""Columns looked for after `messages`, in this order, when none is named: the names that
 TRL's trainers give to conversations, plain text, and a prompt with its completion."""
 
 MAX_TOKENS = 2**31 - 1

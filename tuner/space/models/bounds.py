@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_INTEGER = 1 << 40
-"""Of everything else: a maximum that means "none" is written as 10^9 or 2^31, mostly."""
+"""Limit for all other integers: a maximum that means "none" is mostly written as 10^9 or 2^31."""
 
 MAX_EXPERT_LAYERS = 50_000
 """Experts of all layers together: each is a module of its own."""

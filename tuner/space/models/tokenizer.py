@@ -19,7 +19,7 @@ HINT = (
 
 
 MAX_FILE_BYTES = 256 << 20
-"""Of one file of a tokenizer; the largest published one has 33 MB."""
+"""Limit for one file of a tokenizer; the largest published one has 33 MB."""
 
 _FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 

@@ -20,7 +20,7 @@ from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.space.models.tokenizer import LoadedTokenizer, load_here
 
 MAX_MEMORY_BYTES = 4 << 30
-"""Of the whole process; the largest published tokenizers take half a GiB."""
+"""Limit for the whole process; the largest published tokenizers take half a GiB."""
 
 
 def main() -> int:

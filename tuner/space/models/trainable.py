@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 EMULATE = "emulate the program that trains it: tuner emulate --gpu rtx4090 -- python train.py"
-"""What comes nearest where nothing is predicted."""
+"""Advice if nothing is predicted."""
 
 _CATALOGUE_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_oss"})
 """Types of models in the catalogue whose classes have no fused attention (transformers 5.23)."""
