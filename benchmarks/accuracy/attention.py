@@ -13,15 +13,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.core.setup.schemas import SCHEMAS
+
 NAME = "repeated_heads"
 MASKED = "masked_heads"
 
 
 def register() -> None:
-    """Make both known to transformers."""
+    """Make both known to transformers and to the workload."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
+    for name in (NAME, MASKED):
+        SCHEMAS["causal_lm"].allow("attention", name)
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     AttentionInterface.register(MASKED, _attention)

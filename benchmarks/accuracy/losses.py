@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from tuner.core.errors import InputError
+from tuner.core.setup.schemas import SCHEMAS
 
 _AFTER_THE_HEAD = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}
 """What some models do to their logits, with the values that do nothing (Granite, Cohere, Gemma)."""
@@ -26,6 +27,8 @@ def register() -> None:
 
     LOSSES["transformers_4_45"] = widened
     LOSSES["unwidened"] = partial(use_shifted, widen=False)
+    for name in ("transformers_4_45", "unwidened"):
+        SCHEMAS["causal_lm"].allow("loss", name)
 
 
 def _require_plain_logits(model: Any) -> None:

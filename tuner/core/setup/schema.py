@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 from tuner.core.errors import InputError, nearest
@@ -236,6 +236,12 @@ class WorkloadSchema:
     tokens: Callable[[Mapping[str, Any]], int] = _one_sequence
     """Tokens of one sample of a configuration, at full length."""
 
+    def allow(self, name: str, word: str) -> None:
+        """Take `word` as a value of the knob `name` too: a caller has taught it to a library."""
+        terms: Any = self.terms
+        if word not in terms[name].allowed:
+            terms[name] = replace(terms[name], allowed=(*terms[name].allowed, word))
+
     def values(self, given: Mapping[str, KnobValue]) -> dict[str, Any]:
         """The value of every knob: the given one, checked, or its default.
 
@@ -245,8 +251,7 @@ class WorkloadSchema:
         for name, term in self.terms.items():
             if name in given:
                 value = given[name]
-                # Words were checked with the space; benchmarks register attentions of their own.
-                found[name] = value if value == () or term.kind == "word" else term.read(value)
+                found[name] = value if value == () else term.read(value)  # (): no module
             elif term.default_rule is None:
                 found[name] = term.default
             else:
