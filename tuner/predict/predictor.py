@@ -46,6 +46,7 @@ from tuner.predict.predict import (
     resolve_subject,
     speed_of,
 )
+from tuner.predict.shipped import can_trace, optimizer_key, shipped
 from tuner.space.models.catalogue import architecture
 
 METHOD = "compiled timeline, checked against a held-back trace"
@@ -128,6 +129,14 @@ class Predictor:
             )
         return [results[index] for index in range(len(configurations))]
 
+    def compiled(self) -> dict[tuple[str, str], CompiledPasses]:
+        """The structures that compiled so far, by the model's digest and their key."""
+        return {
+            (self._architecture.digest, structure.key): passes
+            for structure, passes in self._passes.items()
+            if isinstance(passes, CompiledPasses)
+        }
+
     @property
     def at_once(self) -> int:
         """Number of configurations that `traced` works on at the same time."""
@@ -141,7 +150,14 @@ class Predictor:
         margin_fraction: float | None = None,
         profile: DeviceProfile | None = None,
     ) -> list[Prediction]:
-        """Predict from traces at full depth: seconds for each, kept on disk."""
+        """Predict from traces at full depth: seconds for each, kept on disk.
+
+        Without PyTorch nothing can be traced, and the compiled timelines of the package answer.
+        """
+        if not can_trace():
+            return self.predict(
+                configurations, gpu, margin_fraction=margin_fraction, profile=profile
+            )
         self._require_supported(configurations, gpu)
         entries = [
             cache.entry_name(
@@ -205,6 +221,8 @@ class Predictor:
             return
         self._replayed[structure] = read_replays(self._entry("replays", structure))
         stored = read_passes(self._entry("passes", structure))
+        if stored is None:
+            stored = shipped().passes(self._architecture.digest, structure.key)
         if stored is not None:
             self._passes[structure] = stored
 
@@ -228,16 +246,16 @@ class Predictor:
         return cache.entry_name(kind, self._job.workload, self._architecture.digest, structure.key)
 
     def _optimizer(self, configuration: Configuration, passes: CompiledPasses) -> CompiledOptimizer:
-        point = np.array([[1.0, 1.0, float(str(configuration.get("lora_rank", 0))), 1.0]])
-        numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
+        sizes = trained_sizes(passes, int(str(configuration.get("lora_rank", 0))))
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
-        counts, kinds = passes.trainable_counts.tolist(), passes.trainable_kinds
-        sizes = list(zip(numels, counts, kinds, strict=True))
         scaled = configuration.get("mixed_precision") == "fp16"
         key = cache.entry_name("optimizer", name, str(clip > 0), str(scaled), repr(sizes))
         if key not in self._optimizers:
-            self._optimizers[key] = read_optimizer(key) or build_optimizer(
-                key, name, sizes, clip=clip, scaled=scaled
+            stored = optimizer_key(name, sizes, clip=clip > 0, scaled=scaled)
+            self._optimizers[key] = (
+                read_optimizer(key)
+                or shipped().optimizer(self._architecture.digest, stored)
+                or build_optimizer(key, name, sizes, clip=clip, scaled=scaled)
             )
         return self._optimizers[key]
 
@@ -291,6 +309,13 @@ class Predictor:
             )
             for index, configuration in enumerate(configurations)
         ]
+
+
+def trained_sizes(passes: CompiledPasses, rank: int) -> list[tuple[int, int, str]]:
+    """The parameters that are trained at this rank of LoRA: elements, number and kind of each."""
+    numels = passes.trainable.at(np.array([[1.0, 1.0, float(rank), 1.0]]))[:, 0]
+    counts, kinds = passes.trainable_counts.tolist(), passes.trainable_kinds
+    return list(zip(numels.round().astype(int).tolist(), counts, kinds, strict=True))
 
 
 def _is_traced_in_full(configuration: Configuration) -> bool:
