@@ -95,7 +95,9 @@ def compiled(
                     trainable = Counter[tuple[int, str]]()
                     for numel, count, kind in sizes:
                         trainable[numel, kind] += count
-                    steps[key] = compile_optimizer(name, trainable, max_grad_norm=1.0, scaled=scaled)
+                    steps[key] = compile_optimizer(
+                        name, trainable, max_grad_norm=1.0, scaled=scaled
+                    )
     return passes, optimizers
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.core.errors import InputError
+from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Prediction
 from tuner.core.setup.distributed_knobs import Parallelism
@@ -221,7 +221,7 @@ class Predictor:
             return
         self._replayed[structure] = read_replays(self._entry("replays", structure))
         stored = read_passes(self._entry("passes", structure))
-        if stored is None:
+        if stored is None and not can_trace():
             stored = shipped().passes(self._architecture.digest, structure.key)
         if stored is not None:
             self._passes[structure] = stored
@@ -239,8 +239,18 @@ class Predictor:
 
     def _resolved(self) -> Subject:
         if self._subject is None:
+            self._require_tracing("these settings are")
             self._subject = resolve_subject(self._job.workload, self._job.model)
         return self._subject
+
+    def _require_tracing(self, what: str) -> None:
+        """Raise `UnavailableError` where no library is installed to trace `what`."""
+        if not can_trace():
+            raise UnavailableError(
+                f"{what} not among the compiled timelines that come with tuner for "
+                f"{self._job.model}, and torch or transformers is not installed to trace them",
+                hint="pip install 'tuner[all]' predicts every model and setting",
+            )
 
     def _entry(self, kind: str, structure: Structure) -> str:
         return cache.entry_name(kind, self._job.workload, self._architecture.digest, structure.key)
@@ -252,11 +262,11 @@ class Predictor:
         key = cache.entry_name("optimizer", name, str(clip > 0), str(scaled), repr(sizes))
         if key not in self._optimizers:
             stored = optimizer_key(name, sizes, clip=clip > 0, scaled=scaled)
-            self._optimizers[key] = (
-                read_optimizer(key)
-                or shipped().optimizer(self._architecture.digest, stored)
-                or build_optimizer(key, name, sizes, clip=clip, scaled=scaled)
-            )
+            found = read_optimizer(key) or shipped().optimizer(self._architecture.digest, stored)
+            if found is None:
+                self._require_tracing(f"optimizer {name} with this rank is")
+                found = build_optimizer(key, name, sizes, clip=clip, scaled=scaled)
+            self._optimizers[key] = found
         return self._optimizers[key]
 
     def _evaluate(
@@ -274,6 +284,7 @@ class Predictor:
                 for configuration in configurations
             ]
         gpu, kernel_times, rates = on_measured_device(gpu, profile)
+        remarks = passes.remarks if can_trace() else (shipped().remark, *passes.remarks)
         evaluation = Evaluation(passes, structure, configurations, gpu, self._replayed[structure])
         known: dict[tuple[Any, ...], CompiledOptimizer] = {}
         optimizers = []
@@ -301,7 +312,7 @@ class Predictor:
                 gpu,
                 params=evaluation.params(index),
                 method=method_text(
-                    f"{METHOD}; {rates}", self._job.workload, configuration, gpu, passes.remarks
+                    f"{METHOD}; {rates}", self._job.workload, configuration, gpu, remarks
                 ),
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],

@@ -43,11 +43,6 @@ class Shipped:
         """The libraries that were traced, with their versions; empty where nothing ships."""
         return dict(json.loads(self._read(_VERSIONS) or b"{}"))
 
-    @cached_property
-    def applies(self) -> bool:
-        """True unless another version of a traced library is installed here."""
-        return all(installed_version(name) in (None, was) for name, was in self.versions.items())
-
     @property
     def remark(self) -> str:
         """The libraries that its timelines are of, for the method of a prediction."""
@@ -68,7 +63,7 @@ class Shipped:
         return {k: found for k, found in passes.items() if found is not None}, optimizers
 
     def passes(self, model: str, structure: str) -> CompiledPasses | None:
-        """The structure with this key of a model with this digest; None if it is not in the file."""
+        """The structure with this key of the model with this digest; None if it is not there."""
         content = self._read(_passes_name(model, structure))
         if content is None:
             return None
@@ -76,7 +71,7 @@ class Shipped:
             return CompiledPasses.from_arrays({k: _unpacked(k, arrays[k]) for k in arrays.files})
 
     def optimizer(self, model: str, key: str) -> CompiledOptimizer | None:
-        """The optimizer step with this `optimizer_key` of a model; None if it is not in the file."""
+        """The optimizer step of a model with this `optimizer_key`; None if it is not there."""
         if model not in self._optimizers:
             self._optimizers[model] = json.loads(self._read(_optimizers_name(model)) or b"{}")
         stored = self._optimizers[model].get(key)
@@ -114,7 +109,7 @@ def can_trace() -> bool:
 def optimizer_key(
     name: str, sizes: Sequence[tuple[int, int, str]], *, clip: bool, scaled: bool
 ) -> str:
-    """12 hexadecimal digits for the step of an optimizer over parameters of (numel, count, kind)."""
+    """12 hexadecimal digits for an optimizer step over parameters of (numel, count, kind)."""
     text = json.dumps([name, [list(size) for size in sizes], clip, scaled])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
