@@ -150,10 +150,8 @@ IMPORT_BENCHMARKS = {
     "test_workload_causal_lm.py",
     "unit/test_accuracy_rows.py",
     "unit/test_calibrate_coverage.py",
-    "unit/test_emulated_runs.py",
     "unit/test_gallery.py",
     "unit/test_reported_run.py",
-    "unit/test_search_benchmark.py",
     "unit/test_signatures.py",
 }
 
