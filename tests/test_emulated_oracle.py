@@ -8,61 +8,88 @@ from emulating import needs_emulator
 from benchmarks.emulated import LEAST_BYTES, Pair, compare, page
 from benchmarks.emulated_cases import Case, all_cases
 
-TINY = "tiny-llama-3m"
-SIZES = {"micro_batch": 8, "max_length": 512, "lora_rank": 16, "grad_accum": 3}
-CHECKPOINTED = Case(
-    "bf16 LoRA, checkpointed",
-    "rtx4090",
-    model=TINY,
-    settings={**SIZES, "precision": "bf16", "gradient_checkpointing": True},
-)
-QUANTISED = Case(
-    "NF4, paged 8-bit optimizer",
-    "a6000",
-    model=TINY,
-    settings={
-        **SIZES,
-        "precision": "nf4",
-        "optimizer": "paged_adamw_8bit",
-        "gradient_checkpointing": True,
-    },
-)
-REENTRANT = Case(
-    "reentrant checkpoints",
-    "rtx4090",
-    model=TINY,
-    settings={
-        **SIZES,
-        "precision": "int8",
-        "gradient_checkpointing": True,
-        "use_reentrant": True,
-    },
-)
-EAGER = Case(
-    "eager, not checkpointed",
-    "h100_sxm",
-    model=TINY,
-    settings={
-        **SIZES,
-        "precision": "bf16",
-        "attention": "eager",
-        "gradient_checkpointing": False,
-    },
-)
+LORA = {"micro_batch": 2, "max_length": 256, "grad_accum": 2, "lora_rank": 16}
+TINY = {"micro_batch": 8, "max_length": 512, "grad_accum": 3, "lora_rank": 16}
+FULL = {**LORA, "lora_rank": 0}
+BF16 = {"precision": "bf16", "mixed_precision": "no"}
+FP32 = {"precision": "fp32", "mixed_precision": "bf16"}
+"""Master weights in fp32 under autocast, as Trainer(bf16=True) trains them."""
+
+
+def case(name, model, settings, *, gpu="a100_80gb", layers=2):
+    """A case with the number of layers that its model is cut to; all of a tiny model."""
+    return pytest.param(Case(name, gpu, model=model, settings=settings), layers, id=name)
+
+
+def tiny(name, gpu, **settings):
+    return case(name, "tiny-llama-3m", {**TINY, **settings}, gpu=gpu, layers=None)
+
+
+CASES = [
+    tiny("bf16 LoRA, checkpointed", "rtx4090", precision="bf16", gradient_checkpointing=True),
+    tiny(
+        "NF4, paged 8-bit optimizer",
+        "a6000",
+        precision="nf4",
+        optimizer="paged_adamw_8bit",
+        gradient_checkpointing=True,
+    ),
+    tiny(
+        "reentrant checkpoints",
+        "rtx4090",
+        precision="int8",
+        gradient_checkpointing=True,
+        use_reentrant=True,
+    ),
+    tiny(
+        "eager, not checkpointed",
+        "h100_sxm",
+        precision="bf16",
+        attention="eager",
+        gradient_checkpointing=False,
+    ),
+    *(
+        case(model, model, {**LORA, **settings})
+        for model, settings in {
+            "olmo-2-7b": {"precision": "fp16", "mixed_precision": "fp16", "loss": "chunked"},
+            "granite-3.1-2b": {"precision": "nf4", "use_reentrant": True, "optimizer": "lion_8bit"},
+            "lfm2-1.2b": {
+                "precision": "int8",
+                "adapter": "rslora",
+                "gradient_checkpointing": False,
+            },
+            "qwen2.5-vl-3b": {"images": 1, "image_size": 224, "training_loop": "loop"},
+            "qwen2.5-0.5b": {"num_labels": 3, "lora_rank": 0},
+            "medgemma-4b": {"images": 1, "max_length": 512, "precision": "nf4"},
+        }.items()
+    ),
+    *(
+        case(
+            f"dora {precision}", "qwen2.5-0.5b", {**LORA, "precision": precision, "adapter": "dora"}
+        )
+        for precision in ("bf16", "nf4")
+    ),
+    *(
+        case(f"{model}, all weights, {name}", model, {**FULL, **dtypes, "optimizer": name})
+        for model in ("qwen2.5-0.5b", "gemma-3-1b")
+        for dtypes, name in (
+            (FP32, "adamw_torch"),
+            (BF16, "adamw_8bit"),
+            (BF16, "paged_lion_8bit"),
+            (BF16, "adafactor"),
+        )
+    ),
+]
 
 
 @needs_emulator
-@pytest.mark.parametrize(
-    "case", [CHECKPOINTED, QUANTISED, REENTRANT, EAGER], ids=lambda case: case.name
-)
-def test_trace_and_emulator_agree(case, tmp_path):
-    answer = compare(case, None, tmp_path)
+@pytest.mark.parametrize(("case", "layers"), CASES)
+def test_trace_and_emulator_agree(case, layers, tmp_path):
+    answer = compare(case, layers, tmp_path)
     assert not answer.failure
     found = {pair.name: pair for pair in answer.pairs}
-    allocated = found["allocated"]
-    assert allocated.emulated > 20 * LEAST_BYTES
-    assert not allocated.differs, (allocated.traced, allocated.emulated)
-    for name in ("loaded", "forward", "backward", "optimizer"):
+    assert found["allocated"].emulated > 20 * LEAST_BYTES
+    for name in ("allocated", "loaded", "forward", "backward", "optimizer", "paged"):
         assert not found[name].differs, found[name]
 
 
