@@ -17,7 +17,6 @@ from benchmarks.several_gpus import (
     Answer,
     Case,
     compare,
-    rows,
     write_model,
 )
 from tuner.app.estimate import one_configuration
@@ -140,16 +139,14 @@ def free_port() -> int:
 
 
 def test_a_case_that_misses_or_fails_says_so_in_its_row() -> None:
-    case = CASES[0]
-    near = Answer(case, 2, {"allocated": 1000, "reserved": 90}, {"allocated": 995, "reserved": 100})
-    far = Answer(case, 2, {"allocated": 1020, "reserved": 90}, {"allocated": 995, "reserved": 100})
-    failed = Answer(case, 2, failure="it broke")
+    near = Answer("a", {"allocated": 1000, "reserved": 90}, {"allocated": 995, "reserved": 100})
+    far = Answer("b", {"allocated": 1020, "reserved": 90}, {"allocated": 995, "reserved": 100})
+    failed = Answer("c", failure="it broke")
     assert [answer.holds for answer in (near, far, failed)] == [True, False, False]
-    lines = list(rows([near, far, failed]))
-    assert "misses" not in lines[0]
-    assert "-10.0%" in lines[0]
-    assert "misses" in lines[1]
-    assert "it broke" in lines[2]
+    assert "misses" not in near.line
+    assert "-10.0%" in near.line
+    assert "misses" in far.line
+    assert "it broke" in failed.line
 
 
 def test_twelve_cases_are_what_was_asked_for() -> None:
