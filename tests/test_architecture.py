@@ -128,7 +128,6 @@ def test_the_picture_of_the_rooms_is_current():
 
 # Tests of benchmarks, and tests whose cases have not moved to `tests/shared_cases` yet.
 IMPORT_BENCHMARKS = {
-    "shared_cases/targets.py",
     "test_accuracy_mechanisms.py",
     "test_architecture.py",
     "test_casebook.py",

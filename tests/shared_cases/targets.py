@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -348,22 +347,6 @@ def read_profile(path: Path) -> None:
         assert (seconds > 0).all(), seconds
 
 
-def csv_inputs() -> st.SearchStrategy[bytes]:
-    table = ROOT / "benchmarks" / "accuracy" / "measured_runs.csv"
-    lines = table.read_bytes().splitlines(keepends=True)
-    return damaged([b"".join([lines[0], *lines[1:4]]), b"".join([lines[0], lines[-1]])], form="csv")
-
-
-def read_csv(path: Path) -> None:
-    """The table of published runs."""
-    from benchmarks.accuracy.rows import read_rows
-
-    for row in read_rows(path):
-        assert isinstance(row.tokens, int)
-        assert row.peak_gib is None or math.isfinite(row.peak_gib)
-        row.note("peak_reserved_gib")
-
-
 # --- the rest --------------------------------------------------------------------------------
 
 GPUS = b"""\
@@ -474,7 +457,6 @@ TARGETS: Sequence[Target] = (
     Target("journal", 0.20, "trials.jsonl", journal_inputs, read_a_journal),
     Target("profile", 0.16, "a6000.yaml", profile_inputs, read_profile),
     Target("table", 0.11, "a6000.yaml", table_inputs, read_profile),
-    Target("runs", 0.05, "measured_runs.csv", csv_inputs, read_csv),
     Target("gpus", 0.06, "gpus.yaml", gpu_inputs, read_gpus),
     Target("model", 0.03, "config.json", model_inputs, read_model),
     Target("data", 0.03, "data.jsonl", data_inputs, read_data),
