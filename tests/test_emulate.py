@@ -456,13 +456,12 @@ def test_paged_optimizers_are_counted_apart(tmp_path: Path) -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path, times: int) -> None:
+def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(TRAINING.replace("range(10)", "range(10**6)"))
     before = {p.name for p in Path("/dev/shm").iterdir()}
-    draw = random.Random(times)
-    for _ in range(times):
+    draw = random.Random(3)
+    for _ in range(3):
         process = subprocess.Popen(
             [*TUNER, "--gpu", "a6000", "--steps", "0", "--", sys.executable, str(path)],
             stdout=subprocess.DEVNULL,

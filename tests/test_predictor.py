@@ -310,19 +310,15 @@ def changed(name, change):
 
 DAMAGES = {
     "no counts": without("counts"),
-    "no exponents": without("sizes.exponents"),
     "fewer moments": changed("counts", lambda a: a[:-1]),
     "fewer sizes": changed("sizes.coefficients", lambda a: a[:-1]),
     "other segments": changed("segments", lambda a: a + 1),
     "no first segment": changed("segments", lambda a: np.maximum(a, 1)),
-    "fewer operators": changed("kinds", lambda a: a[:-1]),
     "unknown operators": changed("tensor_of", lambda a: a + 10_000),
-    "unknown sizes": changed("shallow.sizes", lambda a: a + 10_000),
     "unknown blocks": changed("deep.events", lambda a: a + 10_000),
     "spans past the end": changed("deep.spans", lambda a: a + 10**7),
     "powers of 9": changed("sizes.exponents", lambda a: a + 9),
     "words for counts": changed("counts", lambda a: a.astype(np.str_)),
-    "many workspaces": changed("workspace", lambda a: np.arange(3)),
     "another number of groups": changed("trainable_counts", lambda a: np.append(a, 1)),
     "nothing": lambda arrays: {},
 }
@@ -342,7 +338,7 @@ def test_arrays_that_do_not_belong_together_are_built_again(
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize("value", [[], {}, [[1, 2]], [["a"] * 5], 7, None, [[1, 2, 3, [1], [2]]]])
+@pytest.mark.parametrize("value", [[[1, 2]], [["a"] * 5], None])
 def test_strange_replays_and_optimizers_are_built_again(job, folder, stored_base, value):
     for path in folder.glob("*.json"):
         cache.write_json(path.stem, value)
@@ -361,7 +357,7 @@ def test_compiled_arrays_come_back_as_they_were(folder, stored_base):
 # -- fallbacks and refusals -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [CompileError, ValueError, InputError])
+@pytest.mark.parametrize("kind", [CompileError, InputError])
 def test_what_does_not_compile_is_traced_and_says_why(job, model, monkeypatch, folder, kind):
     def refuse(*_):
         raise kind("a layer does something new")
