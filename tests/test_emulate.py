@@ -234,22 +234,9 @@ def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path
 
 
 @needs_emulator
-def test_a_program_that_fails_after_a_step_failed(tmp_path: Path) -> None:
-    failing = TRAINING.replace("    print(", "    raise ValueError('bad data')\n    print(")
-    found = run(tmp_path, failing)
-
-    assert (found["ended"], found["steps"]) == ("error", 1)
-    assert (found["exit"], found["fits"]) == (2, None)
-    assert found["error"]["message"] == "bad data"
-
-
-@needs_emulator
-@pytest.mark.parametrize("launcher", [(), ("torch.distributed.run", "--nproc-per-node", "2")])
-def test_an_error_before_the_device_is_used_is_named_with_its_line(
-    tmp_path: Path, launcher: tuple[str, ...]
-) -> None:
-    """In a rank too: its launcher raises an error of its own."""
-    python = (sys.executable, *(["-m"] if launcher else []), *launcher)
+def test_an_error_before_the_device_is_used_is_named_with_its_line(tmp_path: Path) -> None:
+    """In a rank, whose launcher raises an error of its own."""
+    python = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     found = run(tmp_path, "import sys, torch\nimport no_such_module\n", python=python)
 
     assert (found["ended"], found["exit"], found["fits"]) == ("error", 2, None)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measure_samples import model_folder
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
@@ -57,21 +58,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("model")
-    fields = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 320,
-        "max_position_embeddings": 256,
-    }
-    (path / "config.json").write_text(json.dumps(fields))
-    return str(path)
+    folder = tmp_path_factory.mktemp("model")
+    return model_folder(folder, num_hidden_layers=5, max_position_embeddings=256)
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +122,6 @@ def test_predictions_come_in_the_order_of_the_configurations(job):
     assert all(prediction.method.startswith(METHOD) for prediction in together)
 
 
-def test_a_configuration_twice_is_predicted_twice_alike(job):
-    first, second = Predictor(job).predict([BASE, BASE], AMPERE)
-    assert first == second
-
-
 def test_nothing_asked_is_nothing_answered(job):
     assert Predictor(job).predict([], AMPERE) == []
 
@@ -172,16 +155,6 @@ def test_progress_counts_structures(job):
     seen.clear()
     first.predict(more, AMPERE, on_progress=lambda *numbers: seen.append(numbers))
     assert seen == []
-
-
-def test_a_margin_moves_the_verdict_alone(job):
-    small = get_gpu("a5000", memory_bytes=2**29)
-    loose, tight = (
-        Predictor(job).predict([BASE], small, margin_fraction=margin)[0] for margin in (0.0, 0.9)
-    )
-    assert loose.memory == tight.memory
-    assert loose.fits
-    assert not tight.fits
 
 
 # -- what is shared ---------------------------------------------------------------------------
