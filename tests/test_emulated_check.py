@@ -75,16 +75,6 @@ def test_a_program_that_does_not_fit_gets_a_change_that_does(tmp_path: Path) -> 
 
 
 @needs_emulator
-def test_the_command_line_is_changed_where_it_sets_the_value(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOOP)
-    found = check(tmp_path, "train.py", "--batch-size", "128", gpu_memory="1GiB")
-
-    [size] = [found["suggestion"]["values"]["micro_batch"]]
-    assert f"+$ {sys.executable} train.py --batch-size {size}" in found["suggestion"]["difference"]
-    assert found["suggestion"]["found"]["inputs"][0] == [size, 1024]
-
-
-@needs_emulator
 def test_a_notebook_runs_and_its_lines_are_those_of_its_cells(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": ["# Training"]},

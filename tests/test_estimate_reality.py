@@ -128,32 +128,6 @@ def test_trace_agrees_with_a_real_run_in_every_phase(model, values):
     assert differences[1:] == expected[1:]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "values"),
-    [("llama", {}), ("gemma3", {"mixed_precision": "bf16"}), ("qwen3", {"lora_rank": 0})],
-    ids=str,
-)
-def test_trace_agrees_with_the_allocator_of_pytorch(model, values):
-    """The same comparison by other means: every request that PyTorch's profiler recorded."""
-    from torch.profiler import ProfilerActivity, profile
-
-    values = {**NEUTRAL, **values}
-    session = open_on_cpu(model, LiveStorages(), values)
-    tensors = (*session.model.parameters(), *session.model.buffers())
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        session.optimizer_step(1)
-        session.optimizer_step(2)
-    now = peak = sum(storages.values())
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    _, peaks = replay_trace(model, values)
-    assert max(peaks[1:]) == pytest.approx(peak, rel=1e-3)
-
-
 def test_a_step_for_real_trains():
     """The comparison means something only if the real run is a training step."""
     _, session = run_for_real("llama", NEUTRAL)

@@ -14,7 +14,7 @@ from started import start
 
 from tuner.app.cli.main import run
 from tuner.core import host
-from tuner.core.records import Source, Status
+from tuner.core.records import Status
 from tuner.searches.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
@@ -99,18 +99,12 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
     assert best["source"] == "measured"
     assert yaml.safe_load((results / "best.yaml").read_text())["speed"] == best["speed"]
 
-    # The same again: all is known. A predicted search in the same folder knows none of it.
+    # The same again: all is known.
     again = start(*SEARCH, "--trials", "3", "--json")
     answer = json.loads(again.communicate(timeout=600)[0])
     assert (answer["reused"], answer["trials"]) == (len(records), len(records))
     assert answer["source"] == "measured"
     assert answer["best"]["verified"] is True
-    predicted = start(*SEARCH, "--trials", "1", "--mode", "predict", "--json")
-    answer = json.loads(predicted.communicate(timeout=600)[0])
-    assert (answer["reused"], answer["traced"], answer["trials"]) == (0, 1, 0)
-    last = read_journal(results / "trials.jsonl").records[-1]
-    assert last.source is Source.PREDICTED
-    assert answer["best"]["source"] == "measured"
 
 
 @pytest.mark.slow

@@ -122,10 +122,6 @@ def test_predictions_come_in_the_order_of_the_configurations(job):
     assert all(prediction.method.startswith(METHOD) for prediction in together)
 
 
-def test_nothing_asked_is_nothing_answered(job):
-    assert Predictor(job).predict([], AMPERE) == []
-
-
 def test_company_changes_little(job):
     """With many points the allocator is replayed at some of them only."""
     alone = [Predictor(job).predict([c], AMPERE)[0] for c in SPACE]
@@ -358,16 +354,6 @@ def test_number_formats_that_a_gpu_lacks_are_refused(job, compiled, knob):
     assert "bf16" in text
     assert "T4" in text
     assert compiled == []
-
-
-def test_adapters_for_layers_that_do_not_exist_are_refused(job):
-    with pytest.raises(InputError, match="c_attn"):
-        Predictor(job).predict([BASE.replace(lora_targets=("c_attn",))], AMPERE)
-
-
-def test_a_model_that_does_not_exist_is_refused():
-    with pytest.raises(InputError, match="llama-9-8b"):
-        Predictor(PredictionJob("causal_lm", "llama-9-8b"))
 
 
 # -- the window -------------------------------------------------------------------------------
