@@ -26,20 +26,12 @@ def tiny(name, gpu, **settings):
 
 
 CASES = [
-    tiny("bf16 LoRA, checkpointed", "rtx4090", precision="bf16", gradient_checkpointing=True),
     tiny(
         "NF4, paged 8-bit optimizer",
         "a6000",
         precision="nf4",
         optimizer="paged_adamw_8bit",
         gradient_checkpointing=True,
-    ),
-    tiny(
-        "reentrant checkpoints",
-        "rtx4090",
-        precision="int8",
-        gradient_checkpointing=True,
-        use_reentrant=True,
     ),
     tiny(
         "eager, not checkpointed",
@@ -63,20 +55,13 @@ CASES = [
             "medgemma-4b": {"images": 1, "max_length": 512, "precision": "nf4"},
         }.items()
     ),
+    case("dora", "qwen2.5-0.5b", {**LORA, "precision": "nf4", "adapter": "dora"}),
     *(
-        case(
-            f"dora {precision}", "qwen2.5-0.5b", {**LORA, "precision": precision, "adapter": "dora"}
-        )
-        for precision in ("bf16", "nf4")
-    ),
-    *(
-        case(f"{model}, all weights, {name}", model, {**FULL, **dtypes, "optimizer": name})
-        for model in ("qwen2.5-0.5b", "gemma-3-1b")
-        for dtypes, name in (
-            (FP32, "adamw_torch"),
-            (BF16, "adamw_8bit"),
-            (BF16, "paged_lion_8bit"),
-            (BF16, "adafactor"),
+        case(f"all weights, {name}", model, {**FULL, **dtypes, "optimizer": name})
+        for model, dtypes, name in (
+            ("gemma-3-1b", FP32, "adamw_torch"),
+            ("qwen2.5-0.5b", BF16, "paged_lion_8bit"),
+            ("gemma-3-1b", BF16, "adafactor"),
         )
     ),
 ]
