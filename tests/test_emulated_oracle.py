@@ -55,9 +55,9 @@ CASES = [
             "medgemma-4b": {"images": 1, "max_length": 512, "precision": "nf4"},
         }.items()
     ),
-    case("dora", "qwen2.5-0.5b", {**LORA, "precision": "nf4", "adapter": "dora"}),
+    case("dora", "qwen2.5-0.5b", {**LORA, "precision": "nf4", "adapter": "dora"}, layers=3),
     *(
-        case(f"all weights, {name}", model, {**FULL, **dtypes, "optimizer": name})
+        case(f"all weights, {name}", model, {**FULL, **dtypes, "optimizer": name}, layers=3)
         for model, dtypes, name in (
             ("gemma-3-1b", FP32, "adamw_torch"),
             ("qwen2.5-0.5b", BF16, "paged_lion_8bit"),
