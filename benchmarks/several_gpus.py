@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,18 +174,13 @@ MORE = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Memory of one rank of a case in bytes, predicted and emulated; why there is none, if so.
+    """What came of a case on so many ranks, in bytes of one; why there is nothing, if so."""
 
-    `title` has the first cells of its row, `more` the last ones; `asked` is the share by which
-    the prediction may miss the peak of allocated memory.
-    """
-
-    title: str
+    case: Case
+    ranks: int
     predicted: Mapping[str, int] = field(default_factory=dict)
     emulated: Mapping[str, int] = field(default_factory=dict)
     failure: str = ""
-    asked: float = ASKED
-    more: str = ""
 
     def share(self, name: str) -> float:
         """By how much the prediction is larger, as a share of what was emulated."""
@@ -194,59 +189,27 @@ class Answer:
     @property
     def holds(self) -> bool:
         """Whether the peak of allocated memory is as near as was asked."""
-        return not self.failure and abs(self.share("allocated")) <= self.asked
-
-    @property
-    def line(self) -> str:
-        """The row of the table."""
-        if self.failure:
-            return f"| {self.title} | | | failed: {self.failure[:200]} | |{self.more}"
-        sizes = [size["allocated"] / MIB for size in (self.predicted, self.emulated)]
-        mark = "" if self.holds else " **misses**"
-        return (
-            f"| {self.title} | {sizes[0]:,.1f} | {sizes[1]:,.1f} "
-            f"| {self.share('allocated'):+.2%}{mark} | {self.share('reserved'):+.1%} |{self.more}"
-        )
+        return not self.failure and abs(self.share("allocated")) <= ASKED
 
 
 def compare(case: Case, ranks: int, folder: Path) -> Answer:
     """Predict the case and train it on an emulated GPU. `folder` has the model's checkpoint."""
-    title = f"{case.name} | {ranks}"
-    return beside(title, case.settings(ranks), PROGRAM, case.for_program(ranks), folder)
-
-
-def beside(  # noqa: PLR0913 - a case has as many parts
-    title: str,
-    settings: Mapping[str, Any],
-    program: Path,
-    for_program: Mapping[str, Any],
-    folder: Path,
-    *,
-    steps: int = 3,
-    asked: float = ASKED,
-    more: str = "",
-) -> Answer:
-    """The prediction from `settings` beside what the program takes with its own settings.
-
-    `steps` counts those of the program before it is ended. `folder` has the model's checkpoint.
-    """
-    space, configuration = one_configuration(None, str(folder), settings)
+    space, configuration = one_configuration(None, str(folder), case.settings(ranks))
     subject = resolve_subject(space.workload, space.predicted_model())
     gpu = get_gpu(GPU)
     memory = predict(subject, configuration, gpu).memory
-    command = [sys.executable, "-W", "ignore", str(program), str(folder), json.dumps(for_program)]
+    program = [sys.executable, "-W", "ignore", str(PROGRAM), str(folder)]
+    settings = json.dumps(case.for_program(ranks))
     with tempfile.TemporaryFile("w+") as output:
-        found = emulate(command, gpu, EmulateOptions(steps=steps), output=output)
+        found = emulate([*program, settings], gpu, EmulateOptions(steps=3), output=output)
     if found.error is not None or not found.devices:
-        why = found.error.message if found.error else found.ended
-        return Answer(title, failure=why, asked=asked, more=more)
+        return Answer(case, ranks, failure=found.error.message if found.error else found.ended)
     (device,) = found.devices
     return Answer(
-        title,
+        case,
+        ranks,
         {"allocated": memory.peak_allocated_bytes, "reserved": memory.peak_reserved_bytes},
         {"allocated": device.peak_allocated_bytes, "reserved": device.peak_reserved_bytes},
-        asked=asked,
-        more=more,
     )
 
 
@@ -265,23 +228,33 @@ HEAD = (
 )
 
 
-def run(only: str, ranks: Sequence[int] | None) -> Iterator[Answer]:
+def rows(answers: Iterable[Answer]) -> Iterator[str]:
+    """The lines of the table."""
+    for answer in answers:
+        if answer.failure:
+            yield f"| {answer.case.name} | {answer.ranks} | | | failed: {answer.failure[:200]} | |"
+            continue
+        sizes = [size["allocated"] / MIB for size in (answer.predicted, answer.emulated)]
+        mark = "" if answer.holds else " **misses**"
+        yield (
+            f"| {answer.case.name} | {answer.ranks} | {sizes[0]:,.1f} | {sizes[1]:,.1f} "
+            f"| {answer.share('allocated'):+.2%}{mark} | {answer.share('reserved'):+.1%} |"
+        )
+
+
+def run(cases: Sequence[Case], ranks: Sequence[int] | None) -> Iterator[Answer]:
     """Every case on its numbers of ranks, or on those of them that are in `ranks`."""
     with tempfile.TemporaryDirectory() as folder, quiet_libraries():
         model = write_model(Path(folder))
-        for case in (*CASES, *MORE):
-            for count in case.ranks if only in case.name else ():
+        for case in cases:
+            for count in case.ranks:
                 if ranks is None or count in ranks:
                     yield compare(case, count, model)
 
 
-def main(
-    description: str | None = __doc__,
-    head: Sequence[str] = HEAD,
-    run: Callable[[str, Sequence[int] | None], Iterator[Answer]] = run,
-) -> int:
+def main() -> int:
     """Compare what was asked for, and print each row as it is there. 1 where one misses."""
-    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--markdown", type=Path, help="write the table there")
     parser.add_argument("--only", metavar="NAME", default="", help="cases with this in their name")
     parser.add_argument("--ranks", help="numbers of ranks, with commas between them")
@@ -291,14 +264,15 @@ def main(
         print(f"nothing can be emulated here: {reason}", file=sys.stderr)
         return 3
     ranks = [int(count) for count in options.ranks.split(",")] if options.ranks else None
-    lines, holds = list(head), True
-    for answer in run(options.only, ranks):
-        print(answer.line, flush=True)
-        lines.append(answer.line)
-        holds &= answer.holds
+    cases = [case for case in (*CASES, *MORE) if options.only in case.name]
+    answers: list[Answer] = []
+    for answer in run(cases, ranks):
+        answers.append(answer)
+        print(next(rows([answer])), flush=True)
         if options.markdown:
-            options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return int(not holds)
+            text = "\n".join((*HEAD, *rows(answers))) + "\n"
+            options.markdown.write_text(text, encoding="utf-8")
+    return int(not all(answer.holds for answer in answers))
 
 
 if __name__ == "__main__":

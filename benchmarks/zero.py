@@ -11,17 +11,24 @@ states. The model and its batch are those of `benchmarks.several_gpus`.
 
 from __future__ import annotations
 
-import itertools
+import argparse
+import json
 import math
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.several_gpus import MODEL, SHAPE, Answer, beside, main, write_model
+from benchmarks.several_gpus import GPU, MODEL, SHAPE, write_model
+from tuner.app.estimate import one_configuration
 from tuner.app.listener import quiet_libraries
 from tuner.core.units import MIB
+from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator.toolchain import unavailable
+from tuner.predict.predict import predict, resolve_subject
+from tuner.space.gpus import get_gpu
 
 PROGRAM = Path(__file__).parent / "programs" / "zero.py"
 ASKED = 0.03
@@ -114,36 +121,82 @@ def estimate_mib(stage: int, ranks: int, parameters: int) -> float:
     return float(found[1] / MIB)
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A line of the table, and whether the prediction is as near as was asked."""
+
+    line: str
+    holds: bool
+
+
 def compare(case: Case, stage: int, ranks: int, folder: Path, parameters: int) -> Answer:
     """Predict the case and train it on an emulated GPU."""
+    space, configuration = one_configuration(None, str(folder), case.settings(stage, ranks))
+    subject = resolve_subject(space.workload, space.predicted_model())
+    gpu = get_gpu(GPU)
+    memory = predict(subject, configuration, gpu).memory
+    program = [sys.executable, "-W", "ignore", str(PROGRAM), str(folder)]
+    settings = json.dumps(case.for_program(stage, ranks))
+    options = EmulateOptions(steps=3 * case.grad_accum)
+    with tempfile.TemporaryFile("w+") as output:
+        found = emulate([*program, settings], gpu, options, output=output)
+    start = f"| {case.name} | {stage} | {ranks} "
+    if found.error is not None or not found.devices:
+        why = found.error.message if found.error else found.ended
+        return Answer(f"{start}| failed: {why[:200]} | | | | |", holds=False)
+    (device,) = found.devices
+    share = memory.peak_allocated_bytes / device.peak_allocated_bytes - 1
+    reserved = memory.peak_reserved_bytes / device.peak_reserved_bytes - 1
+    sizes = memory.peak_allocated_bytes / MIB, device.peak_allocated_bytes / MIB
+    mark = "" if abs(share) <= ASKED else " **misses**"
     theirs = "" if case.lora_rank else f"{estimate_mib(stage, ranks, parameters):,.1f}"
-    return beside(
-        f"{case.name} | {stage} | {ranks}",
-        case.settings(stage, ranks),
-        PROGRAM,
-        case.for_program(stage, ranks),
-        folder,
-        steps=3 * case.grad_accum,
-        asked=ASKED,
-        more=f" {theirs} |",
+    return Answer(
+        f"{start}| {sizes[0]:,.1f} | {sizes[1]:,.1f} | {share:+.2%}{mark} | {reserved:+.1%} "
+        f"| {theirs} |",
+        holds=not mark,
     )
 
 
-def run(only: str, ranks: Sequence[int] | None) -> Iterator[Answer]:
+def run(options: argparse.Namespace) -> Iterator[Answer]:
     """Every case on its stages and numbers of ranks, or on those that were asked for."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    ranks = [int(count) for count in options.ranks.split(",")] if options.ranks else None
     with tempfile.TemporaryDirectory() as made, quiet_libraries():
         folder = write_model(Path(made))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
         parameters = sum(math.prod(weight.shape) for weight in model.parameters())
         for case in CASES:
-            for stage, count in itertools.product(case.stages, case.ranks):
-                if only in case.name and (ranks is None or count in ranks):
-                    yield compare(case, stage, count, folder, parameters)
+            if options.only not in case.name:
+                continue
+            for stage in case.stages:
+                for count in case.ranks:
+                    if ranks is None or count in ranks:
+                        yield compare(case, stage, count, folder, parameters)
+
+
+def main() -> int:
+    """Print each row as it is there. 1 where one misses."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--only", metavar="NAME", default="", help="cases with this in their name")
+    parser.add_argument("--ranks", help="numbers of ranks, with commas between them")
+    options = parser.parse_args()
+    reason = unavailable()
+    if reason is not None:
+        print(f"nothing can be emulated here: {reason}", file=sys.stderr)
+        return 3
+    lines, holds = list(HEAD), True
+    for answer in run(options):
+        print(answer.line, flush=True)
+        lines.append(answer.line)
+        holds &= answer.holds
+        if options.markdown:
+            options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return int(not holds)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(__doc__, HEAD, run))
+    raise SystemExit(main())
