@@ -135,7 +135,7 @@ IMPORT_BENCHMARKS = {
     "test_emulated_examples.py",
     "test_emulated_exports.py",
     "test_emulated_one_rank.py",
-    "test_emulated_oracle.py",
+    "test_emulated_pairs.py",
     "test_emulated_settings.py",
     "test_emulated_several_gpus.py",
     "test_emulator_programs.py",
