@@ -20,6 +20,7 @@ from tuner.cost.compiled import (
 )
 from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
 from tuner.cost.speed.roofline import (
+    KernelSeconds,
     KernelTimes,
     Roofline,
     StepTimes,
@@ -72,13 +73,8 @@ class Evaluation:
     ) -> StepTimes:
         """Step times of all configurations, given the optimizer step of each."""
         times = kernel_times or Roofline()
-        passes = pass_times(
-            self._works,
-            self._passes.executions,
-            self._gpu,
-            allow_tf32=self._allow_tf32,
-            times=times,
-        )
+        kernels = KernelSeconds.of(self._works, self._gpu, times, allow_tf32=self._allow_tf32)
+        passes = pass_times(kernels, self._passes.executions, times)
         optimizer_s = {}
         for optimizer in dict.fromkeys(optimizers):
             arrays, executions = work_arrays(optimizer)

@@ -16,7 +16,13 @@ from tuner.cost.memory import category_of, memory_history, rounded_sizes
 from tuner.cost.operators.timeline import Mark, Timeline
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.cost.speed.roofline import KernelTimes, StepWork, pass_times, step_times
+from tuner.cost.speed.roofline import (
+    KernelSeconds,
+    KernelTimes,
+    StepWork,
+    pass_times,
+    step_times,
+)
 from tuner.cost.step_details import MemoryTimeline, OperatorTime, PhaseSpan, most_expensive
 from tuner.predict.predict import Subject, grad_accum_of, require_supported, step_work
 
@@ -158,13 +164,13 @@ def _phase_seconds(
     """Seconds of each phase of the traced second step."""
     from tuner.cost.compiled import SEGMENTS
 
-    passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
+    kernels = KernelSeconds.of(work.passes, gpu, times, allow_tf32=allow_tf32)
+    passes = pass_times(kernels, work.executions, times)
     seconds = {
         (segment.phase, segment.micro_step): float(sum(s[0] for s in by_kind.values()))
         for segment, by_kind in zip(SEGMENTS, passes.seconds, strict=True)
     }
-    kernel_s = times.seconds(work.optimizer, gpu, allow_tf32=allow_tf32)
-    optimizer_s = float((work.optimizer_executions @ kernel_s)[0])
+    optimizer_s = float((work.optimizer_executions @ kernels.seconds)[0])
     for mark in traced.timeline.marks:
         if mark.phase is Phase.OPTIMIZER:
             seconds[mark.phase, mark.micro_step] = optimizer_s
