@@ -137,7 +137,7 @@ class _Program:
         total = sum(breakdown.values())
         unpriced = self._unpriced(step)
         share = sum(unpriced.values()) / max(1, step.all.total())
-        unknown = 1.0 + sum(passes.added_s)[:, :, 0] / total
+        unknown = 1.0 + np.sum(passes.added_s, axis=0)[:, :, 0] / total
         low, high = in_quadrature(
             step_factors(has_profile=self._has_profile), *map(tuple, unknown.tolist())
         )
