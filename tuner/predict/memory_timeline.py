@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.memory import category_of, memory_history, rounded_sizes
-from tuner.cost.operators.timeline import Mark, Timeline
+from tuner.cost.operators.timeline import Timeline
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.roofline import (
@@ -92,7 +92,9 @@ def timeline_of(
     now_s = 0.0
     marks = timeline.marks
     ends = [mark.event for mark in marks[1:]] + [len(timeline.events)]
-    for mark, end in _marks_of_step(marks, ends, step=1):
+    for mark, end in zip(marks, ends, strict=True):
+        if mark.step != 1 or mark.phase is Phase.LOAD:
+            continue
         first = first or mark.event
         end_s = now_s + seconds[mark.phase, mark.micro_step]
         spans.append(PhaseSpan(str(mark.phase), mark.micro_step, now_s, end_s))
@@ -114,14 +116,6 @@ def timeline_of(
         reserved_bytes=tuple(int(size) for size in reserved[keep]),
         spans=tuple(spans),
     )
-
-
-def _marks_of_step(
-    marks: Sequence[Mark], ends: Sequence[int], *, step: int
-) -> Iterator[tuple[Mark, int]]:
-    for mark, end in zip(marks, ends, strict=True):
-        if mark.step == step and mark.phase is not Phase.LOAD:
-            yield mark, end
 
 
 def _live_bytes(
