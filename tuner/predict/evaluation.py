@@ -60,7 +60,7 @@ class Evaluation:
             added = np.zeros_like(added)
         self._added = added.round().astype(int).tolist()
         self._known_peaks: dict[bool, _Peaks] = {}
-        self._params = passes.trainable_params(unique), passes.frozen_params(unique)
+        self._params = passes.trainable_params(unique), passes.frozen.total(unique)
         self._works = WorkArrays.of_compiled(passes, unique)
 
     def params(self, index: int) -> tuple[int, int]:
@@ -173,8 +173,8 @@ def gradient_bytes(passes: CompiledPasses, configuration: Configuration) -> list
     Parameters of the same size stand together; those that no pass reaches are in the last one.
     """
     point = np.array([point_of(configuration)], dtype=float)
-    numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
-    counts = passes.trainable_counts.tolist()
+    numels = passes.trainable.sizes.at(point)[:, 0].round().astype(int).tolist()
+    counts = passes.trainable.counts.tolist()
     dtypes = [kind.split()[0] for kind in passes.trainable_kinds]
     itemsizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
     sizes = [

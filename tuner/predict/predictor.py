@@ -225,9 +225,9 @@ class Predictor:
 
     def _optimizer(self, configuration: Configuration, passes: CompiledPasses) -> CompiledOptimizer:
         point = np.array([[1.0, 1.0, float(str(configuration.get("lora_rank", 0))), 1.0]])
-        numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
+        numels = passes.trainable.sizes.at(point)[:, 0].round().astype(int).tolist()
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
-        counts, kinds = passes.trainable_counts.tolist(), passes.trainable_kinds
+        counts, kinds = passes.trainable.counts.tolist(), passes.trainable_kinds
         sizes = list(zip(numels, counts, kinds, strict=True))
         scaled = configuration.get("mixed_precision") == "fp16"
         key = cache.entry_name("optimizer", name, str(clip > 0), str(scaled), repr(sizes))
