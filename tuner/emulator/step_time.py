@@ -10,10 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Phase
@@ -29,6 +26,10 @@ from tuner.cost.speed.roofline import KernelSeconds, PassTimes, pass_times
 from tuner.cost.step_details import MOST_EXPENSIVE, OperatorTime
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -137,7 +138,8 @@ class _Program:
         total = sum(breakdown.values())
         unpriced = self._unpriced(step)
         share = sum(unpriced.values()) / max(1, step.all.total())
-        unknown = 1.0 + np.sum(passes.added_s, axis=0)[:, :, 0] / total
+        forward, backward = passes.added_s
+        unknown = 1.0 + (forward + backward)[:, :, 0] / total
         low, high = in_quadrature(
             step_factors(has_profile=self._has_profile), *map(tuple, unknown.tolist())
         )
@@ -167,6 +169,8 @@ class _Program:
 
     def _priced(self, launches: list[int]) -> KernelSeconds:
         """Seconds of each kind of call, without exchanges, from those of its works."""
+        import numpy as np
+
         works = [work for listed in self._works for work in listed]
         starts = np.cumsum([0, *map(len, self._works)])[:-1]
 
@@ -191,6 +195,8 @@ class _Program:
         )
 
     def _calls(self, number: int) -> _Step:
+        import numpy as np
+
         passes = np.zeros((len(_PASSES), 2, len(self._works)), dtype=np.int64)
         step = _Step(passes, np.zeros(len(self._works), dtype=np.int64), Counter())
         for number_of_step, phase, again, counts in self._counts:
@@ -224,9 +230,9 @@ class _Program:
             return 0.0
         sums_s: list[float] = []
         others_s = 0.0
-        for number in np.flatnonzero(calls).tolist():
-            if self._kinds[number] == EXCHANGE:
-                work, count = self._works[number][0], int(calls[number])
+        for number, count in enumerate(calls.tolist()):
+            if count and self._kinds[number] == EXCHANGE:
+                work = self._works[number][0]
                 sums = "allreduce" in work.name or "all_reduce" in work.name
                 members, stride = (work.shape or (self._ranks, 1))[:2]
                 seconds = self._links.collective_s(
