@@ -25,7 +25,7 @@ from tuner.app.measuring import emulating
 from tuner.app.search.supported import trial_job
 from tuner.core.records import Configuration, Memory
 from tuner.core.units import MIB
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
 from tuner.trial.emulated import EmulatedRunner
@@ -118,8 +118,7 @@ def test_two_machines_in_one_script_take_what_is_predicted_of_a_rank(
     )
     gpu = get_gpu("h100_sxm")
     with (tmp_path / "output").open("w+") as output:
-        options = EmulateOptions(gpus=4, steps=3, all_ranks=True)
-        found = emulate(["sh", str(script)], gpu, options, output=output)
+        found = Machine(gpu, count=4, all_ranks=True).run(["sh", str(script)], output=output)
         output.seek(0)
         assert found.error is None, output.read()
     settings = {**case.settings(4), "machines": 2}
