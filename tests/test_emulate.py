@@ -680,6 +680,33 @@ def test_a_program_that_does_not_exist_is_refused() -> None:
     assert isinstance(refused.exception, InputError)
 
 
+def test_importing_the_emulator_loads_no_library() -> None:
+    code = (
+        "import sys, tuner.emulator\n"
+        "assert not {'torch', 'numpy', 'tuner.emulator.machine'} & set(sys.modules)\n"
+        "from tuner.emulator import Machine\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@needs_emulator
+def test_a_machine_runs_programs_for_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os; print(os.environ['WORD'])\n" + TRAINING)
+    tail = Tail()
+    found = Machine(get_gpu("t4", memory_bytes=1 << 28)).run(
+        [sys.executable, "train.py"],
+        steps=2,
+        roomy=True,
+        output=tail,
+        cwd=tmp_path,
+        environment={"WORD": "told"},
+    )
+    assert tail.text.startswith("told\n")
+    assert (found.ended, found.steps, found.fits) == ("steps", 2, False)
+    assert found.gpu.memory_bytes == 1 << 28 < found.used_bytes
+
+
 def test_the_interpreter_of_a_script_is_that_of_its_first_line(tmp_path: Path) -> None:
     script = tmp_path / "torchrun"
     script.write_text("#!/opt/env/bin/python3.11\n")

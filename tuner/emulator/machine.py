@@ -31,6 +31,7 @@ from tuner.emulator.emulation import (
 )
 from tuner.emulator.ending import find_ending, own_fault
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
+from tuner.emulator.rates import multiprocessor_of
 from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
@@ -49,7 +50,8 @@ class Machine:
     - `margin_fraction` is the part of a GPU's memory that the verdict keeps free.
     - `profile` is the measured profile of the GPU; None prices operators by the catalogue's rates.
 
-    Raises `UnavailableError` for the ranks of several machines, which can't all run on this one.
+    Raises `UnavailableError` for the ranks of several machines, which can't all run on this one,
+    and `InputError` for a GPU type that can't be emulated.
     """
 
     gpu: Gpu
@@ -62,6 +64,7 @@ class Machine:
     profile: DeviceProfile | None = None
 
     def __post_init__(self) -> None:
+        multiprocessor_of(self.gpu)
         if self.machines > 1 and self.all_ranks:
             raise UnavailableError(
                 f"the ranks of {self.machines} machines cannot all run on this one",

@@ -160,7 +160,7 @@ class IsolatedRunner:
             raise
         if ending.starter_died:
             self._drop_warm()
-        ending = ending.masked(self._secrets(configuration))
+        ending = ending.masked(secrets_of(self._job, configuration, self._environment))
         self.last_log = ending.log_tail
         problem = unavailable(ending)
         if problem is not None:
@@ -169,12 +169,6 @@ class IsolatedRunner:
         if outcome.status in (Status.CRASHED, Status.TIMEOUT):
             self._answers(self._options)
         return outcome
-
-    def _secrets(self, configuration: Configuration) -> frozenset[str]:
-        """The tokens and passwords known to the trial, which must not appear in its record."""
-        command = self._job.command
-        own = {} if command is None else command.environment(configuration)
-        return secret_values({**os.environ, **self._environment, **own})
 
     def interrupt(self) -> None:
         """Give up the running trial, which then ends as `interrupted`."""
@@ -196,6 +190,14 @@ class IsolatedRunner:
     def _is_interrupted_within(self, seconds: float) -> bool:
         """Wait; returns early, and True, when the trial is given up."""
         return bool(wait([self._interrupted], seconds))
+
+
+def secrets_of(
+    job: TrialJob, configuration: Configuration, environment: Mapping[str, str]
+) -> frozenset[str]:
+    """The tokens and passwords known to a trial, which must not appear in its record."""
+    own = {} if job.command is None else job.command.environment(configuration)
+    return secret_values({**os.environ, **environment, **own})
 
 
 class _WarmKilledError(UnavailableError):
