@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import IO, Any, Literal
 
@@ -40,7 +40,7 @@ class ProgramTask:
     """A program to run: its command line, all its environment, its folder (None: this one).
 
     - `mark` ("NAME=value") is in the environment of all its processes, and of no other.
-    - `is_quiet` keeps the end of its output instead of printing it.
+    - `is_quiet` keeps the end of its output instead of printing it; `run_supervised` sets it.
     - When `timeout_s` is over, `tell_signal` is sent to those of its processes that have a handler
       for it; they get `TELL_WITHIN_S` to send their results and to end.
     """
@@ -140,20 +140,21 @@ class _Supervisor:
 def run_supervised(
     task: ProgramTask,
     *,
-    output: IO[Any] | None = None,
+    output: IO[Any] | Tail | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> ProgramEnd:
     """Run a program until it ends, its time is over, or `stopped` says so.
 
     Its standard input is empty, it has no terminal, and it prints to `output`, by default to the
-    output of this process. When this function returns or raises, no process, temporary file or
-    shared memory of the program is left. Raises `InputError` if it can't be started, and
-    `UnavailableError` if its supervisor was killed.
+    output of this process; a `Tail` keeps the end of it. When this function returns or raises, no
+    process, temporary file or shared memory of the program is left. Raises `InputError` if it can't
+    be started, and `UnavailableError` if its supervisor was killed.
     """
-    supervisor = _Supervisor(output)
+    tail = output if isinstance(output, Tail) else None
+    supervisor = _Supervisor(None if isinstance(output, Tail) else output)
     answer: ProgramEnd | CannotStart | None = None
     try:
-        supervisor.connection.send(task)
+        supervisor.connection.send(replace(task, is_quiet=tail is not None))
         while not supervisor.connection.poll(_LOOK_EVERY_S) and not stopped():
             pass
     except ConnectionError:  # it has ended
@@ -171,4 +172,6 @@ def run_supervised(
             f"the process that watches the program was ended ({how})",
             hint="see whether memory ran out (`dmesg`)",
         )
+    if tail is not None:
+        tail.data = answer.tail
     return answer

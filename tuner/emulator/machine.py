@@ -17,7 +17,6 @@ from tuner.core.gpu import Gpu
 from tuner.core.host import find_program
 from tuner.core.records import MemoryBudget
 from tuner.core.supervised import (
-    ProgramEnd,
     ProgramTask,
     Tail,
     run_supervised,
@@ -122,11 +121,10 @@ class Machine:
                 environment=variables,
                 mark=f"{DEVICE_VARIABLE}={variables[DEVICE_VARIABLE]}",
                 cwd=None if cwd is None else str(cwd),
-                is_quiet=isinstance(output, Tail),
                 timeout_s=timeout_s,
                 tell_signal=TELL_SIGNAL,
             )
-            end = _run(task, output, stopped)
+            end = run_supervised(task, output=output, stopped=stopped)
             events = list(session.events())
             accounts = session.accounts()
             unknown = session.unknown_calls()
@@ -200,17 +198,6 @@ def interpreter_of(program: str, path: str | None = None) -> str:
         if words and Path(words[0]).name.startswith("python"):
             return words[0]
     return sys.executable
-
-
-def _run(
-    task: ProgramTask, output: IO[Any] | Tail | None, stopped: Callable[[], bool]
-) -> ProgramEnd:
-    """Run the program until all its processes have ended."""
-    if not isinstance(output, Tail):
-        return run_supervised(task, output=output, stopped=stopped)
-    end = run_supervised(task, stopped=stopped)
-    output.data = end.tail
-    return end
 
 
 def _inputs(
