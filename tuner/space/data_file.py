@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from tuner.core.errors import InputError, Problem, nearest
-from tuner.space.lengths.distribution import LengthDistribution
+from tuner.space.lengths import TokenLengths
 from tuner.space.models.guarded import TokenCounter
 
 CHAT_COLUMN = "messages"
@@ -35,7 +35,7 @@ def read_lengths(
     tokenizer: str | None = None,
     length_column: str | None = None,
     text_column: str | Sequence[str] | None = None,
-) -> LengthDistribution:
+) -> TokenLengths:
     """The token lengths of the examples of a JSONL file, which is read line by line.
 
     With `length_column`, that column holds whole numbers of tokens. Otherwise `tokenizer`
@@ -66,7 +66,7 @@ def read_lengths(
     else:
         raise _nothing_counts(first[1], path)
     problems.raise_any()
-    return LengthDistribution.from_counts(counts)
+    return TokenLengths.from_counts(counts)
 
 
 def _check_arguments(
