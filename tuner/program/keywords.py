@@ -16,11 +16,10 @@ from tuner.program.arguments import (
     values_of_files,
     values_of_words,
 )
-from tuner.program.edit.python_file import last_name
+from tuner.program.edit.python_file import ANY, Key, last_name, unrolled
 from tuner.program.edit.source import PYTHON
 from tuner.program.linked import End, Environment, Literal, OptionValue, OutsideKeys, Unclear
 from tuner.program.names import Script
-from tuner.program.parsed import ANY, Key, unrolled
 from tuner.program.program import Program
 from tuner.program.setting import typed
 

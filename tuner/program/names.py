@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 from tuner.program.edit.place import Location
-from tuner.program.edit.python_file import is_literal, last_name
+from tuner.program.edit.python_file import ANY, Key, Keys, is_literal, last_name
 from tuner.program.edit.source import SourceFile
 from tuner.program.linked import (
     End,
@@ -28,10 +28,7 @@ from tuner.program.linked import (
     with_option,
 )
 from tuner.program.parsed import (
-    ANY,
     Function,
-    Key,
-    Keys,
     Option,
     Scope,
     arguments_of,

@@ -25,7 +25,7 @@ from tuner.program.arguments import (
     values_of_files,
     values_of_words,
 )
-from tuner.program.edit.python_file import last_name
+from tuner.program.edit.python_file import last_name, unrolled
 from tuner.program.keywords import (
     PARSERS,
     class_of,
@@ -34,7 +34,6 @@ from tuner.program.keywords import (
     written_in,
 )
 from tuner.program.names import Script
-from tuner.program.parsed import unrolled
 from tuner.program.program import Program
 from tuner.program.setting import NAMES
 from tuner.space.models.catalogue import resolve_config

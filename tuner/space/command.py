@@ -16,7 +16,7 @@ from tuner.core.errors import InputError, nearest
 from tuner.core.expressions import compile_expression, show
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
-from tuner.space.document import Entry, Problems, mapping, scalar, sequence
+from tuner.space.document import Entry, Problems, mapping, scalar, sequence, text_of
 
 COMMAND = "command"
 """The workload of a space that has a command."""
@@ -174,7 +174,7 @@ def read_command(
     # The settings of a program take the values: braces among its words mean nothing.
     argv = _argv(entries[kind].value, names if kind == COMMAND else None, problems, kind)
     folder = path.parent if path is not None else Path()
-    texts = {name: _text(entries.get(name), problems) for name in _BESIDE if name != "env"}
+    texts = {name: text_of(entries.get(name), problems) for name in _BESIDE if name != "env"}
     cwd = _folder(folder, texts["cwd"] or ".")
     if cwd is None:
         text = f"there is no folder {(texts['cwd'] or '.')[:200]!r}"
@@ -204,10 +204,6 @@ def _folder(base: Path, text: str) -> Path | None:
         return None
 
 
-def _text(entry: Entry | None, problems: Problems) -> str | None:
-    return scalar(entry.value, problems, entry.at) if entry else None
-
-
 def _argv(node: Node, names: frozenset[str] | None, problems: Problems, at: str) -> tuple[str, ...]:
     """The words; `names` may be placeholders in them, and None means that there are none."""
     if isinstance(node, SequenceNode):
@@ -224,7 +220,8 @@ def _argv(node: Node, names: frozenset[str] | None, problems: Problems, at: str)
     if not found:
         problems.add(node, f"the {at} is empty", at=at)
     for item, text in found if names is not None else ():
-        _check(item, text, names or frozenset(), problems, at)
+        with problems.noting(item, at):
+            check_placeholders(text, names or frozenset())
     return tuple(text for _, text in found)
 
 
@@ -233,15 +230,9 @@ def _environment(entry: Entry | None, names: frozenset[str], problems: Problems)
     for item in mapping(entry.value, problems, entry.at).values() if entry else ():
         text = scalar(item.value, problems, item.at)
         if text is not None:
-            _check(item.value, text, names, problems, item.at)
+            with problems.noting(item.value, item.at):
+                check_placeholders(text, names)
             values[item.name] = text
         if "=" in item.name or item.name.startswith("TUNER_"):
             problems.add(item.key, f"{item.name!r} cannot be set", at=entry.at if entry else "")
     return values
-
-
-def _check(node: Node, text: str, names: frozenset[str], problems: Problems, at: str) -> None:
-    try:
-        check_placeholders(text, names)
-    except InputError as error:
-        problems.add_error(node, error, at=at)

@@ -61,7 +61,7 @@ def _read_lengths(entry: Entry, problems: Problems) -> TokenLengths | None:
     allowed = ("mean", "max", "quantiles", "histogram")
     entries = mapping(entry.value, problems, entry.at, allowed=allowed)
     given = set(entries)
-    try:
+    with problems.noting(entry.value, entry.at):
         if given == {"mean", "max"}:
             return _summary(entries, problems)
         if given == {"quantiles"}:
@@ -69,15 +69,10 @@ def _read_lengths(entry: Entry, problems: Problems) -> TokenLengths | None:
             return TokenLengths.from_points(points) if points else None
         if given == {"histogram"}:
             return TokenLengths.from_points(_histogram_points(entries["histogram"], problems))
-    except InputError as error:
-        problems.add_error(entry.value, error, at=entry.at)
-        return None
-    problems.add(
-        entry.value,
-        "token_lengths needs {mean, max}, {quantiles: {0.5: 129, 1: 933}} or "
-        "{histogram: {edges: [0, 128, 512], counts: [10, 3]}}",
-        at=entry.at,
-    )
+        raise InputError(
+            "token_lengths needs {mean, max}, {quantiles: {0.5: 129, 1: 933}} or "
+            "{histogram: {edges: [0, 128, 512], counts: [10, 3]}}"
+        )
     return None
 
 
