@@ -31,6 +31,7 @@ from tuner.program.keywords import (
     class_of,
     fields_of,
     parsed_classes,
+    words_behind_script,
     written_in,
 )
 from tuner.program.names import Script
@@ -270,8 +271,7 @@ def hold_words(program: Program, scripts: Sequence[Script], found: Found) -> Non
 
 
 def _options_of(program: Program) -> dict[str, Argument]:
-    command = program.command
-    words = command[command.index(program.main) + 1 :] if program.main in command else ()
+    words = words_behind_script(program)
     named = [word for before, word in pairwise(words) if before == "--config"]
     files = [program.files[word] for word in named if word in program.files]
     return {**values_of_files(files), **values_of_words(words)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ def read_lengths(
     if first is None:
         problems.raise_any()
         raise InputError(f"data file {str(path)!r} holds no examples")
-    numbered = _chain(first, found)
+    numbered = itertools.chain((first,), found)
     counts: Counter[int]
     if length_column is not None:
         counts = _read_column(numbered, length_column, problems)
@@ -92,11 +93,6 @@ def _nothing_counts(record: Mapping[str, Any], path: Path) -> InputError:
         hint="name a tokenizer with --tokenizer, or a column of token counts with "
         f"--length-column{column}",
     )
-
-
-def _chain(first: tuple[int, Mapping[str, Any]], rest: _Numbered) -> _Numbered:
-    yield first
-    yield from rest
 
 
 # --- lengths that are given ------------------------------------------------------------------
