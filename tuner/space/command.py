@@ -12,11 +12,11 @@ from pathlib import Path
 
 from yaml.nodes import Node, SequenceNode
 
-from tuner.core.errors import InputError, nearest
+from tuner.core.errors import InputError
 from tuner.core.expressions import compile_expression, show
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
-from tuner.space.document import Entry, Problems, mapping, scalar, sequence, text_of
+from tuner.space.document import Entry, Problems, mapping, scalar, sequence, suggestion, text_of
 
 COMMAND = "command"
 """The workload of a space that has a command."""
@@ -127,13 +127,8 @@ def check_placeholders(text: str, names: frozenset[str]) -> None:
     """Raise `InputError` for a placeholder that is not one of `names`."""
     for name in placeholders(text):
         if name not in names:
-            close = nearest(name, names)
-            raise InputError(
-                f"{{{name}}} is no knob, fixed or derived value of this space",
-                hint=f"did you mean {close!r}?"
-                if close
-                else f"there are {', '.join(sorted(names))}",
-            )
+            text = f"{{{name}}} is no knob, fixed or derived value of this space"
+            raise InputError(text, hint=suggestion(name, names))
 
 
 def fill(text: str, values: Mapping[str, KnobValue]) -> str:
