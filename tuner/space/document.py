@@ -46,7 +46,6 @@ class Problems:
     """Collects what is wrong in one file; `check` raises it all at once."""
 
     file: str
-    form: Form = SPACE
     found: list[Problem] = field(default_factory=list)
 
     def add(
@@ -78,9 +77,7 @@ class Problems:
         things = "one thing is" if count == 1 else f"{count} things are"
         shown = sorted(self.found[:MAX_PROBLEMS], key=_line_of)
         more = [Problem(f"and {count - MAX_PROBLEMS} more")] if count > MAX_PROBLEMS else []
-        raise InputError(
-            f"{self.file}: {things} wrong in this {self.form.noun}", problems=shown + more
-        )
+        raise InputError(f"{self.file}: {things} wrong in this search space", problems=shown + more)
 
 
 def _line_of(problem: Problem) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from tuner.core.errors import InputError, UnavailableError, unknown
+from tuner.core.errors import InputError, Problem, UnavailableError, unknown
 from tuner.core.gpu import NATIVE_PRECISIONS, PRECISIONS, Gpu, not_supported
 from tuner.core.units import format_gib
 from tuner.space.document import Entry, Form, Problems, compose, mapping, read_text
@@ -196,7 +196,12 @@ def _user_file(extra: Path | None) -> Path | None:
 def _load(extra: Path | None) -> _Catalogue:
     shipped = _load_shipped()
     path = _user_file(extra)
-    return shipped if path is None else _read(path, shipped)
+    try:
+        return shipped if path is None else _read(path, shipped)
+    except InputError as error:
+        problems = error.problems or [Problem(error.message)]
+        text = f"GPU file {path} cannot be used"
+        raise InputError(text, problems=problems, hint=error.hint) from None
 
 
 @functools.cache
@@ -206,7 +211,7 @@ def _load_shipped() -> _Catalogue:
 
 def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
     """The catalogue `base` with the entries of the file at `path`, all of its problems at once."""
-    problems = Problems(path.name, _FORM)
+    problems = Problems(path.name)
     # libyaml is ten times faster, and brackets nested by the thousand overflow its stack.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if shipped else yaml.SafeLoader
     root = compose(read_text(path, _FORM), path.name, _FORM, loader=loader)
