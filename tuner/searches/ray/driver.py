@@ -214,7 +214,7 @@ def _run(
             watch=first.watch,
         ),
     ):
-        watching.begin(r for state in states for r in state.records[: state.reused])
+        watching.begin()
         growing = first.address is not None and grows()
         searches = ConcurrentSearches(
             requests,
