@@ -226,8 +226,8 @@ PRIOR = Prior(shared=0.1, spread=0.1, noise=0.02)
 
 
 def model_of(scale=None):
-    columns = {name: POOL.column(name) for name in POOL.distributions}
-    return ResidualModel(features(columns, POOL.coordinates, {}, PRIOR), PRIOR, scale)
+    design = features(CANDIDATES.columns, CANDIDATES.coordinates, {}, PRIOR)
+    return ResidualModel(design, PRIOR, scale)
 
 
 def test_prior_has_the_width_that_it_was_given():

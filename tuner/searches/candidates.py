@@ -107,9 +107,15 @@ class Candidates:
         """Number of candidates that are not taken, including those held back."""
         return int(self._untried.sum())
 
-    def column(self, name: str) -> list[Parameter]:
-        """The value of a knob in each candidate."""
-        return [parameter(configuration[name]) for configuration in self.configurations]
+    @property
+    def columns(self) -> dict[str, list[Parameter]]:
+        """The values of each knob that varies, one for each candidate."""
+        return {
+            axis.name: [
+                parameter(configuration[axis.name]) for configuration in self.configurations
+            ]
+            for axis in self.axes
+        }
 
     def is_untried(self, configuration: Configuration) -> bool:
         """True for a candidate that is neither taken nor held back."""

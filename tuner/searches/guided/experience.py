@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.searches.candidates import Parameter
 from tuner.searches.guided.goals import LogNormal, staircase
 from tuner.searches.guided.model import DEGREES, Belief, Floats, ResidualModel, features
 from tuner.searches.guided.pool import Pool
@@ -45,21 +46,21 @@ class Experience:
         self._stale: dict[int, tuple[float, float]] = {}
         self._stale_oom: set[int] = set()
         # The same as `known`, as arrays over all candidates, because decisions need all of them.
-        self._is_known = np.zeros(len(pool.parameters), dtype=bool)
-        self._values = np.zeros((len(pool.parameters), 2))
+        self._is_known = np.zeros(len(pool.candidates), dtype=bool)
+        self._values = np.zeros((len(pool.candidates), 2))
         self._kept: tuple[Belief | None, NDArray[np.intp]] = (None, np.array([], dtype=np.intp))
         self._since: list[int] = []
         self._squares = array("d")
         self._caution = 1.0
         self._risk: tuple[Belief | None, int, int, Floats] = (None, 0, 0, np.zeros(0))
-        columns = {name: pool.column(name) for name in pool.distributions}
+        columns, coordinates = pool.candidates.columns, pool.candidates.coordinates
         moving = pool.moving_share
         speed_prior, memory_prior = pool.speed_prior, pool.memory_prior
         self._speed_model = ResidualModel(
-            features(columns, pool.coordinates, pool.work_shares, speed_prior), speed_prior
+            features(columns, coordinates, pool.work_shares, speed_prior), speed_prior
         )
         self._memory_model = ResidualModel(
-            features(columns, pool.coordinates, {"moving": moving}, memory_prior),
+            features(columns, coordinates, {"moving": moving}, memory_prior),
             memory_prior,
             # The memory of weights is exact; the allocator makes the rest scatter.
             scale=0.2 + 1.6 * moving,
@@ -250,12 +251,17 @@ def unordered_values(pool: Pool) -> list[NDArray[np.bool_]]:
 
     Ordered knobs are not probed, because trials of one value also inform about the next.
     """
-    columns = [pool.column(name) for name in pool.distributions if name not in pool.coordinates]
     return [
         np.array([other == value for other in column])
-        for column in columns
+        for column in _unordered(pool).values()
         for value in dict.fromkeys(column)
     ]
+
+
+def _unordered(pool: Pool) -> dict[str, list[Parameter]]:
+    """The values of each knob without an order, one for each candidate."""
+    ordered = pool.candidates.coordinates
+    return {n: column for n, column in pool.candidates.columns.items() if n not in ordered}
 
 
 def darkest(
@@ -309,10 +315,7 @@ def never_fitted(pool: Pool, experience: Experience) -> list[str]:
     if not experience.known:
         return []
     found = []
-    for name in pool.distributions:
-        if name in pool.coordinates:
-            continue
-        column = pool.column(name)
+    for name, column in _unordered(pool).items():
         fitted = {column[place] for place in experience.known}
         times = Counter(column[place] for place in experience.oom)
         found += [

@@ -147,14 +147,6 @@ class Demand(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A run for Ray; `index` is that of its search."""
-
-    index: int
-    configuration: Configuration
-
-
 def first_broken(states: Iterable[SearchState]) -> Exception | None:
     """The first exception that a callback of a search raised; None without one."""
     return next((state.broken for state in states if state.broken is not None), None)
@@ -222,8 +214,8 @@ class ConcurrentSearches:
         if self.states:
             self.states[0].report(periodic=True)
 
-    def propose(self, run: str) -> Proposal | None:
-        """The next run that has room now; None without room or without a trial."""
+    def propose(self, run: str) -> Configuration | None:
+        """The configuration of the next run that has room now; None without room or trial."""
         if self.broken is not None:
             return None
         for index in sorted(range(len(self.states)), key=self._turn):
@@ -235,7 +227,7 @@ class ConcurrentSearches:
             if configuration is not None:
                 self._on_decision(index, time.perf_counter() - started_s)
                 self._owners[run] = index
-                return Proposal(index, configuration)
+                return configuration
         return None
 
     def keeps_worker(self, index: int) -> bool:
