@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tuner.core.records import Source, Status, TrialRecord
@@ -82,7 +82,6 @@ THROUGHPUT = Objective("samples_per_s", Direction.MAXIMIZE, "throughput (samples
 DEVICE_MEMORY = Objective(
     "device_bytes", Direction.MINIMIZE, "peak device memory (bytes)", device_bytes
 )
-OBJECTIVES: Mapping[str, Objective] = {o.name: o for o in (THROUGHPUT, DEVICE_MEMORY)}
 DEFAULT_OBJECTIVES = (THROUGHPUT, DEVICE_MEMORY)
 
 

@@ -197,7 +197,7 @@ def strategy_of(
         )
     if name == "grid":
         return GridStrategy(candidates, knowledge, chance, trials=trials)
-    made = {"tpe": OptunaStrategy, "random": RandomStrategy}
+    made: dict[str, type[Strategy]] = {"tpe": OptunaStrategy, "random": RandomStrategy}
     return made.get(name, Strategy)(candidates, knowledge, chance)
 
 

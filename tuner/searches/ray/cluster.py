@@ -139,11 +139,6 @@ def offer(address: str) -> Offer:
         return Offer(dict(ray.cluster_resources()), grows())
 
 
-def offered(address: str) -> Mapping[str, float]:
-    """The resources of `offer`."""
-    return offer(address).resources
-
-
 def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
     """Start a cluster on this machine; return the address of its dashboard, or ""."""
     if said := keep_private():
