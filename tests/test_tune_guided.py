@@ -12,8 +12,8 @@ from tuner.core.errors import InputError
 from tuner.searches.candidates import Candidates
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal, goals_of, staircase
-from tuner.searches.guided.model import Prior, ResidualModel, features
 from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.regression import Prior, ResidualModel, features
 from tuner.searches.guided.sampler import Guided
 from tuner.searches.objectives import objectives_of
 from tuner.searches.request import SearchRequest

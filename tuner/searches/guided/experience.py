@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from tuner.searches.candidates import Parameter
 from tuner.searches.guided.goals import LogNormal, staircase
-from tuner.searches.guided.model import DEGREES, Belief, Floats, ResidualModel, features
 from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.regression import DEGREES, Belief, Floats, ResidualModel, features
 
 TRUSTED_TRIALS, LARGEST_SURPRISE = 4.0, 4.0
 """The regression's own error estimate weighs as much as the first number of trials. A single trial
@@ -239,7 +239,7 @@ that the value would need to fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class DarkProbe:
+class Probe:
     """A candidate that is predicted not to fit, and the gain that is expected of trying it."""
 
     place: int
@@ -264,34 +264,34 @@ def _unordered(pool: Pool) -> dict[str, list[Parameter]]:
     return {n: column for n, column in pool.candidates.columns.items() if n not in ordered}
 
 
-def darkest(
+def best_probe(
     experience: Experience,
     values: Sequence[NDArray[np.bool_]],
     open_: NDArray[np.intp],
     fastest: float,
-) -> DarkProbe | None:
-    """The probe that is worth most; None if no value is dark or no probe would gain enough.
+) -> Probe | None:
+    """The probe that is worth most; None if no value is untested or no probe gains enough.
 
-    A value is dark if none of its candidates was tried and all are predicted not to fit. Its probe
-    is the candidate closest to the limit. `values` are the masks of `unordered_values`.
+    A value is untested if none of its candidates was tried and all are predicted not to fit. Its
+    probe is the candidate closest to the limit. `values` are the masks of `unordered_values`.
     """
     tried = experience.tried()
     risky = experience.risk_of_all()[open_] > HIGHEST_RISK
-    dark = [has[open_] for has in values if not (has & tried).any()]
-    dark = [own for own in dark if own.any() and risky[own].all()]
-    if not dark or fastest <= 0:
+    untested = [has[open_] for has in values if not (has & tried).any()]
+    untested = [own for own in untested if own.any() and risky[own].all()]
+    if not untested or fastest <= 0:
         return None
     speed, size = experience.quantities(open_)
     fits = _share_to_fit(experience.pool, np.exp(size.mean), open_)
     gain = speed.expected / fastest - 1.0
-    best: DarkProbe | None = None
-    for own in dark:
+    best: Probe | None = None
+    for own in untested:
         hopeful = own & (fits >= LEAST_SHARE)
         most = float(gain[hopeful].max(initial=0.0))
         closest = int(np.argmax(np.where(hopeful, fits, 0.0)))
         worth = MISJUDGED * float(fits[closest]) ** 2 * most
         if most >= MOVES and (best is None or worth > best.worth):
-            best = DarkProbe(int(open_[closest]), worth)
+            best = Probe(int(open_[closest]), worth)
     return best
 
 

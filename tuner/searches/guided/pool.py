@@ -15,7 +15,7 @@ from tuner.cost.calibrate import prior_of
 from tuner.cost.correction import DEVICE, STEP, uncorrected
 from tuner.cost.speed.profile import uses_profile
 from tuner.searches.candidates import Candidates
-from tuner.searches.guided.model import Prior
+from tuner.searches.guided.regression import Prior
 from tuner.trial.base import MeasureOptions
 from tuner.trial.step_plan import StepPlan
 

@@ -19,13 +19,13 @@ from tuner.searches.guided.experience import (
     HIGHEST_RISK,
     MOVES,
     Experience,
-    darkest,
+    best_probe,
     never_tried,
     unordered_values,
 )
 from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal
-from tuner.searches.guided.model import Floats
 from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.regression import Floats
 from tuner.searches.strategies import OUTCOME_CONSTRAINT, Strategy, score
 
 OOM_SHARE = 0.02
@@ -129,9 +129,9 @@ class Guided:
             if self.pool.is_blind and risk.min() < BLIND_RISK:
                 return int(places[np.argmin(risk)])
             last = known >= KNOWN_TO_PROBE or (known and risk.min() > self._advance())
-            return self._dark_probe() if last else int(places[np.argmin(risk)])
+            return self._probe() if last else int(places[np.argmin(risk)])
         places, risk = places[possible], risk[possible]
-        if (probe := self._dark_probe(places)) is not None:
+        if (probe := self._probe(places)) is not None:
             return probe
         gain, risky = self.expected_gain(places), risk > allowed
         if risky.all():  # no safe candidate is left
@@ -142,7 +142,7 @@ class Guided:
         worth[risky] *= np.where(gain[risky] < MOVES, -1.0, 1 / TIMES_BETTER)
         return int(places[np.argmax(worth)])
 
-    def _dark_probe(self, others: NDArray[np.intp] | None = None) -> int | None:
+    def _probe(self, others: NDArray[np.intp] | None = None) -> int | None:
         """The probe of a level that may be misjudged as a whole, if a probe is due.
 
         It waits while one of the `others` has a larger expected gain, but only for the first
@@ -150,7 +150,7 @@ class Guided:
         """
         if not self._may_probe():
             return None
-        probe = darkest(self.experience, self._values, self._open(), self.front().fastest)
+        probe = best_probe(self.experience, self._values, self._open(), self.front().fastest)
         if probe is None:
             return None
         if others is not None and self._ended.sum() < PROBE_AFTER:
