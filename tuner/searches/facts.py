@@ -19,7 +19,7 @@ from tuner.core.records import (
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.units import format_duration, format_size
-from tuner.space import DataFacts, SearchSpace, Stage
+from tuner.space import DataFacts, SearchSpace, Stage, TokenLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,14 @@ class SpaceFacts:
     """Knobs whose larger values make a better model, but never a faster or smaller one."""
     objectives: tuple[str, ...] = ()
     """Objectives of its front, by name; the first is primary. Empty: throughput and memory."""
-    longest_tokens: int | None = None
-    length_points: tuple[tuple[float, float], ...] = ()
-    """Cumulative distribution of token lengths: (length, share of examples up to it)."""
+    lengths: TokenLengths | None = None
+    """Token lengths of the examples."""
     stages: tuple[StageFacts, ...] = ()
     """The stages of the training, in their order; empty if it has no stages."""
 
     @classmethod
     def of(cls, space: SearchSpace) -> SpaceFacts:
         """The extract of a loaded search space."""
-        lengths = space.data.token_lengths
         return cls(
             name=space.name,
             description=space.description,
@@ -86,8 +84,7 @@ class SpaceFacts:
             defaults=space.defaulted & space.fixed.keys(),
             capacity=tuple(name for name in space.knobs if space.terms[name].capacity),
             objectives=tuple(objective.metric for objective in space.objectives),
-            longest_tokens=lengths.max if lengths is not None else None,
-            length_points=tuple(lengths.points) if lengths is not None else (),
+            lengths=space.data.token_lengths,
             stages=tuple(_stage(stage, space.data) for stage in space.stages),
         )
 
