@@ -138,6 +138,11 @@ def ranks_dict(evidence: Prediction | Measurement) -> dict[str, Any]:
     return {"rank_device_bytes": [rank.device_bytes for rank in ranks]} if ranks else {}
 
 
+def rounded(value: float) -> float:
+    """Six significant digits: more would claim an accuracy that no prediction has."""
+    return float(f"{value:.6g}")
+
+
 MAX_NAMES = 3
 
 
@@ -233,8 +238,8 @@ def stages_dict(record: TrialRecord, space: SpaceFacts) -> dict[str, Any]:
                 "settings": row.settings,
                 "peak_device_memory": format_size(row.numbers.device_bytes),
                 "peak_device_bytes": row.numbers.device_bytes,
-                "samples_per_s": float(f"{row.numbers.samples_per_s:.6g}"),
-                "step_s": float(f"{row.numbers.step_s:.6g}"),
+                "samples_per_s": rounded(row.numbers.samples_per_s),
+                "step_s": rounded(row.numbers.step_s),
                 "time_s": None if row.run_s is None else round(row.run_s, 3),
             }
             for row in rows_of(record, space)
