@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from tuner.predict.cache import (
 )
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer
 from tuner.predict.compiler.structure import Point, Structure
-from tuner.predict.compiling import Circumstances, Request, answers, trace_all
+from tuner.predict.compiling import Request, answers, trace_all
 from tuner.predict.evaluation import Evaluation, gradient_bytes, point_of
 from tuner.predict.predict import (
     Subject,
@@ -119,14 +120,9 @@ class Predictor:
             chosen = [configurations[index] for index in indices]
             predictions = self._evaluate(structure, chosen, gpu, margin_fraction, profile)
             results.update(zip(indices, predictions, strict=True))
+        in_full = partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile)
         for index in traced:
-            results[index] = predict(
-                self._resolved(),
-                configurations[index],
-                gpu,
-                margin_fraction=margin_fraction,
-                profile=profile,
-            )
+            results[index] = in_full(self._resolved(), configurations[index])
         return [results[index] for index in range(len(configurations))]
 
     def compiled(self) -> dict[tuple[str, str], CompiledPasses]:
@@ -175,7 +171,7 @@ class Predictor:
             traced = trace_all(
                 self._resolved(),
                 [configurations[place] for place in missing],
-                Circumstances(gpu, margin_fraction, profile),
+                partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile),
                 workers=self._workers,
             )
             for place, prediction in zip(missing, traced, strict=True):
@@ -279,10 +275,9 @@ class Predictor:
     ) -> list[Prediction]:
         passes = self._passes[structure]
         if isinstance(passes, str):
-            return [
-                _fallback(passes, self._resolved(), configuration, gpu, margin_fraction, profile)
-                for configuration in configurations
-            ]
+            in_full = partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile)
+            found = [in_full(self._resolved(), configuration) for configuration in configurations]
+            return [replace(p, method=f"{p.method} ({FALLBACK}: {passes})") for p in found]
         gpu, kernel_times, rates = on_measured_device(gpu, profile)
         remarks = passes.remarks if can_trace() else (shipped().remark, *passes.remarks)
         evaluation = Evaluation(passes, structure, configurations, gpu, self._replayed[structure])
@@ -324,8 +319,8 @@ class Predictor:
 
 def trained_sizes(passes: CompiledPasses, rank: int) -> list[tuple[int, int, str]]:
     """The parameters that are trained at this rank of LoRA: elements, number and kind of each."""
-    numels = passes.trainable.at(np.array([[1.0, 1.0, float(rank), 1.0]]))[:, 0]
-    counts, kinds = passes.trainable_counts.tolist(), passes.trainable_kinds
+    numels = passes.trainable.sizes.at(np.array([[1.0, 1.0, float(rank), 1.0]]))[:, 0]
+    counts, kinds = passes.trainable.counts.tolist(), passes.trainable_kinds
     return list(zip(numels.round().astype(int).tolist(), counts, kinds, strict=True))
 
 
@@ -351,17 +346,3 @@ def _check_traced_in_full(count: int) -> None:
             f"{MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )
-
-
-def _fallback(
-    reason: str,
-    subject: Subject,
-    configuration: Configuration,
-    gpu: Gpu,
-    margin_fraction: float | None,
-    profile: DeviceProfile | None,
-) -> Prediction:
-    prediction = predict(
-        subject, configuration, gpu, margin_fraction=margin_fraction, profile=profile
-    )
-    return replace(prediction, method=f"{prediction.method} ({FALLBACK}: {reason})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,8 @@ from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.space import SearchSpace, parse_settings
 from tuner.space.data import DataFacts
 from tuner.trial.base import MeasureOptions, TrialJob, TrialRunner, outcome_versions
+from tuner.trial.emulated_command import EmulatedCommandRunner
+from tuner.trial.factories import EmulatedFactory
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedRunner
 
@@ -107,8 +110,7 @@ class TrialOptions:
             if self.lengths == "data":
                 require_lengths(space)
             return space.data
-        lengths = found.to_token_lengths()
-        return dataclasses.replace(space.data, examples=found.examples, token_lengths=lengths)
+        return dataclasses.replace(space.data, examples=found.examples, token_lengths=found)
 
     def device_type(self) -> tuple[Gpu, Measuring]:
         """The GPU type that is asked about, and the device that the trial runs on.
@@ -224,19 +226,18 @@ def run_trial(
     if space.predictable:
         require_one_machine(machines(configuration))
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
-    with _runner(job, options, trials_on) as runner:
+    with contextlib.closing(_runner(job, options, trials_on)) as runner:
         outcome = _in_stages(runner, space, configuration, prediction)
     record = _record(space, gpu, trials_on, configuration, (outcome, prediction), margin_fraction)
     return Trial(space, gpu, trials_on, record)
 
 
-def _runner(job: TrialJob, options: MeasureOptions, trials_on: Measuring) -> IsolatedRunner:
+def _runner(
+    job: TrialJob, options: MeasureOptions, trials_on: Measuring
+) -> IsolatedRunner | EmulatedCommandRunner:
     environment = trial_environment(trials_on.threads)
     if trials_on.emulated and not is_emulated():
-        from tuner.trial.emulated import EmulatedRunner
-
-        return EmulatedRunner(job, options, gpus=trials_on.gpus, environment=environment)
-
+        return EmulatedFactory(job, options, trials_on.gpus, environment)()
     return IsolatedRunner(job, options, environment=environment)
 
 
