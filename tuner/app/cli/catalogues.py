@@ -41,9 +41,8 @@ def gpus(*, gpu_name: str | None, as_json: bool) -> None:
 
 
 def _gpu_dict(gpu: Gpu) -> dict[str, Any]:
-    plain = {f.name: getattr(gpu, f.name) for f in dataclasses.fields(gpu)}
-    for name in ("flops", "unsupported", "sources"):
-        plain[name] = dict(plain[name])
+    plain = {field.name: getattr(gpu, field.name) for field in dataclasses.fields(gpu)}
+    plain |= {name: dict(plain[name]) for name in ("flops", "unsupported", "sources")}
     known = math.isfinite(gpu.bandwidth_bytes_per_s)
     bandwidth = gpu.bandwidth_bytes_per_s if known else None
     return {**plain, "bandwidth_bytes_per_s": bandwidth, "architecture": gpu.architecture}
@@ -128,24 +127,13 @@ def spaces(*, space_name: str | None, as_json: bool) -> None:
             _print_space(space)
         return
     found = list_spaces()
-    print_json([_space_dict(info) for info in found]) if as_json else _print_spaces(found)
+    print_json(list(map(dataclasses.asdict, found))) if as_json else _print_spaces(found)
 
 
 def _counts(space: SearchSpace) -> dict[str, int]:
     return {
         "configurations": space.count(use_floors=False),
         "configurations_within_floors": space.count(),
-    }
-
-
-def _space_dict(info: SpaceInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "path": str(info.path),
-        "description": info.description,
-        "model": info.model,
-        "configurations": info.configurations,
-        "problem": str(info.problem) if info.problem else None,
     }
 
 

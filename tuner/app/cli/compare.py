@@ -29,7 +29,6 @@ from tuner.core.records import Configuration, parse_margin
 from tuner.report.terminal.render import echo, print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.searches.best import BestTrial
-from tuner.space import parse_settings
 
 if TYPE_CHECKING:
     from tuner.app.compare import Comparison, Row
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
         "    --format markdown",
     ),
 )
-@target_options("Model the search was run with, if you overrode it.")
+@target_options()
 @click.option(
     "--baseline",
     "files",
@@ -73,7 +72,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     *,
     selected: Selected,
     files: tuple[Path, ...],
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     where: tuple[str, ...],
     margin: str | None,
     form: str,
@@ -89,7 +88,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     target = selected.target()
     require_predictable(target)
     check_conditions(target, where)
-    baseline = read_baseline(target.space, files, parse_settings(settings))
+    baseline = read_baseline(target.space, files, settings)
     fraction = parse_margin(margin, target.gpu)
     with quiet_libraries():
         comparison = _compare(target, baseline, where, fraction, calibrated=calibrated)

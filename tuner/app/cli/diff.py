@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -52,16 +52,15 @@ _LEAST = 0.001
 @margin_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
+    program: tuple[str, ...],
     gpu_name: str,
     gpu_memory: int | None,
     stacks: tuple[Path, ...],
-    gpus: int,
-    steps: int,
     margin: str | None,
     as_json: bool,
-    program: tuple[str, ...],
+    **how: Any,
 ) -> None:
     """Compare what PROGRAM needs under two sets of library versions.
 
@@ -81,7 +80,7 @@ def command(  # noqa: PLR0913 - one argument for each option
             hint="--stack OLD --stack NEW; with one, the other is the one that runs tuner",
         )
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    options = EmulateOptions(gpus=gpus, steps=steps, margin_fraction=parse_margin(margin, gpu))
+    options = EmulateOptions(margin_fraction=parse_margin(margin, gpu), **how)
     named = (*stacks, this_stack())[:2]
     found = compare_stacks(named, program, gpu, options)
     if as_json:

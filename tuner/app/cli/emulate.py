@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tuner.app.cli.options import (
-    DurationType,
+    DURATION,
     emulated_gpu_options,
     examples,
     gpus_option,
@@ -45,7 +46,9 @@ from tuner.space.gpus import get_gpu
     help="Stop it after N optimizer steps; 0: never.",
 )
 @margin_option
-@click.option("--timeout", type=DurationType(), metavar="TIME", help="Stop it after this time.")
+@click.option(
+    "--timeout", "timeout_s", type=DURATION, metavar="TIME", help="Stop it after this time."
+)
 @click.option(
     "--snapshot",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -55,19 +58,14 @@ from tuner.space.gpus import get_gpu
 @seed_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
+    program: tuple[str, ...],
     gpu_name: str,
     gpu_memory: int | None,
-    gpus: int | None,
-    all_ranks: bool,
-    steps: int,
     margin: str | None,
-    timeout: float | None,
-    snapshot: Path | None,
-    seed: int,
     as_json: bool,
-    program: tuple[str, ...],
+    **how: Any,
 ) -> None:
     """Run PROGRAM on an emulated GPU: real PyTorch, real memory allocator, no arithmetic.
 
@@ -79,18 +77,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.app.cli.emulated_text import print_emulation
 
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    found = emulate(
-        program,
-        gpu,
-        gpus=gpus,
-        all_ranks=all_ranks,
-        steps=steps,
-        seed=seed,
-        margin_fraction=parse_margin(margin, gpu),
-        snapshot=snapshot,
-        timeout_s=timeout,
-        # The program's output must not mix with the JSON.
-        output=sys.stderr if as_json else None,
-    )
+    # The program's output must not mix with the JSON.
+    output = sys.stderr if as_json else None
+    found = emulate(program, gpu, margin_fraction=parse_margin(margin, gpu), output=output, **how)
     print_json(found.to_dict()) if as_json else print_emulation(found)
     raise click.exceptions.Exit(found.exit_code)

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from tuner.app import machine_facts
-from tuner.app.cli.options import DurationType, examples, json_option
+from tuner.app.cli.options import DURATION, examples, json_option
 from tuner.app.device import LocalGpu, local_gpus, lost_gpus
 from tuner.app.doctor import examine
 from tuner.app.listener import quiet_libraries
@@ -130,7 +130,7 @@ DEFAULT_BUDGET_S = 90.0
 @click.option(
     "--budget",
     "budget_s",
-    type=DurationType(),
+    type=DURATION,
     default=DEFAULT_BUDGET_S,
     metavar="TIME",
     help="Time after which remaining measurements are skipped.  [default: 90s]",

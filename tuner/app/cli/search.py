@@ -30,7 +30,6 @@ from tuner.app.search.run import SearchedGpu, run_plans
 from tuner.app.target import Target
 from tuner.app.targets import gpu_names, load_targets
 from tuner.core.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from tuner.space import parse_settings
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -55,14 +54,13 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option that is not about how to search
     *,
-    space_name: str,
+    space: str,
     gpu_name: str,
     model: str | None,
     gpu_memory: int | None,
     price: float | None,
     results: Path,
     mode: str,
-    settings: tuple[str, ...],
     as_json: bool,
     quiet: bool,
     dry_run: bool,
@@ -76,7 +74,7 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
     the same command continues from it. Exit code 1 if nothing fits.
     """
     targets = load_targets(
-        space_name,
+        space,
         gpu_names(gpu_name),
         model=model,
         results=results,
@@ -84,7 +82,7 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
         price=price,
         address=options["address"],
     )
-    how = SearchOptions(mode=Mode(mode), settings=parse_settings(settings), **options)
+    how = SearchOptions(mode=Mode(mode), **options)
     return run_search(targets, how, as_json=as_json, quiet=quiet, dry=dry_run)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -96,13 +95,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         margin_fraction=lambda gpu: parse_margin(margin, gpu),
         knobs=knobs,
         path=space_path,
-        report=(lambda text: None) if quiet else _say,
+        report=lambda text: None if quiet else echo(text, err=True),
     )
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
     return run_search(targets, options, as_json=as_json, quiet=quiet, dry=False)
-
-
-def _say(text: str) -> None:
-    echo(text, err=True)
-    sys.stderr.flush()
