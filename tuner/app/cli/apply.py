@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tuner.app.applying import WAYS, Applying, applying
-from tuner.app.cli.options import examples
+from tuner.app.cli.options import subcommand
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
 from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, recommended
@@ -21,15 +21,13 @@ from tuner.report.terminal.render import echo
 from tuner.searches.store import write_atomically
 
 
-@click.command(
+@subcommand(
     "apply",
-    epilog=examples(
-        "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
-        "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
-        "    --map micro_batch=data_loader.batch_size --map optimizer=",
-        "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py \\",
-        "    -- train.py --epochs 3",
-    ),
+    "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
+    "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
+    "    --map micro_batch=data_loader.batch_size --map optimizer=",
+    "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py \\",
+    "    -- train.py --epochs 3",
 )
 @target_options()
 @criteria_options
@@ -143,12 +141,10 @@ def _print_arrivals(found: Applying, gpu: Gpu, way: str | None) -> None:
         echo(f"not seen to arrive: {' '.join(seen[''])}", err=True)
 
 
-@click.command(
+@subcommand(
     "export",
-    epilog=examples(
-        "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
-        "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
-    ),
+    "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
+    "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
 )
 @target_options()
 @criteria_options

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tuner.app.cli.options import examples, json_option
+from tuner.app.cli.options import json_option, subcommand
 from tuner.app.device import find_gpu
 from tuner.core.expressions import all_of, show
 from tuner.core.units import format_gib
@@ -18,12 +18,10 @@ from tuner.space import SearchSpace, SpaceInfo, list_spaces, load_space
 from tuner.space.gpus import Gpu, load_catalogue
 
 
-@click.command(
+@subcommand(
     "gpus",
-    epilog=examples(
-        "tuner gpus",
-        "tuner gpus a6000",
-    ),
+    "tuner gpus",
+    "tuner gpus a6000",
 )
 @click.argument("gpu_name", metavar="[GPU]", required=False)
 @json_option
@@ -104,12 +102,10 @@ def _print_gpu(gpu: Gpu) -> None:
     print_fields(gpu.sources.items(), indent=2)
 
 
-@click.command(
+@subcommand(
     "spaces",
-    epilog=examples(
-        "tuner spaces",
-        "tuner spaces qlora27b",
-    ),
+    "tuner spaces",
+    "tuner spaces qlora27b",
 )
 @click.argument("space_name", metavar="[SPACE]", required=False)
 @json_option

@@ -9,13 +9,13 @@ import click
 from tuner.app.cli.options import (
     DURATION,
     emulated_gpu_options,
-    examples,
     gpus_option,
     json_option,
     margin_option,
     model_option,
     seed_option,
     set_option,
+    subcommand,
 )
 from tuner.app.programs import check
 from tuner.core.records import parse_margin
@@ -23,15 +23,13 @@ from tuner.report.terminal.render import echo, print_json
 from tuner.space.gpus import get_gpu
 
 
-@click.command(
+@subcommand(
     "check",
-    epilog=examples(
-        "tuner check train.py --gpu rtx4090",
-        "tuner check --gpu rtx4090 -- train.py --batch-size 4",
-        "tuner check axolotl.yml --gpu a6000",
-        "tuner check train.py --gpu rtx4090 --predict --set max_length=2048",
-        "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
-    ),
+    "tuner check train.py --gpu rtx4090",
+    "tuner check --gpu rtx4090 -- train.py --batch-size 4",
+    "tuner check axolotl.yml --gpu a6000",
+    "tuner check train.py --gpu rtx4090 --predict --set max_length=2048",
+    "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
 )
 @emulated_gpu_options
 @gpus_option

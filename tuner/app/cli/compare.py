@@ -13,10 +13,10 @@ from tuner.app.baseline import Baseline, read_baseline
 from tuner.app.cli.explain import measured_trials, require_predictable, space_predictor
 from tuner.app.cli.options import (
     calibration_option,
-    examples,
     json_option,
     margin_option,
     set_option,
+    subcommand,
     where_option,
 )
 from tuner.app.cli.target_options import Selected, target_options
@@ -35,13 +35,11 @@ if TYPE_CHECKING:
     from tuner.app.predicting import SpacePredictor
 
 
-@click.command(
+@subcommand(
     "compare",
-    epilog=examples(
-        "tuner compare --space qlora27b --gpu a6000 --baseline current.yaml",
-        "tuner compare --space qlora27b --gpu a6000 --set max_length=2048 \\",
-        "    --format markdown",
-    ),
+    "tuner compare --space qlora27b --gpu a6000 --baseline current.yaml",
+    "tuner compare --space qlora27b --gpu a6000 --set max_length=2048 \\",
+    "    --format markdown",
 )
 @target_options()
 @click.option(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tuner.app.cli.options import (
-    examples,
     gathered,
     json_option,
     set_option,
     space_option,
+    subcommand,
     together,
 )
 from tuner.app.listener import quiet_libraries
@@ -90,13 +90,11 @@ MAX_COLUMNS = 6
 """Micro-batches that a table of 80 columns has room for; --json has them all."""
 
 
-@click.command(
+@subcommand(
     "data",
-    epilog=examples(
-        "tuner data --space qlora27b",
-        "tuner data --space qlora27b --data train.jsonl --length-column n_tokens",
-        "tuner data --space qlora27b --data train.jsonl --tokenizer ./my-model",
-    ),
+    "tuner data --space qlora27b",
+    "tuner data --space qlora27b --data train.jsonl --length-column n_tokens",
+    "tuner data --space qlora27b --data train.jsonl --tokenizer ./my-model",
 )
 @space_option()
 @data_options

@@ -11,11 +11,11 @@ import click
 from tuner.app.cli.options import (
     DURATION,
     emulated_gpu_options,
-    examples,
     gpus_option,
     json_option,
     margin_option,
     seed_option,
+    subcommand,
 )
 from tuner.app.programs import emulate
 from tuner.core.records import parse_margin
@@ -23,13 +23,11 @@ from tuner.report.terminal.render import print_json
 from tuner.space.gpus import get_gpu
 
 
-@click.command(
+@subcommand(
     "emulate",
+    "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
+    "tuner emulate --gpu h100_sxm -- torchrun --nproc-per-node 8 train.py",
     context_settings={"allow_interspersed_args": False},
-    epilog=examples(
-        "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
-        "tuner emulate --gpu h100_sxm -- torchrun --nproc-per-node 8 train.py",
-    ),
 )
 @emulated_gpu_options
 @gpus_option

@@ -9,7 +9,6 @@ import click
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
     calibration_option,
-    examples,
     gpu_options,
     json_option,
     margin_option,
@@ -17,6 +16,7 @@ from tuner.app.cli.options import (
     results_option,
     set_option,
     space_option,
+    subcommand,
 )
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import (
@@ -36,12 +36,10 @@ from tuner.searches.facts import SpaceFacts, gpus_text, stage_rows
 from tuner.space.models.trainable import model_defaults
 
 
-@click.command(
+@subcommand(
     "estimate",
-    epilog=examples(
-        "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
-        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
-    ),
+    "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
+    "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
 )
 @space_option(required=False)
 @model_option(

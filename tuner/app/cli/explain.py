@@ -6,10 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import examples, json_option, margin_option, set_option
+from tuner.app.cli.options import json_option, margin_option, set_option, subcommand
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
 from tuner.app.listener import quiet_libraries
@@ -33,12 +31,10 @@ MAX_PAIRS = 12
 _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
 
 
-@click.command(
+@subcommand(
     "explain",
-    epilog=examples(
-        "tuner explain --space qlora27b --gpu a6000 --set micro_batch=4",
-        "tuner explain --space qlora27b --gpu a6000 --json",
-    ),
+    "tuner explain --space qlora27b --gpu a6000 --set micro_batch=4",
+    "tuner explain --space qlora27b --gpu a6000 --json",
 )
 @target_options("Model to use instead of the space's.")
 @set_option

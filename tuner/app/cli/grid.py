@@ -10,7 +10,7 @@ import click
 
 from tuner.app.cli import completing
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import examples, json_option, margin_option, set_option
+from tuner.app.cli.options import json_option, margin_option, set_option, subcommand
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError, unknown
@@ -25,13 +25,11 @@ MOST_ROWS = 60
 """More cells than this are for the page; the terminal counts them."""
 
 
-@click.command(
+@subcommand(
     "grid",
-    epilog=examples(
-        "tuner grid --out grid.html",
-        "tuner grid --model qwen3-8b --gpu rtx4090 --gpu l4",
-        "tuner grid --model ./my-model --method qlora --length 8192 --out mine.csv",
-    ),
+    "tuner grid --out grid.html",
+    "tuner grid --model qwen3-8b --gpu rtx4090 --gpu l4",
+    "tuner grid --model ./my-model --method qlora --length 8192 --out mine.csv",
 )
 @click.option(
     "--model",

@@ -36,6 +36,13 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+def subcommand(
+    name: str, *lines: str, **settings: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command of this name, whose help ends with command lines as examples."""
+    return click.command(name, epilog=examples(*lines), **settings)
+
+
 class RareOption(click.Option):
     """An option that few need: `--help` leaves it out, and `--help-all` shows it."""
 

@@ -10,7 +10,7 @@ import click
 
 from tuner.app.cli import completing
 from tuner.app.cli.answers import measure_command, print_answers, use_commands, verify_command
-from tuner.app.cli.options import examples, json_option, objective_option, where_option
+from tuner.app.cli.options import json_option, objective_option, subcommand, where_option
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
 from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
 from tuner.app.search.result_files import redraw, reported_runs
@@ -33,12 +33,10 @@ from tuner.searches.objectives import require_known
 from tuner.searches.view import View, build_view, levels
 
 
-@click.command(
+@subcommand(
     "best",
-    epilog=examples(
-        "tuner best --space qlora27b --gpu a6000 --headroom 10%",
-        "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
-    ),
+    "tuner best --space qlora27b --gpu a6000 --headroom 10%",
+    "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
 )
 @target_options()
 @criteria_options
@@ -73,14 +71,12 @@ def best(
     print_recommendation(best, use=use, measure=measure, verify=verify_command(target, best))
 
 
-@click.command(
+@subcommand(
     "show",
-    epilog=examples(
-        "tuner show --space qlora27b --gpu a6000",
-        "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
-        "tuner show --space qlora27b --gpu a6000 --levels",
-        "tuner show --space qlora27b --gpu a6000 --objective cost",
-    ),
+    "tuner show --space qlora27b --gpu a6000",
+    "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
+    "tuner show --space qlora27b --gpu a6000 --levels",
+    "tuner show --space qlora27b --gpu a6000 --objective cost",
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)
 @target_options()
@@ -221,12 +217,10 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
     raise unknown("trial", trial_id, by_id, list_command="tuner show")
 
 
-@click.command(
+@subcommand(
     "report",
-    epilog=examples(
-        "tuner report --space qlora27b --gpu a6000 --open",
-        "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
-    ),
+    "tuner report --space qlora27b --gpu a6000 --open",
+    "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
 )
 @target_options()
 @where_option
@@ -262,12 +256,10 @@ def report(
     return EXIT_FOUND if any(view.best for view in views) else EXIT_NOTHING_FITS
 
 
-@click.command(
+@subcommand(
     "report-run",
-    epilog=examples(
-        "tuner report-run --space tiny_cpu --gpu cpu",
-        "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
-    ),
+    "tuner report-run --space tiny_cpu --gpu cpu",
+    "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
 )
 @target_options()
 def report_run(*, selected: Selected) -> None:

@@ -14,13 +14,13 @@ from tuner.app.cli.answers import print_all_searched, print_searched
 from tuner.app.cli.dry_run import dry_run
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
-    examples,
     gpu_options,
     json_option,
     model_option,
     results_option,
     search_options,
     space_option,
+    subcommand,
 )
 from tuner.app.listener import quiet_libraries
 from tuner.app.measuring import Mode
@@ -34,15 +34,13 @@ from tuner.core.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
-@click.command(
+@subcommand(
     "search",
-    epilog=examples(
-        "tuner search --space qlora27b --gpu a6000",
-        "tuner search --space qlora27b --gpu l40s --where 'lora_rank >= 64'",
-        "tuner search --space tiny_cpu --gpu cpu    # real trials, without a GPU",
-        "tuner search --space qlora27b --gpu a6000,t4,h100_sxm --address auto",
-        "tuner search --space qlora27b --gpu auto --max-cost 2 --dry-run",
-    ),
+    "tuner search --space qlora27b --gpu a6000",
+    "tuner search --space qlora27b --gpu l40s --where 'lora_rank >= 64'",
+    "tuner search --space tiny_cpu --gpu cpu    # real trials, without a GPU",
+    "tuner search --space qlora27b --gpu a6000,t4,h100_sxm --address auto",
+    "tuner search --space qlora27b --gpu auto --max-cost 2 --dry-run",
 )
 @space_option()
 @gpu_options

@@ -10,13 +10,13 @@ from tuner.app.cli.data import DataFile, data_options
 from tuner.app.cli.options import (
     MEMORY_LIMIT,
     SIZE,
-    examples,
     json_option,
     margin_option,
     measure_options,
     model_option,
     set_option,
     space_option,
+    subcommand,
 )
 from tuner.app.cli.trial_run import device_type, print_trial, run_trial, with_data
 from tuner.app.estimate import one_configuration
@@ -26,14 +26,12 @@ from tuner.app.search.options import SearchOptions
 from tuner.report.terminal.render import print_json
 
 
-@click.command(
+@subcommand(
     "trial",
-    epilog=examples(
-        "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
-        "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0",
-        "tuner trial --space qlora27b --gpu a6000 --mode emulate",
-        "tuner trial --space qlora27b --data train.jsonl --length-column n_tokens",
-    ),
+    "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
+    "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0",
+    "tuner trial --space qlora27b --gpu a6000 --mode emulate",
+    "tuner trial --space qlora27b --data train.jsonl --length-column n_tokens",
 )
 @space_option(required=False)
 @model_option(

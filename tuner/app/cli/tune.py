@@ -8,10 +8,10 @@ import click
 
 from tuner.app.cli.options import (
     emulated_gpu_options,
-    examples,
     json_option,
     margin_option,
     results_option,
+    subcommand,
 )
 from tuner.app.cli.search import run_search
 from tuner.app.measuring import Mode
@@ -22,13 +22,11 @@ from tuner.core.records import parse_margin
 from tuner.report.terminal.render import echo
 
 
-@click.command(
+@subcommand(
     "tune",
-    epilog=examples(
-        "tuner tune train.py --gpu rtx4090",
-        "tuner tune train.py --gpu a6000 --knob micro_batch --knob lora_rank=16,32,64",
-        "tuner tune --gpu h100_sxm -- train.py --epochs 3",
-    ),
+    "tuner tune train.py --gpu rtx4090",
+    "tuner tune train.py --gpu a6000 --knob micro_batch --knob lora_rank=16,32,64",
+    "tuner tune --gpu h100_sxm -- train.py --epochs 3",
 )
 @emulated_gpu_options
 @click.option(
