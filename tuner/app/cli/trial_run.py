@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,8 @@ from tuner.space import SearchSpace
 from tuner.space.data import DataFacts
 from tuner.space.gpus import as_told
 from tuner.trial.base import MeasureOptions, TrialJob, TrialRunner, outcome_versions
+from tuner.trial.emulated_command import EmulatedCommandRunner
+from tuner.trial.factories import EmulatedFactory
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedRunner
 
@@ -87,8 +90,7 @@ def with_data(
         if options.lengths == "data":
             require_lengths(space)
         return options, space.data
-    lengths = found.to_token_lengths()
-    data = dataclasses.replace(space.data, examples=found.examples, token_lengths=lengths)
+    data = dataclasses.replace(space.data, examples=found.examples, token_lengths=found)
     return dataclasses.replace(options, lengths="data"), data
 
 
@@ -211,7 +213,8 @@ def run_trial(
         require_one_machine(machines(configuration))
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
-    with _runner(job, measure_options(trials_on, options, None), trials_on) as runner:
+    how = measure_options(trials_on, options, None)
+    with contextlib.closing(_runner(job, how, trials_on)) as runner:
         outcome = _in_stages(runner, space, configuration, prediction)
     record = TrialRecord.of(
         space.name,
@@ -228,13 +231,12 @@ def run_trial(
     return Trial(space, gpu, trials_on, record)
 
 
-def _runner(job: TrialJob, options: MeasureOptions, trials_on: Measuring) -> IsolatedRunner:
+def _runner(
+    job: TrialJob, options: MeasureOptions, trials_on: Measuring
+) -> IsolatedRunner | EmulatedCommandRunner:
     environment = trial_environment(trials_on.threads)
     if trials_on.emulated and not is_emulated():
-        from tuner.trial.emulated import EmulatedRunner
-
-        return EmulatedRunner(job, options, gpus=trials_on.gpus, environment=environment)
-
+        return EmulatedFactory(job, options, trials_on.gpus, environment)()
     return IsolatedRunner(job, options, environment=environment)
 
 
