@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -50,15 +50,16 @@ _LEAST = 0.001
 @margin_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(
+def command(  # noqa: PLR0913 - one argument for each option
     *,
     program: tuple[str, ...],
     gpu_name: str,
     gpu_memory: int | None,
     stacks: tuple[Path, ...],
+    gpus: int,
+    steps: int,
     margin: str | None,
     as_json: bool,
-    **how: Any,
 ) -> None:
     """Compare what PROGRAM needs under two sets of library versions.
 
@@ -70,7 +71,7 @@ def command(
     isn't emulated, 4 unknown.
     """
     from tuner.app.stacks import compare_stacks, this_stack
-    from tuner.emulator.emulating import EmulateOptions
+    from tuner.emulator import Machine
 
     if not 1 <= len(stacks) <= 2:
         raise InputError(
@@ -78,9 +79,9 @@ def command(
             hint="--stack OLD --stack NEW; with one, the other is the one that runs tuner",
         )
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    options = EmulateOptions(margin_fraction=parse_margin(margin, gpu), **how)
+    machine = Machine(gpu, gpus, margin_fraction=parse_margin(margin, gpu))
     named = (*stacks, this_stack())[:2]
-    found = compare_stacks(named, program, gpu, options)
+    found = compare_stacks(named, program, machine, steps=steps)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -92,7 +93,7 @@ def command(
 
 def _print(found: StackDifference) -> None:
     from tuner.app.cli.emulated_text import print_last_lines
-    from tuner.emulator.emulating import ROOM
+    from tuner.emulator.machine import ROOM
 
     before, after = found.before, found.after
     changed = [
