@@ -201,6 +201,6 @@ def export(
         click.echo(exported.text, nl=False)
     else:
         write_atomically(output, exported.text.encode("utf-8"))
-        click.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)
     for line in exported.left_out:
-        click.echo(f"not said: {line}", err=True)
+        echo(f"not said: {line}", err=True)

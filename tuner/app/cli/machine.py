@@ -228,7 +228,7 @@ def node_resources(*, as_json: bool) -> None:
     devices = local_gpus()
     resources = dict(Counter(device.gpu.id for device in devices if device.gpu is not None))
     for line in (*lost_gpus(), *warnings(devices)):
-        click.echo(f"warning: {line}", err=True)
+        echo(f"warning: {line}", err=True)
     if not as_json:
         click.echo(json.dumps(resources))
         return
