@@ -575,7 +575,7 @@ def test_what_best_suggests_works(name, monkeypatch, capsys):
     if words:
         values = command.make_context("trial", words).params
         assert (values["mode"], values["gpu_name"]) == ("emulate", gpu)
-        space = load_space(values["space_name"])
+        space = load_space(values["space"])
         assert configure(space, parse_settings(values["settings"])) == best.configuration
 
 
