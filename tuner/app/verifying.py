@@ -22,14 +22,13 @@ from tuner.core.environment import trial_environment
 from tuner.core.errors import TunerError
 from tuner.core.records import Outcome, Source, Status, TrialRecord
 from tuner.emulator.toolchain import unavailable
-from tuner.predict.stages import hardest_first
 from tuner.searches.best import BestTrial
 from tuner.searches.journal import JournalWriter
 from tuner.searches.request import SearchOutcome
 from tuner.searches.view import build_view
 from tuner.trial.base import Instructions
 from tuner.trial.factories import EmulatedFactory
-from tuner.trial.staged import StagedRunner
+from tuner.trial.staged import run_in_stages
 
 MOST_TRIES = 3
 """At most this many of the best are verified: more failures have another reason."""
@@ -117,12 +116,9 @@ def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
     environment = trial_environment(where.threads)
     make = EmulatedFactory(job, where.options(), where.gpus, environment)
     with contextlib.closing(make()) as runner:
-        verify = Instructions(verify=True)
-        if not space.stages:
-            return runner.run(record.configuration, verify)
         prediction = record.outcome.prediction
-        orders = {record.configuration.key: hardest_first(prediction)} if prediction else {}
-        return StagedRunner(runner, space, orders).run(record.configuration, verify)
+        verify = Instructions(verify=True)
+        return run_in_stages(runner, space, record.configuration, prediction, verify)
 
 
 def _record(plan: SearchPlan, best: BestTrial, outcome: Outcome, *, trial_id: str) -> TrialRecord:

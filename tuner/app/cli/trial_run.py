@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.app.cli.data import DataFile
 from tuner.app.cli.listening import Printer
@@ -44,7 +44,6 @@ from tuner.core.records import (
 from tuner.core.setup.distributed_knobs import gpus_per_trial, machines
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
-from tuner.predict.stages import hardest_first
 from tuner.report.terminal.evidence import (
     fits_text,
     more_text,
@@ -57,11 +56,13 @@ from tuner.report.terminal.render import echo, print_fields, settings_text
 from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.space import SearchSpace, parse_settings
 from tuner.space.data import DataFacts
-from tuner.trial.base import MeasureOptions, TrialJob, TrialRunner, outcome_versions
-from tuner.trial.emulated_command import EmulatedCommandRunner
+from tuner.trial.base import MeasureOptions, TrialJob, outcome_versions
 from tuner.trial.factories import EmulatedFactory
 from tuner.trial.isolated import IsolatedRunner
-from tuner.trial.staged import StagedRunner
+from tuner.trial.staged import run_in_stages
+
+if TYPE_CHECKING:
+    from tuner.trial.emulated_command import EmulatedCommandRunner
 
 Evidence = Prediction | Measurement
 
@@ -227,7 +228,7 @@ def run_trial(
         require_one_machine(machines(configuration))
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
     with contextlib.closing(_runner(job, options, trials_on)) as runner:
-        outcome = _in_stages(runner, space, configuration, prediction)
+        outcome = run_in_stages(runner, space, configuration, prediction)
     record = _record(space, gpu, trials_on, configuration, (outcome, prediction), margin_fraction)
     return Trial(space, gpu, trials_on, record)
 
@@ -239,20 +240,6 @@ def _runner(
     if trials_on.emulated and not is_emulated():
         return EmulatedFactory(job, options, trials_on.gpus, environment)()
     return IsolatedRunner(job, options, environment=environment)
-
-
-def _in_stages(
-    runner: TrialRunner,
-    space: SearchSpace,
-    configuration: Configuration,
-    prediction: Prediction | None,
-) -> Outcome:
-    """The trial: in every stage where the space has some, the hardest first."""
-    if not space.stages:
-        return runner.run(configuration)
-
-    orders = {configuration.key: hardest_first(prediction)} if prediction is not None else {}
-    return StagedRunner(runner, space, orders).run(configuration)
 
 
 def _record(
