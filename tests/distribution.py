@@ -19,7 +19,6 @@ APART = (
     "tests/test_emulated_check.py",
     "tests/test_emulate.py",
     "tests/test_emulator_libraries.py",
-    "tests/test_emulated_oracle.py",
     "tests/test_emulated_pairs.py",
     "tests/test_workload_contrastive.py",
     "tests/test_memory_order.py",
