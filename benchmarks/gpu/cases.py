@@ -138,7 +138,7 @@ def _depth() -> list[Case]:
         case("qwen2.5-1.5b", "bf16", (2, 1024), lora_rank=128, expected_s=6),
         case("qwen2.5-1.5b", "bf16", (2, 1024), grad_accum=4, expected_s=7),
         case("qwen2.5-1.5b", "bf16", (2, 1024), mixed_precision="no", expected_s=6),
-        case("qwen2.5-1.5b", "bf16", (2, 1024), training_loop="plain", expected_s=6),
+        case("qwen2.5-1.5b", "bf16", (2, 1024), training_loop="loop", expected_s=6),
         case("mistral-7b-v0.1", "bf16", (8, 4096), lora_targets=ATTENTION_ONLY, expected_s=18),
         case("mistral-7b-v0.1", "nf4", (4, 2048), optimizer="adamw_8bit", expected_s=14),
         case("tinyllama-1.1b", "fp16", (4, 1024), expected_s=6),
