@@ -32,7 +32,6 @@ TOGETHER = (
     "tests/test_tune_killed.py",
     "tests/test_ray_jobs.py",
     "tests/test_tune_search.py",
-    "tests/test_gpu_benchmark.py",
     "tests/test_report_browser.py",
     "tests/test_tune_nodes.py",
     "tests/test_tune_metrics.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tuner.core.records import Configuration, Memory
 from tuner.core.units import MIB
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
-from tuner.trial.emulated import EmulatedRunner
+from tuner.trial.factories import EmulatedFactory
 
 LORA = next(case for case in CASES if case.name == "LoRA, bf16, checkpointed")
 BY_ACCELERATE = next(case for case in MORE if case.name == "accelerate: all weights, mixed")
@@ -70,7 +71,8 @@ def test_ranks_that_exchange_take_what_is_predicted_of_one(strategy: str) -> Non
 
 def emulated_by_ranks(space, asked: Configuration, gpu, *, ranks: int = 2) -> Memory:
     options = emulating(gpu).options()
-    with EmulatedRunner(trial_job(space, gpu, None, None), options, gpus=ranks) as runner:
+    make = EmulatedFactory(trial_job(space, gpu, None, None), options, ranks)
+    with contextlib.closing(make()) as runner:
         outcome = runner.run(asked)
     assert outcome.emulation is not None, outcome.message
     assert len(outcome.emulation.ranks) == ranks

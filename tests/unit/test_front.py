@@ -13,8 +13,6 @@ from results_samples import GPU, MARGIN_BYTES, make_record
 from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB
 from tuner.searches.front import (
-    DEFAULT_OBJECTIVES,
-    OBJECTIVES,
     Direction,
     Objective,
     device_bytes,
@@ -124,14 +122,6 @@ def test_the_margin_counts():
     assert pareto_front([record], limit_bytes=20 * GIB) == ()
 
 
-def test_hypervolume_of_a_staircase():
-    records = trials([(1, 10), (2, 20), (3, 40), (1, 30), (9, 60)])  # two beaten or too large
-    # Columns of memory that are free, up to 45 GiB: 5 at 3, 20 more at 2, 10 more at 1.
-    assert hypervolume(records, reference=(0, 45 * GIB)) / GIB == pytest.approx(
-        3 * 5 + 2 * 20 + 1 * 10
-    )
-
-
 @given(points, st.integers(1, 46))
 def test_hypervolume_equals_the_area_counted_cell_by_cell(pairs, limit_gib):
     records = trials(pairs)
@@ -142,9 +132,3 @@ def test_hypervolume_equals_the_area_counted_cell_by_cell(pairs, limit_gib):
         for column in range(limit_gib)
     )
     assert hypervolume(records, reference=(0, limit_gib * GIB)) / GIB == pytest.approx(cells)
-
-
-def test_objectives_are_found_by_name():
-    assert tuple(OBJECTIVES[name] for name in ("samples_per_s", "device_bytes")) == (
-        DEFAULT_OBJECTIVES
-    )

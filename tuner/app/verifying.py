@@ -6,6 +6,7 @@ excluded, and the next best is verified.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -27,6 +28,7 @@ from tuner.searches.journal import JournalWriter
 from tuner.searches.request import SearchOutcome
 from tuner.searches.view import build_view
 from tuner.trial.base import Instructions
+from tuner.trial.factories import EmulatedFactory
 from tuner.trial.staged import StagedRunner
 
 MOST_TRIES = 3
@@ -109,14 +111,12 @@ def _best(plan: SearchPlan) -> BestTrial | None:
 
 def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
     """The outcome of one emulated trial, in every stage where the space has some."""
-    from tuner.trial.emulated import EmulatedRunner
-
     space, record = plan.part.space, best.record
     where = emulating(plan.target.gpu, gpus=gpus_of_trials(space))
     job = trial_job(space, plan.target.gpu, plan.margin_fraction, plan.profile)
-    with EmulatedRunner(
-        job, where.options(), gpus=where.gpus, environment=trial_environment(where.threads)
-    ) as runner:
+    environment = trial_environment(where.threads)
+    make = EmulatedFactory(job, where.options(), where.gpus, environment)
+    with contextlib.closing(make()) as runner:
         verify = Instructions(verify=True)
         if not space.stages:
             return runner.run(record.configuration, verify)
