@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from tuner.app import machine_facts
-from tuner.app.cli.options import DurationType, examples, json_option
+from tuner.app.cli.options import DURATION, json_option, subcommand
 from tuner.app.device import LocalGpu, local_gpus, lost_gpus
 from tuner.app.doctor import examine
 from tuner.app.listener import quiet_libraries
@@ -28,9 +28,10 @@ from tuner.report.terminal.render import echo, print_fields, print_json
 _DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
 
 
-@click.command(
+@subcommand(
     "doctor",
-    epilog=examples("tuner doctor", "tuner doctor --config conf/config.yaml --json"),
+    "tuner doctor",
+    "tuner doctor --config conf/config.yaml --json",
 )
 @click.option(
     "--config",
@@ -110,9 +111,10 @@ def _facts_of(device: LocalGpu) -> DeviceFacts:
 DEFAULT_BUDGET_S = 90.0
 
 
-@click.command(
+@subcommand(
     "calibrate",
-    epilog=examples("tuner calibrate", "tuner calibrate --device cpu --output cpu.yaml"),
+    "tuner calibrate",
+    "tuner calibrate --device cpu --output cpu.yaml",
 )
 @click.option(
     "--device",
@@ -130,7 +132,7 @@ DEFAULT_BUDGET_S = 90.0
 @click.option(
     "--budget",
     "budget_s",
-    type=DurationType(),
+    type=DURATION,
     default=DEFAULT_BUDGET_S,
     metavar="TIME",
     help="Time after which remaining measurements are skipped.  [default: 90s]",
@@ -206,13 +208,11 @@ def _print_profile(profile: DeviceProfile, path: Path) -> None:
     )
 
 
-@click.command(
+@subcommand(
     "node-resources",
-    epilog=examples(
-        "tuner node-resources",
-        'ray start --head --resources="$(tuner node-resources)"',
-        'ray start --address=HEAD:6379 --resources="$(tuner node-resources)"',
-    ),
+    "tuner node-resources",
+    'ray start --head --resources="$(tuner node-resources)"',
+    'ray start --address=HEAD:6379 --resources="$(tuner node-resources)"',
 )
 @json_option
 def node_resources(*, as_json: bool) -> None:
@@ -228,7 +228,7 @@ def node_resources(*, as_json: bool) -> None:
     devices = local_gpus()
     resources = dict(Counter(device.gpu.id for device in devices if device.gpu is not None))
     for line in (*lost_gpus(), *warnings(devices)):
-        click.echo(f"warning: {line}", err=True)
+        echo(f"warning: {line}", err=True)
     if not as_json:
         click.echo(json.dumps(resources))
         return
