@@ -45,8 +45,6 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
     MemoryBudget,
-    Outcome,
-    Prediction,
     Status,
     TrialRecord,
     parse_margin,
@@ -214,14 +212,9 @@ def run_trial(
         require_one_machine(machines(configuration))
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
-<<<<<<< HEAD
-    with contextlib.closing(_runner(job, options, trials_on)) as runner:
-        outcome = run_in_stages(runner, space, configuration, prediction)
-    record = _record(space, gpu, trials_on, configuration, (outcome, prediction), margin_fraction)
-=======
     how = measure_options(trials_on, options, None)
     with contextlib.closing(_runner(job, how, trials_on)) as runner:
-        outcome = _in_stages(runner, space, configuration, prediction)
+        outcome = run_in_stages(runner, space, configuration, prediction)
     record = TrialRecord.of(
         space.name,
         gpu,
@@ -234,7 +227,6 @@ def run_trial(
         memory_limit_bytes=trials_on.memory_limit_bytes,
         margin_bytes=MemoryBudget.of(gpu.memory_bytes, margin_fraction).margin_bytes,
     )
->>>>>>> main
     return Trial(space, gpu, trials_on, record)
 
 
@@ -245,57 +237,6 @@ def _runner(
     if trials_on.emulated and not is_emulated():
         return EmulatedFactory(job, options, trials_on.gpus, environment)()
     return IsolatedRunner(job, options, environment=environment)
-
-
-<<<<<<< HEAD
-def _record(
-    space: SearchSpace,
-    gpu: Gpu,
-    trials_on: Measuring,
-    configuration: Configuration,
-    ended: tuple[Outcome, Prediction | None],
-    margin_fraction: float | None,
-) -> TrialRecord:
-    outcome, prediction = ended
-    return TrialRecord.of(
-        space.name,
-        gpu,
-        configuration,
-        dataclasses.replace(outcome, prediction=prediction),
-        trial_id="by-hand",
-        versions=outcome_versions(),
-        device=None if trials_on.emulated else trials_on.names[0],
-        emulated_device=trials_on.names[0] if trials_on.emulated else None,
-        memory_limit_bytes=trials_on.memory_limit_bytes,
-        margin_bytes=MemoryBudget.of(gpu.memory_bytes, margin_fraction).margin_bytes,
-    )
-
-
-def to_dict(trial: Trial) -> dict[str, Any]:
-    """JSON types: the journal's record, and whether it fits."""
-    left_out = {"trial_id", "run_id", "searcher", "seed"}
-    record = {k: v for k, v in trial.record.to_dict().items() if k not in left_out}
-    return {
-        **record,
-        "model": trial.space.model,
-        "fits": trial.record.fits,
-        "source": str(trial.record.source),
-        "stands_in": trial.trials_on.stands_in,
-    }
-=======
-def _in_stages(
-    runner: TrialRunner,
-    space: SearchSpace,
-    configuration: Configuration,
-    prediction: Prediction | None,
-) -> Outcome:
-    """The trial: in every stage where the space has some, the hardest first."""
-    if not space.stages:
-        return runner.run(configuration)
-
-    orders = {configuration.key: hardest_first(prediction)} if prediction is not None else {}
-    return StagedRunner(runner, space, orders).run(configuration)
->>>>>>> main
 
 
 def print_trial(trial: Trial) -> None:
