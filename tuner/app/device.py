@@ -221,7 +221,7 @@ def _type_of(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu | 
     if profile is None:
         return None
     gpu = _gpu_of(
-        _slug(name),
+        slug_of(name),
         name,
         profile.memory_bytes,
         sources={"device": "the NVIDIA driver", "memory": _measured_at(profile)},
@@ -275,7 +275,3 @@ def _profile_named(name: str) -> DeviceProfile | None:
     except UnavailableError:
         return None
     return load_profile(path) if path.is_file() else None
-
-
-def _slug(name: str) -> str:
-    return slug_of(name)

@@ -20,7 +20,6 @@ from tuner.app.measuring import (
 )
 from tuner.app.search.supported import require_lengths, trial_job
 from tuner.core import host
-from tuner.core.environment import trial_environment
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_INTERRUPTED,
@@ -43,7 +42,6 @@ from tuner.core.records import (
 from tuner.core.setup.distributed_knobs import gpus_per_trial, machines
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
-from tuner.predict.stages import hardest_first
 from tuner.report.terminal.evidence import (
     fits_text,
     more_text,
@@ -56,9 +54,7 @@ from tuner.report.terminal.render import echo, print_fields, settings_text
 from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.space import SearchSpace, parse_settings
 from tuner.space.data import DataFacts
-from tuner.trial.base import MeasureOptions, TrialJob, TrialRunner, outcome_versions
-from tuner.trial.isolated import IsolatedRunner
-from tuner.trial.staged import StagedRunner
+from tuner.trial.base import outcome_versions
 
 Evidence = Prediction | Measurement
 
@@ -224,34 +220,9 @@ def run_trial(
     if space.predictable:
         require_one_machine(machines(configuration))
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
-    with _runner(job, options, trials_on) as runner:
-        outcome = _in_stages(runner, space, configuration, prediction)
+    outcome = trials_on.run(job, options, (space, configuration, prediction))
     record = _record(space, gpu, trials_on, configuration, (outcome, prediction), margin_fraction)
     return Trial(space, gpu, trials_on, record)
-
-
-def _runner(job: TrialJob, options: MeasureOptions, trials_on: Measuring) -> IsolatedRunner:
-    environment = trial_environment(trials_on.threads)
-    if trials_on.emulated and not is_emulated():
-        from tuner.trial.emulated import EmulatedRunner
-
-        return EmulatedRunner(job, options, gpus=trials_on.gpus, environment=environment)
-
-    return IsolatedRunner(job, options, environment=environment)
-
-
-def _in_stages(
-    runner: TrialRunner,
-    space: SearchSpace,
-    configuration: Configuration,
-    prediction: Prediction | None,
-) -> Outcome:
-    """The trial: in every stage where the space has some, the hardest first."""
-    if not space.stages:
-        return runner.run(configuration)
-
-    orders = {configuration.key: hardest_first(prediction)} if prediction is not None else {}
-    return StagedRunner(runner, space, orders).run(configuration)
 
 
 def _record(

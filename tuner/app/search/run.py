@@ -187,7 +187,7 @@ def _predict(
             one.plan,
             one.prepared.predictions,
             one.known,
-            predictors.of(one.plan.part.space),
+            predictors.of(one.plan),
             on_record=one.writer.append,
             on_progress=told,
         )

@@ -136,9 +136,6 @@ def _hint(gpu: Gpu, space: SearchSpace | None = None) -> str:
     return f"{text}; for example --set precision=fp16 --set mixed_precision=fp16"
 
 
-GUIDED = "guided"
-
-
 def has_predictions(space: SearchSpace, gpu: Gpu) -> bool:
     """True if a search of `space` starts from predictions."""
     return space.predictable or has_program_prior(space, gpu)
