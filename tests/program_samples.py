@@ -8,7 +8,6 @@ before it is kept.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,11 +73,6 @@ def _changed(
         return str(error).splitlines()
     lines = text.replace(sys.executable, "python").splitlines()
     return [line for line in lines if line[:1] in "+-" and line[:4] not in ("--- ", "+++ ")]
-
-
-def copy_programs(to: Path) -> None:
-    """Programs that a test may change."""
-    shutil.copytree(FOLDER, to)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_flash_attention_2_can_be_traced_without_the_package() -> None:
     assert any("flash" in name for name in names)
 
 
-@pytest.mark.parametrize(("number", "tolerance"), [(23, 0.001), (25, 0.001), (57, 0.001)])
+@pytest.mark.parametrize(("number", "tolerance"), [(25, 0.001), (57, 0.001)])
 def test_published_peaks(number: int, tolerance: float) -> None:
     register()
     case = express(read_rows()[number])

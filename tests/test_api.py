@@ -390,16 +390,6 @@ class TestEstimate:
             tuner.estimate("wide.yaml", gpu="t4", micro_bach=1)
 
 
-@pytest.mark.slow
-def test_a_real_search_from_a_program(tmp_path, monkeypatch):
-    write_samples(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    result = tuner.search("tiny.yaml", gpu="a6000", settings=FP16, where="lora_rank >= 8")
-    assert len(result.records) == 15
-    assert result.best().configuration["precision"] == "fp16"
-    assert "trace" in result.front[-1].outcome.prediction.method
-
-
 class TestProgram:
     def test_check_predicts_what_the_command_predicts(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)

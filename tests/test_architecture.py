@@ -296,3 +296,24 @@ def test_importing_has_no_side_effects():
     output = run_python(f"MODULES = {modules!r}\n" + SIDE_EFFECTS)
     # The last line: libraries may print when they are imported, tuner must not.
     assert output.splitlines()[-1] == "[]"
+
+
+def test_the_glossary_has_few_words_and_their_homes():
+    rows = [
+        line.split("|")[1:4] for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()
+    ]
+    rows = [row for row in rows if len(row) == 3][2:]
+    defined = {
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    homes = [home.strip().strip("`") for _, _, home in rows]
+    assert [row[0].strip() for row in rows] == sorted(row[0].strip() for row in rows)
+    assert len(rows) <= 40
+    assert not [
+        home
+        for home in homes
+        if home.split(".")[0] not in defined and not (ROOT / "tuner" / home).exists()
+    ]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import make_plan
 from tuner.app.target import load_target
 from tuner.core.errors import InputError
-from tuner.core.records import Status
 from tuner.searches.journal import read_journal
 from tuner.space import configure
 
@@ -93,34 +89,6 @@ def test_search_then_best_then_show_then_again(folder, capsys):
     assert lines.startswith(before)
     assert len(lines.splitlines()) == 2 * len(traced)
     assert run(["best", *target]) == 1
-
-
-@pytest.mark.slow
-def test_interrupt_leaves_what_was_done(folder):
-    process = start(*SEARCH, "--gpu", "a6000", "--trials", "30", "--where", "lora_rank >= 4")
-    journal = folder / "results" / "tiny" / "a6000" / "trials.jsonl"
-    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 2, process)
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 130, out + err
-    assert "Traceback" not in out + err
-    assert "interrupted; the same command continues from here" in " ".join(out.split())
-    assert "Recommended (predicted)" in out
-    records = read_journal(journal).records
-    assert 2 <= len(records) < 30
-    assert {r.outcome.status for r in records} == {Status.OK}
-    best = yaml.safe_load(journal.with_name("best.yaml").read_text())
-    assert best["chosen_from"]["trials"] == 60
-    assert journal.with_name("report.html").stat().st_size > 1000
-    assert journal.with_name("pareto.png").read_bytes().startswith(b"\x89PNG")
-
-
-def wait_for(condition, process, *, timeout_s: float = 600) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 class TestPlan:

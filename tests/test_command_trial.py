@@ -122,10 +122,8 @@ assert json.loads(os.environ["TUNER_TRIAL"])["min_steps"] == 3
 @pytest.mark.parametrize(
     ("code", "status", "words"),
     [
-        ("raise ValueError('no such file')", Status.CRASHED, "no such file"),
         ("import sys; sys.exit(3)", Status.CRASHED, "exit code 3"),
         ("import os; os.abort()", Status.CRASHED, "SIGABRT"),
-        ("import os; os.kill(os.getpid(), 9)", Status.CRASHED, "SIGKILL"),
         ("print('all is well')", Status.CRASHED, "all is well"),
         ("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')", Status.OOM,
          "Tried to allocate"),
@@ -138,11 +136,6 @@ def test_how_a_script_ends_is_its_outcome(run, code, status, words):
     outcome = run(code)
     assert outcome.status is status
     assert words in outcome.message
-
-
-def test_the_size_that_was_asked_for_is_read_off_the_log(run):
-    outcome = run("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')")
-    assert outcome.requested_bytes == 2 * 2**30
 
 
 def test_a_memory_limit_holds_for_the_command(run):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import weakref
 from dataclasses import replace
 from itertools import accumulate
 
@@ -12,8 +11,8 @@ import pytest
 import torch
 from device_fakes import profile_of
 from estimate_samples import configuration, tiny_config, traced
+from live_storages import LiveStorages
 from torch.nn import functional as nn_functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.units import MIB
 from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
@@ -34,46 +33,12 @@ PROFILE = replace(profile_of("CPU Testium 9"), context_bytes=40 * MIB, live_fact
 CPU = processor(PROFILE)
 
 
-class Live(TorchDispatchMode):
-    """The bytes of real tensors while they live, and the most of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._sizes: dict[int, int] = {}
-        self._ends: dict[int, weakref.ref] = {}
-        self.names: list[str] = []
-
-    def note(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        address = storage._cdata
-        if address in self._sizes:
-            return
-        self._sizes[address] = storage.nbytes()
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-
-        def release(_) -> None:
-            self.now -= self._sizes.pop(address)
-            del self._ends[address]
-
-        self._ends[address] = weakref.ref(storage, release)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for value in torch.utils._pytree.tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self.note(value)
-        self.names.append(func._schema.name)
-        return out
-
-
-def really_live(model, **values) -> Live:
+def really_live(model, **values) -> LiveStorages:
     """Two optimizer steps on this machine's processor."""
     session = get_workload("causal_lm").open(model, configuration(**values), _Processor())
-    live = Live()
+    live = LiveStorages()
     for tensor in (*session.model.parameters(), *session.model.buffers()):
-        live.note(tensor)
+        live.add(tensor)
     with live:
         session.optimizer_step(1)
         session.optimizer_step(2)

@@ -231,22 +231,12 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
     return Reader(folder)
 
 
-READ_FIRST = ("README.md",)
-"""What everybody reads; the other pages are among the slow tests."""
-
-
 def runs(page: str) -> bool:
     return any(b.language in RUNNABLE and not b.said("not run") for b in blocks(page))
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=() if page in READ_FIRST else pytest.mark.slow)
-        for page in PAGES
-        if runs(page)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", filter(runs, PAGES))
 def test_page_can_be_followed(page: str, reader: Reader):
     for block in blocks(page):
         reader.take(block)

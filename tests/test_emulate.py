@@ -234,22 +234,9 @@ def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path
 
 
 @needs_emulator
-def test_a_program_that_fails_after_a_step_failed(tmp_path: Path) -> None:
-    failing = TRAINING.replace("    print(", "    raise ValueError('bad data')\n    print(")
-    found = run(tmp_path, failing)
-
-    assert (found["ended"], found["steps"]) == ("error", 1)
-    assert (found["exit"], found["fits"]) == (2, None)
-    assert found["error"]["message"] == "bad data"
-
-
-@needs_emulator
-@pytest.mark.parametrize("launcher", [(), ("torch.distributed.run", "--nproc-per-node", "2")])
-def test_an_error_before_the_device_is_used_is_named_with_its_line(
-    tmp_path: Path, launcher: tuple[str, ...]
-) -> None:
-    """In a rank too: its launcher raises an error of its own."""
-    python = (sys.executable, *(["-m"] if launcher else []), *launcher)
+def test_an_error_before_the_device_is_used_is_named_with_its_line(tmp_path: Path) -> None:
+    """In a rank, whose launcher raises an error of its own."""
+    python = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     found = run(tmp_path, "import sys, torch\nimport no_such_module\n", python=python)
 
     assert (found["ended"], found["exit"], found["fits"]) == ("error", 2, None)
@@ -279,13 +266,6 @@ def test_the_environment_of_a_program_need_not_have_tuner(tmp_path: Path) -> Non
 
     assert (found["ended"], found["steps"], found["exit"]) == ("error", 2, 2), found["stderr"]
     assert found["error"]["line"] == "program.py:14"
-
-
-@needs_emulator
-def test_a_run_that_comes_to_no_step_is_unknown(tmp_path: Path) -> None:
-    found = run(tmp_path, "import torch, os\ntorch.zeros(9, device='cuda')\nos._exit(0)\n")
-
-    assert (found["ended"], found["exit"], found["fits"]) == ("end", 4, None)
 
 
 @needs_emulator
@@ -456,13 +436,12 @@ def test_paged_optimizers_are_counted_apart(tmp_path: Path) -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path, times: int) -> None:
+def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(TRAINING.replace("range(10)", "range(10**6)"))
     before = {p.name for p in Path("/dev/shm").iterdir()}
-    draw = random.Random(times)
-    for _ in range(times):
+    draw = random.Random(3)
+    for _ in range(3):
         process = subprocess.Popen(
             [*TUNER, "--gpu", "a6000", "--steps", "0", "--", sys.executable, str(path)],
             stdout=subprocess.DEVNULL,

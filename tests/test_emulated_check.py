@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.emulating import needs_emulator
 
 MIB = 1 << 20
@@ -77,16 +75,6 @@ def test_a_program_that_does_not_fit_gets_a_change_that_does(tmp_path: Path) -> 
 
 
 @needs_emulator
-def test_the_command_line_is_changed_where_it_sets_the_value(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOOP)
-    found = check(tmp_path, "train.py", "--batch-size", "128", gpu_memory="1GiB")
-
-    [size] = [found["suggestion"]["values"]["micro_batch"]]
-    assert f"+$ {sys.executable} train.py --batch-size {size}" in found["suggestion"]["difference"]
-    assert found["suggestion"]["found"]["inputs"][0] == [size, 1024]
-
-
-@needs_emulator
 def test_a_notebook_runs_and_its_lines_are_those_of_its_cells(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": ["# Training"]},
@@ -140,7 +128,10 @@ Trainer(model=model, args=arguments, train_dataset=Data()).train()
 
 @needs_emulator
 def test_settings_are_told_as_they_reach_the_trainer(tmp_path: Path) -> None:
-    after = "arguments.gradient_accumulation_steps = 2"
+    after = (
+        "arguments.gradient_accumulation_steps = 2\n"
+        "model.gradient_checkpointing_enable()\narguments.gradient_checkpointing = True"
+    )
     (tmp_path / "train.py").write_text(TRAINER.format(before="", after=after, checkpointing=True))
     found = check(tmp_path, "train.py")
 
@@ -150,29 +141,18 @@ def test_settings_are_told_as_they_reach_the_trainer(tmp_path: Path) -> None:
     assert found["program"]["settings"]["use_reentrant"] is False
     assert found["program"]["inputs"] == [[8, 128], [8, 128]]
     assert any("grad_accum=1 does not reach the training" in note for note in found["notes"])
-    assert "grad_accum" not in (found["suggestion"] or {"values": {}})["values"]
-
-
-@needs_emulator
-def test_a_change_that_does_not_arrive_is_never_suggested(tmp_path: Path) -> None:
-    after = "model.gradient_checkpointing_enable()\narguments.gradient_checkpointing = True"
-    (tmp_path / "train.py").write_text(TRAINER.format(before="", after=after, checkpointing=True))
-    found = check(tmp_path, "train.py")
-
     assert any("gradient_checkpointing=false has no effect" in note for note in found["notes"])
     values = (found["suggestion"] or {"values": {}})["values"]
-    assert "gradient_checkpointing" not in values
+    assert not values.keys() & {"grad_accum", "gradient_checkpointing"}  # which do not arrive
 
 
 @needs_emulator
-@pytest.mark.parametrize("answer", ["text", "json"])
-def test_an_error_of_the_program_is_shown(tmp_path: Path, answer: str) -> None:
+def test_an_error_of_the_program_is_shown(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\ntorch.ones(1).cuda()\nraise OSError('no data')"
     )
     ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "check", "--gpu", "t4", "train.py"]
-        + (["--json"] if answer == "json" else []),
+        [sys.executable, "-m", "tuner", "check", "--gpu", "t4", "train.py"],
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert ran.returncode == 2

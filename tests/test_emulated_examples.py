@@ -72,21 +72,13 @@ def values_of(found: Any, *knobs: str) -> list[object]:
     return [settings[knob]["problem"] or settings[knob]["value"] for knob in knobs]
 
 
-def test_settings_in_a_module_of_the_program_are_found(folder: Path, models: Path) -> None:
-    model = str(models / "tiny-llama")
-    found = check(folder, "--no-changes", "semantic_parsing/train.py", model)
-
-    assert (found["exit"], found["fits"]) == (0, True)
-    assert values_of(found, "micro_batch", "grad_accum", "max_length") == [1, 16, 512]
-    assert found["settings"]["micro_batch"]["where"] == "semantic_parsing/config.py:19"
-    assert found["program"]["inputs"][0] == [1, 512]
-
-
 @pytest.mark.slow
 def test_settings_in_a_module_of_the_program_are_changed(folder: Path, models: Path) -> None:
     text = (folder / "semantic_parsing/config.py").read_text()
     found = check(folder, "semantic_parsing/train.py", str(models / "tiny-llama"))
 
+    assert values_of(found, "micro_batch", "grad_accum", "max_length") == [1, 16, 512]
+    assert found["settings"]["micro_batch"]["where"] == "semantic_parsing/config.py:19"
     # Each value that was tried has arrived, through the import.
     assert not any("does not reach" in note for note in found["notes"]), found["notes"]
     suggestion = found["suggestion"]

@@ -16,7 +16,7 @@ from benchmarks.settings.cases import CASES
 from tests.emulating import needs_emulator
 from tuner.space.models.hollow import write_hollow
 
-HERE = ("sft_qlora", "dpo_lora", "trainer_qlora", "launched_ddp", "launched_fsdp2_nf4")
+HERE = ("sft_qlora", "dpo_lora", "trainer_qlora", "launched_fsdp2_nf4")
 """Of trainers that are in the tests' own environment."""
 
 OTHERS = {

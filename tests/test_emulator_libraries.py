@@ -55,8 +55,8 @@ peaks(); peaks(is_causal=True); peaks(attn_mask=mask); peaks(attn_mask=mask.bool
 """
 
 
-@pytest.mark.parametrize("gpu", ["h100-sxm", "b200", "rtx5090"])
-def test_attention_trains_on_hopper_and_blackwell(tmp_path: Path, gpu: str) -> None:
+@pytest.mark.parametrize("gpu", ["b200", "rtx5090"])
+def test_attention_trains_by_cudnn_and_by_pytorchs_own_kernels(tmp_path: Path, gpu: str) -> None:
     found = _run(tmp_path, ATTENTION, gpu=gpu)
 
     assert len(found) == 4

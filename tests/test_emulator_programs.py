@@ -51,7 +51,7 @@ def test_trl_counts_the_tokens_of_its_chunked_loss(models: Path) -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", ["hf_trainer", "packing", "trl_dpo", "bart", "whisper"])
+@pytest.mark.parametrize("name", ["trl_dpo", "whisper"])
 def test_trainers_run(name: str, models: Path) -> None:
     ran(name, models)
 
@@ -93,9 +93,8 @@ def _on_the_cpu(name: str, models: Path) -> list[str]:
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", ["qwen_moe", "gpt_oss"])
-def test_experts_get_a_balanced_load(name: str, models: Path) -> None:
-    row = ran(name, models)
+def test_experts_get_a_balanced_load(models: Path) -> None:
+    row = ran("gpt_oss", models)
 
     loads = re.findall(r"layer 0: (\d+) to (\d+), in all (\d+)", "\n".join(row.output))
     assert len(loads) == 2  # the third step is over before it is printed
@@ -106,25 +105,11 @@ def test_experts_get_a_balanced_load(name: str, models: Path) -> None:
 
 
 @needs_emulator
-def test_a_compiled_model_runs(models: Path) -> None:
-    ran("compiled", models)
-
-
-@needs_emulator
 def test_ranks_add_up_what_they_count(models: Path) -> None:
     row = ran("ddp", models)
 
     # Two samples of 128 tokens on one rank, of 120 on the other.
     assert set(said(row, r"step \d: (\d+) tokens")) == {"496"}
-
-
-@needs_emulator
-def test_a_sharded_model_runs(models: Path) -> None:
-    row = ran("fsdp", models)
-
-    norms = said(row, r"norm (\S+)")
-    assert norms
-    assert all(float(norm) >= 0 for norm in norms)
 
 
 def test_the_page_names_what_was_left_out() -> None:

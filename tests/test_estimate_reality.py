@@ -8,13 +8,12 @@ dropout, nothing quantised) the two must agree to the byte.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from estimate_samples import configuration, tiny_config, traced
-from torch.utils._python_dispatch import TorchDispatchMode
+from live_storages import LiveStorages
 
 from tuner.core.records import MemoryCategory, Phase
 from tuner.predict.training import get_workload
@@ -43,43 +42,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class LiveStorages(TorchDispatchMode):
-    """Sums the storages that are alive, and notes each phase's start and peak in bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0
-        self.phases: list[tuple[Phase, int]] = []
-        self.peaks: list[int] = []
-        self._alive: dict[int, Any] = {}
-
-    def add(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        address, size = storage._cdata, storage.nbytes()
-        if address in self._alive:
-            return
-
-        def died(_: Any) -> None:
-            del self._alive[address]
-            self.now -= size
-
-        self._alive[address] = weakref.ref(storage, died)
-        self.now += size
-        if self.peaks:
-            self.peaks[-1] = max(self.peaks[-1], self.now)
-
-    def enter(self, phase: Phase) -> None:
-        self.phases.append((phase, self.now))
-        self.peaks.append(self.now)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for item in out if isinstance(out, (list, tuple)) else (out,):
-            if isinstance(item, torch.Tensor):
-                self.add(item)
-        return out
 
 
 class CpuEnvironment:
@@ -164,32 +126,6 @@ def test_trace_agrees_with_a_real_run_in_every_phase(model, values):
     expected[first_update] = counters
     differences = [own - traced_ for own, traced_ in zip(real.peaks, peaks, strict=True)]
     assert differences[1:] == expected[1:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "values"),
-    [("llama", {}), ("gemma3", {"mixed_precision": "bf16"}), ("qwen3", {"lora_rank": 0})],
-    ids=str,
-)
-def test_trace_agrees_with_the_allocator_of_pytorch(model, values):
-    """The same comparison by other means: every request that PyTorch's profiler recorded."""
-    from torch.profiler import ProfilerActivity, profile
-
-    values = {**NEUTRAL, **values}
-    session = open_on_cpu(model, LiveStorages(), values)
-    tensors = (*session.model.parameters(), *session.model.buffers())
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        session.optimizer_step(1)
-        session.optimizer_step(2)
-    now = peak = sum(storages.values())
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    _, peaks = replay_trace(model, values)
-    assert max(peaks[1:]) == pytest.approx(peak, rel=1e-3)
 
 
 def test_a_step_for_real_trains():

@@ -64,18 +64,18 @@ def executed(trace) -> Counter:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "values"), PAIRS, ids=label_of)
-def test_remembered_layouts_give_the_same_timeline_as_execution(model, values, monkeypatch):
-    remembered = traced(model, **values)
+@pytest.mark.parametrize("values", VARIANTS, ids=label_of)
+def test_remembered_layouts_give_the_same_timeline_as_execution(values, monkeypatch):
+    remembered = traced("gemma3", **values)
     monkeypatch.setattr(recorder, "signature_of", lambda *_: None)
-    executed_each = traced(model, **values)
+    executed_each = traced("gemma3", **values)
     assert remembered.timeline.blocks == executed_each.timeline.blocks
     assert remembered.timeline.events == executed_each.timeline.events
     assert remembered.timeline.marks == executed_each.timeline.marks
     assert executed(remembered) == executed(executed_each)
 
 
-@pytest.mark.parametrize("values", VARIANTS, ids=label_of)
+@pytest.mark.parametrize("values", [VARIANTS[3], VARIANTS[6]], ids=label_of)
 def test_two_traces_are_identical(values):
     first, second = traced("gemma3", **values), traced("gemma3", **values)
     assert dataclasses.asdict(first) == dataclasses.asdict(second)
@@ -114,7 +114,7 @@ def test_a_step_leaves_nothing_behind_but_optimizer_state(model, values):
     assert left == outputs + biases
 
 
-@pytest.mark.parametrize("values", VARIANTS, ids=label_of)
+@pytest.mark.parametrize("values", [VARIANTS[3], VARIANTS[6]], ids=label_of)
 def test_events_are_consistent(values):
     timeline = traced("llama", **values).timeline
     alive = set()
@@ -174,8 +174,7 @@ def test_recomputation_is_marked_and_happens_once_a_layer():
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("rank", [1, 8, 24])
-def test_trainable_parameters_are_those_of_peft(model, rank):
+def test_trainable_parameters_are_those_of_peft(model):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -183,9 +182,9 @@ def test_trainable_parameters_are_those_of_peft(model, rank):
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(tiny_config(model))
     total = sum(p.numel() for p in base.parameters())
-    config = LoraConfig(r=rank, target_modules=list(SEVEN_LINEARS), task_type="CAUSAL_LM")
+    config = LoraConfig(r=24, target_modules=list(SEVEN_LINEARS), task_type="CAUSAL_LM")
     trainable, total_with_adapters = get_peft_model(base, config).get_nb_trainable_parameters()
-    trace = traced(model, lora_rank=rank)
+    trace = traced(model, lora_rank=24)
     assert trace.trainable_params == trainable
     assert trace.total_params == total_with_adapters == total + trainable
 

@@ -99,8 +99,7 @@ def test_a_cell_tells_its_numbers_its_command_and_its_reason(browser, made):
     opened.check()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 380])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 380)])
 def test_the_documented_page_opens_in_every_light_and_width(browser, scheme, width):
     opened = Opened(
         browser, DOCUMENTED, color_scheme=scheme, viewport={"width": width, "height": 900}

@@ -31,13 +31,13 @@ print("contexts:", len(begun))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "contexts"),
     [
         ("tuner.predict.tracing.trace", 0),
-        pytest.param("tuner.cost.operators.kernels", 0, marks=pytest.mark.slow),
         # What it does by itself, or this test would say nothing.
-        pytest.param("bitsandbytes", 1, marks=pytest.mark.slow),
+        ("bitsandbytes", 1),
     ],
 )
 def test_predicting_creates_no_context(module, contexts):

@@ -196,7 +196,7 @@ except UnavailableError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["raylet", "gcs_server", "RuntimeEnv"])
+@pytest.mark.parametrize("kind", ["gcs_server", "RuntimeEnv"])
 def test_a_search_that_loses_ray_says_so_before_ray_ends_it(kind):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kind],

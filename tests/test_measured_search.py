@@ -14,9 +14,8 @@ from started import start
 
 from tuner.app.cli.main import run
 from tuner.core import host
-from tuner.core.records import Source, Status
+from tuner.core.records import Status
 from tuner.searches.journal import read_journal
-from tuner.space import configure, load_space
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,18 +99,12 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
     assert best["source"] == "measured"
     assert yaml.safe_load((results / "best.yaml").read_text())["speed"] == best["speed"]
 
-    # The same again: all is known. A predicted search in the same folder knows none of it.
+    # The same again: all is known.
     again = start(*SEARCH, "--trials", "3", "--json")
     answer = json.loads(again.communicate(timeout=600)[0])
     assert (answer["reused"], answer["trials"]) == (len(records), len(records))
     assert answer["source"] == "measured"
     assert answer["best"]["verified"] is True
-    predicted = start(*SEARCH, "--trials", "1", "--mode", "predict", "--json")
-    answer = json.loads(predicted.communicate(timeout=600)[0])
-    assert (answer["reused"], answer["traced"], answer["trials"]) == (0, 1, 0)
-    last = read_journal(results / "trials.jsonl").records[-1]
-    assert last.source is Source.PREDICTED
-    assert answer["best"]["source"] == "measured"
 
 
 @pytest.mark.slow
@@ -127,24 +120,6 @@ def test_ctrl_c_in_the_middle_of_a_trial_leaves_no_process(folder):
     out, err = process.communicate(timeout=600)
     assert process.returncode == 130, out + err
     assert "Traceback" not in out + err
-    wait_until_gone(folder)
-
-
-@pytest.mark.slow
-def test_one_trial_by_hand(folder, capfd):
-    settings = [word for setting in NARROW for word in ("--set", setting)]
-    asked = ["--space", "tiny_cpu", *settings, "--set", "micro_batch=8"]
-    assert run(["trial", *asked, "--device", "cpu", "--budget", "0.3s", "--json"]) == 0
-    answer = json.loads(capfd.readouterr().out)
-    configuration = configure(load_space("tiny_cpu"),
-        {"micro_batch": 8, "max_length": 64, "precision": "fp32", "attention": "sdpa",
-         "gradient_checkpointing": False, "optimizer": "adamw_torch"}, strict=False
-    )  # fmt: skip
-    assert answer["configuration"] == configuration.to_dict()
-    assert (answer["status"], answer["source"], answer["fits"]) == ("ok", "measured", True)
-    measured = answer["measured"]
-    assert measured["samples_per_s"] == pytest.approx(8 / measured["step_s"], rel=1e-6)
-    assert measured["loss_finite"] is True
     wait_until_gone(folder)
 
 

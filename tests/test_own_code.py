@@ -107,16 +107,6 @@ def test_a_loop_that_knows_nothing_of_tuner_is_tuned(folder):
 
 
 @pytest.mark.slow
-def test_a_trainer_script_that_knows_nothing_of_tuner_is_tuned(folder):
-    (folder / "hf.py").write_text(TRAINER)
-    (folder / "hf.yaml").write_text(TRAINER_SPACE)
-    records = search("hf.yaml", 2)
-    speeds = {r.configuration["micro_batch"]: r.outcome.measurement.speed for r in records}
-    for batch, speed in speeds.items():
-        assert speed.samples_per_s == pytest.approx(batch / speed.step_s)
-
-
-@pytest.mark.slow
 def test_a_trainer_with_the_callback_says_more(folder):
     line = "from tuner.integrations.transformers import TunerCallback\n"
     told = TRAINER.replace("train_dataset=rows", "train_dataset=rows, callbacks=[TunerCallback()]")

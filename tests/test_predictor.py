@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measure_samples import model_folder
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
@@ -57,21 +58,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("model")
-    fields = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 320,
-        "max_position_embeddings": 256,
-    }
-    (path / "config.json").write_text(json.dumps(fields))
-    return str(path)
+    folder = tmp_path_factory.mktemp("model")
+    return model_folder(folder, num_hidden_layers=5, max_position_embeddings=256)
 
 
 @pytest.fixture(scope="module")
@@ -134,15 +122,6 @@ def test_predictions_come_in_the_order_of_the_configurations(job):
     assert all(prediction.method.startswith(METHOD) for prediction in together)
 
 
-def test_a_configuration_twice_is_predicted_twice_alike(job):
-    first, second = Predictor(job).predict([BASE, BASE], AMPERE)
-    assert first == second
-
-
-def test_nothing_asked_is_nothing_answered(job):
-    assert Predictor(job).predict([], AMPERE) == []
-
-
 def test_company_changes_little(job):
     """With many points the allocator is replayed at some of them only."""
     alone = [Predictor(job).predict([c], AMPERE)[0] for c in SPACE]
@@ -172,16 +151,6 @@ def test_progress_counts_structures(job):
     seen.clear()
     first.predict(more, AMPERE, on_progress=lambda *numbers: seen.append(numbers))
     assert seen == []
-
-
-def test_a_margin_moves_the_verdict_alone(job):
-    small = get_gpu("a5000", memory_bytes=2**29)
-    loose, tight = (
-        Predictor(job).predict([BASE], small, margin_fraction=margin)[0] for margin in (0.0, 0.9)
-    )
-    assert loose.memory == tight.memory
-    assert loose.fits
-    assert not tight.fits
 
 
 # -- what is shared ---------------------------------------------------------------------------
@@ -310,19 +279,15 @@ def changed(name, change):
 
 DAMAGES = {
     "no counts": without("counts"),
-    "no exponents": without("sizes.exponents"),
     "fewer moments": changed("counts", lambda a: a[:-1]),
     "fewer sizes": changed("sizes.coefficients", lambda a: a[:-1]),
     "other segments": changed("segments", lambda a: a + 1),
     "no first segment": changed("segments", lambda a: np.maximum(a, 1)),
-    "fewer operators": changed("kinds", lambda a: a[:-1]),
     "unknown operators": changed("tensor_of", lambda a: a + 10_000),
-    "unknown sizes": changed("shallow.sizes", lambda a: a + 10_000),
     "unknown blocks": changed("deep.events", lambda a: a + 10_000),
     "spans past the end": changed("deep.spans", lambda a: a + 10**7),
     "powers of 9": changed("sizes.exponents", lambda a: a + 9),
     "words for counts": changed("counts", lambda a: a.astype(np.str_)),
-    "many workspaces": changed("workspace", lambda a: np.arange(3)),
     "another number of groups": changed("trainable_counts", lambda a: np.append(a, 1)),
     "nothing": lambda arrays: {},
 }
@@ -342,7 +307,7 @@ def test_arrays_that_do_not_belong_together_are_built_again(
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize("value", [[], {}, [[1, 2]], [["a"] * 5], 7, None, [[1, 2, 3, [1], [2]]]])
+@pytest.mark.parametrize("value", [[[1, 2]], [["a"] * 5], None])
 def test_strange_replays_and_optimizers_are_built_again(job, folder, stored_base, value):
     for path in folder.glob("*.json"):
         cache.write_json(path.stem, value)
@@ -361,7 +326,7 @@ def test_compiled_arrays_come_back_as_they_were(folder, stored_base):
 # -- fallbacks and refusals -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [CompileError, ValueError, InputError])
+@pytest.mark.parametrize("kind", [CompileError, InputError])
 def test_what_does_not_compile_is_traced_and_says_why(job, model, monkeypatch, folder, kind):
     def refuse(*_):
         raise kind("a layer does something new")
@@ -389,16 +354,6 @@ def test_number_formats_that_a_gpu_lacks_are_refused(job, compiled, knob):
     assert "bf16" in text
     assert "T4" in text
     assert compiled == []
-
-
-def test_adapters_for_layers_that_do_not_exist_are_refused(job):
-    with pytest.raises(InputError, match="c_attn"):
-        Predictor(job).predict([BASE.replace(lora_targets=("c_attn",))], AMPERE)
-
-
-def test_a_model_that_does_not_exist_is_refused():
-    with pytest.raises(InputError, match="llama-9-8b"):
-        Predictor(PredictionJob("causal_lm", "llama-9-8b"))
 
 
 # -- the window -------------------------------------------------------------------------------

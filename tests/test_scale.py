@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
-import os
 import random
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,11 +12,7 @@ from device_fakes import measurement_of
 from tune_fakes import FakeSpace, outcome_of, record_of
 
 from benchmarks.large_journal import write_journal
-from benchmarks.scale import in_ray
-from benchmarks.scale.__main__ import AROUND, judge, read, write
-from benchmarks.scale.decisions import decide, request_of
-from benchmarks.scale.in_ray import Row
-from benchmarks.scale.plot import draw
+from benchmarks.scale.decisions import request_of
 from benchmarks.scale.world import ScaleSpace, predicted, scattered
 from tuner.app.cli.main import run
 from tuner.core.records import Outcome, Status
@@ -97,51 +90,6 @@ def test_the_rule_of_giving_up_is_one_object_until_the_front_changes():
         (r.outcome.measurement.memory.device_bytes, r.outcome.measurement.samples_per_s_interval[0])
         for r in standing.front()
     )
-
-
-@pytest.mark.slow
-def test_decisions_are_measured_for_each_trial():
-    found = decide(request_of(40, "random"), workers=7)
-    assert len(found) == 40
-    assert all(seconds >= 0 for seconds in found)
-
-
-@pytest.mark.slow
-def test_workers_in_shared_processes_run_every_trial(monkeypatch):
-    """Real Ray Tune, with 12 workers in two processes."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    monkeypatch.setattr(in_ray, "WINDOW", 10)
-    rows = in_ray.run(30, 12, searcher="random", processes=False)
-    assert [row.trials for row in rows] == [10, 20, 30]
-    assert all(row.decision_ms <= row.driver_cpu_ms for row in rows)
-    assert all(row.resident_mib > 50 for row in rows)
-
-
-def rows(cost_ms=lambda trials: 20.0, memory=lambda trials: 500.0):
-    long = [
-        Row(200, "shared", t, cost_ms(t), 8.0, 25.0, memory(t)) for t in range(250, 10_001, 250)
-    ]
-    short = [Row(w, "own", t, 15.0, 8.0, 40.0, 300.0) for w in (1, 8) for t in (500, 750, 1000)]
-    return long + short
-
-
-def test_the_verdict_is_about_growth_time_and_memory(capsys):
-    assert judge(rows())
-    assert "+0%" in capsys.readouterr().out
-    assert not judge(rows(cost_ms=lambda t: 20.0 + t / 1000))
-    assert not judge(rows(cost_ms=lambda t: 60.0))
-    assert not judge(rows(memory=lambda t: t / 5))
-    # What comes before the 1,000th trial, the start of Ray among it, is not asked about.
-    assert judge(rows(cost_ms=lambda t: 90.0 if t < 1000 - AROUND else 20.0))
-
-
-def test_rows_are_written_read_and_drawn(tmp_path):
-    write(tmp_path / "scale.csv", rows())
-    assert read(tmp_path / "scale.csv") == rows()
-    with (tmp_path / "scale.csv").open() as file:
-        assert len(list(csv.reader(file))) == len(rows()) + 1
-    draw(rows(), tmp_path / "scale.png", "a machine")
-    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_front_of_few_is_the_front_of_all(adapter):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +35,9 @@ def request(factory=None, **changes) -> SearchRequest:
 
 @dataclass(frozen=True)
 class MeasuredFakes:
-    """Measures what `outcome_of` predicts; leaves a file in `log` for each trial it begins.
-
-    The first configuration of `deadly` ends its worker, once; those of `full` run out of memory.
-    """
+    """Measures what `outcome_of` predicts; leaves a file in `log` when it is closed."""
 
     log: Path | None = None
-    deadly: str = ""
-    full: str = ""
 
     source = Source.MEASURED
 
@@ -51,13 +45,6 @@ class MeasuredFakes:
         return self
 
     def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
-        if self.log is not None:
-            before = len([p for p in self.log.iterdir() if p.name.startswith(configuration.key)])
-            (self.log / f"{configuration.key}-{before}-{os.getpid()}").touch()
-            if configuration.key == self.deadly and before == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        if configuration.key == self.full:
-            return Outcome(Status.OOM, phase="backward", requested_bytes=123)
         prediction = outcome_of(configuration).prediction
         assert prediction is not None
         return Outcome(Status.OK, measurement=measurement_of(prediction, device="Testium 9"))
@@ -77,10 +64,6 @@ def run(factory: MeasuredFakes, **changes) -> SearchOutcome:
     return search(request(factory, trials=6, max_concurrent=1, **changes))
 
 
-def starts(log: Path, configuration: Configuration) -> int:
-    return sum(path.name.startswith(configuration.key) for path in log.iterdir())
-
-
 @pytest.mark.slow
 def test_record_has_device_margin_and_the_prediction_of_before(tmp_path):
     predictions = {c.key: p for c in CONFIGURATIONS if (p := outcome_of(c).prediction)}
@@ -97,18 +80,6 @@ def test_record_has_device_margin_and_the_prediction_of_before(tmp_path):
         assert record.outcome.measurement is not None
         assert record.outcome.evidence is record.outcome.measurement
     assert list(tmp_path.glob("closed-*"))
-
-
-@pytest.mark.slow
-def test_killed_worker_leads_to_one_retry_and_out_of_memory_to_none(tmp_path):
-    deadly, full = CONFIGURATIONS[:2]
-    factory = MeasuredFakes(tmp_path, deadly=deadly.key, full=full.key)
-    result = run(factory, initial=[deadly, full])
-    assert (starts(tmp_path, deadly), starts(tmp_path, full)) == (2, 1)
-    statuses = {r.configuration: r.outcome.status for r in result.records}
-    assert len(statuses) == len(result.records) == 6
-    assert (statuses[deadly], statuses[full]) == (Status.OK, Status.OOM)
-    assert [r.source for r in result.records] == [Source.MEASURED] * 6
 
 
 class TestKnown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
 import sys
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.searches.candidates import Candidates
 from tuner.searches.facts import SpaceFacts
-from tuner.searches.front import pareto_front
 from tuner.searches.journal import latest
 from tuner.searches.objectives import objectives_of
 from tuner.searches.proposer import Proposer
@@ -279,15 +277,3 @@ class TestOtherObjectives:
         assert to_verify(Ranking(records)) == FASTEST
         best = to_verify(Ranking(records), self.OBJECTIVES[0])
         assert best["lora_rank"] == max(r.configuration["lora_rank"] for r in records)
-
-
-def test_a_standing_that_grows_says_what_one_of_all_records_says():
-    records = [trial(c, width=0.05, name=f"a{i}") for i, c in enumerate([*FITTING, *FITTING[::2]])]
-    by_key = operator.attrgetter("configuration.key")
-    grown = Ranking()
-    for number, record in enumerate(records, start=1):
-        grown.add(record)
-        fitting = latest(records[:number])
-        assert sorted(grown.fitting, key=by_key) == sorted(fitting, key=by_key)
-        front = pareto_front(fitting)
-        assert [*map(by_key, grown.front())] == [*map(by_key, reversed(front))]

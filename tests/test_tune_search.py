@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of, record_of
+from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Source, Status, TrialRecord
@@ -121,46 +121,6 @@ class TestSearch:
         workers = {note.name.split("-")[1] for note in tmp_path.iterdir()}
         assert len(workers) <= 2
         assert {record.outcome.message for record in journal} == {"threads=1"}
-
-    @pytest.mark.slow
-    def test_small_space_is_exhausted_before_the_budget(self):
-        result, _ = run(space=SMALL_SPACE, trials=50)
-        assert result.stopped_by is StoppedBy.EXHAUSTED
-        assert len(result.records) == result.candidates == 6
-
-    @pytest.mark.slow
-    def test_known_trials_are_not_run_again_and_count_for_the_budget(self, tmp_path):
-        known = [record_of(c) for c in list(SPACE.configurations())[:60:10]]
-        other_version = record_of(list(SPACE.configurations())[1], versions={"tuner": "0"})
-        result, journal = run(
-            FakeFactory(log=tmp_path), trials=10, resume=[*known, other_version], seed=5
-        )
-        assert (result.reused, len(journal)) == (6, 4)
-        assert result.records == (*known, *journal)
-        assert not set(ran(tmp_path)) & set(keys(known))
-
-    @pytest.mark.slow
-    def test_nothing_runs_when_all_is_known(self, tmp_path):
-        known = [record_of(c) for c in list(SPACE.configurations())[:8]]
-        result, journal = run(FakeFactory(log=tmp_path), resume=known)
-        assert (result.reused, result.stopped_by) == (8, StoppedBy.BUDGET)
-        assert not journal
-        assert not ran(tmp_path)
-
-    @pytest.mark.slow
-    def test_initial_configurations_run_first(self, tmp_path):
-        chosen = list(SPACE.configurations())[7:40:11]
-        run(FakeFactory(log=tmp_path), initial=chosen, trials=5, max_concurrent=1)
-        assert ran(tmp_path)[:3] == [c.key for c in chosen]
-
-    @pytest.mark.slow
-    def test_same_seed_begins_alike(self, tmp_path):
-        begun = []
-        for name in ("first", "second"):
-            (log := tmp_path / name).mkdir()
-            run(FakeFactory(log=log), seed=11, trials=6, max_concurrent=1)
-            begun.append(ran(log))
-        assert begun[0] == begun[1]
 
     @pytest.mark.slow
     def test_lost_worker_is_retried_once_and_leaves_no_trace(self, tmp_path):
@@ -435,11 +395,6 @@ def lines(journal: Path) -> int:
     return len(journal.read_text().splitlines()) if journal.exists() else 0
 
 
-def tell_group(process: subprocess.Popen[str], number: int) -> None:
-    """As terminals do."""
-    os.killpg(process.pid, number)
-
-
 def tell_twice(process: subprocess.Popen[str], number: int) -> None:
     """As `timeout` does."""
     os.kill(process.pid, number)
@@ -458,7 +413,6 @@ def tell_everybody(process: subprocess.Popen[str], number: int) -> None:
 @pytest.mark.parametrize(
     ("tell", "number", "sleep_s"),
     [
-        (tell_group, signal.SIGINT, 600.0),
         (tell_twice, signal.SIGTERM, 600.0),
         (tell_everybody, signal.SIGTERM, 0.5),
     ],
@@ -497,14 +451,3 @@ def test_second_ctrl_c_ends_the_program(tmp_path, start_search):
     assert child.returncode != 0
     assert "KeyboardInterrupt" in err
     wait_for(lambda: not session_members(child.pid))
-
-
-@pytest.mark.slow
-def test_guided_search_ends_when_nothing_is_left_that_may_fit(local_ray):
-    predictions = {c.key: outcome_of(c).prediction for c in SPACE.configurations()}
-    fitting = [key for key, prediction in predictions.items() if prediction.fits]
-    result, _ = run(searcher="guided", predictions=predictions, trials=len(predictions))
-    assert result.stopped_by is StoppedBy.NOTHING_LEFT
-    assert set(fitting) <= set(keys(result.records))
-    assert len(result.records) < len(predictions)
-    assert result.counts[Status.OOM] <= 1

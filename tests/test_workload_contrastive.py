@@ -66,10 +66,16 @@ def tiny(**changes):
     "changes",
     [
         {},
-        {"mixed_precision": "bf16", "gradient_checkpointing": False},
-        {"geometry": "cosine", "experts": 0, "channels": ("text",), "short_channels": ("none",)},
+        {
+            "mixed_precision": "bf16",
+            "gradient_checkpointing": False,
+            "geometry": "cosine",
+            "experts": 0,
+            "channels": ("text",),
+            "short_channels": ("none",),
+        },
     ],
-    ids=["lorentz", "autocast", "plain"],
+    ids=["lorentz", "autocast"],
 )
 def test_the_loss_falls(changes):
     _, session = opened(TINY_BERT, tiny(**changes), examples=3)
@@ -189,10 +195,16 @@ def test_what_cannot_be_built_is_refused(changes, text):
     "changes",
     [
         {},
-        {"gradient_checkpointing": False, "mixed_precision": "bf16", "padding": "none"},
-        {"attention": "eager", "padding": "none", "experts": 0, "micro_batch": 1},
+        {
+            "gradient_checkpointing": False,
+            "mixed_precision": "bf16",
+            "attention": "eager",
+            "padding": "none",
+            "experts": 0,
+            "micro_batch": 1,
+        },
     ],
-    ids=["checkpointing", "no padding", "one sample"],
+    ids=["checkpointing", "one sample"],
 )
 def test_compiled_predictions_are_those_of_full_traces(changes, tmp_path):
     model = shallow_encoder(tmp_path, "all-minilm-l6-v2", layers=3 if changes else 4)

@@ -211,9 +211,7 @@ def gemma3(notes: Notes) -> None:
 
 
 MODELS: dict[str, Callable[[Notes], None]] = {
-    "padded-sdpa": lambda notes: padded(notes, "sdpa"),
     "padded-eager": lambda notes: padded(notes, "eager"),
-    "experts-eager": lambda notes: experts(notes, "eager"),
     "experts-grouped": lambda notes: experts(notes, "grouped_mm"),
     "gpt-oss": gpt_oss,
     "qwen-vl": qwen_vl,

@@ -146,7 +146,6 @@ def sft(notes: Notes, **options: Any) -> None:
 LOOPS: dict[str, Callable[[Notes], None]] = {
     "backward": backward,
     "scaled": scaled,
-    "sft": sft,
     "sft-chunked": lambda notes: sft(notes, loss_type="chunked_nll"),
     "sft-packed": lambda notes: sft(notes, packing=True, max_length=64),
 }
