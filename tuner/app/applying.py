@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.core.errors import InputError, Problem, UnavailableError, unknown
+from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.files import read_file
 from tuner.core.records import Configuration, KnobValue
@@ -244,12 +244,6 @@ class UserProgram:
     program: Program | None
     may_run: bool = False
     note: str = ""
-
-
-def require_way(way: str) -> None:
-    """Raise `InputError` for what is none of `WAYS`."""
-    if way not in WAYS:
-        raise unknown("way to check", way, WAYS)
 
 
 def user_program(sources: Sequence[SourceFile], words: Sequence[str]) -> UserProgram:
