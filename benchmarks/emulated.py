@@ -11,6 +11,7 @@ and a half, `--quick` cuts each model to three layers. A case that cannot be run
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ from tuner.emulator.toolchain import unavailable
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space import SearchSpace
 from tuner.space.gpus import Gpu, get_gpu
-from tuner.trial.emulated import EmulatedRunner
+from tuner.trial.factories import EmulatedFactory
 
 ALIKE = 0.005
 """Share by which trace and emulator may differ; beyond it one of them is wrong."""
@@ -119,7 +120,8 @@ def compare(case: Case, layers: int | None, folder: Path) -> Answer:
 def _emulated(space: SearchSpace, configuration: Configuration, gpu: Gpu) -> Memory | str:
     """What the real training takes on the emulated device, or why it did not end."""
     trials_on = emulating(gpu)
-    with EmulatedRunner(trial_job(space, gpu, None, None), trials_on.options()) as runner:
+    make = EmulatedFactory(trial_job(space, gpu, None, None), trials_on.options())
+    with contextlib.closing(make()) as runner:
         outcome = runner.run(configuration)
         if outcome.emulation is None:
             return f"{outcome.status}: {outcome.message or runner.last_log[-300:]}"

@@ -23,12 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind")
     parser.add_argument("--python", default=sys.executable, help="an interpreter with CUDA's torch")
     options = parser.parse_args(arguments)
-    from tuner.emulator.emulating import EmulateOptions, emulate
+    from tuner.emulator import Machine
     from tuner.space.gpus import get_gpu
 
     command = [options.python, str(Path(__file__).resolve()), str(options.rounds)]
     # It ends by itself: never after a number of optimizer steps.
-    found = emulate(command, get_gpu("h100_sxm"), EmulateOptions(steps=0))
+    found = Machine(get_gpu("h100_sxm")).run(command, steps=0)
     return found.exit_status or 0
 
 

@@ -24,7 +24,7 @@ import yaml
 from tuner.app.estimate import one_configuration
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.units import MIB
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.predict.predict import predict, resolve_subject
 from tuner.program.export import ExportInput, export
@@ -196,8 +196,7 @@ def run(case: Case, model: Path, python: str = sys.executable) -> tuple[int, Emu
         (folder / "model").symlink_to(model)
         command = prepared(case, configuration, folder)
         command[0] = str(programs / command[0])
-        options = EmulateOptions(steps=3, timeout_s=900)
-        found = emulate(command, gpu, options, output=log, cwd=folder)
+        found = Machine(gpu).run(command, steps=3, timeout_s=900, output=log, cwd=folder)
         log.seek(max(0, log.tell() - 2000))
         tail = log.read().decode(errors="replace")
     return predicted.memory.peak_allocated_bytes, found, tail

@@ -21,7 +21,7 @@ from typing import Any
 from tuner.app.estimate import one_configuration
 from tuner.app.listener import quiet_libraries
 from tuner.core.units import MIB
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.emulator.toolchain import unavailable
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
@@ -201,7 +201,7 @@ def compare(case: Case, ranks: int, folder: Path) -> Answer:
     program = [sys.executable, "-W", "ignore", str(PROGRAM), str(folder)]
     settings = json.dumps(case.for_program(ranks))
     with tempfile.TemporaryFile("w+") as output:
-        found = emulate([*program, settings], gpu, EmulateOptions(steps=3), output=output)
+        found = Machine(gpu).run([*program, settings], output=output)
     if found.error is not None or not found.devices:
         return Answer(case, ranks, failure=found.error.message if found.error else found.ended)
     (device,) = found.devices

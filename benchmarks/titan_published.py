@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.core.units import GIB
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.space.gpus import get_gpu
 
@@ -64,8 +64,7 @@ def run(checkout: Path) -> Iterator[tuple[Published, Emulation]]:
     for row in ROWS:
         command = [*LAUNCHER, str(PROGRAM), str(checkout), row.recomputed]
         with tempfile.TemporaryFile("w+") as output:
-            options = EmulateOptions(steps=3, gpus=RANKS)
-            yield row, emulate(command, get_gpu("h100_sxm"), options, output=output)
+            yield row, Machine(get_gpu("h100_sxm"), RANKS).run(command, output=output)
 
 
 def compare(row: Published, found: Emulation) -> tuple[str, bool]:

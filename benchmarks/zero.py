@@ -25,7 +25,7 @@ from benchmarks.several_gpus import GPU, MODEL, SHAPE, write_model
 from tuner.app.estimate import one_configuration
 from tuner.app.listener import quiet_libraries
 from tuner.core.units import MIB
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.emulator.toolchain import unavailable
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
@@ -137,9 +137,8 @@ def compare(case: Case, stage: int, ranks: int, folder: Path, parameters: int) -
     memory = predict(subject, configuration, gpu).memory
     program = [sys.executable, "-W", "ignore", str(PROGRAM), str(folder)]
     settings = json.dumps(case.for_program(stage, ranks))
-    options = EmulateOptions(steps=3 * case.grad_accum)
     with tempfile.TemporaryFile("w+") as output:
-        found = emulate([*program, settings], gpu, options, output=output)
+        found = Machine(gpu).run([*program, settings], steps=3 * case.grad_accum, output=output)
     start = f"| {case.name} | {stage} | {ranks} "
     if found.error is not None or not found.devices:
         why = found.error.message if found.error else found.ended

@@ -43,7 +43,7 @@ HEAVY = {
     "transformers": set(),
     "peft": set(),
     "bitsandbytes": {"cost"},
-    "numpy": {"space", "cost", "predict", "searches"},
+    "numpy": {"cost", "predict", "searches"},
     "ray": {"searches"},
     "optuna": {"searches"},
     "pandas": set(),
@@ -215,7 +215,6 @@ def test_heavy_libraries_are_imported_where_they_are_used():
 def test_light_modules_load_no_heavy_library():
     light = {"core", "program", "report", "space"}
     modules = [m for m in map(module_name, FILES) if package_of(m) in light]
-    modules = [m for m in modules if not m.startswith("tuner.space.lengths")]
     modules += [
         "tuner.trial.base",
         "tuner.trial.warm",

@@ -56,10 +56,7 @@ def machine(tmp_path, monkeypatch):
             asked.configuration = configuration
             return asked.outcome
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error: object) -> None:
+        def close(self) -> None:
             asked.closed += 1
 
     monkeypatch.setattr(trial_run, "estimate_configuration", predicted)

@@ -29,9 +29,10 @@ from tuner.app.cli.main import cli
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.processes import marked
 from tuner.core.supervised import TAIL_BYTES, Tail
-from tuner.emulator.emulating import EmulateOptions, emulate, interpreter_of
+from tuner.emulator import Machine
 from tuner.emulator.inside import lines
 from tuner.emulator.inside.lines import places
+from tuner.emulator.machine import interpreter_of
 from tuner.emulator.session import Session
 from tuner.emulator.toolchain import OLDEST_TORCH, find_compiler, find_torch
 from tuner.space.gpus import get_gpu
@@ -524,7 +525,7 @@ def test_a_program_leaves_nothing_at_a_good_end(tmp_path: Path, monkeypatch: Any
         "os._exit(0)\n"
     )
     tail = Tail()
-    found = emulate([sys.executable, str(program)], get_gpu("a6000"), EmulateOptions(), output=tail)
+    found = Machine(get_gpu("a6000")).run([sys.executable, str(program)], output=tail)
 
     assert (found.exit_status, found.ended) == (0, "end"), tail.text
     pid, segment, folder = tail.text.splitlines()[0].split()
@@ -592,7 +593,7 @@ def test_check_stops_a_run_when_its_time_is_up_and_keeps_the_end_of_its_output(
 
     tail = Tail()
     command = ["sh", "-c", (tmp_path / "flood").read_text().replace("600", "0")]
-    emulate(command, get_gpu("a6000"), EmulateOptions(), output=tail)
+    Machine(get_gpu("a6000")).run(command, output=tail)
     assert len(tail.data) == TAIL_BYTES
     assert tail.text.endswith("\n123456789\n\nlast\n")
 
@@ -653,9 +654,36 @@ def test_without_a_compiler_one_error_says_what_to_install(monkeypatch: Any) -> 
 
 def test_a_program_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InputError, match="no program 'no-such-program'"):
-        emulate(["no-such-program"], get_gpu("a6000"), EmulateOptions())
+        Machine(get_gpu("a6000")).run(["no-such-program"])
     refused = CliRunner().invoke(cli, ["emulate", "--gpu", "a6000", "--gpus", "0", "--", "true"])
     assert isinstance(refused.exception, InputError)
+
+
+def test_importing_the_emulator_loads_no_library() -> None:
+    code = (
+        "import sys, tuner.emulator\n"
+        "assert not {'torch', 'numpy', 'tuner.emulator.machine'} & set(sys.modules)\n"
+        "from tuner.emulator import Machine\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@needs_emulator
+def test_a_machine_runs_programs_for_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os; print(os.environ['WORD'])\n" + TRAINING)
+    tail = Tail()
+    found = Machine(get_gpu("t4", memory_bytes=1 << 28)).run(
+        [sys.executable, "train.py"],
+        steps=2,
+        roomy=True,
+        output=tail,
+        cwd=tmp_path,
+        environment={"WORD": "told"},
+    )
+    assert tail.text.startswith("told\n")
+    assert (found.ended, found.steps, found.fits) == ("steps", 2, False)
+    assert found.gpu.memory_bytes == 1 << 28 < found.used_bytes
 
 
 def test_the_interpreter_of_a_script_is_that_of_its_first_line(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import GIB
 from tuner.cost.library_memory import nccl_bytes
 from tuner.cost.parallel import Exchange, Links, waited_s
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
@@ -78,11 +78,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: tuple[Any, ...], tmp_path: Path, *, gpus: int, all_ranks: bool) -> Emulation:
-    options = EmulateOptions(gpus=gpus, steps=2, all_ranks=all_ranks)
+    machine = Machine(get_gpu("h100_sxm"), gpus, all_ranks=all_ranks)
     with (tmp_path / "output").open("w+") as output:
-        found = emulate(
-            [str(word) for word in command], get_gpu("h100_sxm"), options, output=output
-        )
+        found = machine.run([str(word) for word in command], steps=2, output=output)
         output.seek(0)
         assert found.ended == "steps", output.read()
     return found
@@ -199,9 +197,9 @@ def test_a_tensor_parallel_rank_loads_its_shard(tmp_path: Path, model: Path) -> 
 def test_what_only_another_rank_knows_is_an_error_that_says_how_to_run_it(tmp_path: Path) -> None:
     program = tmp_path / "alike.py"
     program.write_text(ALIKE, encoding="utf-8")
-    options = EmulateOptions(gpus=4, steps=0)
     with (tmp_path / "output").open("w+") as output:
-        found = emulate([sys.executable, str(program)], get_gpu("t4"), options, output=output)
+        machine = Machine(get_gpu("t4"), count=4)
+        found = machine.run([sys.executable, str(program)], steps=0, output=output)
         output.seek(0)
         text = output.read()
     assert "all alike" in text, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -23,10 +24,10 @@ from tuner.app.measuring import emulating
 from tuner.app.search.supported import trial_job
 from tuner.core.records import Configuration, Memory
 from tuner.core.units import MIB
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
-from tuner.trial.emulated import EmulatedRunner
+from tuner.trial.factories import EmulatedFactory
 
 LORA = next(case for case in CASES if case.name == "LoRA, bf16, checkpointed")
 BY_ACCELERATE = next(case for case in MORE if case.name == "accelerate: all weights, mixed")
@@ -77,7 +78,8 @@ def test_four_ranks_in_two_groups_take_what_is_predicted_of_one() -> None:
 
 def emulated_by_ranks(space, asked: Configuration, gpu, *, ranks: int = 2) -> Memory:
     options = emulating(gpu).options()
-    with EmulatedRunner(trial_job(space, gpu, None, None), options, gpus=ranks) as runner:
+    make = EmulatedFactory(trial_job(space, gpu, None, None), options, ranks)
+    with contextlib.closing(make()) as runner:
         outcome = runner.run(asked)
     assert outcome.emulation is not None, outcome.message
     assert len(outcome.emulation.ranks) == ranks
@@ -116,8 +118,7 @@ def test_two_machines_in_one_script_take_what_is_predicted_of_a_rank(
     )
     gpu = get_gpu("h100_sxm")
     with (tmp_path / "output").open("w+") as output:
-        options = EmulateOptions(gpus=4, steps=3, all_ranks=True)
-        found = emulate(["sh", str(script)], gpu, options, output=output)
+        found = Machine(gpu, count=4, all_ranks=True).run(["sh", str(script)], output=output)
         output.seek(0)
         assert found.error is None, output.read()
     settings = {**case.settings(4), "machines": 2}

@@ -17,7 +17,7 @@ from tuner.searches.journal import read_journal
 from tuner.space.command import Command
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
-from tuner.trial.emulated import EmulatedRunner
+from tuner.trial.factories import EmulatedFactory
 
 TINY = ["--space", "qlora4b", "--gpu", "a6000", "--model", "tiny-llama-3m"]
 ONE = [
@@ -144,8 +144,8 @@ class TestCommand:
             (sys.executable, "train.py"), str(tmp_path), samples_per_step="micro_batch"
         )
         job = TrialJob("command", None, get_gpu("t4", **gpu), command=command)
-        with EmulatedRunner(job, MeasureOptions()) as runner:
-            return runner.run(Configuration({"micro_batch": 256}))
+        runner = EmulatedFactory(job, MeasureOptions())()
+        return runner.run(Configuration({"micro_batch": 256}))
 
     def test_it_is_followed_for_some_steps(self, tmp_path):
         outcome = self.run(tmp_path, TRAINING)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.emulating import needs_emulator
 from tuner.core.units import MIB
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.emulator.session import ASYNC_LOADING, Session
 from tuner.space.gpus import get_gpu
 
@@ -37,12 +37,8 @@ def test_large_allocations_go_down_and_small_ones_up_within_32_mib(tmp_path: Pat
     program, answer = tmp_path / "program.py", tmp_path / "answer.json"
     program.write_text(PROGRAM)
     with (tmp_path / "printed").open("w+") as printed:
-        ended = emulate(
-            [sys.executable, str(program), str(answer)],
-            get_gpu("t4"),
-            EmulateOptions(steps=0),
-            output=printed,
-        )
+        command = [sys.executable, str(program), str(answer)]
+        ended = Machine(get_gpu("t4")).run(command, steps=0, output=printed)
         printed.seek(0)
         assert ended.exit_status == 0, printed.read()
     found = json.loads(answer.read_text())

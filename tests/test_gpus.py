@@ -341,9 +341,9 @@ def test_the_users_file_is_found_by_variable_and_in_the_home_folder(tmp_path, mo
 
 
 def test_a_named_file_that_is_missing_is_an_error(tmp_path):
-    with pytest.raises(InputError, match=r"cannot read .*none\.yaml"):
+    with pytest.raises(InputError, match=r"no GPU catalogue .*none\.yaml"):
         load_catalogue(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="no GPU catalogue"):
         load_catalogue(tmp_path)
 
 
@@ -377,12 +377,12 @@ def test_a_variant_takes_over_figures_but_no_names(own_file):
         ("memory: 20 GiB", "memory: 20", "own.yaml:5 gpus.own.memory: memory '20' is not a size"),
         ("memory: 20 GiB", "memory: 1KB", "is not between"),
         ("    memory: 20 GiB\n", "", "own.yaml:3 gpus.own: 'memory' is missing"),
-        ("memory:", "memry:", "unknown key 'memry'; did you mean 'memory'?"),
+        ("memory:", "memry:", "unknown key 'memry' (did you mean 'memory'?)"),
         ("fp16: 80, ", "", "fp16 has neither a rate in `tflops` nor a reason"),
         ("fp16: 80", "fp16: 8e13", "'8e13' is not a number"),
         ("fp16: 80", "fp16: nan", "'nan' is not a number"),
         ("fp16: 80", "fp16: .inf", "'.inf' is not a number"),
-        ("500", "[500]", "bandwidth_gb_per_s: is not a text"),
+        ("500", "[500]", "bandwidth_gb_per_s: expected a value, found a list"),
         ("8.6", "sm_86", "'sm_86' is not a compute capability like 8.6"),
         ("8.6", "9.4", "own.yaml:8 gpus.own.compute_capability: no GPU of NVIDIA has 9.4; known:"),
         ("sm_count", "vendor: amd\n    sm_count", "gpus.own.vendor: no GPU of AMD is supported"),
@@ -395,19 +395,23 @@ def test_a_variant_takes_over_figures_but_no_names(own_file):
         ("  own:", "  ../own:", "an id has lower-case letters"),
         ("device_names: [", "aliases: [a6000]\n    device_names: [", "'a6000' also names 'a6000'"),
         ("device_names: [", "aliases: [A100]\n    device_names: [", "'A100' is refused as ambig"),
-        ("name: My card", "name: A\n    name: B", "key 'name' is set twice"),
-        ("name: My card", "like: a600", "unknown GPU 'a600'; did you mean 'a6000'?"),
+        ("name: My card", "name: A\n    name: B", "'name' is set twice"),
+        ("name: My card", "like: a600", "unknown GPU 'a600' (did you mean 'a6000'?"),
         ("sm_count", "price_usd_per_hour: 2\n    sm_count", "a price needs its `price_date`"),
         ("sm_count", "price_date: soon\n    sm_count", "'soon' is not a date"),
         ("sm_count", "unsupported: {int8: no}\n    sm_count", "int8 is in both"),
         ("sm_count", "ecc_memory: 21 GiB\n    sm_count", "`ecc_memory` is not smaller"),
-        ("My card", "[", "is not valid YAML"),
-        ("My card", "\x07", "is not valid YAML"),
+        ("My card", "[", "broken YAML"),
+        ("My card", "\x07", "broken YAML"),
         (OWN, "", "is empty"),
-        (OWN, "gpus:", "is not a mapping"),
+        (OWN, "gpus:", "expected a mapping (key: value), found nothing"),
         (OWN, "gpus: {}", "has no GPU"),
-        (OWN, "[1, 2]", "is not a mapping"),
-        (OWN, "gpus: {own: [1]}", "own.yaml:1 gpus.own: is not a mapping"),
+        (OWN, "[1, 2]", "a GPU catalogue is a mapping"),
+        (
+            OWN,
+            "gpus: {own: [1]}",
+            "own.yaml:1 gpus.own: expected a mapping (key: value), found a list",
+        ),
         (OWN, OWN + "ambiguous: {big: [own, nothing]}", "'nothing' is not the id of a GPU"),
     ],
 )

@@ -14,7 +14,7 @@ from tuner.core.host import cpu_name
 from tuner.core.outcome import is_out_of_memory, requested_bytes
 from tuner.core.records import Measurement, Phase
 from tuner.predict.training.causal_lm import CausalLMSession
-from tuner.space.data import DataFacts, TokenLengths
+from tuner.space import DataFacts, TokenLengths
 from tuner.trial import measure as module
 from tuner.trial.measure import measure
 from tuner.trial.stop_rule import RunningMean, StopRule

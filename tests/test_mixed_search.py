@@ -182,14 +182,15 @@ class TestNames:
     def test_a_name_of_several_types_means_the_one_that_the_cluster_has(
         self, searches, monkeypatch, offered, found
     ):
-        monkeypatch.setattr(cluster, "offered", lambda address: offered)
+        monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer(offered))
         (target,) = load_targets("wide.yaml", ["h100"], address="10.0.0.1:6379")
         assert target.gpu.id == found
         assert target.arguments[:4] == ("--space", "wide.yaml", "--gpu", found)
 
     def test_a_cluster_that_has_both_or_none_settles_nothing(self, searches, monkeypatch):
         for offered in ({}, {"h100_sxm": 1.0, "h100_pcie": 1.0}):
-            monkeypatch.setattr(cluster, "offered", lambda address, there=offered: there)
+            offer = cluster.Offer(offered)
+            monkeypatch.setattr(cluster, "offer", lambda address, there=offer: there)
             with pytest.raises(InputError, match="ambiguous"):
                 load_targets("wide.yaml", ["h100"], address="10.0.0.1:6379")
 

@@ -18,7 +18,7 @@ from tuner.cost.memory import peak_memory
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
 from tuner.predict.training.base import Counts
-from tuner.space.data import DataFacts, TokenLengths
+from tuner.space import DataFacts, TokenLengths
 from tuner.trial import step_plan
 from tuner.trial.base import GiveUp, Instructions, MeasureOptions
 from tuner.trial.device import RealEnvironment

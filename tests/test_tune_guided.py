@@ -12,8 +12,8 @@ from tuner.core.errors import InputError
 from tuner.searches.candidates import Candidates
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal, goals_of, staircase
-from tuner.searches.guided.model import Prior, ResidualModel, features
 from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.regression import Prior, ResidualModel, features
 from tuner.searches.guided.sampler import Guided
 from tuner.searches.objectives import objectives_of
 from tuner.searches.request import SearchRequest
@@ -226,8 +226,8 @@ PRIOR = Prior(shared=0.1, spread=0.1, noise=0.02)
 
 
 def model_of(scale=None):
-    columns = {name: POOL.column(name) for name in POOL.distributions}
-    return ResidualModel(features(columns, POOL.coordinates, {}, PRIOR), PRIOR, scale)
+    design = features(CANDIDATES.columns, CANDIDATES.coordinates, {}, PRIOR)
+    return ResidualModel(design, PRIOR, scale)
 
 
 def test_prior_has_the_width_that_it_was_given():

@@ -16,7 +16,7 @@ from benchmarks.accuracy.rows import Row
 from benchmarks.emulated_runs.environments import Environment, offer
 from benchmarks.emulated_runs.programs import Program
 from tuner.core.meanwhile import environment
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.space.gpus import get_gpu
 
 TIME_LIMIT_S = 1800.0
@@ -51,12 +51,8 @@ def run(row: Row, program: Program, root: Path, made: Environment) -> Outcome:
         results.mkdir()
         command = [str(python), *program.command(row, root, results)]
         with (Path(folder) / "printed").open("w+", encoding="utf-8") as output:
-            found = emulate(
-                command,
-                get_gpu(case.gpu, extra=GPUS),
-                EmulateOptions(steps=0, timeout_s=TIME_LIMIT_S),
-                output=output,
-            )
+            machine = Machine(get_gpu(case.gpu, extra=GPUS))
+            found = machine.run(command, steps=0, timeout_s=TIME_LIMIT_S, output=output)
             output.seek(0)
             printed = output.read()
         failure, emulated = "", {}

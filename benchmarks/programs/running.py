@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.catalogue import Program
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.space.gpus import get_gpu
 
@@ -95,8 +95,8 @@ def _unknown_values(found: Emulation) -> dict[str, int]:
 
 
 def _emulated(command: list[str], program: Program, output: Any, timeout_s: float) -> Emulation:
-    options = EmulateOptions(gpus=program.gpus, all_ranks=True, steps=STEPS, timeout_s=timeout_s)
-    return emulate(command, get_gpu(program.gpu), options, output=output)
+    machine = Machine(get_gpu(program.gpu), program.gpus, all_ranks=True)
+    return machine.run(command, steps=STEPS, timeout_s=timeout_s, output=output)
 
 
 def _asked(program: Program, python: str) -> tuple[list[str], dict[str, str]]:

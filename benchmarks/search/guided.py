@@ -51,9 +51,7 @@ def pool_of(table: Table) -> Pool:
     load_s = START_S + table.arrays[LOADED] / LOAD_BYTES_PER_S
     step_s = table.arrays[STEP]
     return Pool(
-        parameters=tuple(candidates.parameters(c) for c in table.configurations),
-        distributions=candidates.distributions,
-        coordinates=candidates.coordinates,
+        candidates=candidates,
         samples_per_s=table.arrays[SAMPLES_PER_S],
         device_bytes=table.arrays[DEVICE],
         loaded_bytes=table.arrays[LOADED],

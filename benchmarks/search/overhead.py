@@ -47,7 +47,7 @@ def decisions_s(table: Table, trials: int) -> list[float]:
     """CPU seconds of each of some decisions, the first of them after `trials` trials."""
     world, rng = make_world("levels-20", table, 0), np.random.default_rng(0)
     sampler = Guided(pool_of(table))
-    for place in rng.permutation(len(sampler.pool.parameters))[:trials]:
+    for place in rng.permutation(len(sampler.pool.candidates))[:trials]:
         sampler.end(int(place), _values(table, world.run(int(place), rng)))
     chosen = sampler.choose()
     found = []

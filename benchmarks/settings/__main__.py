@@ -24,7 +24,7 @@ from benchmarks.settings.cases import CASES, Case
 from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
 from tuner.core.errors import InputError
 from tuner.core.units import GIB
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.program.launch import read_launch
 from tuner.program.program import read_program
 from tuner.space.gpus import get_gpu
@@ -149,12 +149,8 @@ def run(case: Case, model: Path, python: str, log: Path | None) -> dict[str, Any
         prepared(case, model, folder)
         started = read_launch(read_program([*command, *case.words], folder)).processes or 1
         with (log or folder / "log").open("a", encoding="utf-8") as output:
-            found = emulate(
-                [*command, *case.words],
-                get_gpu(case.gpu),
-                EmulateOptions(steps=STEPS, timeout_s=900, gpus=started),
-                output=output,
-                cwd=folder,
+            found = Machine(get_gpu(case.gpu), started).run(
+                [*command, *case.words], steps=STEPS, timeout_s=900, output=output, cwd=folder
             )
     use = found.limiting
     return {

@@ -436,7 +436,7 @@ def data_inputs() -> st.SearchStrategy[bytes]:
 
 
 def read_data(path: Path) -> None:
-    from tuner.space.lengths.read import read_lengths
+    from tuner.space.data_file import read_lengths
 
     found = read_lengths(path, length_column="tokens")
     assert found.known

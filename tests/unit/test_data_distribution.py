@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.core.errors import InputError
-from tuner.space import TokenLengths
-from tuner.space.lengths import PADDING_MODES, Bounds, LengthDistribution
+from tuner.space.lengths import PADDING_MODES, Bounds, TokenLengths
 
 lengths_st = st.lists(st.integers(0, 300), min_size=1, max_size=40).filter(any)
 max_length_st = st.integers(1, 350)
@@ -27,7 +26,7 @@ def exactly(bounds: Bounds) -> float:
 
 # --- counted lengths, by hand ----------------------------------------------------------------
 
-FOUR = LengthDistribution.from_lengths([10, 20, 30, 100])
+FOUR = TokenLengths.from_lengths([10, 20, 30, 100])
 
 
 def test_summary_of_counted_lengths():
@@ -73,15 +72,15 @@ def test_packing_by_hand():
 
 
 def test_steps_per_epoch_by_hand():
-    ten = LengthDistribution.from_lengths([50] * 10)
+    ten = TokenLengths.from_lengths([50] * 10)
     assert ten.steps_per_epoch(4, 512) == 3  # 4, 4 and 2 examples
     assert ten.steps_per_epoch(4, 64, "packing") == 2  # 500 tokens are 8 rows of 64
-    assert LengthDistribution.from_summary(mean=5, longest=9).steps_per_epoch(4, 512) is None
+    assert TokenLengths.from_summary(mean=5, longest=9).steps_per_epoch(4, 512) is None
 
 
 def test_packed_rows_are_counted_without_rounding_errors():
     # 3 * (10 / 3) is not 10 for every quotient that a mean can be.
-    thirds = LengthDistribution.from_lengths([3, 3, 4] * 49)
+    thirds = TokenLengths.from_lengths([3, 3, 4] * 49)
     assert thirds.steps_per_epoch(1, 490, "packing") == 1
 
 
@@ -90,7 +89,7 @@ def test_packed_rows_are_counted_without_rounding_errors():
 
 def test_uniform_lengths_have_the_closed_form_of_the_beta_distribution():
     # The maximum of m uniform draws on [0, 100] has mean 100 m / (m + 1).
-    uniform = LengthDistribution.from_points([(0, 0), (100, 1)])
+    uniform = TokenLengths.from_points([(0, 0), (100, 1)])
     assert uniform.mean == pytest.approx(50)
     for m in (1, 2, 7, 1000):
         expected = exactly(uniform.batch(m, 100).expected_length)
@@ -101,31 +100,14 @@ def test_uniform_lengths_have_the_closed_form_of_the_beta_distribution():
 
 
 def test_a_first_fraction_above_zero_is_a_jump():
-    half = LengthDistribution.from_points([(10, 0.5), (20, 1)])
+    half = TokenLengths.from_points([(10, 0.5), (20, 1)])
     assert half.mean == pytest.approx(0.5 * 10 + 0.5 * 15)
     assert exactly(half.truncation(10).share_examples) == pytest.approx(0.5)
 
 
 def test_points_after_the_longest_example_do_not_count():
-    tailed = LengthDistribution.from_points([(0, 0), (100, 1), (500, 1)])
+    tailed = TokenLengths.from_points([(0, 0), (100, 1), (500, 1)])
     assert (tailed.max, tailed.mean) == (100, pytest.approx(50))
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), min_size=1, max_size=9),
-    max_length_st,
-)
-def test_same_mean_as_the_facts_of_a_space(bins: list[tuple[int, int]], max_length: int):
-    edges = np.cumsum([0, *(width + 1 for width, _ in bins)]).tolist()
-    counts = [count for _, count in bins]
-    counts[-1] += 1
-    fractions = [sum(counts[:i]) / sum(counts) for i in range(len(edges))]
-    points = tuple(zip(map(float, edges), fractions, strict=True))
-    mean = LengthDistribution.from_points(points).mean
-    facts = TokenLengths(mean, edges[-1], points)
-    found = LengthDistribution.from_token_lengths(facts, examples=7)
-    assert found.examples == 7
-    assert exactly(found.kept_tokens(max_length)) == pytest.approx(facts.mean_up_to(max_length))
 
 
 # --- properties of every known distribution --------------------------------------------------
@@ -133,7 +115,7 @@ def test_same_mean_as_the_facts_of_a_space(bins: list[tuple[int, int]], max_leng
 
 @given(lengths_st, max_length_st, micro_batch_st, st.sampled_from(PADDING_MODES))
 def test_a_batch_is_consistent(lengths: list[int], max_length: int, micro_batch: int, mode: str):
-    known = LengthDistribution.from_lengths(lengths)
+    known = TokenLengths.from_lengths(lengths)
     shape = known.batch(micro_batch, max_length, mode)
     assert 0 <= exactly(shape.padding_share) <= 1
     assert 0 < exactly(shape.expected_length) <= shape.worst_length <= max_length
@@ -146,7 +128,7 @@ def test_a_batch_is_consistent(lengths: list[int], max_length: int, micro_batch:
 def test_packing_pads_least_and_max_length_most(
     lengths: list[int], max_length: int, micro_batch: int
 ):
-    known = LengthDistribution.from_lengths(lengths)
+    known = TokenLengths.from_lengths(lengths)
     packed, dynamic, full = (
         exactly(known.batch(micro_batch, max_length, mode).padding_share)
         for mode in ("packing", "longest", "max_length")
@@ -156,7 +138,7 @@ def test_packing_pads_least_and_max_length_most(
 
 @given(lengths_st, st.lists(max_length_st, min_size=2, max_size=5))
 def test_truncation_never_rises_with_max_length(lengths: list[int], cuts: list[int]):
-    known = LengthDistribution.from_lengths(lengths)
+    known = TokenLengths.from_lengths(lengths)
     found = [known.truncation(cut) for cut in sorted(cuts)]
     for shares in ([exactly(t.share_examples) for t in found], [t.share_tokens.low for t in found]):
         assert all(b <= a + 1e-12 for a, b in pairwise(shares))
@@ -165,7 +147,7 @@ def test_truncation_never_rises_with_max_length(lengths: list[int], cuts: list[i
 
 @given(lengths_st, max_length_st)
 def test_truncation_is_what_cutting_does(lengths: list[int], max_length: int):
-    cut = LengthDistribution.from_lengths(lengths).truncation(max_length)
+    cut = TokenLengths.from_lengths(lengths).truncation(max_length)
     longer = sum(length > max_length for length in lengths) / len(lengths)
     lost = 1 - sum(min(length, max_length) for length in lengths) / sum(lengths)
     assert exactly(cut.share_examples) == pytest.approx(longer, abs=1e-9)
@@ -182,7 +164,7 @@ def test_expected_length_is_the_sum_over_counted_lengths(
     expected = math.fsum(
         cut[i] * (((i + 1) / n) ** micro_batch - (i / n) ** micro_batch) for i in range(n)
     )
-    known = LengthDistribution.from_lengths(lengths)
+    known = TokenLengths.from_lengths(lengths)
     assert exactly(known.batch(micro_batch, max_length).expected_length) == pytest.approx(expected)
 
 
@@ -192,11 +174,11 @@ def test_expected_length_agrees_with_drawing(kind: str, micro_batch: int):
     draw = np.random.default_rng(7)
     if kind == "counted":
         sample = np.rint(draw.lognormal(5, 0.8, 500)).astype(int)
-        known = LengthDistribution.from_lengths(sample.tolist())
+        known = TokenLengths.from_lengths(sample.tolist())
         drawn = draw.choice(sample, (40_000, micro_batch))
     else:
         points = [(0.0, 0.0), (40.0, 0.5), (40.0, 0.7), (400.0, 1.0)]
-        known = LengthDistribution.from_points(points)
+        known = TokenLengths.from_points(points)
         drawn = np.interp(draw.random((40_000, micro_batch)), [0, 0.5, 0.7, 1], [0, 40, 40, 400])
     longest = np.minimum(drawn, 256).max(axis=1)
     error = longest.std() / math.sqrt(len(longest))
@@ -207,41 +189,27 @@ def test_expected_length_agrees_with_drawing(kind: str, micro_batch: int):
 @given(st.data(), lengths_st)
 def test_order_does_not_matter(data: st.DataObject, lengths: list[int]):
     shuffled = data.draw(st.permutations(lengths))
-    first, second = map(LengthDistribution.from_lengths, (lengths, shuffled))
+    first, second = map(TokenLengths.from_lengths, (lengths, shuffled))
     assert first == second
     assert hash(first) == hash(second)
     assert pickle.loads(pickle.dumps(first)) == second
-
-
-@given(lengths_st, max_length_st, micro_batch_st)
-def test_counted_lengths_survive_the_form_of_a_space(
-    lengths: list[int], max_length: int, micro_batch: int
-):
-    known = LengthDistribution.from_lengths(lengths)
-    again = LengthDistribution.from_token_lengths(known.to_token_lengths())
-    assert again.max == known.max
-    assert exactly(again.batch(micro_batch, max_length).expected_length) == pytest.approx(
-        exactly(known.batch(micro_batch, max_length).expected_length)
-    )
 
 
 # --- mean and maximum alone ------------------------------------------------------------------
 
 
 def test_an_unknown_distribution_gives_intervals_and_no_default():
-    unknown = LengthDistribution.from_summary(mean=235, longest=933, examples=118_431)
+    unknown = TokenLengths.from_summary(mean=235, longest=933)
     shape = unknown.batch(4, 512)
     assert shape.expected_length.value is None
     assert shape.padding_share.value is None
     assert shape.worst_length == 512
     assert unknown.truncation(512).share_examples == Bounds(0, 235 / 513)  # Markov
     assert unknown.truncation(1024).share_tokens == Bounds.exactly(0)
-    with pytest.raises(ValueError, match="only mean and maximum"):
-        assert unknown.cdf
 
 
 def test_what_the_mean_alone_decides_is_exact():
-    unknown = LengthDistribution.from_summary(mean=200, longest=900, examples=100)
+    unknown = TokenLengths(mean=200, max=900, examples=100)
     assert exactly(unknown.batch(4, 1000, "max_length").padding_share) == pytest.approx(0.8)
     assert exactly(unknown.batch(4, 1000, "packing").samples_per_sequence) == 5
     assert unknown.steps_per_epoch(4, 1000, "packing") == 5
@@ -249,7 +217,7 @@ def test_what_the_mean_alone_decides_is_exact():
 
 
 def test_lengths_all_alike_leave_no_doubt():
-    alike = LengthDistribution.from_summary(mean=100, longest=100)
+    alike = TokenLengths.from_summary(mean=100, longest=100)
     assert alike.truncation(50).share_examples == Bounds.exactly(1)
     assert alike.truncation(50).share_tokens == Bounds.exactly(0.5)
     assert exactly(alike.batch(8, 50).expected_length) == 50
@@ -259,8 +227,8 @@ def test_lengths_all_alike_leave_no_doubt():
 def test_bounds_hold_for_every_distribution(
     lengths: list[int], max_length: int, micro_batch: int, mode: str
 ):
-    known = LengthDistribution.from_lengths(lengths)
-    unknown = LengthDistribution.from_summary(mean=known.mean, longest=known.max)
+    known = TokenLengths.from_lengths(lengths)
+    unknown = TokenLengths.from_summary(mean=known.mean, longest=known.max)
     pairs = []
     for name in ("share_examples", "share_tokens"):
         cuts = (d.truncation(max_length) for d in (known, unknown))
@@ -284,7 +252,7 @@ def test_bounds_hold_for_every_distribution(
 )
 def test_lengths_that_are_none(lengths: list[int], message: str):
     with pytest.raises(InputError, match=message):
-        LengthDistribution.from_lengths(lengths)
+        TokenLengths.from_lengths(lengths)
 
 
 @pytest.mark.parametrize(
@@ -301,13 +269,13 @@ def test_lengths_that_are_none(lengths: list[int], message: str):
 )
 def test_points_that_are_no_distribution(points: list[tuple[float, float]], message: str):
     with pytest.raises(InputError, match=message):
-        LengthDistribution.from_points(points)
+        TokenLengths.from_points(points)
 
 
 @pytest.mark.parametrize(("mean", "longest"), [(0, 10), (11, 10), (math.nan, 10)])
 def test_summaries_that_contradict_themselves(mean: float, longest: int):
     with pytest.raises(InputError, match="mean"):
-        LengthDistribution.from_summary(mean=mean, longest=longest)
+        TokenLengths.from_summary(mean=mean, longest=longest)
 
 
 def test_sizes_and_modes_that_are_none():

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.errors import InputError
-from tuner.space.lengths import LengthDistribution, read, read_lengths
+from tuner.space import TokenLengths, data_file
+from tuner.space.data_file import read_lengths
 from tuner.space.models import guarded
 
 CHAT_TEMPLATE = (
@@ -66,18 +67,18 @@ def problems_of(error: pytest.ExceptionInfo[InputError]) -> list[str]:
 def test_a_column_of_lengths(tmp_path: Path):
     path = write(tmp_path, {"n_tokens": 5}, "", {"n_tokens": 7.0, "x": None}, {"n_tokens": 0})
     found = read_lengths(path, length_column="n_tokens")
-    assert found == LengthDistribution.from_lengths([5, 7, 0])
+    assert found == TokenLengths.from_lengths([5, 7, 0])
 
 
 def test_texts_get_the_special_tokens_of_the_tokenizer(tmp_path: Path, tokenizer: str):
     path = write(tmp_path, {"text": "one two three"}, {"text": ""})
-    assert read_lengths(path, tokenizer=tokenizer) == LengthDistribution.from_lengths([4, 1])
+    assert read_lengths(path, tokenizer=tokenizer) == TokenLengths.from_lengths([4, 1])
 
 
 def test_several_text_columns_are_joined_as_they_are(tmp_path: Path, tokenizer: str):
     path = write(tmp_path, {"a": "one tw", "b": "o three", "text": "not this"})
     found = read_lengths(path, tokenizer=tokenizer, text_column=["a", "b"])
-    assert found == LengthDistribution.from_lengths([4])
+    assert found == TokenLengths.from_lengths([4])
 
 
 def test_prompt_and_completion(tmp_path: Path, tokenizer: str):
@@ -98,11 +99,11 @@ def test_conversations_are_rendered_once_by_the_template(tmp_path: Path, chat_to
 def test_every_text_of_several_groups_is_counted(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(read, "GROUP_EXAMPLES", 3)
-    monkeypatch.setattr(read, "GROUP_CHARACTERS", 20)
+    monkeypatch.setattr(data_file, "GROUP_EXAMPLES", 3)
+    monkeypatch.setattr(data_file, "GROUP_CHARACTERS", 20)
     path = write(tmp_path, *({"text": "word " * n} for n in range(10)))
     found = read_lengths(path, tokenizer=tokenizer)
-    assert found == LengthDistribution.from_lengths(range(1, 11))
+    assert found == TokenLengths.from_lengths(range(1, 11))
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=30).filter(any))
@@ -110,7 +111,7 @@ def test_every_text_of_several_groups_is_counted(
 def test_any_lengths_come_back(tmp_path: Path, lengths: list[int]):
     path = write(tmp_path, *({"n": n} for n in lengths))
     found = read_lengths(path, length_column="n")
-    assert found == LengthDistribution.from_lengths(lengths)
+    assert found == TokenLengths.from_lengths(lengths)
 
 
 def test_byte_order_mark_and_windows_line_ends(tmp_path: Path):
@@ -172,12 +173,12 @@ def test_reading_stops_after_many_problems(tmp_path: Path):
     path = write(tmp_path, *(["nothing"] * 1000))
     with pytest.raises(InputError) as error:
         read_lengths(path, length_column="n")
-    assert len(error.value.problems) == read.MAX_PROBLEMS + 1
+    assert len(error.value.problems) == data_file.MAX_PROBLEMS + 1
     assert "reading stopped" in problems_of(error)[-1]
 
 
 def test_a_huge_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(read, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(data_file, "MAX_LINE_BYTES", 1000)
     fits = '{"n": 1' + " " * 992 + "}"
     path = write(tmp_path, fits, '{"n": 2}' + " " * 9000, {"n": "last"})
     with pytest.raises(InputError) as error:

@@ -13,8 +13,6 @@ from results_samples import GPU, MARGIN_BYTES, make_record
 from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB
 from tuner.searches.front import (
-    DEFAULT_OBJECTIVES,
-    OBJECTIVES,
     Direction,
     Objective,
     device_bytes,
@@ -142,9 +140,3 @@ def test_hypervolume_equals_the_area_counted_cell_by_cell(pairs, limit_gib):
         for column in range(limit_gib)
     )
     assert hypervolume(records, reference=(0, limit_gib * GIB)) / GIB == pytest.approx(cells)
-
-
-def test_objectives_are_found_by_name():
-    assert tuple(OBJECTIVES[name] for name in ("samples_per_s", "device_bytes")) == (
-        DEFAULT_OBJECTIVES
-    )

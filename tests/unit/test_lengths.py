@@ -13,9 +13,8 @@ from tuner.core.errors import InputError
 from tuner.core.setup.common import Loader
 from tuner.predict.training import get_workload
 from tuner.predict.training.token_data import TokenBatches, build_loader
-from tuner.space import load_space
+from tuner.space import DataFacts, TokenLengths, load_space
 from tuner.space.command import Command
-from tuner.space.data import DataFacts, TokenLengths
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.command import COMMAND_TRIAL

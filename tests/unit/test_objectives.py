@@ -20,14 +20,13 @@ from tuner.report.table import pareto_csv
 from tuner.searches.objectives import NAMES, coverage, objectives_of, require_known
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import Kind, build_view, levels
-from tuner.space import load_space
+from tuner.space import TokenLengths, load_space
 from tuner.space.searchspace import METRICS
 
 CAPACITY = dataclasses.replace(
     SPACE,
     capacity=("lora_rank", "max_length"),
-    longest_tokens=1000,
-    length_points=((0.0, 0.0), (200.0, 0.5), (1000.0, 1.0)),
+    lengths=TokenLengths.from_points([(0, 0), (200, 0.5), (1000, 1)]),
 )
 
 
@@ -96,7 +95,7 @@ class TestCoverage:
         assert coverage(CAPACITY, low) <= coverage(CAPACITY, high)
 
     def test_from_the_longest_alone_only_all_is_known(self):
-        space = dataclasses.replace(CAPACITY, length_points=())
+        space = dataclasses.replace(CAPACITY, lengths=TokenLengths(300, 1000))
         assert (coverage(space, 999), coverage(space, 1000)) == (None, 1.0)
 
     def test_front_keeps_what_truncates_less(self):

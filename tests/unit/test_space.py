@@ -375,13 +375,15 @@ def test_token_lengths() -> None:
         return found
 
     summary = lengths("{mean: 235, max: 933}")
-    assert (summary.mean_up_to(100), summary.mean_up_to(1000)) == (100, 235)
+    assert (summary.kept_tokens(100).high, summary.kept_tokens(1000).high) == (100, 235)
     uniform = lengths("{quantiles: {0: 0, 1: 100}}")
     assert (uniform.mean, uniform.max) == (50, 100)
-    assert uniform.mean_up_to(50) == pytest.approx(37.5)  # half at 25 on average, half cut at 50
+    assert uniform.kept_tokens(50).value == pytest.approx(
+        37.5
+    )  # half at 25 on average, half cut at 50
     bins = lengths("{histogram: {edges: [0, 100, 200], counts: [3, 1]}}")
     assert bins.mean == pytest.approx(0.75 * 50 + 0.25 * 150)
-    assert bins.mean_up_to(100) == pytest.approx(0.75 * 50 + 0.25 * 100)
+    assert bins.kept_tokens(100).value == pytest.approx(0.75 * 50 + 0.25 * 100)
 
 
 # --- enumeration, for any space --------------------------------------------------------------

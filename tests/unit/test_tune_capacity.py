@@ -70,8 +70,8 @@ class World:
 def proposed(searches: ConcurrentSearches, name: str) -> list[int]:
     """The searches of all runs for which there is room now."""
     found = []
-    while (proposal := searches.propose(f"{name}{len(found)}")) is not None:
-        found.append(proposal.index)
+    while searches.propose(run := f"{name}{len(found)}") is not None:
+        found.append(searches.index_of(run))
     return found
 
 
@@ -124,9 +124,8 @@ def test_searches_that_share_workers_take_turns():
     order = []
     while not searches.over:
         run = str(len(order))
-        proposal = searches.propose(run)
-        if proposal is not None:
-            order.append(proposal.index)
+        if searches.propose(run) is not None:
+            order.append(searches.index_of(run))
             assert searches.propose("no room") is None
             finish(searches, run)
     assert len(SMALL_SPACE.values["micro_batch"]) * 2 == 6 < TURN
@@ -157,7 +156,7 @@ def test_run_whose_node_went_is_recalled_and_its_trial_comes_again():
     world.nodes.append({"GPU": 1, "a6000": 1, "CPU": 1})
     world.pass_s(REFRESH_S)
     again = searches.propose("d")
-    assert (again.configuration, searches.states[0].open["d"].number) == (wanted.configuration, 1)
+    assert (again, searches.states[0].open["d"].number) == (wanted, 1)
     world.nodes.clear()
     world.pass_s(REFRESH_S)
     assert searches.propose("e") is None
@@ -207,7 +206,8 @@ def test_lone_gpu_that_is_lost_ends_its_search_alone_however_many_trials_there_w
     lost, other = searches.states
     for number in range(trials + 1):
         runs = [f"{number}a", f"{number}b"]
-        assert sorted(searches.propose(run).index for run in runs) == [0, 1]
+        assert all(searches.propose(run) is not None for run in runs)
+        assert sorted(map(searches.index_of, runs)) == [0, 1]
         for run in runs if number < trials else ():
             finish(searches, run)
     (run,) = (run for run in runs if searches.index_of(run) == 0)

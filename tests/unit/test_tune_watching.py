@@ -11,22 +11,22 @@ from pathlib import Path
 import promql_parser
 import pytest
 from device_fakes import measurement_of
-from tune_fakes import GPU, FakeSpace, outcome_of, record_of
+from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of, record_of
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Measurement, Outcome, Status
 from tuner.searches import watch
-from tuner.searches.front import hypervolume
+from tuner.searches.front import hypervolume, pareto_front
 from tuner.searches.progress import Progress
+from tuner.searches.ranking import Ranking
 from tuner.searches.ray.metrics import (
     COUNTERS,
     GAUGES,
     HISTOGRAMS,
-    RunningSummary,
     SearchMetrics,
-    Watched,
 )
 from tuner.searches.ray.watching import numbers_of, tracker_of
+from tuner.searches.request import SearchRequest
 from tuner.searches.watch import GRAFANA_DASHBOARD, Tracker, Tracking, parse_tracking
 
 CONFIGURATIONS = list(FakeSpace().configurations())
@@ -60,51 +60,30 @@ def measured(configuration) -> Measurement:
 
 
 def metrics(noted, clock=lambda: 0.0) -> SearchMetrics:
-    watched = [Watched("fake", GPU.id, "r1", GPU.memory_bytes)]
-    return SearchMetrics(watched, instruments=lambda: noted, clock=clock)
+    request = SearchRequest(space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(), run_id="r1")
+    return SearchMetrics([request], instruments=lambda: noted, clock=clock)
 
 
 def progress(done: int) -> Progress:
     return Progress(done, 2, 0, 0, 0, 40, None, 5.0, None)
 
 
-def test_the_numbers_of_a_search_are_those_of_its_records():
-    numbers = RunningSummary(GPU.memory_bytes)
-    records = [record_of(c) for c in CONFIGURATIONS]
-    for count, record in enumerate(records, start=1):
-        numbers.add(record)
-        if count % 7 == 0 or count == len(records):
-            now = numbers.numbers()
-            done = records[:count]
-            assert now.trials == count
-            assert now.hypervolume == hypervolume(done, reference=REFERENCE)
-            assert now.oom_share == sum(r.outcome.status == Status.OOM for r in done) / count
-            fitting = [r for r in done if r.fits]
-            best = max(r.outcome.evidence.speed.samples_per_s for r in fitting)
-            assert now.best_samples_per_s == best
-
-
-def test_a_configuration_that_runs_again_and_fails_leaves_the_front():
-    first = CONFIGURATIONS[0]
-    numbers = RunningSummary(GPU.memory_bytes)
-    small = record_of(first, Outcome(Status.OK, measurement=measured(first)))
-    numbers.add(small)
-    assert numbers.numbers().front_size == 1
-    numbers.add(record_of(first, Outcome(Status.OOM, measurement=measured(first))))
-    now = numbers.numbers()
-    assert (now.front_size, now.best_samples_per_s, now.hypervolume) == (0, None, 0.0)
-
-
-def test_known_trials_count_for_the_front_and_not_as_trials_of_this_search():
+def test_gauges_are_of_the_front_and_of_all_trials_and_counters_of_new_ones():
     noted = Noted()
     told = metrics(noted)
-    known, new = record_of(CONFIGURATIONS[0]), record_of(CONFIGURATIONS[1])
-    told.known([known])
+    known, new = (
+        record_of(c, Outcome(Status.OK, measurement=measured(c))) for c in CONFIGURATIONS[:2]
+    )
     told.record(new)
-    told.progress([progress(2)])
-    tags = {"space": "fake", "gpu": GPU.id, "run": "r1", "outcome": "ok", "source": "predicted"}
-    assert noted.counted == {("tuner_trials", tuple(sorted(tags.items()))): 1}
+    front = Ranking([known, new]).front()
+    told.progress([Progress(3, 2, 1, 0, 1, 40, None, 5.0, None, verified=1, front=front)])
+    tags = {"space": "fake", "gpu": GPU.id, "run": "r1", "outcome": "ok", "source": "measured"}
+    assert noted.counted["tuner_trials", tuple(sorted(tags.items()))] == 1
     assert noted.shown["tuner_hypervolume"] == hypervolume([known, new], reference=REFERENCE)
+    assert noted.shown["tuner_front_size"] == len(pareto_front([known, new]))
+    fastest = max(r.outcome.evidence.speed.samples_per_s for r in (known, new))
+    assert noted.shown["tuner_best_samples_per_second"] == fastest
+    assert noted.shown["tuner_oom_ratio"] == 1 / 4
     assert noted.shown["tuner_trials_running"] == 2
     assert noted.shown["tuner_gpu_memory_bytes"] == GPU.memory_bytes
 

@@ -16,7 +16,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue
 from tuner.core.setup.common import QUANTIZED
 from tuner.core.supervised import Tail
-from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.emulator.ending import Ended
 from tuner.program.edit.place import is_wanted
@@ -141,9 +141,10 @@ def _run(program: Program, after: Program, gpu: Gpu) -> tuple[Emulation | None, 
     unread = unread_files(after, program)
     if unread:
         return None, f"not run: the command does not show that it reads {', '.join(unread)}"
-    options = EmulateOptions(steps=1, timeout_s=LONGEST_RUN_S)
     with runnable(after, program) as command:
-        found = emulate(command, gpu, options, output=Tail(), cwd=program.folder)
+        found = Machine(gpu).run(
+            command, steps=1, timeout_s=LONGEST_RUN_S, output=Tail(), cwd=program.folder
+        )
     if found.ended == "oom":
         return found, f"it runs out of memory on {gpu.name}: `tuner check` says what it needs"
     if found.steps > 0:

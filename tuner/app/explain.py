@@ -28,7 +28,6 @@ from tuner.predict.memory_timeline import operators_of
 from tuner.predict.predict import step_work
 from tuner.predict.training import get_workload
 from tuner.space import SearchSpace
-from tuner.space.lengths import LengthDistribution
 from tuner.space.models.catalogue import resolve_config
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -200,9 +199,9 @@ def _tensor_cores(configuration: Configuration, prediction: Prediction, gpu: Gpu
 
 
 def _padding(space: SearchSpace, configuration: Configuration) -> Iterator[Note]:
-    if space.data.token_lengths is None or "max_length" not in configuration:
+    lengths = space.data.token_lengths
+    if lengths is None or "max_length" not in configuration:
         return
-    lengths = LengthDistribution.from_token_lengths(space.data.token_lengths)
     batch, length = (int(str(configuration[name])) for name in ("micro_batch", "max_length"))
     mode = str(configuration.get("padding", space.data.padding or "longest"))
     share = lengths.batch(batch, length, mode).padding_share

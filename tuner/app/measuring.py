@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus
 from tuner.core import host
@@ -24,6 +26,9 @@ from tuner.trial.base import PLAIN, Instructions, MeasureOptions, RunnerFactory,
 from tuner.trial.factories import EmulatedFactory, MeasuredFactory, VerifiedFactory
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedRunner
+
+if TYPE_CHECKING:
+    from tuner.trial.emulated_command import EmulatedCommandRunner
 
 SMALLER = 0.95
 """Memory below this share of the device's is a different size, not a driver difference."""
@@ -108,12 +113,12 @@ class Measuring:
         """
         space, configuration, prediction = trial
         environment = trial_environment(self.threads)
-        runner = IsolatedRunner(job, options, environment=environment)
+        runner: IsolatedRunner | EmulatedCommandRunner
         if self.emulated and not is_emulated():
-            from tuner.trial.emulated import EmulatedRunner
-
-            runner = EmulatedRunner(job, options, gpus=self.gpus, environment=environment)
-        with runner:
+            runner = EmulatedFactory(job, options, self.gpus, environment)()
+        else:
+            runner = IsolatedRunner(job, options, environment=environment)
+        with contextlib.closing(runner):
             if not space.stages:
                 return runner.run(configuration, instructions)
             orders = {configuration.key: hardest_first(prediction)} if prediction else {}

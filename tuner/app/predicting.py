@@ -18,7 +18,6 @@ from tuner.predict.predict import check_supported
 from tuner.predict.predictor import COMPILED_TOLERANCE, OnProgress, PredictionJob, Predictor
 from tuner.predict.stages import Predict, StagedPrediction, predict_stages
 from tuner.space import SearchSpace, configure
-from tuner.space.lengths import LengthDistribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +295,9 @@ def truncation(
     space: SearchSpace, configuration: Configuration
 ) -> tuple[Share | None, Share | None]:
     """Shares of the examples and of the tokens that are cut; None when lengths are unknown."""
-    if space.data.token_lengths is None or "max_length" not in configuration:
+    lengths = space.data.token_lengths
+    if lengths is None or "max_length" not in configuration:
         return None, None
-    lengths = LengthDistribution.from_token_lengths(space.data.token_lengths)
     cut = lengths.truncation(int(str(configuration["max_length"])))
     examples, tokens = cut.share_examples, cut.share_tokens
     return (examples.low, examples.high), (tokens.low, tokens.high)

@@ -18,7 +18,7 @@ from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.supervised import Tail
 from tuner.core.units import MIB
 from tuner.cost.rank_memory import loaded_whole
-from tuner.emulator.emulating import EmulateOptions, emulate, emulate_roomy
+from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.program.changes import change
@@ -233,18 +233,22 @@ class ProgramRuns(ProgramOracle[Emulation]):
                 f"it starts on {launch.machines} machines, and changes are tried on one",
                 hint="`tuner emulate` runs it as it is: rank 0 stands for all",
             )
-        options = EmulateOptions(
-            gpus=self.gpus or launch.processes or 1,
-            steps=STEPS,
+        machine = Machine(
+            self.gpu,
+            self.gpus or launch.processes or 1,
             seed=self.seed,
             margin_fraction=self.margin_fraction,
-            timeout_s=self.timeout_s,
         )
-        run = emulate_roomy if roomy else emulate
-        tail, is_stopped = Tail(), self._stop.is_set
+        tail = Tail()
         with runnable(program, self.program) as command:
-            found = run(
-                command, self.gpu, options, output=tail, stopped=is_stopped, cwd=program.folder
+            found = machine.run(
+                command,
+                steps=STEPS,
+                timeout_s=self.timeout_s,
+                roomy=roomy,
+                output=tail,
+                stopped=self._stop.is_set,
+                cwd=program.folder,
             )
         self.log_tail = tail.text
         return dataclasses.replace(found, command=tuple(program.command))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.app.device import find_gpu, is_cpu
 from tuner.app.listener import quiet_libraries
@@ -70,22 +70,29 @@ def emulate(
     *,
     gpus: int | None = None,
     steps: int = 3,
-    output: IO[Any] | None = None,
+    margin_fraction: float | None = None,
+    all_ranks: bool = False,
+    seed: int = 0,
     **how: Any,
 ) -> Emulation:
-    """Run a script, a notebook or any command on an emulated `gpu`; `how` as `EmulateOptions`."""
-    from tuner.emulator import emulating
+    """Run a script, a notebook or any command on an emulated `gpu`; `how` as in `Machine.run`."""
+    from tuner.emulator import Machine
 
     if steps < 0 or (gpus is not None and gpus < 1):
         raise InputError("--steps is 0 or more, and --gpus 1 or more")
     launch = _launch_of(program)
-    options = emulating.EmulateOptions(
-        gpus=gpus or launch.processes or 1, machines=launch.machines, steps=steps, **how
+    machine = Machine(
+        gpu,
+        gpus or launch.processes or 1,
+        machines=launch.machines,
+        all_ranks=all_ranks,
+        seed=seed,
+        margin_fraction=margin_fraction,
     )
     if Path(program[0]).suffix not in PYTHON:
-        return emulating.emulate(program, gpu, options, output=output)
+        return machine.run(program, steps=steps, **how)
     with runnable(read_program(program)) as command:
-        return emulating.emulate(command, gpu, options, output=output)
+        return machine.run(command, steps=steps, **how)
 
 
 def _launch_of(words: Sequence[str]) -> Launch:

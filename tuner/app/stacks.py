@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -15,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import InputError
-from tuner.core.gpu import Gpu
-from tuner.core.meanwhile import environment
 from tuner.core.supervised import Tail
-from tuner.emulator.emulating import EmulateOptions, emulate, emulate_roomy
+from tuner.emulator import Machine
 from tuner.emulator.emulation import EmulatedAllocation, Emulation
 from tuner.program.edit.source import PYTHON
 from tuner.program.launch import runnable
@@ -95,14 +94,14 @@ class StackDifference:
 
 
 def compare_stacks(
-    stacks: Sequence[Path], program: Sequence[str], gpu: Gpu, options: EmulateOptions
+    stacks: Sequence[Path], program: Sequence[str], machine: Machine, *, steps: int
 ) -> StackDifference:
     """Run `program` in two environments, each named by its folder or its interpreter.
 
     Raises `InputError` where one is no environment or lacks the program, and `UnavailableError`
     where it cannot be emulated.
     """
-    before, after = (_run(_interpreter(stack), program, gpu, options) for stack in stacks)
+    before, after = (_run(_interpreter(stack), program, machine, steps) for stack in stacks)
     return StackDifference(
         before, after, _differing(before.packages, after.packages), _code(before, after)
     )
@@ -119,14 +118,17 @@ def _interpreter(stack: Path) -> Path:
     )
 
 
-def _run(python: Path, program: Sequence[str], gpu: Gpu, options: EmulateOptions) -> StackRun:
+def _run(python: Path, program: Sequence[str], machine: Machine, steps: int) -> StackRun:
     # As an activated environment: a launcher finds its own Python by PATH.
     activated = {"PATH": os.pathsep.join((str(python.parent), os.environ.get("PATH", os.defpath)))}
     tail = Tail()
-    with _command(python, program) as command, environment(activated):
-        found = needed = emulate(command, gpu, options, output=tail)
+    with _command(python, program) as command:
+        run = functools.partial(
+            machine.run, command, steps=steps, output=tail, environment=activated
+        )
+        found = needed = run()
         if found.ended == "oom":
-            needed = emulate_roomy(command, gpu, options, output=tail)
+            needed = run(roomy=True)
     return StackRun(str(python), _packages(python), found, needed, tail.text)
 
 

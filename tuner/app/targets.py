@@ -79,9 +79,9 @@ def offered_type(name: str, address: str) -> str:
     ids = types_named(name)
     if len(ids) < 2:
         return name
-    from tuner.searches.ray.cluster import offered  # Ray: seconds to import
+    from tuner.searches.ray.cluster import offer  # Ray: seconds to import
 
-    resources = offered(address)
+    resources = offer(address).resources
     there = [gpu for gpu in ids if resources.get(gpu, 0) >= 1]
     return there[0] if len(there) == 1 else name
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import re
 import shutil
 import sys
 import time
@@ -103,7 +102,7 @@ def available_memory_bytes() -> int | None:
     The kernel's estimate (proc(5), MemAvailable), and in a container no more than is left of its
     limit, file caches not counted as used.
     """
-    available = _memory_fact("MemAvailable:")
+    available = _fact(_MEMORY_FACTS, "MemAvailable:")
     limit, used = usable_memory_bytes(), _cgroup_used_bytes()
     if available is None or used is None:
         return available
@@ -136,17 +135,17 @@ def _cgroup_used_bytes() -> int | None:
 
 
 def _memory_bytes() -> int:
-    found = _memory_fact("MemTotal:")
+    found = _fact(_MEMORY_FACTS, "MemTotal:")
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
 
 
-def _memory_fact(name: str) -> int | None:
-    """A line of the kernel's memory facts in bytes."""
-    if _MEMORY_FACTS.is_file():
-        for line in _MEMORY_FACTS.read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return None
+def _fact(path: Path, name: str) -> int | None:
+    """A line such as "VmRSS: 12 kB" in a file of the kernel, in bytes; None without one."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:  # the system has no such file, or the process has ended
+        return None
+    return next((int(line.split()[1]) * KIB for line in lines if line.startswith(name)), None)
 
 
 def resident_bytes() -> int:
@@ -168,11 +167,10 @@ def data_bytes() -> int:
 
 
 def _own_fact(name: str) -> int:
-    if _OWN_FACTS.is_file():
-        for line in _OWN_FACTS.read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    raise UnavailableError(f"the kernel does not report {name[:-1]} of a process")
+    found = _fact(_OWN_FACTS, name)
+    if found is None:
+        raise UnavailableError(f"the kernel does not report {name[:-1]} of a process")
+    return found
 
 
 _EVERY_S = 0.1
@@ -226,20 +224,11 @@ class TreeMemory:
 
 
 def _host_bytes(pids: Iterable[int]) -> int:
-    known = [(_peak_bytes(pid), pid) for pid in pids]
+    # psutil has no peak on Linux.
+    known = [(_fact(Path(f"/proc/{pid}/status"), "VmHWM:"), pid) for pid in pids]
     living = [(peak, pid) for peak, pid in known if peak is not None]
     highest = max((peak for peak, _ in living), default=0)
     return highest if len(living) < 2 else max(highest, sum(_share_bytes(p) for _, p in living))
-
-
-def _peak_bytes(pid: int) -> int | None:
-    """VmHWM, which psutil does not have on Linux; None for a process that has ended."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) * KIB if found else None
 
 
 def _share_bytes(pid: int) -> int:

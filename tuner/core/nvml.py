@@ -120,8 +120,9 @@ def device_use(index: int = 0, *, pid: int | None = None) -> DeviceUse | None:
             return None
         nvml, handle = found
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        process = _process_bytes(nvml, handle, os.getpid() if pid is None else pid)
-        return DeviceUse(int(memory.used), int(memory.total), process)
+        wanted = os.getpid() if pid is None else pid
+        own = [p.used_bytes for p in _processes(nvml, handle) or () if p.pid == wanted]
+        return DeviceUse(int(memory.used), int(memory.total), own[0] if own else None)
 
 
 def device_identity(index: int = 0) -> DeviceIdentity | None:
@@ -141,20 +142,13 @@ def device_identity(index: int = 0) -> DeviceIdentity | None:
 
 def driver_cuda_version() -> tuple[int, int] | None:
     """The newest CUDA that the driver can run, (12, 8); None without an NVIDIA driver."""
-    try:
-        import pynvml  # from the package nvidia-ml-py
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        version = int(pynvml.nvmlSystemGetCudaDriverVersion())
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    with _driver() as nvml:
+        if nvml is None:
+            return None
+        try:
+            version = int(nvml.nvmlSystemGetCudaDriverVersion())
+        except nvml.NVMLError:
+            return None
     return version // 1000, version % 1000 // 10
 
 
@@ -251,6 +245,18 @@ class DeviceReader:
 
 def open_reader(index: int = 0) -> DeviceReader | None:
     """A reader of CUDA device `index`; None without an NVIDIA driver or such a device."""
+    nvml = _opened()
+    if nvml is None:
+        return None
+    try:
+        return DeviceReader(nvml, _visible_handle(nvml, index))
+    except nvml.NVMLError:
+        nvml.nvmlShutdown()
+        return None
+
+
+def _opened() -> Any | None:
+    """NVIDIA's library, ready to be asked; None without an NVIDIA driver."""
     try:
         import pynvml  # from the package nvidia-ml-py
     except ImportError:
@@ -259,33 +265,33 @@ def open_reader(index: int = 0) -> DeviceReader | None:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
+    return pynvml
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[Any | None]:
+    """As `_opened`, and closed afterwards."""
+    nvml = _opened()
     try:
-        return DeviceReader(pynvml, _visible_handle(pynvml, index))
-    except pynvml.NVMLError:
-        pynvml.nvmlShutdown()
-        return None
+        yield nvml
+    finally:
+        if nvml is not None:
+            nvml.nvmlShutdown()
 
 
 @contextlib.contextmanager
 def _handle(index: int) -> Iterator[tuple[Any, Any] | None]:
-    try:
-        import pynvml  # from the package nvidia-ml-py
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml, _visible_handle(pynvml, index)
-    except pynvml.NVMLError as error:
-        if _is_lost(error):
-            raise DeviceLostError(f"GPU {index} does not answer its driver: {error}") from None
-        raise UnknownDeviceError(f"the driver knows no CUDA device {index}: {error}") from None
-    finally:
-        pynvml.nvmlShutdown()
+    with _driver() as nvml:
+        if nvml is None:
+            yield None
+            return
+        try:
+            yield nvml, _visible_handle(nvml, index)
+        except nvml.NVMLError as error:
+            if _is_lost(error):
+                text = f"GPU {index} does not answer its driver: {error}"
+                raise DeviceLostError(text) from None
+            raise UnknownDeviceError(f"the driver knows no CUDA device {index}: {error}") from None
 
 
 def _is_lost(error: Exception) -> bool:
@@ -324,17 +330,6 @@ def _process_name(nvml: Any, pid: int) -> str:
         return Path(_text(nvml.nvmlSystemGetProcessName(pid))).name
     except nvml.NVMLError:
         return f"process {pid}"
-
-
-def _process_bytes(nvml: Any, handle: Any, pid: int) -> int | None:
-    try:
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLError:
-        return None
-    for process in processes:
-        if process.pid == pid and process.usedGpuMemory is not None:
-            return int(process.usedGpuMemory)
-    return None
 
 
 def _text(value: str | bytes) -> str:

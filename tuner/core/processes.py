@@ -8,10 +8,11 @@ that started it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -163,13 +164,21 @@ def tell(pid: int, number: int, *, below: int) -> bool:
 
     Returns whether it was sent.
     """
+    return _signal_if(pid, number, lambda: pid in descendants(below) and handles(pid, number))
+
+
+def _signal_if(pid: int, number: int, is_right: Callable[[], bool]) -> bool:
+    """Send a signal to a process that `is_right` while it is held; returns whether it was sent.
+
+    Before it is held, its id may have passed on to another process. psutil only compares when
+    processes began, and does not hold them.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     try:
-        # Looked at while it is held: see `_end_if_marked`.
-        if pid not in descendants(below) or not handles(pid, number):
+        if not is_right():
             return False
         signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
@@ -202,7 +211,7 @@ def end_marked(mark: str, *, deadline_s: float) -> tuple[int, ...]:
         if time.monotonic() > until:
             return tuple(found)
         for pid in found:
-            _end_if_marked(pid, mark)
+            _signal_if(pid, signal.SIGKILL, functools.partial(_has_mark, pid, mark))
         time.sleep(_PAUSE_S)
     return ()
 
@@ -210,22 +219,6 @@ def end_marked(mark: str, *, deadline_s: float) -> tuple[int, ...]:
 def marked(mark: str) -> list[int]:
     """Ids of living processes of this user that were started with `mark` in their environment."""
     return [pid for pid in psutil.pids() if pid != os.getpid() and _has_mark(pid, mark)]
-
-
-def _end_if_marked(pid: int, mark: str) -> None:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        # Looked at again, because the id may have passed on before it was held. psutil only
-        # compares when processes began, and does not hold them.
-        if _has_mark(pid, mark):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        os.close(descriptor)
 
 
 def _has_mark(pid: int, mark: str) -> bool:

@@ -11,8 +11,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import IO, Any, Literal
 
@@ -40,7 +40,7 @@ class ProgramTask:
     """A program to run: its command line, all its environment, its folder (None: this one).
 
     - `mark` ("NAME=value") is in the environment of all its processes, and of no other.
-    - `is_quiet` keeps the end of its output instead of printing it.
+    - `is_quiet` keeps the end of its output instead of printing it; `run_supervised` sets it.
     - When `timeout_s` is over, `tell_signal` is sent to those of its processes that have a handler
       for it; they get `TELL_WITHIN_S` to send their results and to end.
     """
@@ -87,34 +87,37 @@ class Tail:
         return self.data.decode(errors="replace")
 
 
-@dataclass(slots=True)
+def start_helper(
+    words: Sequence[str], output: IO[Any] | int | None, environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
+    """Start a module of tuner as a process, and return it with a connection to it.
+
+    `words` are Python's arguments; the last one, which is added, is the descriptor of the process's
+    end of the connection. It prints to `output`, by default to the output of this process.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(  # noqa: S603 - this program itself
+            [sys.executable, *words, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C in the terminal reaches this process only, which decides.
+            start_new_session=True,
+            env=environment,
+        )
+    return process, Connection(ours.detach())
+
+
 class _Supervisor:
     """The process of `tuner.core.supervisor`, as seen from here."""
 
-    output: IO[Any] | None
-    process: subprocess.Popen[bytes] = field(init=False)
-    connection: Connection[Any, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.connection = Connection(ours.detach())
-        with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 - this program itself
-                [
-                    sys.executable,
-                    "-P",  # the folder that this process is in may have files of any name
-                    "-m",
-                    "tuner.core.supervisor",
-                    str(os.getpid()),
-                    str(theirs.fileno()),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self.output,
-                stderr=self.output,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": search_path()},
-            )
+    def __init__(self, output: IO[Any] | None) -> None:
+        # -P: the folder that this process is in may have files of any name.
+        words = ("-P", "-m", "tuner.core.supervisor", str(os.getpid()))
+        environment = {**os.environ, "PYTHONPATH": search_path()}
+        self.process, self.connection = start_helper(words, output, environment)
 
     def end(self) -> ProgramEnd | CannotStart | None:
         """Have the program ended, if it runs; None if the supervisor didn't answer."""
@@ -137,20 +140,21 @@ class _Supervisor:
 def run_supervised(
     task: ProgramTask,
     *,
-    output: IO[Any] | None = None,
+    output: IO[Any] | Tail | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> ProgramEnd:
     """Run a program until it ends, its time is over, or `stopped` says so.
 
     Its standard input is empty, it has no terminal, and it prints to `output`, by default to the
-    output of this process. When this function returns or raises, no process, temporary file or
-    shared memory of the program is left. Raises `InputError` if it can't be started, and
-    `UnavailableError` if its supervisor was killed.
+    output of this process; a `Tail` keeps the end of it. When this function returns or raises, no
+    process, temporary file or shared memory of the program is left. Raises `InputError` if it can't
+    be started, and `UnavailableError` if its supervisor was killed.
     """
-    supervisor = _Supervisor(output)
+    tail = output if isinstance(output, Tail) else None
+    supervisor = _Supervisor(None if isinstance(output, Tail) else output)
     answer: ProgramEnd | CannotStart | None = None
     try:
-        supervisor.connection.send(task)
+        supervisor.connection.send(replace(task, is_quiet=tail is not None))
         while not supervisor.connection.poll(_LOOK_EVERY_S) and not stopped():
             pass
     except ConnectionError:  # it has ended
@@ -168,4 +172,6 @@ def run_supervised(
             f"the process that watches the program was ended ({how})",
             hint="see whether memory ran out (`dmesg`)",
         )
+    if tail is not None:
+        tail.data = answer.tail
     return answer

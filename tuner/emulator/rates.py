@@ -26,42 +26,37 @@ def pcie_bytes_per_s(gpu: Gpu) -> float:
     return _PCIE_SHARE * _PCIE_BYTES_PER_S[min(9, max(7, gpu.compute_capability[0]))]
 
 
+_PRICED = (
+    "id",
+    "name",
+    "memory_bytes",
+    "flops",
+    "bandwidth_bytes_per_s",
+    "compute_capability",
+    "sm_count",
+    "context_bytes",
+    "power_w",
+    "link_bytes_per_s",
+)
+"""The properties of a GPU type that pricing needs."""
+
+
 def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
     """The properties of a GPU type that pricing needs; JSON types only."""
+    found = {name: getattr(gpu, name) for name in _PRICED}
     return {
-        "id": gpu.id,
-        "name": gpu.name,
-        "memory_bytes": gpu.memory_bytes,
+        **found,
         "flops": dict(gpu.flops),
-        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
         "compute_capability": list(gpu.compute_capability),
-        "sm_count": gpu.sm_count,
-        "context_bytes": gpu.context_bytes,
-        "power_w": gpu.power_w,
-        "link_bytes_per_s": gpu.link_bytes_per_s,
     }
 
 
 def gpu_from_dict(data: Mapping[str, Any]) -> Gpu:
     """The inverse of `gpu_to_dict`, without device names, price and sources."""
-    major, minor = data["compute_capability"]
+    given = {**data, "compute_capability": tuple(data["compute_capability"])}
+    names: dict[str, Any] = {"device_names": (), "aliases": ()}
     return Gpu(
-        id=data["id"],
-        name=data["name"],
-        device_names=(),
-        aliases=(),
-        memory_bytes=data["memory_bytes"],
-        flops=dict(data["flops"]),
-        bandwidth_bytes_per_s=data["bandwidth_bytes_per_s"],
-        compute_capability=(major, minor),
-        sm_count=data["sm_count"],
-        unsupported={},
-        price_usd_per_hour=None,
-        price_date=None,
-        sources={},
-        context_bytes=data["context_bytes"],
-        power_w=data["power_w"],
-        link_bytes_per_s=data["link_bytes_per_s"],
+        **given, **names, unsupported={}, price_usd_per_hour=None, price_date=None, sources={}
     )
 
 

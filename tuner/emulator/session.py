@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -203,16 +203,9 @@ class Session:
 
     def accounts(self) -> list[Account]:
         """The account of every process that has used a device, ended ones included."""
+        names = [field.name for field in fields(Account)]
         return [
-            Account(
-                one.pid,
-                one.device,
-                one.used_bytes,
-                one.peak_bytes,
-                one.managed_peak_bytes,
-                one.refused_bytes,
-                one.refused_ns,
-            )
+            Account(*(getattr(one, name) for name in names))
             for one in self._shared.accounts
             if one.pid
         ]

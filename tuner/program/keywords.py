@@ -16,11 +16,10 @@ from tuner.program.arguments import (
     values_of_files,
     values_of_words,
 )
-from tuner.program.edit.python_file import last_name
+from tuner.program.edit.python_file import ANY, Key, last_name, unrolled
 from tuner.program.edit.source import PYTHON
 from tuner.program.linked import End, Environment, Literal, OptionValue, OutsideKeys, Unclear
-from tuner.program.names import Script
-from tuner.program.parsed import ANY, Key, unrolled
+from tuner.program.names import CONVERSIONS, Script
 from tuner.program.program import Program
 from tuner.program.setting import typed
 
@@ -32,8 +31,6 @@ DTYPES: Mapping[str, str] = {
     "bfloat16": "bf16",
 }
 """By the names that PyTorch has for them: tuner's."""
-
-_CONVERSIONS = ("int", "float", "str", "bool")
 
 
 def place_in(script: Script, node: ast.AST) -> str:
@@ -228,7 +225,7 @@ def _makes(node: ast.expr) -> bool:
         return False
     name = last_name(node.func)
     is_looked_up = name in ("get", "getenv") and bool(node.args)
-    return name not in _CONVERSIONS and not is_looked_up
+    return name not in CONVERSIONS and not is_looked_up
 
 
 PARSERS = ("HfArgumentParser", "TrlParser")
@@ -274,11 +271,15 @@ def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
             yield line.target.id, value
 
 
+def words_behind_script(program: Program) -> Sequence[str]:
+    """The words of the command that its script gets."""
+    command = program.command
+    return command[command.index(program.main) + 1 :] if program.main in command else ()
+
+
 def said_values(program: Program) -> dict[str, Argument]:
     """The values of files and words behind the script; words win."""
-    command = program.command
-    start = command.index(program.main) + 1 if program.main in command else len(command)
-    words = command[start:]
+    words = words_behind_script(program)
     named = [program.files[w] for w in map(file_in, words) if w in program.files]
     files = [source for source in named if source.path.suffix not in PYTHON]
     return {**values_of_files(files), **values_of_words(words)}

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Self
 
-from tuner.program.edit.python_file import defaults_in, last_name
+from tuner.program.edit.python_file import Keys, defaults_in, last_name, unrolled
 from tuner.program.edit.source import SourceFile
 from tuner.program.parsed import (
     Function,
-    Keys,
     Option,
     ParsedScript,
     Scope,
     arguments_of,
-    unrolled,
 )
 from tuner.program.reads import module_path
 from tuner.space.apply import Path

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 from tuner.program.edit.place import Location
-from tuner.program.edit.python_file import is_literal, last_name
+from tuner.program.edit.python_file import ANY, Key, Keys, is_literal, last_name
 from tuner.program.edit.source import SourceFile
 from tuner.program.linked import (
     End,
@@ -28,17 +28,16 @@ from tuner.program.linked import (
     with_option,
 )
 from tuner.program.parsed import (
-    ANY,
     Function,
-    Key,
-    Keys,
     Option,
     Scope,
     arguments_of,
     holds_for_words,
 )
 
-_CONVERSIONS = ("int", "float", "str", "bool")
+CONVERSIONS = ("int", "float", "str", "bool")
+"""Calls that change the kind of a value, and not the value."""
+
 _FIELDS = ("field", "Field", "Option")
 _MOST_STEPS = 24
 """From one name to the next; more is a circle."""
@@ -142,7 +141,7 @@ class Script(LinkedScript):
         if name in ("getenv", "getattr"):
             return [Unclear(node, "is computed")]
         if not keys:
-            if name in _CONVERSIONS and len(node.args) == 1:
+            if name in CONVERSIONS and len(node.args) == 1:
                 return self._follow(node.args[0], (), left)
             if name in _FIELDS:
                 default = next((k.value for k in node.keywords if k.arg == "default"), None)

@@ -7,16 +7,9 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuner.program.edit.notebook import notebook_python
 from tuner.program.edit.place import Location
-from tuner.program.edit.python_file import PythonText, last_name
+from tuner.program.edit.python_file import ANY, Key, Keys, PythonText, last_name, unrolled
 from tuner.program.edit.source import SourceFile
-
-ANY = None
-"""In place of a key that is chosen while the program runs."""
-
-Key = str | int | None
-Keys = tuple[Key, ...]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -67,13 +60,7 @@ class ParsedScript:
 
     def __init__(self, source: SourceFile) -> None:
         self.source = source
-        text = source.data.decode("utf-8")
-        starts: Sequence[int]
-        if source.path.suffix == ".ipynb":
-            text, starts = notebook_python(text, str(source.path))
-        else:
-            starts = range(len(text) + 1)
-        self._starts = starts
+        text, self._starts = source.python
         self._python = PythonText(text)
         self.tree = self._python.tree
         self.scopes: dict[ast.AST, Scope] = {}
@@ -253,19 +240,6 @@ class ParsedScript:
         while current is not None:
             yield current
             current = self.parents.get(current)
-
-
-def unrolled(node: ast.expr) -> tuple[ast.expr, Keys]:
-    """The first name of `a.b["c"]`, and ("b", "c")."""
-    keys: list[Key] = []
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        if isinstance(node, ast.Attribute):
-            keys.append(node.attr)
-        else:
-            value = getattr(node.slice, "value", None)
-            keys.append(value if isinstance(value, str | int) else ANY)
-        node = node.value
-    return node, tuple(reversed(keys))
 
 
 def arguments_of(arguments: ast.arguments) -> list[ast.arg]:

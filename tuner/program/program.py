@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.files import read_file
 from tuner.core.host import find_program
 from tuner.program.arguments import file_in
 from tuner.program.edit.source import PYTHON, SourceFile, read_places
@@ -192,13 +193,8 @@ def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
 
 def _opened(path: Path) -> SourceFile:
     """The file at `path`, which is never written: it may be read-only."""
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         why = "is a folder, not a program" if path.is_dir() else "file not found"
         raise InputError(f"{why}: {path}", hint="name a file that exists")
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path}: larger than {_MOST_BYTES} bytes, too large for a program")
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    data = read_file(path, _MOST_BYTES)
     return SourceFile(path, data, read_places(data, path))

@@ -223,6 +223,33 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     return name, knobs
 
 
+def training_by_calls(
+    training: ProgramTraining, *, checkpoints: bool, precision: str
+) -> tuple[str | None, dict[str, Any]]:
+    """The model and the parameters of a script's calls, without its adapters.
+
+    `checkpoints` and `precision` are the defaults of its arguments.
+    """
+    model, loaded = loaded_model(training, "fp32")
+    arguments = training["arguments"]
+    knobs = {
+        **trainer_arguments(arguments, checkpoints=checkpoints, precision=precision),
+        **loaded,
+        "lora_rank": 0,
+        "kbit_preparation": "peft" if training.has("preparation") else "none",
+    }
+    if not knobs["gradient_checkpointing"]:
+        knobs |= enabled_by_call(training)
+    return model, knobs
+
+
+def adapters_by_calls(training: ProgramTraining) -> dict[str, Any]:
+    """Parameters of the `LoraConfig` of a script."""
+    found = adapters(training["lora"], {})
+    training["lora"].leave_out(("task_type", "bias", "use_rslora", "init_lora", "inference"))
+    return found
+
+
 def dtype(arguments: Arguments, names: tuple[str, ...], default: str) -> str:
     """Tuner's word for a dtype: "bf16", or `STORED`."""
     for name in names:

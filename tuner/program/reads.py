@@ -15,7 +15,7 @@ import yaml
 
 from tuner.core.errors import InputError
 from tuner.core.files import read_file
-from tuner.program.edit.notebook import notebook_python
+from tuner.program.edit.python_file import PythonText
 from tuner.program.edit.source import READERS, SourceFile, read_places
 from tuner.space.apply import Path as Keys
 
@@ -54,7 +54,7 @@ def read_by(main: SourceFile, roots: Sequence[Path], words: Sequence[str]) -> di
     done = {main.path.resolve()}
     while waiting:
         script = waiting.pop(0)
-        tree = _parsed(script)
+        tree = PythonText(script.python[0]).tree
         for path in _modules(tree, script.path, roots):
             if path in done or len(found) >= _MOST_FILES:
                 continue
@@ -82,13 +82,6 @@ def opened(path: Path) -> SourceFile | None:
         return SourceFile(path, data, read_places(data, path))
     except (OSError, ValueError, InputError):
         return None
-
-
-def _parsed(source: SourceFile) -> ast.Module:
-    text = source.data.decode("utf-8")
-    if source.path.suffix == NOTEBOOK:
-        text, _ = notebook_python(text, str(source.path))
-    return ast.parse(text.removeprefix("\ufeff"))
 
 
 # -- modules -----------------------------------------------------------------------------------

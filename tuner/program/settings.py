@@ -115,14 +115,9 @@ class _Finder:
             pairs = [(c, self._followed(knob, c)) for c in same]
             # The name of a constant is a guess; a variable that holds some object is none.
             pairs = [(c, s) for c, s in pairs if c.strength[0] < 2 or s.problem is None]
-            ends: dict[object, Setting] = {}
-            for _, setting in pairs:
-                place = setting.location
-                span = (setting.source and setting.source.path, place and place.start, setting.word)
-                ends.setdefault(span, setting)
-            if not ends:
+            settings = _by_place(setting for _, setting in pairs)
+            if not settings:
                 continue
-            settings = list(ends.values())
             if len(settings) == 1:
                 written = any(
                     c.is_argument and s.location == c.place and s.problem is None for c, s in pairs
@@ -149,13 +144,7 @@ class _Finder:
         return self._one(knob, candidate, script, script.ends(candidate.node))
 
     def _one(self, knob: str, at: Candidate, script: Script, ends: Sequence[End]) -> Setting:
-        found: dict[object, Setting] = {}
-        for end in ends:
-            setting = self._settled(knob, at, script, end)
-            place = setting.location
-            key = (setting.source and setting.source.path, place and place.start, setting.word)
-            found.setdefault(key, setting)
-        settings = list(found.values())
+        settings = _by_place(self._settled(knob, at, script, end) for end in ends)
         if len(settings) == 1:
             return settings[0]
         where = _listed(s.where for s in settings)
@@ -274,6 +263,16 @@ class _Finder:
         if problem is not None:
             return Setting(knob, name, None, script.source, place, problem=problem)
         return self._one(knob, at, script, [e for node in defaults for e in script.ends(node)])
+
+
+def _by_place(settings: Iterable[Setting]) -> list[Setting]:
+    """The settings, one for each place."""
+    found: dict[object, Setting] = {}
+    for setting in settings:
+        place = setting.location
+        key = (setting.source and setting.source.path, place and place.start, setting.word)
+        found.setdefault(key, setting)
+    return list(found.values())
 
 
 def _listed(places: Iterable[str]) -> str:

@@ -25,16 +25,16 @@ from tuner.program.arguments import (
     values_of_files,
     values_of_words,
 )
-from tuner.program.edit.python_file import last_name
+from tuner.program.edit.python_file import last_name, unrolled
 from tuner.program.keywords import (
     PARSERS,
     class_of,
     fields_of,
     parsed_classes,
+    words_behind_script,
     written_in,
 )
 from tuner.program.names import Script
-from tuner.program.parsed import unrolled
 from tuner.program.program import Program
 from tuner.program.setting import NAMES
 from tuner.space.models.catalogue import resolve_config
@@ -271,8 +271,7 @@ def hold_words(program: Program, scripts: Sequence[Script], found: Found) -> Non
 
 
 def _options_of(program: Program) -> dict[str, Argument]:
-    command = program.command
-    words = command[command.index(program.main) + 1 :] if program.main in command else ()
+    words = words_behind_script(program)
     named = [word for before, word in pairwise(words) if before == "--config"]
     files = [program.files[word] for word in named if word in program.files]
     return {**values_of_files(files), **values_of_words(words)}

@@ -123,7 +123,7 @@ def space_text(
         "name": name,
         "description": f"settings of {Path(program.main or words[0]).name}",
         "program": list(words),
-        "knobs": {knob: _unique(values) for knob, values in knobs.items()},
+        "knobs": {knob: list(dict.fromkeys(values)) for knob, values in knobs.items()},
     }
     batch, ranks = _batch(program, settings, arrived), read_launch(program).processes or 1
     fixed = {} if ranks == 1 else {GPUS_PER_TRIAL: ranks}
@@ -143,10 +143,6 @@ def space_text(
     places = [f"#   {knob}: {_place(settings.get(knob))}" for knob in knobs]
     head = ["# What `tuner tune` varies of this program, and where its files say it.", *places]
     return "\n".join(head) + "\n" + yaml.safe_dump(space, sort_keys=False, width=100)
-
-
-def _unique(values: Iterable[KnobValue]) -> list[KnobValue]:
-    return list(dict.fromkeys(values))
 
 
 def _place(setting: Setting | None) -> str:

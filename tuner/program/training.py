@@ -272,10 +272,7 @@ def _in_file(source: SourceFile) -> Iterator[NamedModel]:
         return
     for place in source.places:
         steps = [str(step) for step in place.path[-2:]]
-        is_named = steps[-1:] and (steps[-1] in _KEYS or _is_below(steps))
+        is_below = len(steps) > 1 and steps[0] == "model" and steps[1] in _BELOW
+        is_named = is_below or (steps and steps[-1] in _KEYS)
         if is_named and isinstance(place.value, str):
             yield NamedModel(place.value, source.at(place))
-
-
-def _is_below(steps: Sequence[str]) -> bool:
-    return len(steps) > 1 and steps[0] == "model" and steps[1] in _BELOW

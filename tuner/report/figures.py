@@ -6,7 +6,6 @@ text from that table, once, and as text. Colours of text and grid come from the 
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,10 +19,11 @@ from tuner.report.plot import (
     PLAIN_TICKS,
     memory_range_gib,
     plotly_data,
-    rounded,
+    plotly_text,
     throughput_range,
 )
 from tuner.report.table import value_text
+from tuner.searches.facts import rounded
 from tuner.searches.view import Kind, View
 
 if TYPE_CHECKING:
@@ -204,10 +204,9 @@ def _value_order(value: KnobValue) -> tuple[bool, float, str]:
 
 
 def _as_text(value: KnobValue) -> str:
-    """A value for a label, cut to fit, in which plotly.js would read tags and $formulas$."""
+    """A value for a label, cut to fit."""
     text = printable(value_text(value))
-    short = text if len(text) <= MAX_TICK_LENGTH else text[: MAX_TICK_LENGTH - 1] + "…"
-    return html.escape(short).replace("$", "&#36;")
+    return plotly_text(text if len(text) <= MAX_TICK_LENGTH else text[: MAX_TICK_LENGTH - 1] + "…")
 
 
 def _jitter(index: int) -> float:

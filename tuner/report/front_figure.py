@@ -19,9 +19,9 @@ from tuner.report.plot import (
     labels,
     memory_range_gib,
     plotly_data,
-    rounded,
     throughput_range,
 )
+from tuner.searches.facts import rounded
 from tuner.searches.front import DEVICE_MEMORY, Objective
 from tuner.searches.view import Kind, View, numbers_of
 

@@ -7,7 +7,6 @@ the conditions it was searched under.
 from __future__ import annotations
 
 import csv
-import html
 import io
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,10 +20,11 @@ from tuner.core.errors import InputError
 from tuner.core.expressions import all_of
 from tuner.core.files import read_file
 from tuner.core.records import Source, TrialRecord
-from tuner.core.units import GIB, format_duration, format_gib, printable, significant
-from tuner.report.plot import plotly_data
+from tuner.core.units import GIB, format_duration, format_gib, significant
+from tuner.report.plot import plotly_data, plotly_text
 from tuner.report.table import cell_value, value_text
 from tuner.searches.cost import run_cost
+from tuner.searches.facts import rounded
 from tuner.searches.front import device_bytes, samples_per_s
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import View
@@ -292,9 +292,9 @@ def _add_front(figure: Figure, front: GpuFront, number: int, *, lines: bool) -> 
     points = sorted(front.points, key=lambda point: point.device_bytes)
     figure.add_scatter(
         x=[round(point.device_bytes / GIB, 3) for point in points],
-        y=[float(f"{point.samples_per_s:.6g}") for point in points],
+        y=[rounded(point.samples_per_s) for point in points],
         mode="lines+markers" if lines else "markers",
-        name=_plain(f"{front.gpu} ({_sources(points)})"),
+        name=plotly_text(f"{front.gpu} ({_sources(points)})"),
         line={"shape": "hv", "color": color, "width": 2},
         marker={
             "symbol": [symbol + MARKS.get(p.source, "-open") for p in points],
@@ -313,13 +313,8 @@ def _sources(points: Sequence[FrontPoint]) -> str:
 
 
 def _hover(front: GpuFront, point: FrontPoint) -> str:
-    words = [_plain(f"{name}={value}") for name, value in point.settings.items() if value]
+    words = [plotly_text(f"{name}={value}") for name, value in point.settings.items() if value]
     lines = [" ".join(words[i : i + 3]) for i in range(0, len(words), 3)]
-    head = f"<b>{_plain(front.gpu_name)}</b>" + (", recommended" if point.recommended else "")
+    head = f"<b>{plotly_text(front.gpu_name)}</b>" + (", recommended" if point.recommended else "")
     numbers = f"{significant(point.samples_per_s)} samples/s, {format_gib(point.device_bytes)}"
-    return "<br>".join([head, f"{numbers} ({_plain(point.source)})", *lines])
-
-
-def _plain(text: str) -> str:
-    """`text` in which plotly.js finds no tag and no formula."""
-    return html.escape(printable(text)).replace("$", "&#36;")
+    return "<br>".join([head, f"{numbers} ({plotly_text(point.source)})", *lines])

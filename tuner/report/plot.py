@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import textwrap
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.core.expressions import all_of
 from tuner.core.records import Source, TrialRecord
-from tuner.core.units import GIB, format_gib, format_size, significant
+from tuner.core.units import GIB, format_gib, format_size, printable, significant
 from tuner.report.table import value_text
 from tuner.searches.front import device_bytes, samples_per_s
 from tuner.searches.view import Kind, View
@@ -325,8 +326,8 @@ def _point(record: TrialRecord) -> tuple[float, float]:
 
 def _plain(text: str) -> str:
     """`text` so that matplotlib shows it as it is: no formula between dollar signs."""
-    printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
-    return printable.replace("$", r"\$")
+    shown = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    return shown.replace("$", r"\$")
 
 
 def plotly_data(figure: Figure) -> dict[str, Any]:
@@ -335,6 +336,6 @@ def plotly_data(figure: Figure) -> dict[str, Any]:
     return {"data": data["data"], "layout": data["layout"]}
 
 
-def rounded(speed: float) -> float:
-    """A number no finer than a screen can show."""
-    return float(f"{speed:.6g}")
+def plotly_text(text: str) -> str:
+    """`text` in which plotly.js finds no tag and no formula."""
+    return html.escape(printable(text)).replace("$", "&#36;")

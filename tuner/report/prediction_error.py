@@ -10,7 +10,8 @@ from typing import Any
 
 from tuner.core.records import Measurement, Prediction, Source, Status, TrialRecord
 from tuner.core.units import GIB
-from tuner.report.plot import COLORS, PLAIN_TICKS, plotly_data, rounded
+from tuner.report.plot import COLORS, PLAIN_TICKS, plotly_data
+from tuner.searches.facts import rounded
 from tuner.searches.view import Kind, View
 
 Evidence = Prediction | Measurement

@@ -21,7 +21,6 @@ from tuner.searches.cost import (
     by_gpus,
     cost_dict,
     interval_dict,
-    rounded,
     run_cost,
 )
 from tuner.searches.facts import (
@@ -29,6 +28,7 @@ from tuner.searches.facts import (
     counted_gpus,
     limit_text,
     ranks_dict,
+    rounded,
     stages_dict,
     times_text,
 )

@@ -69,7 +69,7 @@ class Candidates:
             for name in knobs
             if len(values := {parameter(c[name]): None for c in self.configurations}) > 1
         )
-        self._by_parameters = self._places_by_parameters()
+        self._check_that_all_differ()
         self._points: npt.NDArray[np.float64] = np.array(
             [
                 [axis.codes[parameter(c[axis.name])] for axis in self.axes]
@@ -107,9 +107,15 @@ class Candidates:
         """Number of candidates that are not taken, including those held back."""
         return int(self._untried.sum())
 
-    def column(self, name: str) -> list[Parameter]:
-        """The value of a knob in each candidate."""
-        return [parameter(configuration[name]) for configuration in self.configurations]
+    @property
+    def columns(self) -> dict[str, list[Parameter]]:
+        """The values of each knob that varies, one for each candidate."""
+        return {
+            axis.name: [
+                parameter(configuration[axis.name]) for configuration in self.configurations
+            ]
+            for axis in self.axes
+        }
 
     def is_untried(self, configuration: Configuration) -> bool:
         """True for a candidate that is neither taken nor held back."""
@@ -145,10 +151,6 @@ class Candidates:
         parameters = self.parameters(self.configurations[place])
         return " ".join(f"{name}={value}" for name, value in parameters.items())
 
-    def with_parameters(self, parameters: Mapping[str, Parameter]) -> Configuration:
-        """The candidate with exactly these parameters. Raises KeyError when there is none."""
-        return self.configurations[self._by_parameters[self._parameter_key(parameters)]]
-
     def nearest_untried(
         self, proposed: Mapping[str, Parameter], rng: random.Random
     ) -> Configuration | None:
@@ -171,17 +173,13 @@ class Candidates:
     def _open(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self._untried & ~self._held_back)
 
-    def _parameter_key(self, parameters: Mapping[str, Parameter]) -> tuple[Parameter, ...]:
-        return tuple(parameters[axis.name] for axis in self.axes)
-
-    def _places_by_parameters(self) -> dict[tuple[Parameter, ...], int]:
-        found: dict[tuple[Parameter, ...], int] = {}
-        for place, configuration in enumerate(self.configurations):
-            key = self._parameter_key(self.parameters(configuration))
-            other = self.configurations[found.setdefault(key, place)]
+    def _check_that_all_differ(self) -> None:
+        found: dict[tuple[Parameter, ...], Configuration] = {}
+        for configuration in self.configurations:
+            key = tuple(self.parameters(configuration).values())
+            other = found.setdefault(key, configuration)
             if other is not configuration:
                 raise ValueError(f"{configuration!r} and {other!r} differ in no knob")
-        return found
 
 
 def parameter(value: KnobValue) -> Parameter:

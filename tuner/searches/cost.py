@@ -11,7 +11,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Measurement, Prediction, TrialRecord
 from tuner.core.setup.distributed_knobs import MACHINES, strategy
 from tuner.core.units import format_duration, format_range, format_size, significant
-from tuner.searches.facts import SpaceFacts, counted_gpus, paid_gpus, seconds_of
+from tuner.searches.facts import SpaceFacts, counted_gpus, paid_gpus, rounded, seconds_of
 from tuner.searches.front import PAIR_ERROR, fastest_first
 
 PREDICTED_PERCENT = 90
@@ -40,11 +40,6 @@ class ShownInterval:
 def interval_dict(name: str, interval: ShownInterval | None) -> dict[str, Any]:
     """The interval under the key `<name>_interval`; an empty dict without one."""
     return {f"{name}_interval": interval.to_dict()} if interval else {}
-
-
-def rounded(value: float) -> float:
-    """Six significant digits: more would claim an accuracy that no prediction has."""
-    return float(f"{value:.6g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tuner.core.records import (
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.units import format_duration, format_size
-from tuner.space import DataFacts, SearchSpace, Stage
+from tuner.space import DataFacts, SearchSpace, Stage, TokenLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,14 @@ class SpaceFacts:
     """Knobs whose larger values make a better model, but never a faster or smaller one."""
     objectives: tuple[str, ...] = ()
     """Objectives of its front, by name; the first is primary. Empty: throughput and memory."""
-    longest_tokens: int | None = None
-    length_points: tuple[tuple[float, float], ...] = ()
-    """Cumulative distribution of token lengths: (length, share of examples up to it)."""
+    lengths: TokenLengths | None = None
+    """Token lengths of the examples."""
     stages: tuple[StageFacts, ...] = ()
     """The stages of the training, in their order; empty if it has no stages."""
 
     @classmethod
     def of(cls, space: SearchSpace) -> SpaceFacts:
         """The extract of a loaded search space."""
-        lengths = space.data.token_lengths
         return cls(
             name=space.name,
             description=space.description,
@@ -86,8 +84,7 @@ class SpaceFacts:
             defaults=space.defaulted & space.fixed.keys(),
             capacity=tuple(name for name in space.knobs if space.terms[name].capacity),
             objectives=tuple(objective.metric for objective in space.objectives),
-            longest_tokens=lengths.max if lengths is not None else None,
-            length_points=tuple(lengths.points) if lengths is not None else (),
+            lengths=space.data.token_lengths,
             stages=tuple(_stage(stage, space.data) for stage in space.stages),
         )
 
@@ -139,6 +136,11 @@ def ranks_dict(evidence: Prediction | Measurement) -> dict[str, Any]:
     """JSON types; nothing for one GPU."""
     ranks = evidence.ranks if isinstance(evidence, Measurement) else ()
     return {"rank_device_bytes": [rank.device_bytes for rank in ranks]} if ranks else {}
+
+
+def rounded(value: float) -> float:
+    """Six significant digits: more would claim an accuracy that no prediction has."""
+    return float(f"{value:.6g}")
 
 
 MAX_NAMES = 3
@@ -236,8 +238,8 @@ def stages_dict(record: TrialRecord, space: SpaceFacts) -> dict[str, Any]:
                 "settings": row.settings,
                 "peak_device_memory": format_size(row.numbers.device_bytes),
                 "peak_device_bytes": row.numbers.device_bytes,
-                "samples_per_s": float(f"{row.numbers.samples_per_s:.6g}"),
-                "step_s": float(f"{row.numbers.step_s:.6g}"),
+                "samples_per_s": rounded(row.numbers.samples_per_s),
+                "step_s": rounded(row.numbers.step_s),
                 "time_s": None if row.run_s is None else round(row.run_s, 3),
             }
             for row in rows_of(record, space)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tuner.core.records import Source, Status, TrialRecord
@@ -54,6 +54,20 @@ def device_bytes(record: TrialRecord) -> int | None:
     return evidence.memory.device_bytes if evidence else None
 
 
+def rate_of(record: TrialRecord) -> float:
+    """Throughput in samples/s of a trial that fits, which has numbers."""
+    rate = samples_per_s(record)
+    assert rate is not None
+    return rate
+
+
+def size_of(record: TrialRecord) -> int:
+    """Peak device memory in bytes of a trial that fits, which has numbers."""
+    size = device_bytes(record)
+    assert size is not None
+    return size
+
+
 def room_bytes(record: TrialRecord, memory_bytes: int) -> int:
     """Memory of a rank of the trial, in bytes, on a device with `memory_bytes`."""
     return min(memory_bytes, record.budget.limit_bytes)
@@ -68,7 +82,6 @@ THROUGHPUT = Objective("samples_per_s", Direction.MAXIMIZE, "throughput (samples
 DEVICE_MEMORY = Objective(
     "device_bytes", Direction.MINIMIZE, "peak device memory (bytes)", device_bytes
 )
-OBJECTIVES: Mapping[str, Objective] = {o.name: o for o in (THROUGHPUT, DEVICE_MEMORY)}
 DEFAULT_OBJECTIVES = (THROUGHPUT, DEVICE_MEMORY)
 
 
@@ -210,7 +223,7 @@ def rivals(best: TrialRecord, fitting: Iterable[TrialRecord]) -> tuple[TrialReco
     """Trials that may be as fast as the best, fastest first; empty if the best was measured."""
     if best.source is Source.MEASURED:
         return ()
-    others = [r for r in fitting if r is not best and _rate(r) > 0]
+    others = [r for r in fitting if r is not best and rate_of(r) > 0]
     found = [r for r in others if may_be_as_fast(r, best)]
     return tuple(sorted(found, key=fastest_first))
 
@@ -219,7 +232,7 @@ def worth_measuring(best: TrialRecord, others: Sequence[TrialRecord]) -> tuple[T
     """The best and the rivals that are worth measuring against it; empty without such rivals."""
     chosen = [best]
     for other in others:
-        apart = [abs(math.log(_rate(other) / _rate(record))) for record in chosen]
+        apart = [abs(math.log(rate_of(other) / rate_of(record))) for record in chosen]
         if len(chosen) < MOST_MEASURED and min(apart) > LEAST_DIFFERENCE:
             chosen.append(other)
     return tuple(chosen) if len(chosen) > 1 else ()
@@ -227,14 +240,8 @@ def worth_measuring(best: TrialRecord, others: Sequence[TrialRecord]) -> tuple[T
 
 def _ends(record: TrialRecord) -> tuple[float, float]:
     measured = record.outcome.measurement
-    rate = _rate(record)
+    rate = rate_of(record)
     if measured is not None:
         return measured.samples_per_s_interval or (rate, rate)
     half = math.exp(PAIR_ERROR / 2)
     return rate / half, rate * half
-
-
-def _rate(record: TrialRecord) -> float:
-    rate = samples_per_s(record)
-    assert rate is not None  # only of trials that fit
-    return rate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 
 from tuner.core.errors import UnavailableError, unknown
 from tuner.core.gpu import Gpu
@@ -132,17 +131,12 @@ def _coverage(record: TrialRecord, space: SpaceFacts) -> float | None:
 
 def coverage(space: SpaceFacts, max_length: float) -> float | None:
     """The share of examples with at most `max_length` tokens; None if unknown."""
-    if space.longest_tokens is not None and max_length >= space.longest_tokens:
-        return 1.0
-    points = space.length_points
-    if not points:
+    lengths = space.lengths
+    if lengths is None:
         return None
-    if max_length <= points[0][0]:
-        return points[0][1] if max_length == points[0][0] else 0.0
-    for (start, below), (end, above) in pairwise(points):
-        if start <= max_length < end:
-            return below + (above - below) * (max_length - start) / (end - start)
-    return 1.0
+    if max_length >= lengths.max:
+        return 1.0
+    return lengths.share_up_to(max_length) if lengths.known else None
 
 
 def _number(record: TrialRecord, name: str) -> float | None:

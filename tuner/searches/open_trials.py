@@ -75,6 +75,11 @@ class OpenTrials:
         return len(self._runs)
 
     @property
+    def running(self) -> int:
+        """Number of runs that a worker has begun."""
+        return len(self._begun_at)
+
+    @property
     def waiting(self) -> tuple[str, ...]:
         """The runs that no worker has begun."""
         return tuple(run for run in self._runs if run not in self._begun_at)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tuner.core.errors import InputError
 from tuner.core.records import Source, Status, TrialRecord
+from tuner.searches.front import rate_of
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -31,27 +32,11 @@ class StoppedBy(StrEnum):
     """No worker can run its trials."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """The spending of a search: trials begun, its own time, and time on devices.
-
-    `device_s` is the time of measured trials that ended, including reused ones; `mean_device_s` is
-    the mean time of one, None before the first. `running` counts the trials that have not ended.
-    """
-
-    trials: int
-    elapsed_s: float
-    device_s: float = 0.0
-    mean_device_s: float | None = None
-    running: int = 0
-
-    def with_next_s(self) -> float:
-        """Device time in seconds if the running trials and one more each take the mean time."""
-        return self.device_s + (self.running + 1) * (self.mean_device_s or 0.0)
-
-
 class Meter:
-    """Adds up the time on devices as trials end; emulated trials cost nothing."""
+    """Adds up the time on devices as trials end, reused ones included.
+
+    Emulated trials cost nothing.
+    """
 
     def __init__(self, gpus_per_trial: float, records: Iterable[TrialRecord] = ()) -> None:
         self._gpus_per_trial = gpus_per_trial
@@ -66,10 +51,10 @@ class Meter:
             self._device_s += record.outcome.duration_s * self._gpus_per_trial
             self._measured += 1
 
-    def spent(self, *, trials: int, elapsed_s: float, running: int) -> Spent:
-        """The spending after `elapsed_s` seconds, with `trials` begun."""
-        mean_s = self._device_s / self._measured if self._measured else None
-        return Spent(trials, elapsed_s, self._device_s, mean_s, running)
+    def with_next_s(self, running: int) -> float:
+        """Device time in seconds if `running` trials and one more each take the mean time."""
+        mean_s = self._device_s / self._measured if self._measured else 0.0
+        return self._device_s + (running + 1) * mean_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,19 +110,26 @@ class Budget:
         return min(limits, default=None)
 
     def used_up(
-        self, so_far: Spent, *, expected_gain: Callable[[], float | None] = lambda: None
+        self,
+        *,
+        trials: int,
+        elapsed_s: float,
+        device_s: float,
+        expected_gain: Callable[[], float | None] = lambda: None,
     ) -> StoppedBy | None:
         """The limit that keeps further trials from beginning, or None.
 
-        `expected_gain` returns the largest expected gain of any trial as a share, or None if
-        unknown; it is called last, and only if `min_gain` is set.
+        `trials` have begun in `elapsed_s` seconds, and the next one is expected to end after
+        `device_s` seconds on devices (`Meter.with_next_s`). `expected_gain` returns the largest
+        expected gain of any trial as a share, or None if unknown; it is called last, and only if
+        `min_gain` is set.
         """
-        if so_far.trials >= self.trials:
+        if trials >= self.trials:
             return StoppedBy.BUDGET
-        if self.time_limit_s is not None and so_far.elapsed_s >= self.time_limit_s:
+        if self.time_limit_s is not None and elapsed_s >= self.time_limit_s:
             return StoppedBy.TIME_LIMIT
         limit = self.device_limit_s()
-        if limit is not None and so_far.with_next_s() > limit[0]:
+        if limit is not None and device_s > limit[0]:
             return limit[1]
         if self.min_gain is not None:
             gain = expected_gain()
@@ -153,7 +145,8 @@ class Progress:
     `done` counts all trials that ended, including `reused`, `oom` and `failed` ones. `best` is the
     fastest that fits. `eta_s` is None until enough trials have ended after the first ones of all
     workers. `total` is the planned number of trials, or `done` if that is more. `verified` counts
-    the runs that verified the best, which are in neither `done` nor `total`.
+    the runs that verified the best, which are in neither `done` nor `total`. `front` is the Pareto
+    front of throughput and memory over the trials that ran, the smallest first.
     """
 
     done: int
@@ -166,17 +159,12 @@ class Progress:
     elapsed_s: float
     eta_s: float | None
     verified: int = 0
-
-
-def samples_per_s(record: TrialRecord) -> float:
-    """Throughput of the record by its best evidence; 0 without evidence."""
-    evidence = record.outcome.evidence
-    return evidence.speed.samples_per_s if evidence is not None else 0.0
+    front: Sequence[TrialRecord] = ()
 
 
 @dataclass(slots=True)
 class ProgressTracker:
-    """Counts trials as they start and end. Times are seconds on the caller's clock."""
+    """Counts trials as they end. Times are seconds on the caller's clock."""
 
     total: int
     started_s: float
@@ -184,7 +172,6 @@ class ProgressTracker:
     reused: int = 0
     records: list[TrialRecord] = field(default_factory=list)
     best: TrialRecord | None = None
-    _running: set[str] = field(default_factory=set)
     _oom: int = 0
     _failed: int = 0
     _verified: int = 0
@@ -196,24 +183,21 @@ class ProgressTracker:
         self.reused += 1
         self._count(record)
 
-    def start(self, trial: str) -> None:
-        """Count a trial that begins to run."""
-        self._running.add(trial)
-        self._workers = max(self._workers, len(self._running))
+    def use_workers(self, running: int) -> None:
+        """Note that this many trials run at once."""
+        self._workers = max(self._workers, running)
 
-    def end(self, trial: str, record: TrialRecord | None, now_s: float) -> None:
-        """Count a trial that no longer runs; `record` is None if it will run again."""
-        self._running.discard(trial)
-        if record is not None:
-            self._count(record)
-            self._ends_s.append(now_s)
+    def end(self, record: TrialRecord, now_s: float) -> None:
+        """Count a trial that ended."""
+        self._count(record)
+        self._ends_s.append(now_s)
 
-    def at(self, now_s: float) -> Progress:
-        """The state of the search at `now_s`."""
+    def at(self, now_s: float, *, running: int = 0, front: Sequence[TrialRecord] = ()) -> Progress:
+        """The progress at `now_s`, with this many running trials and this front."""
         done = len(self.records) - self._verified
         return Progress(
             done=done,
-            running=len(self._running),
+            running=running,
             oom=self._oom,
             failed=self._failed,
             reused=self.reused,
@@ -222,6 +206,7 @@ class ProgressTracker:
             elapsed_s=now_s - self.started_s,
             eta_s=self._eta_s(now_s),
             verified=self._verified,
+            front=front,
         )
 
     def _count(self, record: TrialRecord) -> None:
@@ -230,7 +215,7 @@ class ProgressTracker:
         status = record.outcome.status
         self._oom += status is Status.OOM
         self._failed += status not in (Status.OK, Status.OOM)
-        if record.fits and (self.best is None or samples_per_s(record) > samples_per_s(self.best)):
+        if record.fits and (self.best is None or rate_of(record) > rate_of(self.best)):
             self.best = record
 
     def _eta_s(self, now_s: float) -> float | None:

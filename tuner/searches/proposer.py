@@ -60,8 +60,7 @@ class Proposer:
             self._strategy: Strategy = GuidedStrategy(candidates, self.guide)
         else:
             self._strategy = strategy_of(sampler, candidates, knowledge, self._chance, trials)
-        columns = {axis.name: candidates.column(axis.name) for axis in candidates.axes}
-        self.failures = self.guide.failures if self.guide else Failures(columns)
+        self.failures = self.guide.failures if self.guide else Failures(candidates.columns)
         self._pruning = PruningLog(candidates, self._frontier)
         self._risk: CalibratedRisk | None = None
         if self.guide is None and sampler != "guided" and knowledge.predictions:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tuner.core.records import Configuration, TrialRecord
-from tuner.searches.front import THROUGHPUT, Objective
+from tuner.searches.front import THROUGHPUT, Objective, rate_of, size_of
 from tuner.searches.journal import latest
 from tuner.trial.base import GiveUp
 
@@ -70,7 +70,7 @@ class Ranking:
         if before is not None:
             self._leave(before)
         if together.fits and together.outcome.ran is not None:
-            fitting = _Fitting(_size(together), -_rate(together), self.count, together)
+            fitting = _Fitting(size_of(together), -rate_of(together), self.count, together)
             self._fitting[configuration] = fitting
             self._enter(fitting)
             if before is None:
@@ -119,7 +119,7 @@ class Ranking:
         It is the same object until the front changes, because Ray keeps a copy per trial.
         """
         if self._slowest is None:
-            self._slowest = tuple((_size(record), _ends(record)[0]) for record in self._front)
+            self._slowest = tuple((size_of(record), _ends(record)[0]) for record in self._front)
         return self._slowest
 
 
@@ -149,7 +149,7 @@ def near_tie(ranking: Ranking) -> Configuration | None:
         for record in pair
         if len(ranking.runs(record.configuration)) < MOST_RUNS
     }
-    return min(tied, key=lambda c: (len(ranking.runs(c)), -_rate(tied[c]), c.key), default=None)
+    return min(tied, key=lambda c: (len(ranking.runs(c)), -rate_of(tied[c]), c.key), default=None)
 
 
 def to_verify(ranking: Ranking, first: Objective = THROUGHPUT) -> Configuration | None:
@@ -167,7 +167,7 @@ def to_verify(ranking: Ranking, first: Objective = THROUGHPUT) -> Configuration 
 def _non_dominated(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """The Pareto front of the records, the smallest first."""
     return _staircase(
-        sorted(_Fitting(_size(r), -_rate(r), place, r) for place, r in enumerate(records))
+        sorted(_Fitting(size_of(r), -rate_of(r), place, r) for place, r in enumerate(records))
     )
 
 
@@ -188,16 +188,4 @@ def _interval(record: TrialRecord) -> tuple[float, float] | None:
 
 
 def _ends(record: TrialRecord) -> tuple[float, float]:
-    return _interval(record) or (_rate(record), _rate(record))
-
-
-def _rate(record: TrialRecord) -> float:
-    evidence = record.outcome.evidence
-    assert evidence is not None  # only of trials that fit
-    return evidence.speed.samples_per_s
-
-
-def _size(record: TrialRecord) -> int:
-    evidence = record.outcome.evidence
-    assert evidence is not None
-    return evidence.memory.device_bytes
+    return _interval(record) or (rate_of(record), rate_of(record))

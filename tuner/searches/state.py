@@ -16,7 +16,7 @@ from tuner.searches.progress import Meter, Progress, ProgressTracker, StoppedBy
 from tuner.searches.proposer import Proposer
 from tuner.searches.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
 from tuner.searches.repeats import pooled
-from tuner.searches.request import Pruned, SearchOutcome, SearchRequest
+from tuner.searches.request import SearchOutcome, SearchRequest
 from tuner.trial.base import PLAIN, GiveUp, Instructions
 
 PROGRESS_PERIOD_S = 1.0
@@ -69,6 +69,7 @@ class SearchState:
         self.stale = 0
         self._stood = Ranking()
         self._begun = 0
+        """Number of trials begun that count for the budget, without verifications."""
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
@@ -79,16 +80,6 @@ class SearchState:
     def reused(self) -> int:
         """Number of reused records in `records`."""
         return self._tracker.reused
-
-    @property
-    def candidate_count(self) -> int:
-        """Number of valid configurations to choose from."""
-        return len(self._adapter.candidates)
-
-    @property
-    def pruned(self) -> tuple[Pruned, ...]:
-        """Configurations that were held back, including revived ones."""
-        return self._adapter.pruned
 
     @property
     def halted(self) -> bool:
@@ -107,7 +98,9 @@ class SearchState:
     @property
     def progress(self) -> Progress:
         """The progress of the search now."""
-        return self._tracker.at(time.monotonic())
+        return self._tracker.at(
+            time.monotonic(), running=self.open.running, front=self._ranking.front()
+        )
 
     @property
     def elapsed_s(self) -> float:
@@ -121,10 +114,10 @@ class SearchState:
         return SearchOutcome(
             records=self.records,
             reused=self.reused,
-            candidates=self.candidate_count,
+            candidates=len(self._adapter.candidates),
             stopped_by=stopped_by,
             duration_s=self.elapsed_s,
-            pruned=self.pruned,
+            pruned=self._adapter.pruned,
             stale=self.stale,
             failure=self.failure,
             warnings=tuple(dict.fromkeys((*self._warnings, *self._adapter.notes))),
@@ -198,9 +191,9 @@ class SearchState:
         """
         if self._request.trial_device is None:
             return None
-        last = (1 - REPEAT_SHARE) * self._request.trials <= self._trial_count
+        last = (1 - REPEAT_SHARE) * self._request.trials <= self._begun
         if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
-            left = self._trial_count < self._request.trials and not self._request.objectives
+            left = self._begun < self._request.trials and not self._request.objectives
             tied = near_tie(self._ranking) if left else None
             if tied is not None and not self.open.includes(tied):
                 return Proposed(tied, PLAIN)
@@ -235,7 +228,7 @@ class SearchState:
         if ray_id not in self.open:
             return
         self.open.begin(ray_id, utc_now())
-        self._tracker.start(ray_id)
+        self._tracker.use_workers(self.open.running)
         self.report()
 
     def end(self, ray_id: str, outcome: Outcome) -> None:
@@ -243,7 +236,7 @@ class SearchState:
         if self.failure is not None or self.broken is not None or ray_id not in self.open:
             return
         record = record_of(self._request, *self.open.close(ray_id), outcome)
-        self._tracker.end(ray_id, record, time.monotonic())
+        self._tracker.end(record, time.monotonic())
         self._meter.add(record)
         self._unfit_and_gone = 0
         with self._keeping_failure():
@@ -269,7 +262,6 @@ class SearchState:
         if self.halted or ray_id not in self.open:
             return
         if self.open.lose(ray_id, with_node=with_node):
-            self._tracker.end(ray_id, None, time.monotonic())
             return
         if self.open[ray_id].unbegun:
             self.fail(_no_worker(f"workers end before they begin with a trial: {message}"))
@@ -286,7 +278,6 @@ class SearchState:
         if self.halted or ray_id not in self.open:
             return
         self.open.take_back(ray_id)
-        self._tracker.end(ray_id, None, time.monotonic())
         self.unfit_workers[ray_id] = error
         self._warnings.append(f"a worker was not used: {error.message}")
         gives_up = self._new_count == 0 and len(self.unfit_workers) >= LOSSES_THAT_END_A_SEARCH
@@ -326,10 +317,12 @@ class SearchState:
     def _reason_to_stop(self) -> StoppedBy | None:
         if not self._adapter.candidates.remaining_count:
             return StoppedBy.EXHAUSTED
-        so_far = self._meter.spent(
-            trials=self._trial_count, elapsed_s=self.elapsed_s, running=len(self.open)
+        return self._budget.used_up(
+            trials=self._begun,
+            elapsed_s=self.elapsed_s,
+            device_s=self._meter.with_next_s(len(self.open)),
+            expected_gain=self._adapter.expected_gain,
         )
-        return self._budget.used_up(so_far, expected_gain=self._adapter.expected_gain)
 
     @property
     def _ranking(self) -> Ranking:
@@ -337,11 +330,6 @@ class SearchState:
         for record in self._tracker.records[self._stood.count :]:
             self._stood.add(record)
         return self._stood
-
-    @property
-    def _trial_count(self) -> int:
-        """Number of trials begun that count for the budget, without verifications."""
-        return self._begun
 
     @property
     def _new_count(self) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,10 +134,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     Raises `UnavailableError` if writing fails.
     """
-    with _as_unavailable(path):
+    # The name is random, so that others cannot place a link there to be written through.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The name is random, so that others cannot place a link there to be written through.
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             with temporary.open("xb") as file:
                 file.write(data)
@@ -147,6 +146,11 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)  # still there only when something went wrong
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write {str(path)!r}: {error.strerror or error}",
+            hint="the journal is whole: free some space, and the same command writes it again",
+        ) from error
 
 
 def safe_name(name: str) -> str:
@@ -156,17 +160,6 @@ def safe_name(name: str) -> str:
     digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:8]
     readable = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:60]
     return f"{readable}-{digest}" if readable else f"unnamed-{digest}"
-
-
-@contextlib.contextmanager
-def _as_unavailable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot write {str(path)!r}: {error.strerror or error}",
-            hint="the journal is whole: free some space, and the same command writes it again",
-        ) from error
 
 
 def utf8(text: str) -> bytes:

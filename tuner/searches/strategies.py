@@ -87,12 +87,17 @@ class RandomStrategy(Strategy):
 class GridStrategy(Strategy):
     """Walks the space at even distances, the first configuration included."""
 
-    trials = 1
+    def __init__(
+        self, candidates: Candidates, knowledge: Knowledge, chance: random.Random, *, trials: int
+    ) -> None:
+        """`trials` is the number of configurations on the grid."""
+        super().__init__(candidates, knowledge, chance)
+        self._trials = trials
 
     def propose(self) -> Configuration | None:
         """The next untried candidate on the grid, then the first of the others."""
         every = self.candidates.configurations
-        taken = min(self.trials, len(every))
+        taken = min(self._trials, len(every))
         even = (every[i * len(every) // taken] for i in range(taken))
         return next(filter(self.candidates.is_untried, even), None) or self.candidates.untried()[0]
 
@@ -190,11 +195,10 @@ def strategy_of(
         raise InputError(
             f"searcher {name!r} is no sampler of Optuna's (a BaseSampler) and no Strategy"
         )
-    made = {"tpe": OptunaStrategy, "random": RandomStrategy, "grid": GridStrategy}
-    strategy = made.get(name, Strategy)(candidates, knowledge, chance)
-    if isinstance(strategy, GridStrategy):
-        strategy.trials = trials
-    return strategy
+    if name == "grid":
+        return GridStrategy(candidates, knowledge, chance, trials=trials)
+    made: dict[str, type[Strategy]] = {"tpe": OptunaStrategy, "random": RandomStrategy}
+    return made.get(name, Strategy)(candidates, knowledge, chance)
 
 
 def open_mirror(path: Path, name: str) -> Study:

@@ -2,8 +2,9 @@
 
 from tuner.core.setup.schemas import SCHEMAS, KnobSchema, WorkloadSchema
 from tuner.space.apply import ApplyTarget
-from tuner.space.data import DataFacts, TokenLengths
+from tuner.space.data import DataFacts
 from tuner.space.knobs import Knob
+from tuner.space.lengths import TokenLengths
 from tuner.space.load import SpaceInfo, default_space, list_spaces, load_space
 from tuner.space.rules import Stage
 from tuner.space.searchspace import ObjectiveName, SearchSpace

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from tuner.core.errors import InputError
-from tuner.space.document import Entry, Problems, mapping, scalar, sequence, suggestion
+from tuner.space.document import Entry, Problems, mapping, scalar, sequence, suggestion, text_of
 
 Step = str | int
 Path = tuple[Step, ...]
@@ -123,7 +123,7 @@ def read_apply(entry: Entry, problems: Problems, nodes: dict[str, Node]) -> dict
             name=target.name,
             keys=_keys(parts["keys"], target.at, problems, nodes) if "keys" in parts else {},
             files=_patterns(parts.get("file"), problems),
-            stage=_text(parts.get("stage"), problems),
+            stage=text_of(parts.get("stage"), problems),
         )
     return found
 
@@ -142,18 +142,12 @@ def _patterns(entry: Entry | None, problems: Problems) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def _text(entry: Entry | None, problems: Problems) -> str | None:
-    return scalar(entry.value, problems, entry.at) if entry else None
-
-
 def _keys(entry: Entry, at: str, problems: Problems, nodes: dict[str, Node]) -> dict[str, str]:
     keys: dict[str, str] = {}
     for key in mapping(entry.value, problems, entry.at).values():
         text = scalar(key.value, problems, key.at)
-        try:
+        with problems.noting(key.key, at):
             read_key(key.name)
-        except InputError as error:
-            problems.add_error(key.key, error, at=at)
         if text is not None:
             keys[key.name] = text.strip()
             nodes[place_of(at.removeprefix("apply."), key.name)] = key.value
@@ -181,7 +175,5 @@ def check_apply(
             problems.add(nodes.get(at), f"unknown stage {target.stage[:60]!r}", at=at, hint=hint)
         for key, text in target.keys.items():
             at = place_of(target.name, key)
-            try:
+            with problems.noting(nodes.get(at), at):
                 check(text)
-            except InputError as error:
-                problems.add_error(nodes.get(at), error, at=at)

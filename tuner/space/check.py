@@ -30,7 +30,8 @@ def check_meaning(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
 
     `nodes` tells where each part of the space stands in the file ("constraints[0]").
     """
-    _check_circles(space, nodes, problems)
+    with problems.noting(nodes.get("derived"), "derived"):
+        _ = space.derivations  # raises for a circle
     size = combinations(space.choices)
     if size > MAX_COMBINATIONS:
         knobs = sorted(space.knobs.values(), key=lambda knob: -len(knob.values))[:3]
@@ -60,19 +61,10 @@ def check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> N
     if space.command is not None and space.command.samples_per_step is not None:
         texts["samples_per_step"] = space.command.samples_per_step
     for at, text in texts.items():
-        try:
+        with problems.noting(nodes.get(at), at):
             space.condition(text)
-        except InputError as error:
-            problems.add_error(nodes.get(at), error, at=at)
     stages = [stage.name for stage in space.stages]
     check_apply(space.apply, stages, space.condition, nodes=nodes, problems=problems)
-
-
-def _check_circles(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
-    try:
-        _ = space.derivations
-    except InputError as error:
-        problems.add_error(nodes.get("derived"), error, at="derived")
 
 
 def _check_evaluation(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
@@ -143,7 +135,5 @@ def _check_baseline(space: SearchSpace, nodes: Nodes, problems: Problems) -> Non
         text = f"{name} is not a knob of this space"
         problems.add(nodes[f"baseline.{name}"], text, at=f"baseline.{name}")
     if not problems.found:
-        try:
+        with problems.noting(nodes["baseline"], "baseline"):
             configure(space, space.baseline, strict=False)
-        except InputError as error:
-            problems.add_error(nodes["baseline"], error, at="baseline")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from yaml.nodes import Node, SequenceNode
 
-from tuner.core.errors import InputError, nearest
+from tuner.core.errors import InputError
 from tuner.core.expressions import compile_expression, show
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
-from tuner.space.document import Entry, Problems, mapping, scalar, sequence
+from tuner.space.document import Entry, Problems, mapping, scalar, sequence, suggestion, text_of
 
 COMMAND = "command"
 """The workload of a space that has a command."""
@@ -127,13 +127,8 @@ def check_placeholders(text: str, names: frozenset[str]) -> None:
     """Raise `InputError` for a placeholder that is not one of `names`."""
     for name in placeholders(text):
         if name not in names:
-            close = nearest(name, names)
-            raise InputError(
-                f"{{{name}}} is no knob, fixed or derived value of this space",
-                hint=f"did you mean {close!r}?"
-                if close
-                else f"there are {', '.join(sorted(names))}",
-            )
+            text = f"{{{name}}} is no knob, fixed or derived value of this space"
+            raise InputError(text, hint=suggestion(name, names))
 
 
 def fill(text: str, values: Mapping[str, KnobValue]) -> str:
@@ -174,7 +169,7 @@ def read_command(
     # The settings of a program take the values: braces among its words mean nothing.
     argv = _argv(entries[kind].value, names if kind == COMMAND else None, problems, kind)
     folder = path.parent if path is not None else Path()
-    texts = {name: _text(entries.get(name), problems) for name in _BESIDE if name != "env"}
+    texts = {name: text_of(entries.get(name), problems) for name in _BESIDE if name != "env"}
     cwd = _folder(folder, texts["cwd"] or ".")
     if cwd is None:
         text = f"there is no folder {(texts['cwd'] or '.')[:200]!r}"
@@ -204,10 +199,6 @@ def _folder(base: Path, text: str) -> Path | None:
         return None
 
 
-def _text(entry: Entry | None, problems: Problems) -> str | None:
-    return scalar(entry.value, problems, entry.at) if entry else None
-
-
 def _argv(node: Node, names: frozenset[str] | None, problems: Problems, at: str) -> tuple[str, ...]:
     """The words; `names` may be placeholders in them, and None means that there are none."""
     if isinstance(node, SequenceNode):
@@ -224,7 +215,8 @@ def _argv(node: Node, names: frozenset[str] | None, problems: Problems, at: str)
     if not found:
         problems.add(node, f"the {at} is empty", at=at)
     for item, text in found if names is not None else ():
-        _check(item, text, names or frozenset(), problems, at)
+        with problems.noting(item, at):
+            check_placeholders(text, names or frozenset())
     return tuple(text for _, text in found)
 
 
@@ -233,15 +225,9 @@ def _environment(entry: Entry | None, names: frozenset[str], problems: Problems)
     for item in mapping(entry.value, problems, entry.at).values() if entry else ():
         text = scalar(item.value, problems, item.at)
         if text is not None:
-            _check(item.value, text, names, problems, item.at)
+            with problems.noting(item.value, item.at):
+                check_placeholders(text, names)
             values[item.name] = text
         if "=" in item.name or item.name.startswith("TUNER_"):
             problems.add(item.key, f"{item.name!r} cannot be set", at=entry.at if entry else "")
     return values
-
-
-def _check(node: Node, text: str, names: frozenset[str], problems: Problems, at: str) -> None:
-    try:
-        check_placeholders(text, names)
-    except InputError as error:
-        problems.add_error(node, error, at=at)

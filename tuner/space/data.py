@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from yaml.nodes import Node
 
@@ -11,38 +10,9 @@ from tuner.core.errors import InputError
 from tuner.core.setup.schemas import KnobSchema
 from tuner.space.document import Entry, Problems, mapping, sequence
 from tuner.space.knobs import read_value
+from tuner.space.lengths import TokenLengths
 
 PADDING = ("longest", "max_length")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLengths:
-    """The lengths of the examples in tokens.
-
-    `points` is the cumulative distribution as (length, fraction of examples up to it), rising
-    from fraction 0 to 1 and linear between; it is empty where only mean and maximum are known.
-    """
-
-    mean: float
-    max: int
-    points: tuple[tuple[float, float], ...] = ()
-
-    def mean_up_to(self, max_length: int) -> float:
-        """Mean tokens an example once all are cut at `max_length`.
-
-        The integral of 1 - CDF from 0 to `max_length` (the layer-cake formula). From mean and
-        maximum alone it is not known; the result is then its upper bound min(mean, max_length).
-        """
-        if not self.points:
-            return min(self.mean, max_length)
-        total = min(self.points[0][0], max_length)
-        for (start, below), (end, above) in pairwise(self.points):
-            if start >= max_length or end == start:
-                continue
-            stop = min(end, max_length)
-            at_stop = below + (above - below) * (stop - start) / (end - start)
-            total += (stop - start) * (1 - (below + at_stop) / 2)
-        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +61,18 @@ def _read_lengths(entry: Entry, problems: Problems) -> TokenLengths | None:
     allowed = ("mean", "max", "quantiles", "histogram")
     entries = mapping(entry.value, problems, entry.at, allowed=allowed)
     given = set(entries)
-    try:
+    with problems.noting(entry.value, entry.at):
         if given == {"mean", "max"}:
             return _summary(entries, problems)
         if given == {"quantiles"}:
-            return _from_points(_quantile_points(entries["quantiles"], problems))
+            points = _quantile_points(entries["quantiles"], problems)
+            return TokenLengths.from_points(points) if points else None
         if given == {"histogram"}:
-            return _from_points(_histogram_points(entries["histogram"], problems))
-    except InputError as error:
-        problems.add_error(entry.value, error, at=entry.at)
-        return None
-    problems.add(
-        entry.value,
-        "token_lengths needs {mean, max}, {quantiles: {0.5: 129, 1: 933}} or "
-        "{histogram: {edges: [0, 128, 512], counts: [10, 3]}}",
-        at=entry.at,
-    )
+            return TokenLengths.from_points(_histogram_points(entries["histogram"], problems))
+        raise InputError(
+            "token_lengths needs {mean, max}, {quantiles: {0.5: 129, 1: 933}} or "
+            "{histogram: {edges: [0, 128, 512], counts: [10, 3]}}"
+        )
     return None
 
 
@@ -115,9 +81,7 @@ def _summary(entries: dict[str, Entry], problems: Problems) -> TokenLengths | No
     top = _numbers([entries["max"].value], _WHOLE, problems, entries["max"].at)
     if not mean or not top:
         return None
-    if mean[0] > top[0]:
-        raise InputError(f"mean {mean[0]:g} is more than max {top[0]:g}")
-    return TokenLengths(mean[0], int(top[0]))
+    return TokenLengths.from_summary(mean=mean[0], longest=int(top[0]))
 
 
 def _quantile_points(entry: Entry, problems: Problems) -> list[tuple[float, float]]:
@@ -147,16 +111,6 @@ def _histogram_points(entry: Entry, problems: Problems) -> list[tuple[float, flo
         raise InputError("the histogram counts no example")
     cumulative = [sum(counts[:i]) / total for i in range(len(edges))]
     return list(zip(edges, cumulative, strict=True))
-
-
-def _from_points(points: list[tuple[float, float]]) -> TokenLengths | None:
-    if not points:
-        return None
-    if points != sorted(points) or any(a[1] > b[1] for a, b in pairwise(points)):
-        raise InputError("lengths and fractions must rise together")
-    longest = max(length for length, _ in points)
-    lengths = TokenLengths(0.0, round(longest), tuple(points))
-    return TokenLengths(lengths.mean_up_to(round(longest) + 1), round(longest), tuple(points))
 
 
 def _numbers(nodes: list[Node], term: KnobSchema, problems: Problems, at: str) -> list[float]:

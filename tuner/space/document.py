@@ -6,10 +6,12 @@ expanded, and `no` is still the text `no` where a knob expects a word.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -17,7 +19,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from tuner.core.errors import InputError, Problem, nearest
 
 MAX_BYTES = 256 * 1024
-"""A space file is a page of text; anything larger is the wrong file."""
+"""These files are pages of text; anything larger is the wrong file."""
 MAX_PROBLEMS = 40
 _STANDARD_TAG = "tag:yaml.org,2002:"
 _STANDARD_TAGS = frozenset(
@@ -25,6 +27,18 @@ _STANDARD_TAGS = frozenset(
     for name in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value")
 )
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A kind of file: its noun, the beginning of one, and where to find more."""
+
+    noun: str
+    example: str
+    hint: str
+
+
+SPACE = Form("search space", "name: my_space", "`tuner spaces` shows spaces to copy")
 
 
 @dataclass(slots=True)
@@ -47,6 +61,14 @@ class Problems:
         for message in [error.message, *map(str, error.problems)]:
             self.add(node, message, at=at, hint=error.hint)
 
+    @contextlib.contextmanager
+    def noting(self, node: Node | None, at: str) -> Iterator[None]:
+        """Inside, an `InputError` about the text of `node` is noted, and ends the block."""
+        try:
+            yield
+        except InputError as error:
+            self.add_error(node, error, at=at)
+
     def check(self) -> None:
         """Raise `InputError` with every problem, in the order of the lines, if there is one."""
         if not self.found:
@@ -63,17 +85,18 @@ def _line_of(problem: Problem) -> int:
     return int(match.group(1)) if match else 0
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, form: Form = SPACE) -> str:
     """The text of the file at `path`. Raises `InputError` where it cannot be read."""
     try:
         if not path.is_file():
-            raise InputError(f"there is no search space file {str(path)!r}")
+            raise InputError(f"there is no {form.noun} file {str(path)!r}")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES} bytes; a search space is a short file")
+        text = f"{path}: larger than {MAX_BYTES} bytes; a {form.noun} is a short file"
+        raise InputError(text)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -81,10 +104,11 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}:{line}: not text in UTF-8 (byte {data[error.start]})") from None
 
 
-def compose(text: str, file: str) -> MappingNode:
-    """The root mapping of one YAML document. Raises `InputError` with the line if broken."""
+@contextlib.contextmanager
+def yaml_errors(text: str, file: str) -> Iterator[None]:
+    """Inside, an error of YAML in `text` is raised as an `InputError`, with its line if known."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -102,12 +126,25 @@ def compose(text: str, file: str) -> MappingNode:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML lets these two escape from impossible escapes (\UFFFFFFFF) and versions.
         raise InputError(f"{file}: broken YAML: {error}") from None
+
+
+def compose(
+    text: str, file: str, form: Form = SPACE, *, loader: Any = yaml.SafeLoader
+) -> MappingNode:
+    """The root mapping of one YAML document. Raises `InputError` with the line if broken."""
+    with yaml_errors(text, file):
+        root = yaml.compose(text, Loader=loader)
     if root is None:
-        raise InputError(f"{file}: the file is empty", hint="`tuner spaces` shows spaces to copy")
+        raise InputError(f"{file}: the file is empty", hint=form.hint)
     if not isinstance(root, MappingNode):
         number = root.start_mark.line + 1
-        raise InputError(f"{file}:{number}: a search space is a mapping such as `name: my_space`")
+        raise InputError(f"{file}:{number}: a {form.noun} is a mapping such as `{form.example}`")
     return root
+
+
+def is_nothing(node: Node) -> bool:
+    """True if a value is written as nothing, `~` or `null`."""
+    return bool(node.tag == f"{_STANDARD_TAG}null")
 
 
 def kind_of(node: Node) -> str:
@@ -116,12 +153,12 @@ def kind_of(node: Node) -> str:
         return "a mapping (key: value)"
     if isinstance(node, SequenceNode):
         return "a list"
-    return "nothing" if node.tag == f"{_STANDARD_TAG}null" else f"the value {node.value[:60]!r}"
+    return "nothing" if is_nothing(node) else f"the value {node.value[:60]!r}"
 
 
 def scalar(node: Node, problems: Problems, at: str) -> str | None:
     """The text of a scalar as it was written, or None with the problem noted."""
-    if not isinstance(node, ScalarNode) or node.tag == f"{_STANDARD_TAG}null":
+    if not isinstance(node, ScalarNode) or is_nothing(node):
         problems.add(node, f"expected a value, found {kind_of(node)}", at=at)
         return None
     if _tagged(node, problems, at):
@@ -131,6 +168,11 @@ def scalar(node: Node, problems: Problems, at: str) -> str | None:
         problems.add(node, f"contains the unprintable character {bad.group()!r}", at=at)
         return None
     return text
+
+
+def text_of(entry: Entry | None, problems: Problems) -> str | None:
+    """The text of an entry; None without one, or with the problem noted."""
+    return scalar(entry.value, problems, entry.at) if entry else None
 
 
 def _tagged(node: Node, problems: Problems, at: str) -> bool:

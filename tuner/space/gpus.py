@@ -17,12 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from yaml import Node
+import yaml
 
-from tuner.core.errors import InputError, UnavailableError, unknown
+from tuner.core.errors import InputError, Problem, UnavailableError, unknown
 from tuner.core.gpu import NATIVE_PRECISIONS, PRECISIONS, Gpu, not_supported
 from tuner.core.units import format_gib
-from tuner.space.gpu_entry import YamlFile, read_entry
+from tuner.space.document import Entry, Form, Problems, compose, mapping, read_text
+from tuner.space.gpu_entry import read_entry, read_texts
 
 __all__ = [
     "LIMIT_OF_TYPE",
@@ -39,6 +40,9 @@ MEMORY_TOLERANCE = 0.05
 
 USER_FILE_VARIABLE = "TUNER_GPUS"
 
+_FORM = Form(
+    "GPU catalogue", "gpus: {my_gpu: {like: a6000}}", "expected `gpus:` with one entry per id"
+)
 _SHIPPED = Path(__file__).with_name("gpus.yaml")
 
 _VENDORS = {
@@ -192,7 +196,12 @@ def _user_file(extra: Path | None) -> Path | None:
 def _load(extra: Path | None) -> _Catalogue:
     shipped = _load_shipped()
     path = _user_file(extra)
-    return shipped if path is None else _read(path, shipped)
+    try:
+        return shipped if path is None else _read(path, shipped)
+    except InputError as error:
+        problems = error.problems or [Problem(error.message)]
+        text = f"GPU file {path} cannot be used"
+        raise InputError(text, problems=problems, hint=error.hint) from None
 
 
 @functools.cache
@@ -202,33 +211,44 @@ def _load_shipped() -> _Catalogue:
 
 def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
     """The catalogue `base` with the entries of the file at `path`, all of its problems at once."""
-    file = YamlFile(path, trusted=shipped)
-    top = file.mapping(file.root(), "", known=("gpus", "ambiguous"))
+    problems = Problems(path.name)
+    # libyaml is ten times faster, and brackets nested by the thousand overflow its stack.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if shipped else yaml.SafeLoader
+    root = compose(read_text(path, _FORM), path.name, _FORM, loader=loader)
+    top = mapping(root, problems, allowed=("gpus", "ambiguous"))
     gpus = dict(base.gpus)
-    entries = file.mapping(top["gpus"], "gpus") if "gpus" in top else {}
-    if not entries and not file.problems:
-        file.report(None, "", "has no GPU; expected `gpus:` with one entry per id")
-    for gpu_id, node in entries.items():
-        gpu = read_entry(file, gpu_id, node, base.gpus, shipped=shipped)
+    entries = mapping(top["gpus"].value, problems, "gpus") if "gpus" in top else {}
+    if not entries and not problems.found:
+        problems.add(None, "has no GPU", hint=_FORM.hint)
+    for gpu_id, entry in entries.items():
+        gpu = read_entry(entry, problems, base.gpus, shipped=shipped)
         if gpu is not None:
             gpus[gpu_id] = gpu
     ambiguous = dict(base.ambiguous)
-    for text, node in file.mapping(top.get("ambiguous"), "ambiguous").items():
-        where = f"ambiguous.{text}"
-        choices = file.texts(node, where) or ()
+    refused = mapping(top["ambiguous"].value, problems, "ambiguous") if "ambiguous" in top else {}
+    for text, entry in refused.items():
+        choices = read_texts(entry.value, problems, entry.at) or ()
         for choice in choices:
             if choice not in gpus and choice not in entries:
-                file.report(node, where, f"{choice!r} is not the id of a GPU")
+                problems.add(entry.value, f"{choice!r} is not the id of a GPU", at=entry.at)
         ambiguous[_normalise(text)] = choices
-    _check_names(file, gpus, ambiguous, entries)
-    file.raise_problems()
+    _check_names(problems, gpus, ambiguous, entries)
+    problems.check()
     return _Catalogue(gpus, ambiguous)
 
 
 def _check_names(
-    file: YamlFile, gpus: Mapping[str, Gpu], ambiguous: Iterable[str], own: Mapping[str, Node]
+    problems: Problems,
+    gpus: Mapping[str, Gpu],
+    ambiguous: Iterable[str],
+    own: Mapping[str, Entry],
 ) -> None:
     """Report names that two entries share; an id may not be refused as ambiguous either."""
+
+    def report(gpu_id: str, message: str) -> None:
+        node = own[gpu_id].value if gpu_id in own else None
+        problems.add(node, message, at=f"gpus.{gpu_id}")
+
     owners: dict[str, str] = {}
     for gpu in gpus.values():
         for name in (gpu.id, *gpu.aliases):
@@ -237,13 +257,13 @@ def _check_names(
             culprit = gpu.id if gpu.id in own else owner
             if owner != gpu.id:
                 other = owner if culprit == gpu.id else gpu.id
-                file.report(own.get(culprit), f"gpus.{culprit}", f"{name!r} also names {other!r}")
+                report(culprit, f"{name!r} also names {other!r}")
             if key in ambiguous:
-                file.report(own.get(gpu.id), f"gpus.{gpu.id}", f"{name!r} is refused as ambiguous")
+                report(gpu.id, f"{name!r} is refused as ambiguous")
     for gpu_id in own.keys() & gpus.keys():
         for twin in gpus.values():
             shared = set(gpus[gpu_id].device_names) & set(twin.device_names)
             distance = abs(twin.memory_bytes / gpus[gpu_id].memory_bytes - 1)
             if twin.id != gpu_id and shared and distance <= 2 * MEMORY_TOLERANCE:
                 message = f"device {min(shared)!r} with this memory is already {twin.id!r}"
-                file.report(own[gpu_id], f"gpus.{gpu_id}", message)
+                report(gpu_id, message)

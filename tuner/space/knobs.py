@@ -36,11 +36,9 @@ def read_value(node: Node, term: KnobSchema, problems: Problems, at: str) -> Kno
         raw = scalar(node, problems, at)
     if raw is None or (isinstance(raw, list) and None in raw):
         return None
-    try:
+    with problems.noting(node, at):
         return term.read(raw)
-    except InputError as error:
-        problems.add_error(node, error, at=at)
-        return None
+    return None
 
 
 def read_knob(node: Node, term: KnobSchema, problems: Problems, at: str) -> Knob:
@@ -140,11 +138,9 @@ def _expand(
             bounds[name] = value
     if len(bounds) < len(needs):
         return []
-    try:
+    with problems.noting(node, at):
         return [term.read(value) for value in expand(bounds)]
-    except InputError as error:
-        problems.add_error(node, error, at=at)
-        return []
+    return []
 
 
 def _read_bound(node: Node, term: KnobSchema, problems: Problems, at: str) -> float | None:

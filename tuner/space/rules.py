@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -155,23 +155,13 @@ def condition_rule(
     expression: Expression, derivations: Derivations, origin: str, stage: Stage | None = None
 ) -> Rule:
     """The rule that `expression` holds, in `stage` with its values if one is given."""
-
-    def test(values: Values) -> bool:
-        changed = stage.changed(values) if stage else {}
-        complete = derivations.complete({**values, **changed}, expression.names)
-        return expression.holds(complete)
-
-    inputs = derivations.inputs(expression.names)
-    inputs = stage.inputs(inputs) if stage else inputs
-    return Rule(_label(expression.text, stage), origin, tuple(sorted(inputs)), test)
+    return _rule(expression.text, origin, expression.names, expression.holds, derivations, stage)
 
 
 def kind_rule(term: KnobSchema, derivations: Derivations, stage: Stage | None = None) -> Rule:
     """The rule that the derived value of `term` is of its kind (a whole number of at least 1)."""
 
-    def test(values: Values) -> bool:
-        changed = stage.changed(values) if stage else {}
-        complete = derivations.complete({**values, **changed}, [term.name])
+    def is_read(complete: Values) -> bool:
         try:
             term.read(complete[term.name])
         except InputError:
@@ -180,13 +170,27 @@ def kind_rule(term: KnobSchema, derivations: Derivations, stage: Stage | None = 
 
     expression = derivations.expressions[term.name]
     label = f"{term.name} = {expression.text} must be {term.expects}"
-    inputs = derivations.inputs([term.name])
+    return _rule(label, f"derived.{term.name}", [term.name], is_read, derivations, stage)
+
+
+def _rule(
+    label: str,
+    origin: str,
+    names: Collection[str],
+    holds: Callable[[Values], bool],
+    derivations: Derivations,
+    stage: Stage | None,
+) -> Rule:
+    """The rule that `holds`, which reads `names`, is true of a complete configuration."""
+
+    def test(values: Values) -> bool:
+        changed = stage.changed(values) if stage else {}
+        return holds(derivations.complete({**values, **changed}, names))
+
+    inputs = derivations.inputs(names)
     inputs = stage.inputs(inputs) if stage else inputs
-    return Rule(_label(label, stage), f"derived.{term.name}", tuple(sorted(inputs)), test)
-
-
-def _label(text: str, stage: Stage | None) -> str:
-    return f"{text} (in stage {stage.name})" if stage else text
+    label = f"{label} (in stage {stage.name})" if stage else label
+    return Rule(label, origin, tuple(sorted(inputs)), test)
 
 
 def combinations(choices: Mapping[str, Sequence[KnobValue]]) -> int:

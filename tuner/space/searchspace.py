@@ -187,6 +187,8 @@ class SearchSpace:
         """The space as JSON types, for `tuner spaces --json`."""
         plain = dataclasses.asdict(self)
         del plain["own_terms"]  # they follow from the values
+        if lengths := plain["data"]["token_lengths"]:
+            del lengths["examples"]  # they stand beside it
         return {
             **plain,
             "knobs": {name: list(values) for name, values in self.choices.items()},

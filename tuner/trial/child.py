@@ -1,44 +1,26 @@
-"""The process of one trial, from its fork to its exit.
-
-It writes its results to a pipe, one JSON object per line. So a process that dies leaves its
-earlier reports behind, and a full disk loses nothing.
-"""
+"""The process of one trial, from its fork to its exit (`tuner.trial.said` has its reports)."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
 import faulthandler
+import functools
 import gc
-import json
 import os
 import resource
 import signal
-import sys
 import tempfile
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tuner.core.outcome import Raised
 from tuner.core.processes import die_with
-from tuner.core.records import Configuration
+from tuner.core.records import Configuration, Measurement
 from tuner.trial.base import MeasureOptions, TrialJob
-from tuner.trial.messages import TrialBody
-from tuner.trial.ranks import RankFailed
-
-FACTS, RESULT, RAISED = "facts", "result", "raised"
-"""Keys of a line: new facts, a measurement, the exceptions that ended the trial."""
-
-_NO_MEMORY_TO_SAY_SO = (
-    json.dumps({RAISED: [{"kinds": ["builtins.MemoryError"], "text": ""}]}) + "\n"
-).encode()
-"""Made beforehand: where memory ran out, there may be none to describe it."""
-
-_FAILED = 70
-"""Exit code after an exception (EX_SOFTWARE of sysexits.h)."""
+from tuner.trial.messages import Report, TrialBody
+from tuner.trial.said import FAILED, Said, tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +43,9 @@ class ChildTask:
 
 def child_main(task: ChildTask) -> NoReturn:
     """Run the trial and end this process; none of the parent's code runs after it."""
-    code = _FAILED
+    code = FAILED
     try:
-        code = _run(task)
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        code = tell(task.lines, functools.partial(_measure, task))
     finally:
         # Neither exit handlers nor destructors: the kernel and the driver free everything.
         os._exit(code)
@@ -96,45 +75,9 @@ def _settle(task: ChildTask) -> None:
     gc.enable()
 
 
-def _run(task: ChildTask) -> int:
-    def report(facts: Mapping[str, Any]) -> None:
-        _write(task.lines, {FACTS: dict(facts)})
-
-    try:
-        _settle(task)
-        measurement = task.body.measure(task.job, task.configuration, task.options, report)
-    # The boundary of a trial: whatever it raises, an exit included, is its outcome.
-    except BaseException as error:  # noqa: BLE001
-        return _say_raised(task.lines, error)
-    _write(task.lines, {RESULT: measurement.to_dict()})
-    return 0
-
-
-def _say_raised(lines: int, error: BaseException) -> int:
-    try:
-        _lift_memory_limit()
-        chain = error.links if isinstance(error, RankFailed) else Raised.chain(error)
-        links = [{"kinds": link.kinds, "text": link.text} for link in chain]
-        _write(lines, {RAISED: links})
-        # After the line that counts: this one may fail, as when a disk or memory is full.
-        with contextlib.suppress(OSError):
-            traceback.print_exception(error)
-    except MemoryError:
-        os.write(lines, _NO_MEMORY_TO_SAY_SO)
-    return _FAILED
-
-
-def _lift_memory_limit() -> None:
-    """The limit has done its work; saying so needs memory."""
-    for limit in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
-        _, hard = resource.getrlimit(limit)
-        resource.setrlimit(limit, (hard, hard))
-
-
-def _write(descriptor: int, line: Mapping[str, Any]) -> None:
-    data = (json.dumps(line) + "\n").encode()
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _measure(task: ChildTask, report: Report) -> Measurement:
+    _settle(task)
+    return task.body.measure(task.job, task.configuration, task.options, report)
 
 
 LOG_TAIL_BYTES = 64 * 1024
@@ -149,19 +92,12 @@ class Read(enum.Enum):
     END = enum.auto()
 
 
-class ProgressParser:
-    """Reads the two pipes of a child, and keeps its reports.
-
-    - `facts` has the last value of each name that it reported.
-    - `measurement` is its result, `raised` the exceptions that ended it.
-    """
+class ProgressParser(Said):
+    """Reads the two pipes of a child: its reports, and its output."""
 
     def __init__(self, lines: int, log: int) -> None:
+        super().__init__()
         self.lines, self.log = lines, log
-        self.facts: dict[str, Any] = {}
-        self.measurement: Mapping[str, Any] | None = None
-        self.raised: tuple[Raised, ...] = ()
-        self._rest = b""
         self._tail = b""
         for descriptor in (lines, log):
             os.set_blocking(descriptor, False)
@@ -174,24 +110,7 @@ class ProgressParser:
     def read_lines(self) -> tuple[dict[str, Any], Read]:
         """New facts, perhaps none, and True if there was something to read."""
         data = _read(self.lines)
-        new: dict[str, Any] = {}
-        if data:
-            *whole, self._rest = (self._rest + data).split(b"\n")
-            for line in whole:
-                new |= self._take(line)
-            self.facts |= new
-        return new, _kind(data)
-
-    def _take(self, line: bytes) -> dict[str, Any]:
-        said: dict[str, Any] = json.loads(line)
-        if RESULT in said:
-            self.measurement = said[RESULT]
-        if RAISED in said:
-            self.raised = tuple(
-                Raised(tuple(link["kinds"]), str(link["text"])) for link in said[RAISED]
-            )
-        facts: dict[str, Any] = said.get(FACTS, {})
-        return facts
+        return self.take(data) if data else {}, _kind(data)
 
     def read_log(self) -> Read:
         """Read more of the log; True if there was something to read."""

@@ -83,15 +83,15 @@ class CommandTrial:
         command = _command(job)
         become_subreaper()  # descendants whose parent has ended are still counted
         samples_per_step = command.samples(configuration)
-        device = device_name(options)
+        device = _device_name(options)
         report({"device": device})
         memory = TreeMemory(os.getpid(), _gpu_index(options))
-        with started(command, configuration, options) as process:
+        with _started(command, configuration, options) as process:
             heard = CommandProgress(options, command.progress)
             listener = _Listener(process, heard, memory, options)
             exit_code = listener.listen(samples_per_step, report)
         if exit_code is not None and exit_code != 0:
-            end_like(exit_code)
+            _end_like(exit_code)
         if exit_code == 0 and not heard.has_rate:
             raise nothing_heard(listener.streams.tail)
         return measurement_of(
@@ -180,7 +180,7 @@ class _Listener:
 
 
 @contextlib.contextmanager
-def started(
+def _started(
     command: Command, configuration: Configuration, options: MeasureOptions
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The command, running in a session of its own; it ends with this process.
@@ -195,8 +195,8 @@ def started(
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (options.memory_limit_bytes, hard))
 
-    with _words(command, configuration) as arguments:
-        environment = _environment(command, configuration, options)
+    with words_of(command, configuration) as arguments:
+        environment = {**os.environ, **told_variables(command, configuration, options)}
         program = _program(arguments[0], command.cwd, environment.get("PATH"))
         try:
             process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
@@ -220,7 +220,7 @@ def started(
 
 
 @contextlib.contextmanager
-def _words(command: Command, configuration: Configuration) -> Iterator[list[str]]:
+def words_of(command: Command, configuration: Configuration) -> Iterator[list[str]]:
     """The words that start the command with the values of `configuration`.
 
     A program gets them in copies of its own settings, which are gone when the block ends.
@@ -235,20 +235,20 @@ def _words(command: Command, configuration: Configuration) -> Iterator[list[str]
         yield words
 
 
-def _environment(
+def told_variables(
     command: Command, configuration: Configuration, options: MeasureOptions
 ) -> dict[str, str]:
-    """The environment of this process, with variables that make output arrive at once."""
-    told = {
+    """The environment variables of a trial's command; some make its output arrive at once."""
+    return {
         TRIAL: json.dumps(trial_facts(options)),
         "PYTHONUNBUFFERED": "1",
         # Its own default. This program is quieter, and Trainer shows no progress bar then.
         "TRANSFORMERS_VERBOSITY": "warning",
+        **command.environment(configuration),
     }
-    return {**os.environ, **told, **command.environment(configuration)}
 
 
-def end_like(exit_code: int) -> NoReturn:
+def _end_like(exit_code: int) -> NoReturn:
     """End this process as the command has ended, by the same code or signal."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -294,7 +294,7 @@ def _gpu_index(options: MeasureOptions) -> int | None:
     return None if options.device == "cpu" else int(options.device.partition(":")[2] or 0)
 
 
-def device_name(options: MeasureOptions) -> str:
+def _device_name(options: MeasureOptions) -> str:
     """The exact name of the trial's device. Raises `UnavailableError` without a driver for it."""
     index = _gpu_index(options)
     if index is None:

@@ -12,7 +12,7 @@ import re
 import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,21 +26,8 @@ from tuner.trial.ranks import Rank
 from tuner.trial.synthetic import fill
 
 
-class MemoryMeter(Protocol):
-    """Memory of this process on one device, in bytes, with a peak that can be reset."""
-
-    def allocated_bytes(self) -> int:
-        """The bytes in use now."""
-
-    def peaks(self) -> tuple[int, int]:
-        """The highest allocated and reserved bytes since the last `reset`."""
-
-    def reset(self) -> None:
-        """Restart the peaks from the memory in use now."""
-
-
 class CudaMeter:
-    """PyTorch's own counters of its caching allocator."""
+    """PyTorch's own counters of its caching allocator, in bytes."""
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before, there are no counters
@@ -51,7 +38,7 @@ class CudaMeter:
         return torch.cuda.memory_allocated(self._device)
 
     def peaks(self) -> tuple[int, int]:
-        """`max_memory_allocated` and `max_memory_reserved`."""
+        """The highest allocated and reserved bytes since the last `reset`."""
         return (
             torch.cuda.max_memory_allocated(self._device),
             torch.cuda.max_memory_reserved(self._device),
@@ -114,7 +101,7 @@ class RealEnvironment:
         self._on_phase = on_phase
         self.on_enter: Callable[[Phase, int], None] | None = None
         self._torch_device = parse_device(device)
-        self.meter: MemoryMeter = (
+        self.meter: CudaMeter | HostMeter = (
             CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else HostMeter()
         )
         self.phase: Phase | None = None

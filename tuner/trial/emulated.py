@@ -7,25 +7,14 @@ same errors. Memory is the allocator's own; times are estimates, and carry their
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.core.records import (
-    Configuration,
-    Exhausted,
-    Measurement,
-    Memory,
-    Outcome,
-    Source,
-    Status,
-)
+from tuner.core.records import Configuration, Measurement, Outcome, Source, Status
 from tuner.cost.calibrate import prior_intervals
 from tuner.cost.correction import STEP
-from tuner.emulator.ending import Ended, Ending, find_ending
-from tuner.emulator.rates import gpu_to_dict
-from tuner.emulator.session import Account, Session
+from tuner.emulator.session import Session
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
-from tuner.trial.emulated_command import STEPS
 from tuner.trial.isolated import IsolatedRunner, Progress
 
 ESTIMATED = (STEP, "tokens_per_s")
@@ -53,16 +42,11 @@ class EmulatedRunner(IsolatedRunner):
         gpus: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        # Every step takes the same: one is timed, by its parts.
-        options = replace(options, min_steps=1, budget_s=0.0, short_steps=not options.whole_steps)
-        self._is_command = job.command is not None
-        settings = {"rates": gpu_to_dict(job.gpu), **({"steps": STEPS} if job.command else {})}
-        self._session = Session(job.gpu, count=gpus, settings=settings)
+        self._session = Session(job.gpu, count=gpus)
         base = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))), **(environment or {})}
         super().__init__(
             job,
             options,
-            body="tuner.trial.emulated_command:EMULATED_COMMAND" if job.command else None,
             preflight=_is_free,
             answers=_always,
             environment=self._session.environment(base),
@@ -86,46 +70,21 @@ class EmulatedRunner(IsolatedRunner):
         outcome = super().run(configuration, instructions, on_progress=on_progress)
         unknown = self._unknown_calls()
         own = [a for a in self._session.accounts() if a.pid not in before]
-        events = list(self._session.events())
-        if self._is_command and outcome.status in (Status.OK, Status.CRASHED):
-            ending = find_ending(events, own, int(outcome.status is not Status.OK))
-            if ending.ended is Ended.OOM:  # a command that hides it
-                return _out_of_memory(outcome, ending)
         if outcome.emulation is not None:
-            memory = self._with_accounts(outcome.emulation.memory, own)
+            # Only the machine counts managed memory.
+            paged_bytes = max((account.managed_peak_bytes for account in own), default=0)
+            memory = replace(outcome.emulation.memory, paged_bytes=paged_bytes)
             found = replace(outcome.emulation, memory=memory)
-            return outcome.with_ran(_with_estimates(found, unknown))
+            return outcome.with_ran(with_estimates(found, unknown))
         if unknown and outcome.status is Status.CRASHED:
-            return replace(outcome, message=f"{outcome.message}; {_unknown_text(unknown)}")
+            return replace(outcome, message=f"{outcome.message}; {unknown_text(unknown)}")
         return outcome
-
-    def _with_accounts(self, memory: Memory, accounts: Sequence[Account]) -> Memory:
-        """`memory` with numbers only the machine counts: managed memory, and that of a command."""
-        paged_bytes = max((account.managed_peak_bytes for account in accounts), default=0)
-        memory = replace(memory, paged_bytes=paged_bytes)
-        if not self._is_command:
-            return memory
-        used: Counter[int] = Counter()
-        for account in accounts:
-            used[account.device] += account.peak_bytes
-        return replace(memory, device_bytes=max(used.values(), default=memory.device_bytes))
 
     def _unknown_calls(self) -> Counter[str]:
         """Calls of functions that the emulator does not know, since the last time."""
         now = Counter(self._session.unknown_calls())
         new, self._counted = now - self._counted, now
         return new
-
-
-def _out_of_memory(outcome: Outcome, ending: Ending) -> Outcome:
-    where = f" at {ending.error.line}" if ending.error and ending.error.line else ""
-    return Outcome(
-        Status.OOM,
-        requested_bytes=ending.refused_bytes or None,
-        message=f"out of memory{where}; the command does not show it",
-        duration_s=outcome.duration_s,
-        exhausted=Exhausted.DEVICE,
-    )
 
 
 def _is_free(options: MeasureOptions, within: object) -> bool:
@@ -137,11 +96,11 @@ def _always(options: MeasureOptions) -> None:
     """An emulated device is never lost."""
 
 
-def _with_estimates(emulation: Measurement, unknown: Counter[str]) -> Measurement:
+def with_estimates(emulation: Measurement, unknown: Counter[str]) -> Measurement:
     """`emulation` with the intervals of its times, and a note about unknown calls."""
     # The times of operators are those of predictions without a profile of the device.
     prior = prior_intervals(emulation.memory, emulation.speed, method="")
-    notes = [*emulation.notes, *([_unknown_text(unknown)] if unknown else [])]
+    notes = [*emulation.notes, *([unknown_text(unknown)] if unknown else [])]
     return replace(
         emulation,
         intervals={**{name: prior[name] for name in ESTIMATED}, **emulation.intervals},
@@ -149,7 +108,8 @@ def _with_estimates(emulation: Measurement, unknown: Counter[str]) -> Measuremen
     )
 
 
-def _unknown_text(unknown: Counter[str]) -> str:
+def unknown_text(unknown: Counter[str]) -> str:
+    """The names of unknown functions, with the number of their calls."""
     named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(MOST_NAMED))
     more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
     return f"called and not known to the emulator: {named}{more}"

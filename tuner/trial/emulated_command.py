@@ -1,40 +1,47 @@
-"""A trial of a command on an emulated device: run some steps, and report their cost.
+"""A trial of a command on emulated GPUs: run some steps, and report their cost.
 
-The processes of the command are followed by the emulator (`tuner.emulator.inside.follow`): steps
-are the updates of any optimizer, and the program ends after enough of them. Its output is only
-read for the samples of a step.
+The emulator follows the processes of the command (`tuner.emulator.inside.follow`): steps are the
+updates of any optimizer, and the program ends after enough of them. Its output is only read for
+the samples of a step.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tuner.core.errors import InputError, UnavailableError
-from tuner.core.processes import become_subreaper
-from tuner.core.records import Configuration, Measurement, Memory, Source, Speed
-from tuner.emulator.ending import own_fault
-from tuner.space.command import Command
-from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.core.outcome import Ending, Raised, classify
+from tuner.core.processes import oom_kills, oom_kills_since
+from tuner.core.records import (
+    Configuration,
+    Exhausted,
+    Measurement,
+    Memory,
+    Outcome,
+    Source,
+    Speed,
+    Status,
+)
+from tuner.core.supervised import Tail
+from tuner.emulator import Emulation, Machine
+from tuner.emulator.ending import Ended
+from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.trial.command import (
     COMMAND_TRIAL,
-    LAST_LINES_S,
-    LOOK_EVERY_S,
-    device_name,
-    end_like,
+    NoStepsError,
     nothing_heard,
-    started,
+    told_variables,
+    words_of,
 )
 from tuner.trial.command_progress import CommandProgress
-from tuner.trial.command_result import Streams, required
-from tuner.trial.messages import Report
-
-EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
-"""Environment variable with the file for reports of emulated processes (`emulator.session`)."""
+from tuner.trial.command_result import required
+from tuner.trial.emulated import unknown_text, with_estimates
+from tuner.trial.isolated import secrets_of
+from tuner.trial.stop_rule import Deadline
 
 STEPS = 3
 """Updates of the optimizer: the first makes its state, the second finds it, the third shows that
@@ -45,154 +52,189 @@ FEW = 2
 micro-batches change neither the memory nor the time of one."""
 
 
-class EmulatedCommand:
-    """Runs the job's command on an emulated device; see `TrialBody`."""
+class EmulatedCommandRunner:
+    """Runs the job's command on a machine with emulated GPUs; see `TrialRunner`.
 
-    def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
-        """Check that the program exists. Raises `UnavailableError` if it doesn't."""
+    `gpus` and `environment` are as in `EmulatedRunner`. Only `interrupt` may be called from another
+    thread, or from a signal handler. Raises `UnavailableError` if the program doesn't exist, and
+    `InputError` for options of other trials, or a GPU type that can't be emulated.
+    """
+
+    source = Source.EMULATED
+
+    def __init__(
+        self,
+        job: TrialJob,
+        options: MeasureOptions,
+        *,
+        gpus: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         COMMAND_TRIAL.prepare(job, options)
         if options.memory_limit_bytes is not None:
             raise InputError(
                 "--memory-limit stops a command on a real device",
                 hint="--gpu-memory says how much memory the emulated one has",
             )
+        assert job.command is not None
+        self._job, self._command, self._options = job, job.command, options
+        self._machine = Machine(job.gpu, gpus, all_ranks=True, profile=job.profile)
+        visible = ",".join(map(str, range(gpus)))
+        self._environment = {"CUDA_VISIBLE_DEVICES": visible, **(environment or {})}
+        self._interrupted = False
+        self.last_log = ""
+        """The last 64 KiB that the latest trial wrote to stdout and stderr."""
 
-    def measure(
-        self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
-    ) -> Measurement:
-        """Run the command until it has taken `STEPS` steps, or to its end.
+    def interrupt(self) -> None:
+        """Give up the running trial, which then ends as `interrupted`."""
+        self._interrupted = True
 
-        If the command fails, this process ends in the same way, as in `CommandTrial.measure`.
+    def close(self) -> None:
+        """End the command, if it still runs."""
+        self._interrupted = True
+
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
+        """See `TrialRunner.run`. Calls that the emulator does not know are noted."""
+        self._interrupted = False
+        started_s, kills_before = time.monotonic(), oom_kills()
+        deadline = Deadline(self._options.timeout_s, started_s)
+        log, found = Tail(), None
+        ending = Ending(device=self._options.device)
+        try:
+            found, repeats = self._emulated(configuration, deadline, log)
+            timed_out = found.ended is Ended.TIMEOUT
+            ending = replace(
+                ending,
+                exit_code=found.exit_status,
+                given_up=self._interrupted,
+                timed_out_after_s=deadline.limit_s if timed_out else None,
+            )
+            if found.exit_status == 0 and not timed_out:
+                measurement = self._measurement(found, configuration, log, repeats)
+                ending = replace(ending, measurement=measurement.to_dict())
+        except (InputError, NoStepsError) as error:  # the trial's own doing
+            ending = replace(ending, raised=Raised.chain(error))
+        ending = replace(
+            ending,
+            log_tail=log.text,
+            oom_kills=oom_kills_since(kills_before),
+            duration_s=time.monotonic() - started_s,
+        )
+        ending = ending.masked(secrets_of(self._job, configuration, self._environment))
+        self.last_log = ending.log_tail
+        outcome = classify(ending)
+        return outcome if found is None else _with_findings(outcome, found)
+
+    def _emulated(
+        self, configuration: Configuration, deadline: Deadline, log: Tail
+    ) -> tuple[Emulation, float]:
+        """The run, and how many times its micro-batches a whole step has.
+
+        Steps of many micro-batches are shortened, if the run shows that the setting has an effect.
         """
-        command = job.command
-        assert command is not None
-        become_subreaper()
-        device = device_name(options)
-        report({"device": device})
         rounds = configuration.get("grad_accum")
-        repeats = 1.0
-        if command.is_program and options.short_steps and isinstance(rounds, int) and rounds > FEW:
+        if (
+            self._command.is_program
+            and self._options.short_steps
+            and isinstance(rounds, int)
+            and rounds > FEW
+        ):
             short = Configuration({**configuration, "grad_accum": FEW})
-            results, heard = _run(command, short, options)
-            repeats = rounds / FEW
-            if not _has_rounds(results, FEW):  # it is set, and nothing shows that it has an effect
-                results, heard, repeats = *_run(command, configuration, options), 1.0
-        else:
-            results, heard = _run(command, configuration, options)
-        samples = required(heard.samples_per_line or command.samples(configuration))
-        return _measurement(
-            results, job, samples=samples, device=device, heard=heard, repeats=repeats
+            found = self._run(short, deadline, log, repeats=rounds / FEW)
+            seen = found.settings.get("grad_accum", len(found.inputs))
+            if found.exit_status != 0 or found.steps == 0 or seen == FEW:
+                return found, rounds / FEW
+        return self._run(configuration, deadline, log), 1.0
+
+    def _run(
+        self, configuration: Configuration, deadline: Deadline, log: Tail, *, repeats: float = 1.0
+    ) -> Emulation:
+        told = told_variables(self._command, configuration, self._options)
+        with words_of(self._command, configuration) as words:
+            return self._machine.run(
+                words,
+                steps=STEPS,
+                timeout_s=max(0.0, deadline.left_s(time.monotonic())),
+                repeats=repeats,
+                output=log,
+                stopped=lambda: self._interrupted,
+                cwd=Path(self._command.cwd),
+                environment={**self._environment, **told},
+            )
+
+    def _measurement(
+        self, found: Emulation, configuration: Configuration, log: Tail, repeats: float
+    ) -> Measurement:
+        """The emulated numbers of a command that ended well.
+
+        Raises `NoStepsError` if it took no step, and `UnavailableError` if tuner itself failed in
+        it, no time was recorded, or the samples of a step are unknown.
+        """
+        if found.own_fault is not None:
+            raise UnavailableError(
+                str(found.own_fault), hint="report it; the program itself went on"
+            )
+        if found.steps == 0:
+            raise nothing_heard(log.text)
+        if found.time is None:
+            raise UnavailableError(
+                "the environment of the command lacks numpy, with which the emulator prices steps",
+                hint="install numpy there",
+            )
+        heard = CommandProgress(self._options, self._command.progress)
+        heard.take(0, log.data)
+        samples = required(heard.samples_per_line or self._command.samples(configuration))
+        largest = max(found.devices, key=lambda use: use.peak_reserved_bytes)
+        gpu, timed = self._job.gpu, found.time
+        return Measurement(
+            memory=Memory(
+                peak_allocated_bytes=largest.peak_allocated_bytes,
+                peak_reserved_bytes=largest.peak_reserved_bytes,
+                device_bytes=found.used_bytes,
+                loaded_bytes=largest.loaded_bytes,
+                phase_peak_bytes=dict(largest.phase_peak_bytes),
+                peak_phase=largest.peak_phase,
+                breakdown={},
+                paged_bytes=max(use.managed_bytes for use in found.devices),
+            ),
+            speed=Speed(
+                step_s=timed.step_s,
+                it_per_s=1 / timed.step_s,
+                samples_per_s=samples / timed.step_s,
+                tokens_per_s=0.0,
+                mfu=timed.mfu,
+                breakdown_s=dict(timed.breakdown_s),
+            ),
+            trainable_params=largest.trainable_params,
+            total_params=heard.told.get("total_params", 0),
+            device=gpu.device_names[0] if gpu.device_names else gpu.name,
+            steps=found.steps,
+            loss_finite=True,
+            source=Source.EMULATED,
+            num_alloc_retries=largest.alloc_retries,
+            notes=(
+                "steps are updates of the optimizer",
+                *([f"{FEW} micro-batches ran, and the time is that of all"] if repeats > 1 else []),
+                *timed.notes,
+            ),
+            intervals={"step_s": timed.interval_s},
         )
 
 
-EMULATED_COMMAND = EmulatedCommand()
-
-
-def _run(
-    command: Command, configuration: Configuration, options: MeasureOptions
-) -> tuple[list[dict[str, Any]], CommandProgress]:
-    """The results of the command's processes, and the progress read from its output.
-
-    If the command fails, this process ends in the same way.
-    """
-    events = Path(os.environ[EVENTS_VARIABLE])
-    known_bytes = events.stat().st_size
-    with started(command, configuration, options) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        streams = Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
-        heard = CommandProgress(options, command.progress)
-        until_s = None
-        while until_s is None or (streams.are_open and time.monotonic() < until_s):
-            for stream, data, at_s in streams.read(LOOK_EVERY_S):
-                heard.take(stream, data, at_s)
-            if until_s is None and process.poll() is not None:
-                until_s = time.monotonic() + LAST_LINES_S
-        exit_code = process.returncode
-    if exit_code != 0:
-        end_like(exit_code)
-    results = _results(events, known_bytes)
-    if not any(result["steps"] for result in results):
-        raise nothing_heard(streams.tail)
-    return results, heard
-
-
-def _has_rounds(results: Sequence[Mapping[str, Any]], rounds: int) -> bool:
-    """True if each step had `rounds` micro-batches, by the trainer's setting or the inputs seen."""
-    first = results[0]
-    passes = {len(shapes) for shapes in first["inputs"].values()}
-    return bool(first["settings"].get("grad_accum", max(passes, default=0)) == rounds)
-
-
-def _results(events: Path, known_bytes: int) -> list[dict[str, Any]]:
-    """The final results of this trial's processes, in the order of their ranks.
-
-    Raises `UnavailableError` if tuner itself failed in one of them.
-    """
-    with events.open("rb") as file:
-        file.seek(known_bytes)
-        told = [json.loads(line) for line in file.read().splitlines()]
-    fault = own_fault(told)
-    if fault is not None:
-        raise UnavailableError(str(fault), hint="report it; the program itself went on")
-    found = [event for event in told if event["event"] == "result"]
-    return sorted(found, key=lambda result: int(result["rank"]))
-
-
-def _measurement(
-    results: Sequence[Mapping[str, Any]],
-    job: TrialJob,
-    *,
-    samples: float,
-    device: str,
-    heard: CommandProgress,
-    repeats: float,
-) -> Measurement:
-    """The emulated numbers of a command whose whole step has `repeats` times the micro-batches run.
-
-    Raises `UnavailableError` if no time was recorded.
-    """
-    from tuner.emulator.step_time import step_time  # numpy, which no command needs to wait for
-
-    uses = [use for result in results for use in result["devices"]]
-    largest = max(uses, key=lambda use: int(use["peak_reserved_bytes"]))
-    work = next((result["work"] for result in results if result["work"]), None)
-    timed = None if work is None else step_time(work, job.gpu, profile=job.profile, repeats=repeats)
-    if timed is None:
-        raise UnavailableError(
-            "the environment of the command lacks numpy, with which the emulator prices steps",
-            hint="install numpy there",
+def _with_findings(outcome: Outcome, found: Emulation) -> Outcome:
+    """`outcome` with the emulator's findings: memory that a command hid, calls it doesn't know."""
+    if found.ended is Ended.OOM and outcome.status in (Status.OK, Status.CRASHED):
+        where = f" at {found.error.line}" if found.error and found.error.line else ""
+        return Outcome(
+            Status.OOM,
+            requested_bytes=found.refused_bytes or None,
+            message=f"out of memory{where}; the command does not show it",
+            duration_s=outcome.duration_s,
+            exhausted=Exhausted.DEVICE,
         )
-    reserved = int(largest["peak_reserved_bytes"])
-    return Measurement(
-        memory=Memory(
-            peak_allocated_bytes=int(largest["peak_allocated_bytes"]),
-            peak_reserved_bytes=reserved,
-            device_bytes=reserved + job.gpu.context_bytes,
-            loaded_bytes=int(largest["loaded_bytes"]),
-            phase_peak_bytes=dict(largest["phase_peak_bytes"]),
-            peak_phase=str(largest["peak_phase"]),
-            breakdown={},
-        ),
-        speed=Speed(
-            step_s=timed.step_s,
-            it_per_s=1 / timed.step_s,
-            samples_per_s=samples / timed.step_s,
-            tokens_per_s=0.0,
-            mfu=timed.mfu,
-            breakdown_s=dict(timed.breakdown_s),
-        ),
-        trainable_params=int(largest["trainable_params"]),
-        total_params=heard.told.get("total_params", 0),
-        device=device,
-        steps=max(int(result["steps"]) for result in results),
-        loss_finite=True,
-        source=Source.EMULATED,
-        num_alloc_retries=int(largest["alloc_retries"]),
-        notes=(
-            "steps are updates of the optimizer",
-            *([f"{FEW} micro-batches ran, and the time is that of all"] if repeats > 1 else []),
-            *timed.notes,
-        ),
-        intervals={"step_s": timed.interval_s},
-    )
+    unknown = Counter(found.unknown_calls)
+    if outcome.emulation is not None:
+        return outcome.with_ran(with_estimates(outcome.emulation, unknown))
+    if unknown and outcome.status is Status.CRASHED:
+        return replace(outcome, message=f"{outcome.message}; {unknown_text(unknown)}")
+    return outcome

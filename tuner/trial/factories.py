@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
@@ -12,6 +13,10 @@ from tuner.core.units import format_gib
 from tuner.space.gpus import MEMORY_TOLERANCE
 from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob, TrialRunner
 from tuner.trial.isolated import IsolatedRunner
+
+if TYPE_CHECKING:
+    from tuner.trial.emulated import EmulatedRunner
+    from tuner.trial.emulated_command import EmulatedCommandRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +33,27 @@ class MeasuredFactory:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedFactory:
-    """Makes runners that train on an emulated machine with `gpus` GPUs; see `RunnerFactory`."""
+    """Makes runners that train on an emulated machine with `gpus` GPUs; see `RunnerFactory`.
+
+    `environment` has variables for their processes in addition to those of the worker.
+    """
 
     job: TrialJob
     options: MeasureOptions
     gpus: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self) -> TrialRunner:
+    def __call__(self) -> EmulatedRunner | EmulatedCommandRunner:
         """See `RunnerFactory`. Raises `UnavailableError` where nothing can be emulated here."""
         from tuner.trial.emulated import EmulatedRunner
+        from tuner.trial.emulated_command import EmulatedCommandRunner
 
-        return EmulatedRunner(self.job, self.options, gpus=self.gpus)
+        make = EmulatedRunner if self.job.command is None else EmulatedCommandRunner
+        # Every step takes the same: one is timed, by its parts.
+        options = replace(
+            self.options, min_steps=1, budget_s=0.0, short_steps=not self.options.whole_steps
+        )
+        return make(self.job, options, gpus=self.gpus, environment=self.environment)
 
 
 @dataclass(frozen=True, slots=True)

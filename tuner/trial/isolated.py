@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,6 +22,7 @@ from tuner.core.errors import UnavailableError
 from tuner.core.outcome import Ending, classify, signal_name, unavailable
 from tuner.core.processes import end_marked, oom_kills, oom_kills_since
 from tuner.core.records import Configuration, Outcome, Source, Status
+from tuner.core.supervised import start_helper
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.trial.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop
 from tuner.trial.preflight import require_answer, wait_for_device
@@ -160,7 +159,7 @@ class IsolatedRunner:
             raise
         if ending.starter_died:
             self._drop_warm()
-        ending = ending.masked(self._secrets(configuration))
+        ending = ending.masked(secrets_of(self._job, configuration, self._environment))
         self.last_log = ending.log_tail
         problem = unavailable(ending)
         if problem is not None:
@@ -169,12 +168,6 @@ class IsolatedRunner:
         if outcome.status in (Status.CRASHED, Status.TIMEOUT):
             self._answers(self._options)
         return outcome
-
-    def _secrets(self, configuration: Configuration) -> frozenset[str]:
-        """The tokens and passwords known to the trial, which must not appear in its record."""
-        command = self._job.command
-        own = {} if command is None else command.environment(configuration)
-        return secret_values({**os.environ, **self._environment, **own})
 
     def interrupt(self) -> None:
         """Give up the running trial, which then ends as `interrupted`."""
@@ -198,6 +191,14 @@ class IsolatedRunner:
         return bool(wait([self._interrupted], seconds))
 
 
+def secrets_of(
+    job: TrialJob, configuration: Configuration, environment: Mapping[str, str]
+) -> frozenset[str]:
+    """The tokens and passwords known to a trial, which must not appear in its record."""
+    own = {} if job.command is None else job.command.environment(configuration)
+    return secret_values({**os.environ, **environment, **own})
+
+
 class _WarmKilledError(UnavailableError):
     """A signal ended the warm process before it could run a trial."""
 
@@ -208,28 +209,20 @@ class _Warm:
     def __init__(self, start: Start, environment: Mapping[str, str]) -> None:
         self._mark = f"{MARK}={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
-        ours, theirs = socket.socketpair()
         self._log = os.memfd_create("tuner-warm-log")  # in memory: a disk may be full
         # A command gets the user's own environment, and imports nothing here.
         threads = {} if start.job.command is not None else ONE_THREAD
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - this program itself
-                [sys.executable, "-m", "tuner.trial.warm", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                # Ctrl-C in the terminal reaches the supervising process only, which decides.
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    **environment,
-                    "PYTHONPATH": joined(environment.get("PYTHONPATH"), search_path()),
-                    name: value,
-                    **threads,
-                },
-            )
-        self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self._process, self._connection = start_helper(
+            ("-m", "tuner.trial.warm"),
+            self._log,
+            {
+                **os.environ,
+                **environment,
+                "PYTHONPATH": joined(environment.get("PYTHONPATH"), search_path()),
+                name: value,
+                **threads,
+            },
+        )
         self._is_ready = False
         with contextlib.suppress(ConnectionError):  # `await_ready` says what happened
             self._connection.send(start)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from tuner.space.data import DataFacts
 from tuner.space.models.catalogue import get_entry, resolve_config
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.device import RealEnvironment, alloc_retries, open_session, parse_device
+from tuner.trial.messages import Report
 from tuner.trial.process_device import ProcessDevice, peaks_of
 from tuner.trial.ranks import Rank
 from tuner.trial.step_plan import StepPlan
@@ -94,8 +95,6 @@ def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None
         return None
     return flops_per_s / matmul_peak(gpu, TORCH_DTYPES[precision], precision == "tf32")
 
-
-Report = Callable[[Mapping[str, Any]], None]
 
 SEED = 0
 """Seed of synthetic weights and tokens: trials of the same configuration do the same work."""

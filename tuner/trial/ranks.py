@@ -7,16 +7,13 @@ all.
 
 from __future__ import annotations
 
-import contextlib
-import json
+import functools
 import os
 import select
 import selectors
 import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from statistics import fmean
@@ -26,6 +23,8 @@ from tuner.core.errors import UnavailableError
 from tuner.core.outcome import RANK, Raised, is_lost_peer
 from tuner.core.processes import die_with, has_ended
 from tuner.core.records import Measurement, RankMemory
+from tuner.trial.messages import Report
+from tuner.trial.said import FAILED, RaisedElsewhere, Said, tell
 from tuner.trial.stop_rule import LONGEST_S
 
 _WAIT = timedelta(seconds=2 * LONGEST_S)
@@ -120,11 +119,9 @@ class Rank:
         return float(values)
 
 
-Report = Callable[[Mapping[str, Any]], None]
 Work = Callable[[int, str, Report], Measurement]
 """The work of a rank. Gets its number, the path of the shared file, and the receiver of facts."""
 
-_FAILED = 70  # EX_SOFTWARE of sysexits.h
 _SETTLE_S = 5.0
 """Waiting time for the other ranks after one has failed: a rank that failed because it lost a peer
 may report before that peer does."""
@@ -136,31 +133,25 @@ _CHUNK_BYTES = 1 << 16
 _IS_OURS = "tuner.core.errors.TunerError"
 
 
-class RankFailed(Exception):  # noqa: N818 - it says what happened, not that this program erred
+class RankFailed(RaisedElsewhere):
     """A rank raised something: `links` is its chain of exceptions, as the rank described it."""
 
     def __init__(self, rank: int, links: tuple[Raised, ...]) -> None:
-        super().__init__(f"rank {rank}: {links[0]}")
-        self.links = tuple(
+        named = (
             # A wrong request of the user is wrong in every rank.
             link if _IS_OURS in link.kinds else replace(link, text=f"rank {rank}: {link.text}")
             for link in links
         )
+        super().__init__(f"rank {rank}: {links[0]}", tuple(named))
 
 
-@dataclass(slots=True)
-class _Process:
+class _Process(Said):
     """The process of one rank, with everything received from it."""
 
-    rank: int
-    pid: int
-    lines: int
-    rest: bytes = b""
-    facts: dict[str, Any] = field(default_factory=dict)
-    measurement: Measurement | None = None
-    raised: tuple[Raised, ...] = ()
-    raised_at_s: float = 0.0
-    exit_code: int | None = None
+    def __init__(self, rank: int, pid: int, lines: int) -> None:
+        super().__init__()
+        self.rank, self.pid, self.lines = rank, pid, lines
+        self.exit_code: int | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -182,19 +173,7 @@ class _Process:
     def read(self) -> tuple[dict[str, Any], bool]:
         """New facts, and True if there may be more."""
         data = os.read(self.lines, _CHUNK_BYTES)
-        *whole, self.rest = (self.rest + data).split(b"\n")
-        new: dict[str, Any] = {}
-        for line in whole:
-            said = json.loads(line)
-            new |= said.get("facts", {})
-            if "result" in said:
-                self.measurement = Measurement.from_dict(said["result"])
-            if "raised" in said:
-                links = said["raised"]
-                self.raised = tuple(Raised(tuple(i["kinds"]), i["text"]) for i in links)
-                self.raised_at_s = said["at_s"]
-        self.facts |= new
-        return new, bool(data)
+        return self.take(data), bool(data)
 
 
 def run_ranks(count: int, work: Work, report: Report) -> Measurement:
@@ -217,7 +196,7 @@ def run_ranks(count: int, work: Work, report: Report) -> Measurement:
     failed = first_failure(processes)
     if failed is None:
         found = [process.measurement for process in processes]
-        return merged([measurement for measurement in found if measurement is not None])
+        return merged([Measurement.from_dict(one) for one in found if one is not None])
     report({**failed.facts, RANK: failed.rank})
     if not failed.raised:
         _end_as(failed)
@@ -238,29 +217,10 @@ def _start(rank: int, store: str, work: Work, foreign: list[int]) -> _Process:
 
 def _rank_main(rank: int, store: str, work: Work, lines: int, parent: int) -> NoReturn:
     """Run a rank and end this process; none of the parent's code runs after it."""
-    code = _FAILED
-
-    def write(line: Mapping[str, Any]) -> None:
-        data = (json.dumps(line) + "\n").encode()
-        while data:
-            data = data[os.write(lines, data) :]
-
+    code = FAILED
     try:
         die_with(parent)
-        try:
-            measurement = work(rank, store, lambda facts: write({"facts": dict(facts)}))
-        # The boundary of a rank: whatever it raises is the trial's outcome.
-        except BaseException as error:  # noqa: BLE001
-            links = [{"kinds": i.kinds, "text": i.text} for i in Raised.chain(error)]
-            write({"raised": links, "at_s": time.monotonic()})
-            with contextlib.suppress(OSError):
-                traceback.print_exception(error)
-        else:
-            write({"result": measurement.to_dict()})
-            code = 0
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        code = tell(lines, functools.partial(work, rank, store))
     finally:
         os._exit(code)
 
@@ -321,7 +281,7 @@ def _end_as(process: _Process) -> NoReturn:
         if -code not in _FIXED:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-    os._exit(code or _FAILED)
+    os._exit(code or FAILED)
 
 
 _FIXED = (signal.SIGKILL, signal.SIGSTOP)

@@ -191,7 +191,8 @@ class StopRule:
             dominated = self._give_up.is_dominated(self._device_bytes, rates[1])
             if dominated:
                 return "dominated"
-        return _reason_to_stop(mean, self._options, mean.total_s if spent_s is None else spent_s)
+        spent_s = mean.total_s if spent_s is None else spent_s
+        return _reason_to_stop(mean.interval(), self._options, spent_s)
 
 
 def thorough(options: MeasureOptions) -> MeasureOptions:
@@ -203,8 +204,7 @@ def thorough(options: MeasureOptions) -> MeasureOptions:
     return replace(options, min_steps=steps, warmup_steps=warmup_steps)
 
 
-def _reason_to_stop(mean: RunningMean, options: MeasureOptions, spent_s: float) -> str | None:
-    interval = mean.interval()
+def _reason_to_stop(interval: MeanInterval, options: MeasureOptions, spent_s: float) -> str | None:
     if interval.count < options.min_steps:
         return None
     if interval.relative_error <= options.relative_error:
@@ -266,8 +266,4 @@ class StepTimer:
 
     def reason_to_stop(self, options: MeasureOptions) -> str | None:
         """The reason to stop, "interval" or "budget"; None while more steps are needed."""
-        if not self.steps or self.interval.count < options.min_steps:
-            return None
-        if self.interval.relative_error <= options.relative_error:
-            return "interval"
-        return "budget" if self.total_s >= options.budget_s else None
+        return _reason_to_stop(self.interval, options, self.total_s) if self.steps else None

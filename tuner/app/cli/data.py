@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -14,11 +15,9 @@ from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError
 from tuner.report.terminal.render import count, echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
-from tuner.space import SearchSpace, configure, load_space, parse_settings, pin
-
-if TYPE_CHECKING:
-    from tuner.space.lengths import LengthDistribution
-
+from tuner.space import SearchSpace, TokenLengths, configure, load_space, parse_settings, pin
+from tuner.space.data_file import read_lengths
+from tuner.space.lengths import PADDING_MODES
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -61,7 +60,7 @@ class DataFile:
     length_column: str | None
     text_columns: tuple[str, ...]
 
-    def lengths(self) -> LengthDistribution | None:
+    def lengths(self) -> TokenLengths | None:
         """The token lengths of its examples; None without a file.
 
         Raises `InputError` for a file that cannot be read, and for columns of no file.
@@ -72,8 +71,6 @@ class DataFile:
                     "a tokenizer or a column needs a file to read", hint="name it with --data"
                 )
             return None
-        from tuner.space.lengths import read_lengths  # numpy
-
         with quiet_libraries():
             return read_lengths(
                 self.path,
@@ -129,14 +126,10 @@ def command(
         )
 
 
-def _stated(space: SearchSpace) -> LengthDistribution | None:
+def _stated(space: SearchSpace) -> TokenLengths | None:
     """The lengths that the space itself states."""
-    from tuner.space.lengths import LengthDistribution  # numpy
-
-    facts = space.data
-    if facts.token_lengths is None:
-        return None
-    return LengthDistribution.from_token_lengths(facts.token_lengths, examples=facts.examples)
+    found = space.data.token_lengths
+    return dataclasses.replace(found, examples=space.data.examples) if found else None
 
 
 def _values(space: SearchSpace, name: str) -> list[int]:
@@ -154,10 +147,8 @@ def _value(space: SearchSpace, name: str) -> int:
     return int(str(source[name]))
 
 
-def _report(space: SearchSpace, lengths: LengthDistribution) -> dict[str, Any]:
+def _report(space: SearchSpace, lengths: TokenLengths) -> dict[str, Any]:
     """Everything as JSON types: one entry for each max length."""
-    from tuner.space.lengths import PADDING_MODES
-
     micro_batches = _values(space, "micro_batch")
     effective_batch = _value(space, "effective_batch")
     rows = []
@@ -188,7 +179,7 @@ def _report(space: SearchSpace, lengths: LengthDistribution) -> dict[str, Any]:
 
 
 def _padding(
-    lengths: LengthDistribution, micro_batches: list[int], max_length: int, mode: str
+    lengths: TokenLengths, micro_batches: list[int], max_length: int, mode: str
 ) -> list[dict[str, Any]]:
     found = [(size, lengths.batch(size, max_length, mode)) for size in micro_batches]
     return [
@@ -204,7 +195,7 @@ def _padding(
     ]
 
 
-def _print(report: dict[str, Any], lengths: LengthDistribution, source: str) -> None:
+def _print(report: dict[str, Any], lengths: TokenLengths, source: str) -> None:
     known = "" if lengths.known else "; nothing else is known, so intervals are shown"
     tokens = f", {count(lengths.tokens)} tokens" if lengths.tokens is not None else ""
     print_fields(

@@ -73,7 +73,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     isn't emulated, 4 unknown.
     """
     from tuner.app.stacks import compare_stacks, this_stack
-    from tuner.emulator.emulating import EmulateOptions
+    from tuner.emulator import Machine
 
     if not 1 <= len(stacks) <= 2:
         raise InputError(
@@ -81,9 +81,9 @@ def command(  # noqa: PLR0913 - one argument for each option
             hint="--stack OLD --stack NEW; with one, the other is the one that runs tuner",
         )
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    options = EmulateOptions(gpus=gpus, steps=steps, margin_fraction=parse_margin(margin, gpu))
+    machine = Machine(gpu, gpus, margin_fraction=parse_margin(margin, gpu))
     named = (*stacks, this_stack())[:2]
-    found = compare_stacks(named, program, gpu, options)
+    found = compare_stacks(named, program, machine, steps=steps)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -95,7 +95,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
 def _print(found: StackDifference) -> None:
     from tuner.app.cli.emulated_text import print_last_lines
-    from tuner.emulator.emulating import ROOM
+    from tuner.emulator.machine import ROOM
 
     before, after = found.before, found.after
     changed = [

@@ -103,8 +103,7 @@ class TrialOptions:
             if self.lengths == "data":
                 require_lengths(space)
             return space.data
-        lengths = found.to_token_lengths()
-        return dataclasses.replace(space.data, examples=found.examples, token_lengths=lengths)
+        return dataclasses.replace(space.data, examples=found.examples, token_lengths=found)
 
     def device_type(self) -> tuple[Gpu, Measuring]:
         """The GPU type that is asked about, and the device that the trial runs on.

@@ -20,10 +20,10 @@ from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.candidates import Bound, undecided
 from tuner.predict.predictor import COMPILED_TOLERANCE
-from tuner.searches.front import DEFAULT_OBJECTIVES
+from tuner.searches.front import DEFAULT_OBJECTIVES, rate_of
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import read_journal
-from tuner.searches.progress import Progress, StoppedBy, samples_per_s
+from tuner.searches.progress import Progress, StoppedBy
 from tuner.searches.request import SearchOutcome
 
 WIDENING = 1.5
@@ -177,7 +177,7 @@ class _Candidates:
             failed=0,
             reused=reused,
             total=min(self._limit, self.traced + len(self.undecided())),
-            best=max(fitting, key=samples_per_s, default=None),
+            best=max(fitting, key=rate_of, default=None),
             elapsed_s=elapsed_s,
             eta_s=None,
         )

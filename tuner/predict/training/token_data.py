@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tuner.core.errors import InputError
 from tuner.core.setup.common import Loader
-from tuner.space.data import DataFacts, TokenLengths
+from tuner.space.data import DataFacts
+from tuner.space.lengths import TokenLengths
 
 _IGNORE_INDEX = -100
 _UNKNOWN_EXAMPLES = 1_000_000

@@ -253,6 +253,26 @@ def _option(node: ast.Call) -> str | None:
     return named[0].lstrip("-").replace("-", "_") if named else None
 
 
+ANY = None
+"""In place of a key that is chosen while the program runs."""
+
+Key = str | int | None
+Keys = tuple[Key, ...]
+
+
+def unrolled(node: ast.expr) -> tuple[ast.expr, Keys]:
+    """The first name of `a.b["c"]`, and ("b", "c")."""
+    keys: list[Key] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            keys.append(node.attr)
+        else:
+            value = getattr(node.slice, "value", None)
+            keys.append(value if isinstance(value, str | int) else ANY)
+        node = node.value
+    return node, tuple(reversed(keys))
+
+
 def last_name(node: ast.expr) -> str | None:
     """`DataLoader` of `torch.utils.data.DataLoader`."""
     if isinstance(node, ast.Attribute):
@@ -262,15 +282,10 @@ def last_name(node: ast.expr) -> str | None:
 
 def _path_of(node: ast.expr, prefix: Path) -> Path | None:
     """The path of what is assigned to; None where it has no fixed name."""
-    if isinstance(node, ast.Name):
-        return (*prefix, node.id)
-    if isinstance(node, ast.Attribute):
-        base = _path_of(node.value, prefix)
-        return (*base, node.attr) if base else None
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        base, key = _path_of(node.value, prefix), node.slice.value
-        return (*base, key) if base and isinstance(key, str | int) else None
-    return None
+    base, keys = unrolled(node)
+    known = tuple(key for key in keys if key is not ANY)
+    is_fixed = isinstance(base, ast.Name) and len(known) == len(keys)
+    return (*prefix, base.id, *known) if is_fixed else None  # type: ignore[attr-defined]
 
 
 def is_literal(node: ast.AST) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
-from tuner.program.edit.notebook import read_notebook
+from tuner.program.edit.notebook import notebook_python, read_notebook
 from tuner.program.edit.place import Location, is_wanted
 from tuner.program.edit.python_file import read_python
 from tuner.program.edit.toml_file import read_toml
@@ -57,6 +57,14 @@ class SourceFile:
     path: Path
     data: bytes
     places: list[Location]
+
+    @property
+    def python(self) -> tuple[str, Sequence[int]]:
+        """The Python of a script or a notebook, and where each character and its end stands."""
+        text = self.data.decode("utf-8")
+        if self.path.suffix == ".ipynb":
+            return notebook_python(text, str(self.path))
+        return text, range(len(text) + 1)
 
     def at(self, place: Location) -> str:
         """A place for people: "config.yaml:12 train.batch"."""

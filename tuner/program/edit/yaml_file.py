@@ -20,6 +20,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from tuner.core.errors import InputError
 from tuner.program.edit.place import Language, Location, Value, read_number
 from tuner.space.apply import Path, show_path
+from tuner.space.document import yaml_errors
 
 _TAG = "tag:yaml.org,2002:"
 _LINE_BREAK = re.compile("[\n\r\x85\u2028\u2029]")
@@ -47,25 +48,11 @@ def read_json(text: str, file: str) -> list[Location]:
 
 def _read(text: str, composable: str, file: str, language: Language) -> list[Location]:
     places: list[Location] = []
-    try:
+    with yaml_errors(text, file):
         for number, root in enumerate(yaml.compose_all(composable, Loader=yaml.SafeLoader)):
             # compose_all gives None for an empty document.
             places += [] if root is None else _Document(text, language, number, root).places()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise InputError(f"{file}{line}: broken YAML: {error.problem or error.context}") from None
-    except RecursionError:
-        raise InputError(f"{file}: nested too deeply") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise InputError(f"{file}: broken YAML: {error}") from None
-    except _TooManyMergedError as error:
-        raise InputError(f"{file}: {error}") from None
     return places
-
-
-class _TooManyMergedError(Exception):
-    """Merge keys (`<<`) multiply the values of the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +126,7 @@ class _Document:
         names = sorted(_merged_names(value) - own)
         self.merged += len(names)
         if self.merged > _MOST_MERGED:
-            raise _TooManyMergedError(f"merge keys (<<) bring in more than {_MOST_MERGED} values")
+            raise ValueError(f"merge keys (<<) bring in more than {_MOST_MERGED} values")
         for name in names:
             yield self._blocked(
                 value,
@@ -260,7 +247,7 @@ def _merged_names(value: Node) -> set[str]:
         level = list({id(node): node for node in below if id(node) not in seen}.values())
         if not level:
             return names
-    raise _TooManyMergedError(f"more than {_MAX_DEPTH} merge keys (<<) go through each other")
+    raise ValueError(f"more than {_MAX_DEPTH} merge keys (<<) go through each other")
 
 
 def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:

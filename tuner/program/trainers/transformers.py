@@ -12,10 +12,8 @@ from typing import Any
 from tuner.program.arguments import ProgramTraining
 from tuner.program.reading import (
     WITHOUT_MEMORY,
-    adapters,
-    enabled_by_call,
-    loaded_model,
-    trainer_arguments,
+    adapters_by_calls,
+    training_by_calls,
     unset,
 )
 from tuner.program.trainer import Format, Planned, Reading, Trainer
@@ -32,13 +30,9 @@ _VERSIONS = {"transformers": "5.23", "peft": "0.21"}
 
 def _plan(training: ProgramTraining) -> Planned:
     arguments, preparation = training["arguments"], training["preparation"]
-    model, loaded = loaded_model(training, "fp32")
-    knobs = {**trainer_arguments(arguments, checkpoints=False, precision="no"), **loaded}
-    knobs |= {"loss": "transformers", "lora_rank": 0, "kbit_preparation": "none"}
-    if not knobs["gradient_checkpointing"]:
-        knobs |= enabled_by_call(training)
+    model, knobs = training_by_calls(training, checkpoints=False, precision="no")
+    knobs["loss"] = "transformers"
     if training.has("preparation"):
-        knobs["kbit_preparation"] = "peft"
         enables = preparation.take("use_gradient_checkpointing", True, quietly=True)
         if enables and not knobs["gradient_checkpointing"]:
             # Without a word about it PyTorch's own default counts, which is reentrant.
@@ -46,8 +40,7 @@ def _plan(training: ProgramTraining) -> Planned:
             reentrant = bool(preparation.take(inner, True, quietly=True))
             knobs |= {"gradient_checkpointing": True, "use_reentrant": reentrant}
     if training.has("adapted") or training.has("lora"):
-        knobs |= adapters(training["lora"], {})
-        training["lora"].leave_out(("task_type", "bias", "use_rslora", "init_lora", "inference"))
+        knobs |= adapters_by_calls(training)
     known = [length.value for length in training.lengths if length.problem is None]
     lengths = dict(zip(map(repr, known), known, strict=True))
     if len(lengths) == 1:

@@ -22,12 +22,10 @@ from tuner.program.arguments import (
 from tuner.program.program import Program
 from tuner.program.reading import (
     WITHOUT_MEMORY,
-    adapters,
-    enabled_by_call,
-    loaded_model,
+    adapters_by_calls,
     number,
     packed_rows,
-    trainer_arguments,
+    training_by_calls,
     unset,
 )
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
@@ -87,24 +85,14 @@ def _dpo(training: ProgramTraining) -> Planned:
 
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     arguments = training["arguments"]
-    model, loaded = loaded_model(training, "fp32")
     # TrainingArguments are taken over as they are, with their own defaults.
     own = arguments.title != "TrainingArguments"
     precision = "bf16" if own else "no"
-    knobs = {
-        **trainer_arguments(arguments, checkpoints=own, precision=precision),
-        **loaded,
-        "max_length": number(arguments, "max_length", 1024),
-        "loss": "chunked",
-        "lora_rank": 0,
-        "kbit_preparation": "peft" if training.has("preparation") else "none",
-    }
-    if not knobs["gradient_checkpointing"]:
-        knobs |= enabled_by_call(training)
+    model, knobs = training_by_calls(training, checkpoints=own, precision=precision)
+    knobs |= {"max_length": number(arguments, "max_length", 1024), "loss": "chunked"}
     trainer = training["trainer"]
     if trainer.take("peft_config") is not None or training.has("adapted") or training.has("lora"):
-        knobs |= adapters(training["lora"], {})
-        training["lora"].leave_out(("task_type", "bias", "use_rslora", "init_lora", "inference"))
+        knobs |= adapters_by_calls(training)
     if knobs["precision"] in QUANTIZED:
         knobs["adapter_dtype"] = "bf16"
     trainer.leave_out(("0", "1", "model", "args", "peft_config", "quantization", *WITHOUT_MEMORY))

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.searches.candidates import Parameter
 from tuner.searches.guided.goals import LogNormal, staircase
-from tuner.searches.guided.model import DEGREES, Belief, Floats, ResidualModel, features
 from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.regression import DEGREES, Belief, Floats, ResidualModel, features
 
 TRUSTED_TRIALS, LARGEST_SURPRISE = 4.0, 4.0
 """The regression's own error estimate weighs as much as the first number of trials. A single trial
@@ -45,21 +46,21 @@ class Experience:
         self._stale: dict[int, tuple[float, float]] = {}
         self._stale_oom: set[int] = set()
         # The same as `known`, as arrays over all candidates, because decisions need all of them.
-        self._is_known = np.zeros(len(pool.parameters), dtype=bool)
-        self._values = np.zeros((len(pool.parameters), 2))
+        self._is_known = np.zeros(len(pool.candidates), dtype=bool)
+        self._values = np.zeros((len(pool.candidates), 2))
         self._kept: tuple[Belief | None, NDArray[np.intp]] = (None, np.array([], dtype=np.intp))
         self._since: list[int] = []
         self._squares = array("d")
         self._caution = 1.0
         self._risk: tuple[Belief | None, int, int, Floats] = (None, 0, 0, np.zeros(0))
-        columns = {name: pool.column(name) for name in pool.distributions}
+        columns, coordinates = pool.candidates.columns, pool.candidates.coordinates
         moving = pool.moving_share
         speed_prior, memory_prior = pool.speed_prior, pool.memory_prior
         self._speed_model = ResidualModel(
-            features(columns, pool.coordinates, pool.work_shares, speed_prior), speed_prior
+            features(columns, coordinates, pool.work_shares, speed_prior), speed_prior
         )
         self._memory_model = ResidualModel(
-            features(columns, pool.coordinates, {"moving": moving}, memory_prior),
+            features(columns, coordinates, {"moving": moving}, memory_prior),
             memory_prior,
             # The memory of weights is exact; the allocator makes the rest scatter.
             scale=0.2 + 1.6 * moving,
@@ -238,7 +239,7 @@ that the value would need to fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class DarkProbe:
+class Probe:
     """A candidate that is predicted not to fit, and the gain that is expected of trying it."""
 
     place: int
@@ -250,42 +251,47 @@ def unordered_values(pool: Pool) -> list[NDArray[np.bool_]]:
 
     Ordered knobs are not probed, because trials of one value also inform about the next.
     """
-    columns = [pool.column(name) for name in pool.distributions if name not in pool.coordinates]
     return [
         np.array([other == value for other in column])
-        for column in columns
+        for column in _unordered(pool).values()
         for value in dict.fromkeys(column)
     ]
 
 
-def darkest(
+def _unordered(pool: Pool) -> dict[str, list[Parameter]]:
+    """The values of each knob without an order, one for each candidate."""
+    ordered = pool.candidates.coordinates
+    return {n: column for n, column in pool.candidates.columns.items() if n not in ordered}
+
+
+def best_probe(
     experience: Experience,
     values: Sequence[NDArray[np.bool_]],
     open_: NDArray[np.intp],
     fastest: float,
-) -> DarkProbe | None:
-    """The probe that is worth most; None if no value is dark or no probe would gain enough.
+) -> Probe | None:
+    """The probe that is worth most; None if no value is untested or no probe gains enough.
 
-    A value is dark if none of its candidates was tried and all are predicted not to fit. Its probe
-    is the candidate closest to the limit. `values` are the masks of `unordered_values`.
+    A value is untested if none of its candidates was tried and all are predicted not to fit. Its
+    probe is the candidate closest to the limit. `values` are the masks of `unordered_values`.
     """
     tried = experience.tried()
     risky = experience.risk_of_all()[open_] > HIGHEST_RISK
-    dark = [has[open_] for has in values if not (has & tried).any()]
-    dark = [own for own in dark if own.any() and risky[own].all()]
-    if not dark or fastest <= 0:
+    untested = [has[open_] for has in values if not (has & tried).any()]
+    untested = [own for own in untested if own.any() and risky[own].all()]
+    if not untested or fastest <= 0:
         return None
     speed, size = experience.quantities(open_)
     fits = _share_to_fit(experience.pool, np.exp(size.mean), open_)
     gain = speed.expected / fastest - 1.0
-    best: DarkProbe | None = None
-    for own in dark:
+    best: Probe | None = None
+    for own in untested:
         hopeful = own & (fits >= LEAST_SHARE)
         most = float(gain[hopeful].max(initial=0.0))
         closest = int(np.argmax(np.where(hopeful, fits, 0.0)))
         worth = MISJUDGED * float(fits[closest]) ** 2 * most
         if most >= MOVES and (best is None or worth > best.worth):
-            best = DarkProbe(int(open_[closest]), worth)
+            best = Probe(int(open_[closest]), worth)
     return best
 
 
@@ -309,10 +315,7 @@ def never_fitted(pool: Pool, experience: Experience) -> list[str]:
     if not experience.known:
         return []
     found = []
-    for name in pool.distributions:
-        if name in pool.coordinates:
-            continue
-        column = pool.column(name)
+    for name, column in _unordered(pool).items():
         fitted = {column[place] for place in experience.known}
         times = Counter(column[place] for place in experience.oom)
         found += [

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution
 
 from tuner.core.records import MemoryBudget, Prediction
 from tuner.core.setup.schemas import MemoryOrder
 from tuner.cost.calibrate import prior_of
 from tuner.cost.correction import DEVICE, STEP, uncorrected
 from tuner.cost.speed.profile import uses_profile
-from tuner.searches.candidates import Candidates, Parameter
-from tuner.searches.guided.model import Prior
+from tuner.searches.candidates import Candidates
+from tuner.searches.guided.regression import Prior
 from tuner.trial.base import MeasureOptions
 from tuner.trial.step_plan import StepPlan
 
@@ -44,14 +43,12 @@ BLIND_MEMORY = Prior(shared=0.7, spread=0.5, noise=0.02)
 class Pool:
     """All candidates with their predictions: arrays with one entry per candidate.
 
-    `coordinates` are positions along the ordered knobs, in 0..1. `trial_s` and `oom_s` are the GPU
+    `trial_s` and `oom_s` are the GPU
     seconds of a trial that ends well and of one that runs out of memory. `work_shares` are the
     shares of kinds of work in the step time, where they are known.
     """
 
-    parameters: tuple[Mapping[str, Parameter], ...]
-    distributions: Mapping[str, BaseDistribution]
-    coordinates: Mapping[str, Floats]
+    candidates: Candidates
     samples_per_s: Floats
     device_bytes: Floats
     loaded_bytes: Floats
@@ -85,10 +82,6 @@ class Pool:
         """The error of predicted memory before any measurement."""
         return BLIND_MEMORY if self.is_blind else _prior(DEVICE, has_profile=self.has_profile)
 
-    def column(self, name: str) -> list[Parameter]:
-        """The value of a knob in each candidate."""
-        return [parameters[name] for parameters in self.parameters]
-
     @classmethod
     def blind(cls, candidates: Candidates, order: MemoryOrder, budget: MemoryBudget) -> Pool:
         """The candidates without predictions, with guesses that trials soon outweigh.
@@ -99,9 +92,7 @@ class Pool:
         even, none = np.ones(number), np.zeros(number)
         rise = BLIND_RISE * _places(candidates, order).sum(axis=1)
         return cls(
-            parameters=tuple(candidates.parameters(c) for c in candidates.configurations),
-            distributions=candidates.distributions,
-            coordinates=candidates.coordinates,
+            candidates=candidates,
             samples_per_s=even,
             device_bytes=BLIND_SHARE * budget.limit_bytes * np.exp(rise - rise.mean()),
             loaded_bytes=none,
@@ -138,9 +129,7 @@ class Pool:
         runs = np.array([max(1, len(set(p.stages.values()))) for p in raw])
         kinds = sorted({kind for p in raw for kind in p.speed.breakdown_s})
         return cls(
-            parameters=tuple(candidates.parameters(c) for c in candidates.configurations),
-            distributions=candidates.distributions,
-            coordinates=candidates.coordinates,
+            candidates=candidates,
             samples_per_s=np.array([p.speed.samples_per_s for p in raw]),
             device_bytes=np.array([p.memory.device_bytes for p in raw], dtype=float),
             loaded_bytes=loaded,

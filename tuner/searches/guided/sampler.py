@@ -19,13 +19,13 @@ from tuner.searches.guided.experience import (
     HIGHEST_RISK,
     MOVES,
     Experience,
-    darkest,
+    best_probe,
     never_tried,
     unordered_values,
 )
 from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal
-from tuner.searches.guided.model import Floats
 from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.regression import Floats
 from tuner.searches.strategies import OUTCOME_CONSTRAINT, Strategy, score
 
 OOM_SHARE = 0.02
@@ -75,12 +75,11 @@ class Guided:
         self._goals = tuple(goals)
         self._oom_share = oom_share or (BLIND_OOM_SHARE if pool.is_blind else OOM_SHARE)
         self.experience = Experience(pool)
-        self.failures = Failures({name: pool.column(name) for name in pool.distributions})
+        self.failures = Failures(pool.candidates.columns)
         self._values = unordered_values(pool)
-        self._taken: set[int] = set()
-        self._is_taken = np.zeros(len(pool.parameters), dtype=bool)
+        self._ended = np.zeros(len(pool.candidates), dtype=bool)
         self._pending: set[int] = set()
-        self._held_back = np.zeros(len(pool.parameters), dtype=bool)
+        self._held_back = np.zeros(len(pool.candidates), dtype=bool)
 
     def choose(self) -> int | None:
         """The place of the best candidate, which then runs; None when none may fit."""
@@ -107,8 +106,7 @@ class Guided:
         error that ended it. Values of a `failed` trial are ignored unless it ran out of memory.
         """
         self._pending.discard(place)
-        self._taken.add(place)
-        self._is_taken[place] = True
+        self._ended[place] = True
         if failure is not None:
             self.failures.failed(place, failure)
         elif values is not None:
@@ -131,9 +129,9 @@ class Guided:
             if self.pool.is_blind and risk.min() < BLIND_RISK:
                 return int(places[np.argmin(risk)])
             last = known >= KNOWN_TO_PROBE or (known and risk.min() > self._advance())
-            return self._dark_probe() if last else int(places[np.argmin(risk)])
+            return self._probe() if last else int(places[np.argmin(risk)])
         places, risk = places[possible], risk[possible]
-        if (probe := self._dark_probe(places)) is not None:
+        if (probe := self._probe(places)) is not None:
             return probe
         gain, risky = self.expected_gain(places), risk > allowed
         if risky.all():  # no safe candidate is left
@@ -144,7 +142,7 @@ class Guided:
         worth[risky] *= np.where(gain[risky] < MOVES, -1.0, 1 / TIMES_BETTER)
         return int(places[np.argmax(worth)])
 
-    def _dark_probe(self, others: NDArray[np.intp] | None = None) -> int | None:
+    def _probe(self, others: NDArray[np.intp] | None = None) -> int | None:
         """The probe of a level that may be misjudged as a whole, if a probe is due.
 
         It waits while one of the `others` has a larger expected gain, but only for the first
@@ -152,10 +150,10 @@ class Guided:
         """
         if not self._may_probe():
             return None
-        probe = darkest(self.experience, self._values, self._open(), self.front().fastest)
+        probe = best_probe(self.experience, self._values, self._open(), self.front().fastest)
         if probe is None:
             return None
-        if others is not None and len(self._taken) < PROBE_AFTER:
+        if others is not None and self._ended.sum() < PROBE_AFTER:
             volume, first = self._gains(others)
             if probe.worth < (volume + first).max():
                 return None
@@ -165,7 +163,7 @@ class Guided:
         """True if the search can afford a deliberate trial that may run out of memory."""
         ran_out, running = len(self.experience.oom), self._running()
         doubtful = (self.oom_probability()[running] > HIGHEST_RISK).any()
-        affordable = ran_out * ADVANCE_TRIALS <= len(self._taken) and not doubtful
+        affordable = ran_out * ADVANCE_TRIALS <= self._ended.sum() and not doubtful
         known = 0 if self.pool.is_blind else len(self.experience.known)
         return affordable and known >= KNOWN_TO_PROBE
 
@@ -185,7 +183,7 @@ class Guided:
 
     def _open(self) -> NDArray[np.intp]:
         """Places of candidates that are not tried, running, held back or closed by failures."""
-        open_ = ~(self._held_back | self._is_taken)
+        open_ = ~(self._held_back | self._ended)
         for closed in self.failures.closed().values():
             open_ &= ~closed
         open_[list(self._pending)] = False
@@ -200,17 +198,18 @@ class Guided:
 
         Most proposals have almost no risk, which saves some for the few close to the limit.
         """
-        trials = len(self._taken) + len(self._pending) + 1
-        running = float(self.experience.risk(self._running()).sum())
-        spent = max(self.experience.spent, float(len(self.experience.oom))) + running
-        left = self._oom_share * trials - spent
+        trials = int(self._ended.sum()) + len(self._pending) + 1
+        left = self._oom_share * trials - self._spent()
         return min(max(left, LOWEST_RISK), HIGHEST_RISK)
 
     def _advance(self) -> float:
         """The probability of running out of memory allowed to proposals that move the front."""
+        return min(self._oom_share * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
+
+    def _spent(self) -> float:
+        """Number of trials that ran out of memory, or are expected to, running ones included."""
         running = float(self.experience.risk(self._running()).sum())
-        spent = max(self.experience.spent, float(len(self.experience.oom))) + running
-        return min(self._oom_share * ADVANCE_TRIALS - spent, HIGHEST_RISK)
+        return max(self.experience.spent, float(len(self.experience.oom))) + running
 
     def untried(self) -> tuple[int, int | None]:
         """The number of untried candidates predicted not to fit, and the best test of it."""

@@ -51,12 +51,12 @@ class StateSearcher(Searcher):  # type: ignore[misc]
         A running trial can lose its worker, so the search is not finished before its trials.
         """
         self._searches.report()  # Ray may wait here while no trial runs
-        proposal = self._searches.propose(trial_id)
-        if proposal is None:
+        configuration = self._searches.propose(trial_id)
+        if configuration is None:
             return str(Searcher.FINISHED) if self._searches.over else None
         return {
-            REQUEST: proposal.index,
-            CONFIGURATION: proposal.configuration.to_dict(),
+            REQUEST: self._searches.index_of(trial_id),
+            CONFIGURATION: configuration.to_dict(),
             INSTRUCTIONS: self._searches.state_of(trial_id).instructions(trial_id),
         }
 

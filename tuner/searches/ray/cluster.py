@@ -139,11 +139,6 @@ def offer(address: str) -> Offer:
         return Offer(dict(ray.cluster_resources()), grows())
 
 
-def offered(address: str) -> Mapping[str, float]:
-    """The resources of `offer`."""
-    return offer(address).resources
-
-
 def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
     """Start a cluster on this machine; return the address of its dashboard, or ""."""
     if said := keep_private():
@@ -294,7 +289,7 @@ def keep_private() -> str:
     path = default_path()
     if path is None or _is_settled():
         return ""
-    with _as_unavailable(path):
+    try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make(path)
         found = path.stat(follow_symlinks=False)
@@ -306,6 +301,11 @@ def keep_private() -> str:
         if not found.st_mode & _OTHERS:
             return ""
         path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    except OSError as error:
+        raise UnavailableError(
+            f"Ray needs a token in {str(path)!r}: {error.strerror or error}",
+            hint="make it with `ray get-auth-token --generate`, or set RAY_AUTH_TOKEN",
+        ) from error
     return (
         f"{path} could be read by other users of this machine, and no longer can: where they may "
         "have read it, remove it, and a new one is made"
@@ -330,14 +330,3 @@ def _make(path: Path) -> None:
             os.link(draft, path)
     finally:
         Path(draft).unlink()
-
-
-@contextlib.contextmanager
-def _as_unavailable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"Ray needs a token in {str(path)!r}: {error.strerror or error}",
-            hint="make it with `ray get-auth-token --generate`, or set RAY_AUTH_TOKEN",
-        ) from error

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import ray
 from ray import tune
-from ray.util.placement_group import PlacementGroup
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import scratch_folder
@@ -48,6 +46,7 @@ from tuner.searches.ray.rooms import (
     OWN_CLUSTER,
     Capacity,
     ConcurrentSearches,
+    PlaceholderDemand,
     Waiting,
     first_broken,
 )
@@ -214,7 +213,7 @@ def _run(
             watch=first.watch,
         ),
     ):
-        watching.begin(r for state in states for r in state.records[: state.reused])
+        watching.begin()
         growing = first.address is not None and grows()
         searches = ConcurrentSearches(
             requests,
@@ -306,41 +305,3 @@ def quiet_optuna() -> Iterator[None]:
         yield
     finally:
         optuna.logging.set_verbosity(before)
-
-
-LOOK_S = 1.0
-
-
-class PlaceholderDemand:
-    """Keeps placement groups waiting for missing resources, so that the autoscaler adds nodes.
-
-    They end with the connection to Ray. Waiting trials of Ray Tune would show the demand too, but
-    while one waits, Ray keeps no worker for its next trial.
-    """
-
-    def __init__(self) -> None:
-        self._groups: dict[int, list[PlacementGroup]] = {}
-        self._looked_s: dict[int, float] = {}
-
-    def show(self, key: int, resources: dict[str, float], count: int) -> None:
-        """Wait for these resources on `count` nodes, 0 or more.
-
-        A group that was placed is removed at once, so that trials get its room.
-        """
-        groups = self._groups.setdefault(key, [])
-        if count == len(groups) == 0:
-            return
-        now_s = time.monotonic()
-        if now_s - self._looked_s.get(key, 0.0) < LOOK_S and count == len(groups):
-            return
-        self._looked_s[key] = now_s
-        waiting = [group for group in groups if not _is_placed(group)]
-        for group in groups:
-            if group not in waiting[:count]:
-                ray.util.remove_placement_group(group)
-        added = [ray.util.placement_group([resources]) for _ in range(count - len(waiting))]
-        self._groups[key] = waiting[:count] + added
-
-
-def _is_placed(group: PlacementGroup) -> bool:
-    return bool(ray.util.placement_group_table(group).get("state") == "CREATED")

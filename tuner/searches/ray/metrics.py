@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from tuner.core.records import Configuration, Source, Status, TrialRecord
-from tuner.searches.front import device_bytes, hypervolume, pareto_front, samples_per_s
-from tuner.searches.journal import latest
+from tuner.core.gpu import Gpu
+from tuner.core.records import Source, TrialRecord
+from tuner.searches.front import device_bytes, hypervolume, samples_per_s
 from tuner.searches.progress import Progress
+from tuner.searches.request import SearchRequest
 
 PERIOD_S = 1.0
 """Minimum time between two updates of the gauges; Ray collects metrics every few seconds."""
@@ -81,23 +81,8 @@ class Instruments:
         self._histograms[name].observe(value, dict(tags))
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """One GPU type of a search: its tags, and the memory of the GPU in bytes."""
-
-    space: str
-    gpu: str
-    run: str
-    memory_bytes: int
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        """The tags of the metrics."""
-        return {"space": self.space, "gpu": self.gpu, "run": self.run}
-
-
 class SearchMetrics:
-    """Updates the metrics of the searches of several GPU types, in the order of `watched`.
+    """Updates the metrics of the searches of several GPU types, in the order of `requests`.
 
     The driver calls `record` and `progress` during the searches; a call takes no longer late in a
     search than at its start.
@@ -105,27 +90,28 @@ class SearchMetrics:
 
     def __init__(
         self,
-        watched: Sequence[Watched],
+        requests: Sequence[SearchRequest],
         *,
         instruments: Callable[[], Instruments] = Instruments,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._watched = {one.gpu: one for one in watched}
-        self._numbers = {one.gpu: RunningSummary(one.memory_bytes) for one in watched}
+        self._gpus = [request.gpu for request in requests]
+        self._tags = {
+            request.gpu.id: {
+                "space": request.space.name,
+                "gpu": request.gpu.id,
+                "run": request.run_id,
+            }
+            for request in requests
+        }
         self._ratios: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._instruments = instruments()
         self._clock = clock
         self._shown_s: float | None = None
 
-    def known(self, records: Iterable[TrialRecord]) -> None:
-        """Add trials of earlier searches; they are not counted as trials of this one."""
-        for record in records:
-            self._numbers[record.gpu].add(record)
-
     def record(self, record: TrialRecord) -> None:
         """Count a trial that ended."""
-        tags = self._watched[record.gpu].tags
-        self._numbers[record.gpu].add(record)
+        tags = self._tags[record.gpu]
         outcome, tell = record.outcome, self._instruments
         which = {"outcome": str(outcome.status), "source": str(record.source)}
         tell.count("tuner_trials", 1, {**tags, **which})
@@ -142,7 +128,7 @@ class SearchMetrics:
 
     def decided(self, gpu: str, seconds: float) -> None:
         """Count a decision on the next trial, which took this many seconds."""
-        tags = self._watched[gpu].tags
+        tags = self._tags[gpu]
         self._instruments.count("tuner_decisions", 1, tags)
         self._instruments.count("tuner_decision_seconds", seconds, tags)
 
@@ -152,27 +138,29 @@ class SearchMetrics:
         if not now and self._shown_s is not None and time_s - self._shown_s < PERIOD_S:
             return
         self._shown_s = time_s
-        for one, progress in zip(self._watched.values(), every, strict=True):
-            self._show(one, progress)
+        for gpu, progress in zip(self._gpus, every, strict=True):
+            self._show(gpu, progress)
 
-    def _show(self, one: Watched, progress: Progress) -> None:
-        numbers = self._numbers[one.gpu].numbers()
+    def _show(self, gpu: Gpu, progress: Progress) -> None:
+        front, tags = progress.front, self._tags[gpu.id]
+        best = front[-1] if front else None  # the front ends with its fastest
+        ended = progress.done + progress.verified
         for name, value in {
             "tuner_trials_running": progress.running,
             "tuner_trials_done": progress.done,
             "tuner_trials_planned": progress.total,
             "tuner_elapsed_seconds": progress.elapsed_s,
-            "tuner_oom_ratio": numbers.oom_share,
-            "tuner_best_samples_per_second": numbers.best_samples_per_s,
-            "tuner_best_device_bytes": numbers.best_device_bytes,
-            "tuner_gpu_memory_bytes": one.memory_bytes,
-            "tuner_front_size": numbers.front_size,
-            "tuner_hypervolume": numbers.hypervolume,
+            "tuner_oom_ratio": progress.oom / ended if ended else None,
+            "tuner_best_samples_per_second": samples_per_s(best) if best else None,
+            "tuner_best_device_bytes": device_bytes(best) if best else None,
+            "tuner_gpu_memory_bytes": gpu.memory_bytes,
+            "tuner_front_size": len(front),
+            "tuner_hypervolume": hypervolume(front, reference=(0.0, float(gpu.memory_bytes))),
         }.items():
-            self._instruments.show(name, value, one.tags)
-        for (gpu, name), (total, count) in self._ratios.items():
-            if gpu == one.gpu:
-                self._instruments.show(name, total / count, one.tags)
+            self._instruments.show(name, value, tags)
+        for (gpu_id, name), (total, count) in self._ratios.items():
+            if gpu_id == gpu.id:
+                self._instruments.show(name, total / count, tags)
 
 
 def _ratios(record: TrialRecord) -> Mapping[str, float]:
@@ -191,68 +179,3 @@ def _ratios(record: TrialRecord) -> Mapping[str, float]:
         ),
     }
     return {name: said / found for name, (said, found) in pairs.items() if found}
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """The numbers of a search at one moment.
-
-    `hypervolume` is that of the front of throughput and memory, in samples/s x bytes, with 0 and
-    the GPU's memory as its reference. `best_samples_per_s` and `best_device_bytes` are those of the
-    fastest that fits, None before there is one; `oom_share` is of all trials, None before the
-    first.
-    """
-
-    trials: int
-    oom_share: float | None
-    best_samples_per_s: float | None
-    best_device_bytes: int | None
-    hypervolume: float
-    front_size: int
-
-
-class RunningSummary:
-    """Follows the records of one GPU type.
-
-    Adding a record takes the same time however many there were; the front is computed on request,
-    from the previous front and the records since.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._runs: dict[Configuration, list[TrialRecord]] = {}
-        self._fitting: dict[Configuration, TrialRecord] = {}
-        self._new: list[TrialRecord] = []
-        self._front: tuple[TrialRecord, ...] = ()
-        self._again = False
-        self._trials = self._oom = 0
-
-    def add(self, record: TrialRecord) -> None:
-        """Add a record; the records of one configuration are pooled, as in the results."""
-        self._trials += 1
-        self._oom += record.outcome.status is Status.OOM
-        runs = self._runs.setdefault(record.configuration, [])
-        runs.append(record)
-        (together,) = latest(runs)
-        before = self._fitting.pop(record.configuration, None)
-        if together.fits:
-            self._fitting[record.configuration] = together
-            self._new.append(together)
-        # Configurations that this one dominated may come back to the front.
-        self._again = self._again or before is not None
-
-    def numbers(self) -> Numbers:
-        """The numbers now."""
-        changed = self._fitting.values() if self._again else (*self._front, *self._new)
-        if self._again or self._new:
-            self._front = pareto_front(changed, limit_bytes=self._limit_bytes)
-            self._new, self._again = [], False
-        best = self._front[0] if self._front else None
-        return Numbers(
-            trials=self._trials,
-            oom_share=self._oom / self._trials if self._trials else None,
-            best_samples_per_s=samples_per_s(best) if best else None,
-            best_device_bytes=device_bytes(best) if best else None,
-            hypervolume=hypervolume(self._front, reference=(0.0, float(self._limit_bytes))),
-            front_size=len(self._front),
-        )

@@ -118,24 +118,11 @@ def node_here() -> Node | None:
     return worker._global_node
 
 
-def nodes_in(error: BaseException) -> Iterator[Node]:
-    """The nodes that failed to start, which Ray keeps only in the traceback of the error."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        node = frame.f_locals.get("self")
-        if isinstance(node, Node):
-            yield node
-
-
 def use_actor_cache(tune_controller: Any, cache: Any) -> None:
     """Let Ray Tune keep idle workers in `cache`, because its own ends them too early."""
     controller = getattr(tune_controller, "_tune_controller", tune_controller)
     if hasattr(controller, "_actor_cache"):  # else Ray's own cache stays
         controller._actor_cache = cache
-
-
-def autoscaler_status() -> bytes | None:
-    """The status report of Ray's first autoscaler, as JSON; None without one."""
-    return _internal_kv_get(_AUTOSCALER_STATUS)  # type: ignore[no-any-return]
 
 
 STARTS = 2
@@ -277,10 +264,12 @@ def _refuses(path: str) -> bool:
 
 
 def _end_rest(error: Exception) -> None:
-    """End the processes of a node that failed to start."""
+    """End the processes of nodes that failed to start: Ray keeps these only in the traceback."""
     ray.shutdown()
-    for node in nodes_in(error):
-        node.kill_all_processes(check_alive=False, wait=True)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            node.kill_all_processes(check_alive=False, wait=True)
 
 
 NODE_AS_TYPE = re.compile("node_[0-9a-f]{20,}")
@@ -292,12 +281,12 @@ def grows() -> bool:
     Ray's monitor reports the types of the running nodes. Without an autoscaler, each node has its
     own type, named after its id.
     """
-    status = autoscaler_status()
+    status = _internal_kv_get(_AUTOSCALER_STATUS)
     if status is not None:
         report = json.loads(status).get("autoscaler_report") or {}
         types = {*(report.get("active_nodes") or ()), *(report.get("idle_nodes") or ())}
-        return any(not NODE_AS_TYPE.fullmatch(name) for name in types)
-    found = get_cluster_status(ray.get_runtime_context().gcs_address)
-    nodes = [*found.active_nodes, *found.idle_nodes]
-    types = {node.ray_node_type_name for node in nodes if node.ray_node_type_name}
+    else:
+        found = get_cluster_status(ray.get_runtime_context().gcs_address)
+        nodes = [*found.active_nodes, *found.idle_nodes]
+        types = {node.ray_node_type_name for node in nodes if node.ray_node_type_name}
     return any(not NODE_AS_TYPE.fullmatch(name) for name in types)

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import ray
+from ray.util.placement_group import PlacementGroup
 
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.records import Configuration
@@ -139,20 +139,42 @@ TURN = 10
 seconds, in which a new worker imports torch."""
 
 
-class Demand(Protocol):
-    """Shows a growing cluster the resources that searches wait for."""
+LOOK_S = 1.0
+
+
+class PlaceholderDemand:
+    """Keeps placement groups waiting for missing resources, so that the autoscaler adds nodes.
+
+    They end with the connection to Ray. Waiting trials of Ray Tune would show the demand too, but
+    while one waits, Ray keeps no worker for its next trial.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, list[PlacementGroup]] = {}
+        self._looked_s: dict[int, float] = {}
 
     def show(self, key: int, resources: dict[str, float], count: int) -> None:
-        """Wait for these resources on `count` nodes, 0 or more."""
-        ...
+        """Wait for these resources on `count` nodes, 0 or more.
+
+        A group that was placed is removed at once, so that trials get its room.
+        """
+        groups = self._groups.setdefault(key, [])
+        if count == len(groups) == 0:
+            return
+        now_s = time.monotonic()
+        if now_s - self._looked_s.get(key, 0.0) < LOOK_S and count == len(groups):
+            return
+        self._looked_s[key] = now_s
+        waiting = [group for group in groups if not _is_placed(group)]
+        for group in groups:
+            if group not in waiting[:count]:
+                ray.util.remove_placement_group(group)
+        added = [ray.util.placement_group([resources]) for _ in range(count - len(waiting))]
+        self._groups[key] = waiting[:count] + added
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A run for Ray; `index` is that of its search."""
-
-    index: int
-    configuration: Configuration
+def _is_placed(group: PlacementGroup) -> bool:
+    return bool(ray.util.placement_group_table(group).get("state") == "CREATED")
 
 
 def first_broken(states: Iterable[SearchState]) -> Exception | None:
@@ -170,7 +192,7 @@ class ConcurrentSearches:
         rooms: Capacity,
         *,
         waiting: Waiting,
-        demand: Demand | None = None,
+        demand: PlaceholderDemand | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_decision: Callable[[int, float], None] = lambda index, seconds: None,
     ) -> None:
@@ -222,8 +244,8 @@ class ConcurrentSearches:
         if self.states:
             self.states[0].report(periodic=True)
 
-    def propose(self, run: str) -> Proposal | None:
-        """The next run that has room now; None without room or without a trial."""
+    def propose(self, run: str) -> Configuration | None:
+        """The configuration of the next run that has room now; None without room or trial."""
         if self.broken is not None:
             return None
         for index in sorted(range(len(self.states)), key=self._turn):
@@ -235,7 +257,7 @@ class ConcurrentSearches:
             if configuration is not None:
                 self._on_decision(index, time.perf_counter() - started_s)
                 self._owners[run] = index
-                return Proposal(index, configuration)
+                return configuration
         return None
 
     def keeps_worker(self, index: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
@@ -11,7 +11,7 @@ from ray.tune.result import TRAINING_ITERATION
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Outcome, Status, TrialRecord
 from tuner.searches.progress import Progress
-from tuner.searches.ray.metrics import SearchMetrics, Watched
+from tuner.searches.ray.metrics import SearchMetrics
 from tuner.searches.request import SearchRequest
 from tuner.searches.watch import Tracker, Tracking, Watch
 
@@ -29,8 +29,8 @@ class Watching:
         self._metrics: SearchMetrics | None = None
         self._trackers: list[tuple[Tracking, TrialTracker]] = []
 
-    def begin(self, known: Iterable[TrialRecord]) -> None:
-        """Begin with the known records. Raises `UnavailableError` if a tracker can't be written."""
+    def begin(self) -> None:
+        """Raises `UnavailableError` if a tracker cannot be written."""
         request = self._requests[0]
         for tracking in self._watch.track:
             try:
@@ -41,10 +41,7 @@ class Watching:
                     hint="fix that, or search without --track",
                 ) from error
             self._trackers.append((tracking, tracker))
-        watched = [Watched(r.space.name, r.gpu.id, r.run_id, r.gpu.memory_bytes) for r in
-                   self._requests]  # fmt: skip
-        self._metrics = SearchMetrics(watched)
-        self._metrics.known(known)
+        self._metrics = SearchMetrics(self._requests)
 
     def record(self, record: TrialRecord) -> None:
         """Report the record of a trial that ended; the journal has it already."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tuner.core.environment import search_path
 from tuner.core.errors import InputError, UnavailableError
 from tuner.space.models.tokenizer_process import MAX_MEMORY_BYTES, raised
 
@@ -169,6 +170,5 @@ _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "ACCESS_KEY")
 
 def _environment() -> dict[str, str]:
     """The environment of this process, with its modules and without its credentials."""
-    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     kept = {n: v for n, v in os.environ.items() if not any(s in n.upper() for s in _SECRETS)}
-    return {**kept, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "true"}
+    return {**kept, "PYTHONPATH": search_path(), "TOKENIZERS_PARALLELISM": "true"}

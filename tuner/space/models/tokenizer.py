@@ -24,55 +24,34 @@ MAX_FILE_BYTES = 256 << 20
 _FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 
 
-class LoadedTokenizer:
-    """Counts the tokens of texts and conversations with one tokenizer; see `TokenCounter`."""
+def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: object) -> str:
+    """The text that the chat template makes of messages and, where it is a list, `tools`.
 
-    def __init__(self, tokenizer: Any, name: str) -> None:
-        self._tokenizer = tokenizer
-        self.name = name
-
-    @property
-    def has_chat_template(self) -> bool:
-        """True if conversations can be rendered."""
-        return bool(self._tokenizer.chat_template)
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens it knows, including those added to its vocabulary."""
-        return len(self._tokenizer)
-
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: object = None) -> str:
-        """The text that the chat template makes of messages and, where it is a list, `tools`.
-
-        Raises `ValueError` with the reason when the template refuses them.
-        """
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools if isinstance(tools, list) and tools else None,
-                tokenize=False,
-            )
-        except Exception as error:  # the template is a program, and may fail in any way
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(reason or type(error).__name__) from error
-        return str(text)
-
-    def count(self, texts: Sequence[str], *, special: bool) -> list[int]:
-        """Tokens of each text; `special` adds those that the tokenizer puts around a text."""
-        if not texts:
-            return []
-        encoded = self._tokenizer(
-            list(texts),
-            add_special_tokens=special,
-            return_attention_mask=False,
-            truncation=False,
-            padding=False,
-            verbose=False,  # a text above the model's maximum is nothing to warn of here
+    Raises `ValueError` with the reason when the template refuses them.
+    """
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tools=tools if isinstance(tools, list) and tools else None, tokenize=False
         )
-        return [len(ids) for ids in encoded["input_ids"]]
+    except Exception as error:  # the template is a program, and may fail in any way
+        raise ValueError(_reason(error)) from error
+    return str(text)
 
 
-def load_here(name: str) -> LoadedTokenizer:
+def count(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[int]:
+    """Tokens of each text; `special` adds those that the tokenizer puts around a text."""
+    encoded = tokenizer(
+        list(texts),
+        add_special_tokens=special,
+        return_attention_mask=False,
+        truncation=False,
+        padding=False,
+        verbose=False,  # a text above the model's maximum is nothing to warn of here
+    )
+    return [len(ids) for ids in encoded["input_ids"]]
+
+
+def load_here(name: str) -> Any:
     """The tokenizer in a folder, or the one of a model in the local Hugging Face cache.
 
     Names of the model catalogue stand for their hub id. Raises `InputError` for one that is
@@ -91,9 +70,7 @@ def load_here(name: str) -> LoadedTokenizer:
     entry = None if folder.is_dir() else get_entry(name)
     source = str(folder) if folder.is_dir() else entry.hub_id if entry else name
     try:
-        found = AutoTokenizer.from_pretrained(
-            source, local_files_only=True, trust_remote_code=False
-        )
+        return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except ImportError as error:
         raise UnavailableError(f"tokenizer {name!r} needs a library: {_reason(error)}") from error
     except OSError as error:
@@ -107,7 +84,6 @@ def load_here(name: str) -> LoadedTokenizer:
         raise InputError(
             f"tokenizer {name!r} cannot be read: {_reason(error)}", hint=HINT.format(name=source)
         ) from error
-    return LoadedTokenizer(found, name)
 
 
 def check_files(folder: Path) -> None:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tuner.core.errors import InputError, TunerError, UnavailableError
-from tuner.space.models.tokenizer import LoadedTokenizer, load_here
+from tuner.space.models.tokenizer import count, load_here, render
 
 MAX_MEMORY_BYTES = 4 << 30
 """Limit for the whole process; the largest published tokenizers take half a GiB."""
@@ -29,7 +29,7 @@ def main() -> int:
     _limit_memory()
     from transformers import PreTrainedTokenizerFast  # noqa: F401 - seconds, of no tokenizer
 
-    loaded: dict[int, LoadedTokenizer] = {}
+    loaded: dict[int, Any] = {}
     _say(connection, {"value": "ready"})
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -58,18 +58,18 @@ def raised(answer: dict[str, Any]) -> Exception:
     return cls(answer["message"], hint=answer.get("hint"))
 
 
-def _answer(loaded: dict[int, LoadedTokenizer], *, do: str, number: int, **how: Any) -> Any:
+def _answer(loaded: dict[int, Any], *, do: str, number: int, **how: Any) -> Any:
     if do == "load":
         os.chdir(how["folder"])  # names of folders are relative to the other's
         loaded[number] = load_here(how["name"])
         found = loaded[number]
-        return {"has_chat_template": found.has_chat_template, "tokens": found.tokens}
+        return {"has_chat_template": bool(found.chat_template), "tokens": len(found)}
     if do == "forget":
         loaded.pop(number, None)
         return None
     if do == "render":
-        return loaded[number].render(how["messages"], how["tools"])
-    return loaded[number].count(how["texts"], special=how["special"])
+        return render(loaded[number], **how)
+    return count(loaded[number], **how)
 
 
 def _say(connection: Connection[Any, Any], answer: dict[str, Any]) -> None:

@@ -7,18 +7,14 @@ numbers are then intervals that hold for every distribution with that mean and m
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
-
-import numpy as np
 
 from tuner.core.errors import InputError, unknown
-from tuner.space.data import TokenLengths
-from tuner.space.lengths.cdf import Cdf, cdf_of_counts
 
 PADDING_MODES = ("longest", "max_length", "packing")
 """Contents of a micro-batch: examples padded to the longest among them, examples padded to
@@ -73,22 +69,23 @@ class BatchShape:
     samples_per_sequence: Bounds
 
 
-@dataclass(frozen=True)
-class LengthDistribution:
-    """Token lengths of the examples. Immutable, hashable, picklable.
+@dataclass(frozen=True, slots=True)
+class TokenLengths:
+    """The lengths of the examples in tokens.
 
-    `points` is the cumulative distribution as (length, fraction of examples up to it), linear
-    between; two points at one length are a jump. It is empty where only `mean` and `max` are
-    known. `examples` is None where the number of examples is not known.
+    `points` is the cumulative distribution as (length, fraction of examples up to it), rising from
+    fraction 0 to 1 and linear between; two points at one length are a jump. It is empty where only
+    `mean` and `max` are known. `examples` is None where the number of examples is not known.
     """
 
     mean: float
     max: int
-    points: tuple[tuple[float, float], ...] = field(default=(), repr=False)
-    examples: int | None = None
+    points: tuple[tuple[float, float], ...] = ()
+    examples: int | None = field(default=None, repr=False)
+    """Not in the `repr`, whose digest stands in the version of a trained model."""
 
     @classmethod
-    def from_lengths(cls, lengths: Iterable[int]) -> LengthDistribution:
+    def from_lengths(cls, lengths: Iterable[int]) -> TokenLengths:
         """The distribution of counted lengths, in any order.
 
         Raises `InputError` for no lengths, negative ones, and when no example has a token.
@@ -96,7 +93,7 @@ class LengthDistribution:
         return cls.from_counts(Counter(lengths))
 
     @classmethod
-    def from_counts(cls, counts: Mapping[int, int]) -> LengthDistribution:
+    def from_counts(cls, counts: Mapping[int, int]) -> TokenLengths:
         """The distribution of `counts` examples by length. Raises as `from_lengths`."""
         lengths = sorted(length for length, count in counts.items() if count)
         examples = sum(counts.values())
@@ -106,34 +103,30 @@ class LengthDistribution:
             raise InputError(f"token length {lengths[0]} is negative")
         if lengths[-1] == 0:
             raise InputError("no example has a token")
-        cdf = cdf_of_counts(
-            np.array(lengths, dtype=np.float64),
-            np.array([counts[length] for length in lengths], dtype=np.float64),
-        )
+        upto = [0, *itertools.accumulate(counts[length] for length in lengths)]
+        jumps = zip(lengths, itertools.pairwise(upto), strict=True)
         return cls(
             mean=sum(length * counts[length] for length in lengths) / examples,
             max=lengths[-1],
-            points=tuple(zip(cdf.x.tolist(), cdf.f.tolist(), strict=True)),
+            points=tuple((float(x), part / examples) for x, parts in jumps for part in parts),
             examples=examples,
         )
 
     @classmethod
-    def from_points(
-        cls, points: Sequence[tuple[float, float]], *, examples: int | None = None
-    ) -> LengthDistribution:
-        """The distribution through points of its cumulative function, as `TokenLengths` has them.
+    def from_points(cls, points: Sequence[tuple[float, float]]) -> TokenLengths:
+        """The distribution through points of its cumulative function.
 
         Raises `InputError` unless lengths and fractions rise together and end at fraction 1.
         """
         kept = tuple((float(length), float(fraction)) for length, fraction in points)
         if not all(math.isfinite(number) for point in kept for number in point):
             raise InputError("lengths and fractions must be finite numbers")
+        if any(a[0] > b[0] or a[1] > b[1] for a, b in itertools.pairwise(kept)):
+            raise InputError("lengths and fractions must rise together")
         if not kept or kept[-1][1] != 1:
             raise InputError("the points must end at fraction 1, the longest example")
         if kept[0][0] < 0 or kept[0][1] < 0:
             raise InputError("lengths and fractions cannot be negative")
-        if any(a[0] > b[0] or a[1] > b[1] for a, b in pairwise(kept)):
-            raise InputError("lengths and fractions must rise together")
         if kept[0][1] > 0:  # a jump at the shortest example
             kept = ((kept[0][0], 0.0), *kept)
         # Further points at fraction 1 do not lengthen the longest example.
@@ -141,33 +134,19 @@ class LengthDistribution:
         kept, longest = kept[: end + 1], kept[end][0]
         if longest == 0:
             raise InputError("no example has a token")
-        mean = _cdf(kept).mean_of_max(1, longest)
-        return cls(mean=mean, max=math.ceil(longest), points=kept, examples=examples)
+        return cls(_mean_of_longest(kept, 1, longest), math.ceil(longest), kept)
 
     @classmethod
-    def from_summary(
-        cls, *, mean: float, longest: int, examples: int | None = None
-    ) -> LengthDistribution:
-        """A distribution of which mean and maximum are all that is known.
+    def from_summary(cls, *, mean: float, longest: int) -> TokenLengths:
+        """Lengths of which mean and maximum are all that is known.
 
         Raises `InputError` unless 0 < mean <= longest.
         """
-        if not 0 < mean <= longest:
-            raise InputError(f"mean {mean:g} must be above 0 and at most the longest, {longest}")
-        return cls(mean=float(mean), max=longest, examples=examples)
-
-    @classmethod
-    def from_token_lengths(
-        cls, lengths: TokenLengths, *, examples: int | None = None
-    ) -> LengthDistribution:
-        """The lengths from a search space's data. Raises `InputError` for invalid ones."""
-        if lengths.points:
-            return cls.from_points(lengths.points, examples=examples)
-        return cls.from_summary(mean=lengths.mean, longest=lengths.max, examples=examples)
-
-    def to_token_lengths(self) -> TokenLengths:
-        """The lengths in the form of a search space's data facts."""
-        return TokenLengths(self.mean, self.max, self.points)
+        if mean > longest:
+            raise InputError(f"mean {mean:g} is more than max {longest}")
+        if not mean > 0:
+            raise InputError(f"mean {mean:g} must be above 0")
+        return cls(float(mean), longest)
 
     @property
     def known(self) -> bool:
@@ -194,7 +173,7 @@ class LengthDistribution:
         # The division may leave a rounding error on the wrong side of 0.
         lost = Bounds(*(max(0.0, 1 - tokens / self.mean) for tokens in (kept.high, kept.low)))
         if self.known:
-            return Truncation(Bounds.exactly(1 - self.cdf.at(max_length)), lost)
+            return Truncation(Bounds.exactly(1 - self.share_up_to(max_length)), lost)
         least = max(0.0, (self.mean - max_length) / (self.max - max_length))
         most = min(1.0, self.mean / (max_length + 1))
         return Truncation(Bounds(min(least, most), most), lost)
@@ -209,7 +188,7 @@ class LengthDistribution:
         if max_length >= self.max:
             return Bounds.exactly(self.mean)
         if self.known:
-            return Bounds.exactly(self.cdf.mean_of_max(1, max_length))
+            return Bounds.exactly(_mean_of_longest(self.points, 1, max_length))
         most = min(self.mean, float(max_length))
         return Bounds(min(self.mean * max_length / self.max, most), most)
 
@@ -246,7 +225,8 @@ class LengthDistribution:
         kept = self.kept_tokens(max_length)
         worst = min(max_length, self.max)
         if self.known:
-            mean = min(max(self.cdf.mean_of_max(micro_batch, max_length), kept.low), worst)
+            mean = _mean_of_longest(self.points, micro_batch, max_length)
+            mean = min(max(mean, kept.low), worst)
             expected = Bounds.exactly(mean)
             share = Bounds.exactly(1 - kept.low / mean)
         elif micro_batch == 1:
@@ -277,17 +257,42 @@ class LengthDistribution:
         tokens = round(self.tokens) if self.known else self.tokens
         return math.ceil(math.ceil(tokens / max_length) / effective_batch)
 
-    @cached_property
-    def cdf(self) -> Cdf:
-        """The cumulative distribution. Raises `ValueError` where it is unknown."""
-        if not self.points:
-            raise ValueError("only mean and maximum of the token lengths are known")
-        return _cdf(self.points)
+    def share_up_to(self, length: float) -> float:
+        """Fraction of examples with at most `length` tokens, if the distribution is known."""
+        i = bisect.bisect_right(self.points, length, key=lambda point: point[0])
+        if i in (0, len(self.points)):
+            return 1.0 if i else 0.0
+        (start, below), (end, above) = self.points[i - 1 : i + 1]
+        return below + (above - below) * (length - start) / (end - start)
 
 
-def _cdf(points: Sequence[tuple[float, float]]) -> Cdf:
-    x, f = np.array(points, dtype=np.float64).T
-    return Cdf(x, f)
+def _mean_of_longest(points: Sequence[tuple[float, float]], draws: int, most: float) -> float:
+    """E[min(M, most)] of the maximum M of independent `draws`.
+
+    M is at most x when all draws are, so its distribution function is F(x)^draws, and the mean of
+    a non-negative variable is the integral of 1 - F(x)^draws from 0 to `most` (order statistics:
+    David and Nagaraja, Order Statistics, 3rd edition, section 2.1).
+    """
+    total = min(points[0][0], most)
+    for (start, below), (end, above) in itertools.pairwise(points):
+        if start >= most or end == start:
+            continue
+        stop = min(end, most)
+        at_stop = below + (above - below) * (stop - start) / (end - start)
+        total += (stop - start) * (1 - _mean_power(below, at_stop, draws))
+    return total
+
+
+def _mean_power(low: float, high: float, power: int) -> float:
+    """Mean of u^power for u uniform between `low` and `high`, each in [0, 1].
+
+    (high^n - low^n) / (n (high - low)) with n = power + 1, written so that nothing cancels where
+    the two are close: with d = 1 - low / high it is high^power (1 - (1 - d)^n) / (n d).
+    """
+    if power == 1:
+        return (low + high) / 2
+    n, share = power + 1, (high - low) / high if high > 0 else 0.0
+    return high**power * (_reach(share, n) / (n * share) if share > 0 else 1.0)
 
 
 def _reach(share: float, draws: int) -> float:

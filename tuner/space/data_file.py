@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from tuner.core.errors import InputError, Problem, nearest
-from tuner.space.lengths.distribution import LengthDistribution
+from tuner.space.lengths import TokenLengths
 from tuner.space.models.guarded import TokenCounter
 
 CHAT_COLUMN = "messages"
@@ -35,7 +36,7 @@ def read_lengths(
     tokenizer: str | None = None,
     length_column: str | None = None,
     text_column: str | Sequence[str] | None = None,
-) -> LengthDistribution:
+) -> TokenLengths:
     """The token lengths of the examples of a JSONL file, which is read line by line.
 
     With `length_column`, that column holds whole numbers of tokens. Otherwise `tokenizer`
@@ -57,7 +58,7 @@ def read_lengths(
     if first is None:
         problems.raise_any()
         raise InputError(f"data file {str(path)!r} holds no examples")
-    numbered = _chain(first, found)
+    numbered = itertools.chain((first,), found)
     counts: Counter[int]
     if length_column is not None:
         counts = _read_column(numbered, length_column, problems)
@@ -66,7 +67,7 @@ def read_lengths(
     else:
         raise _nothing_counts(first[1], path)
     problems.raise_any()
-    return LengthDistribution.from_counts(counts)
+    return TokenLengths.from_counts(counts)
 
 
 def _check_arguments(
@@ -92,11 +93,6 @@ def _nothing_counts(record: Mapping[str, Any], path: Path) -> InputError:
         hint="name a tokenizer with --tokenizer, or a column of token counts with "
         f"--length-column{column}",
     )
-
-
-def _chain(first: tuple[int, Mapping[str, Any]], rest: _Numbered) -> _Numbered:
-    yield first
-    yield from rest
 
 
 # --- lengths that are given ------------------------------------------------------------------
