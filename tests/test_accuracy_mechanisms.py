@@ -11,13 +11,16 @@ torch = pytest.importorskip("torch")
 from benchmarks.accuracy.attention import register  # noqa: E402
 from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload  # noqa: E402
 from benchmarks.accuracy.harnesses import Case, express  # noqa: E402
+from benchmarks.accuracy.losses import register as register_losses  # noqa: E402
 from benchmarks.accuracy.rows import read_rows  # noqa: E402
 from tuner.core.records import Configuration, Memory  # noqa: E402
 from tuner.cost.allocator import replay  # noqa: E402
 from tuner.cost.memory import peak_memory  # noqa: E402
+from tuner.cost.operators.timeline import MASK  # noqa: E402
 from tuner.predict.tracing.trace import Trace, trace  # noqa: E402
 from tuner.predict.training import get_workload  # noqa: E402
-from tuner.space.models.catalogue import resolve_config  # noqa: E402
+from tuner.predict.training.losses import use_loss  # noqa: E402
+from tuner.space.models.catalogue import get_entry, resolve_config  # noqa: E402
 
 BATCH, LENGTH = 4, 512
 TURING, AMPERE = (7, 5), (8, 0)
@@ -103,11 +106,74 @@ def test_flash_attention_2_can_be_traced_without_the_package() -> None:
     assert any("flash" in name for name in names)
 
 
-@pytest.mark.parametrize(("number", "tolerance"), [(25, 0.001), (57, 0.001)])
-def test_published_peaks(number: int, tolerance: float) -> None:
+def test_a_trace_knows_which_attention_has_a_mask() -> None:
     register()
-    case = express(read_rows()[number])
-    assert isinstance(case, Case)
+
+    def names(attention: str) -> set[str]:
+        works = _trace(TURING, attention=attention).timeline.works
+        return {work.name for work in works if work.kind == "attention"}
+
+    plain = names("repeated_heads")
+    assert all("efficient" in name for name in plain)
+    assert len(plain) == 2  # forward and backward
+    assert names("masked_heads") == {name + MASK for name in plain}
+
+
+@pytest.mark.parametrize("loss", ["transformers_4_45", "unwidened"])
+def test_losses_of_old_versions_come_to_the_same_loss(loss: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    register_losses()
+    torch.manual_seed(0)
+    config = resolve_config("tiny-llama-3m")
+    model = AutoModelForCausalLM.from_config(config).train()
+    tokens = torch.randint(0, config.vocab_size, (2, 24))
+    labels = tokens.clone()
+    labels[:, :5] = -100
+    expected = model(input_ids=tokens, labels=labels).loss
+    use_loss(model, loss, fused=False)
+    found = model(input_ids=tokens, labels=labels).loss
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[int, Case]:
+    return {row.number: case for row in read_rows() if isinstance(case := express(row), Case)}
+
+
+def test_every_row_is_expressed_or_has_a_reason(cases: dict[int, Case]) -> None:
+    rows = read_rows()
+    assert (len(rows), len(cases)) == (447, 130)
+    reasons = [str(express(row)) for row in rows if row.number not in cases]
+    assert all(len(reason) > 20 and not reason.startswith("no harness") for reason in reasons)
+    # Each can be predicted offline, and of rows that differ in what was measured alike.
+    assert {case.model for case in cases.values() if get_entry(case.model) is None} == set()
+    assert cases[13].row.throughput != cases[14].row.throughput
+    assert cases[13].configuration == cases[14].configuration
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (10, {"precision": "nf4", "double_quant": False, "attention": "repeated_heads"}),
+        (52, {"gradient_checkpointing": False, "training_loop": "loop"}),
+        (103, {"loss": "transformers_4_46", "mixed_precision": "no", "fused_loss": False}),
+        (106, {"kbit_preparation": "trl", "mixed_precision": "bf16"}),
+        (112, {"kbit_preparation": "none"}),
+        (124, {"loss": "transformers_4_45", "fused_loss": True}),
+        (128, {"loss": "transformers", "fused_loss": False}),
+        (387, {"loss": "unwidened", "training_loop": "trainer", "compute_dtype": "fp32"}),
+    ],
+)
+def test_harnesses(cases: dict[int, Case], number: int, expected: dict[str, object]) -> None:
+    configuration = cases[number].configuration
+    assert {name: configuration[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("number", "tolerance"), [(25, 0.001), (57, 0.001)])
+def test_published_peaks(cases: dict[int, Case], number: int, tolerance: float) -> None:
+    register()
+    case = cases[number]
     assert case.measured.allocated is not None
     traced = trace(
         get_workload("causal_lm"),

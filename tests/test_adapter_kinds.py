@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from emulating import needs_emulator
 
-from benchmarks.emulated import compare
-from benchmarks.emulated_cases import Case
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict, resolve_subject
@@ -24,18 +21,6 @@ def configuration(**changes):
 
 def predicted(**changes):
     return predict(resolve_subject("causal_lm", MODEL), configuration(**changes), GPU)
-
-
-@needs_emulator
-def test_dora_takes_what_the_emulator_counts(tmp_path):
-    settings = {**SIZES, "precision": "nf4", "adapter": "dora"}
-    answer = compare(
-        Case("dora", "a100_80gb", model="qwen2.5-0.5b", settings=settings), 3, tmp_path
-    )
-    assert not answer.failure
-    found = {pair.name: pair for pair in answer.pairs}
-    for name in ("allocated", "forward", "backward", "optimizer"):
-        assert not found[name].differs, found[name]
 
 
 def test_rslora_takes_what_lora_takes():

@@ -128,33 +128,22 @@ def test_the_picture_of_the_rooms_is_current():
 
 # Tests of benchmarks, and tests whose cases have not moved to `tests/shared_cases` yet.
 IMPORT_BENCHMARKS = {
-    "shared_cases/targets.py",
     "test_accuracy_mechanisms.py",
-    "test_adapter_kinds.py",
     "test_architecture.py",
     "test_casebook.py",
     "test_distributed_zero.py",
     "test_emulated_examples.py",
     "test_emulated_exports.py",
     "test_emulated_one_rank.py",
-    "test_emulated_oracle.py",
     "test_emulated_pairs.py",
     "test_emulated_settings.py",
     "test_emulated_several_gpus.py",
     "test_emulator_programs.py",
-    "test_estimate_roofline.py",
     "test_fine_tuned_models.py",
-    "test_full_training.py",
     "test_model_reach.py",
     "test_scale.py",
-    "test_workload_causal_lm.py",
-    "unit/test_accuracy_rows.py",
-    "unit/test_calibrate_coverage.py",
-    "unit/test_emulated_runs.py",
-    "unit/test_gallery.py",
-    "unit/test_reported_run.py",
-    "unit/test_search_benchmark.py",
     "unit/test_signatures.py",
+    "unit/test_written_pages.py",
 }
 
 

@@ -6,9 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from estimate_samples import configuration, tiny_config, traced
+from estimate_samples import configuration, tiny_config
 
-from benchmarks.accuracy.attention import register
 from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK, Work
 from tuner.cost.speed.rates import BOARDS_DIFFER, matmul_peak, power_limit
@@ -322,18 +321,6 @@ def test_attention_in_fp32_uses_the_tensor_cores_where_there_are_some():
     name = FORWARD.format("efficient")
     assert A100.flops["fp32"] < attention_tflops(name, dtype="float32") * 1e12
     assert attention_tflops(name, T4, dtype="float32") * 1e12 < T4.flops["fp32"]
-
-
-def test_a_trace_knows_which_attention_has_a_mask():
-    register()
-
-    def names(attention: str) -> set[str]:
-        works = traced(compute_capability=(7, 5), attention=attention).timeline.works
-        return {work.name for work in works if work.kind == "attention"}
-
-    plain = {FORWARD.format("efficient"), BACKWARD.format("efficient")}
-    assert names("repeated_heads") == plain
-    assert names("masked_heads") == {name + MASK for name in plain}
 
 
 # -- what is unknown of kernels, boards and hosts -------------------------------------------

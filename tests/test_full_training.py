@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from emulating import needs_emulator
 
-from benchmarks.emulated import compare
-from benchmarks.emulated_cases import Case
 from tuner.app.estimate import one_configuration
 from tuner.core.records import Phase
 from tuner.core.setup.schemas import memory_order
@@ -30,25 +27,6 @@ def configuration(**changes):
 
 def memory(**changes):
     return predict(resolve_subject("causal_lm", MODEL), configuration(**changes), GPU).memory
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    ("model", "changes"),
-    [
-        ("gemma-3-1b", {**FP32, "optimizer": "adamw_torch"}),
-        ("qwen2.5-0.5b", {**BF16, "optimizer": "paged_lion_8bit"}),
-        ("gemma-3-1b", {**BF16, "optimizer": "adafactor"}),
-    ],
-    ids=["adamw_torch", "paged_lion_8bit", "adafactor"],
-)
-def test_trace_and_emulator_agree(model, changes, tmp_path):
-    case = Case(model, "a100_80gb", model=model, settings={**FULL, **changes})
-    answer = compare(case, 3, tmp_path)
-    assert not answer.failure
-    for pair in answer.pairs:
-        if pair.name != "reserved":
-            assert not pair.differs, pair
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_32bit", "lion_32bit"])

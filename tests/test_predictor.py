@@ -283,12 +283,12 @@ DAMAGES = {
     "fewer sizes": changed("sizes.coefficients", lambda a: a[:-1]),
     "other segments": changed("segments", lambda a: a + 1),
     "no first segment": changed("segments", lambda a: np.maximum(a, 1)),
-    "unknown operators": changed("tensor_of", lambda a: a + 10_000),
+    "unknown operators": changed("operators.tensor_of", lambda a: a + 10_000),
     "unknown blocks": changed("deep.events", lambda a: a + 10_000),
     "spans past the end": changed("deep.spans", lambda a: a + 10**7),
     "powers of 9": changed("sizes.exponents", lambda a: a + 9),
     "words for counts": changed("counts", lambda a: a.astype(np.str_)),
-    "another number of groups": changed("trainable_counts", lambda a: np.append(a, 1)),
+    "another number of groups": changed("trainable.counts", lambda a: np.append(a, 1)),
     "nothing": lambda arrays: {},
 }
 

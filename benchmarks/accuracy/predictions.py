@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
 
 from benchmarks.accuracy.harnesses import Case
-from benchmarks.accuracy.traces import GPUS, Task, code_digest, traced
+from benchmarks.accuracy.traces import GPUS, Task, traced
 from tuner.cost.speed.roofline import (
     Efficiency,
     Roofline,
@@ -62,9 +61,8 @@ def predict_all(cases: Sequence[Case], *, processes: int = 2) -> Iterator[tuple[
     """(index of the case, prediction), in the order of the cases."""
     tasks = [_task(case) for case in cases]
     distinct = list(dict.fromkeys(tasks))
-    predict = partial(_predict, code=code_digest())
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        results = dict(zip(distinct, pool.map(predict, distinct, chunksize=1), strict=True))
+        results = dict(zip(distinct, pool.map(_predict, distinct, chunksize=1), strict=True))
     for index, task in enumerate(tasks):
         yield index, results[task]
 
@@ -80,8 +78,8 @@ def _task(case: Case) -> Task:
     )
 
 
-def _predict(task: Task, code: str) -> Predicted:
-    sizes, work = traced(task, code)
+def _predict(task: Task) -> Predicted:
+    sizes, work = traced(task)
     times, held_out = (_times(task, work, e) for e in (Efficiency(), HELD_OUT))
     return Predicted(
         allocated=sizes.allocated,

@@ -1,15 +1,14 @@
 """The traces of the benchmark's cases, kept on disk: what a case needs of its trace, in arrays.
 
-Tracing takes minutes and depends on neither rooflines nor priors, so that a change of these is
-judged in seconds. An entry's name is a digest of the task, of the code that traces and replays,
-and of the versions of the libraries.
+Tracing takes minutes. An entry of the package's own cache depends on its code and on the libraries;
+its name adds the task and the code beside this file.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,13 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
 from tuner.cost.speed.roofline import StepWork
 from tuner.cost.work_arrays import WorkArrays
-from tuner.predict.cache import user_cache
+from tuner.predict import cache
 from tuner.space.gpus import get_gpu
 
 HERE = Path(__file__).parent
 GPUS = HERE / "gpus.yaml"
 
-_PACKAGE = HERE.parents[1] / "tuner"
-_CODE = (
-    *(_PACKAGE / "estimators" / folder for folder in ("tracing", "replay")),
-    _PACKAGE / "workloads",
-    _PACKAGE / "models",
-)
 _OWN_CODE = ("attention.py", "caching.py", "chunked_loss.py", "losses.py", "traces.py")
-_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,55 +56,35 @@ class Sizes:
     fits: bool
 
 
-def code_digest() -> str:
-    """A digest of the code that traces and replays, and of the libraries that are traced."""
-    digest = hashlib.sha256()
-    for library in _LIBRARIES:
-        digest.update(f"{library}={metadata.version(library)}\n".encode())
-    own = [HERE / name for name in _OWN_CODE]
-    for path in own + [p for folder in _CODE for p in sorted(folder.rglob("*.py"))]:
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def traced(task: Task, code: str) -> tuple[Sizes, StepWork]:
-    """Memory and work of a task; traced only if no entry of this `code` is on disk."""
+def traced(task: Task) -> tuple[Sizes, StepWork]:
+    """Memory and work of a task; traced only if the cache has no entry for it."""
     gpu = task.the_gpu()
-    parts = (code, task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
-    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-    folder = user_cache()
-    path = folder and folder / "accuracy" / f"{name}.npz"
-    if path is not None and path.exists():
-        return _read(path)
-    found = _trace(task, gpu)
-    if path is not None:
-        _write(path, *found)
-    return found
+    own = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in _OWN_CODE]
+    parts = (task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
+    name = cache.entry_name("accuracy", repr(parts), *own)
+    arrays = cache.read_arrays(name)
+    if arrays is not None:
+        return _of_arrays(arrays)
+    sizes, work = _trace(task, gpu)
+    cache.write_arrays(
+        name,
+        {
+            **{field.name: getattr(work.passes, field.name) for field in fields(WorkArrays)},
+            "executions": work.executions,
+            "optimizer_executions": work.optimizer_executions,
+            "sizes": np.array([str(getattr(sizes, field.name)) for field in fields(Sizes)]),
+        },
+    )
+    return sizes, work
 
 
-def _write(path: Path, sizes: Sizes, work: StepWork) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {field.name: getattr(work.passes, field.name) for field in fields(WorkArrays)}
-    unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("wb") as file:
-        np.savez_compressed(
-            file,
-            executions=work.executions,
-            optimizer_executions=work.optimizer_executions,
-            sizes=np.array([str(getattr(sizes, f.name)) for f in fields(Sizes)]),
-            **arrays,
-        )
-    unfinished.replace(path)
-
-
-def _read(path: Path) -> tuple[Sizes, StepWork]:
-    with np.load(path, allow_pickle=False) as arrays:
-        works = WorkArrays(**{field.name: arrays[field.name] for field in fields(WorkArrays)})
-        *numbers, phase, fits = arrays["sizes"].tolist()
-        return (
-            Sizes(*map(float, numbers), peak_phase=phase, fits=fits == "True"),
-            StepWork(works, arrays["executions"], works, arrays["optimizer_executions"]),
-        )
+def _of_arrays(arrays: Mapping[str, Any]) -> tuple[Sizes, StepWork]:
+    works = WorkArrays(**{field.name: arrays[field.name] for field in fields(WorkArrays)})
+    *numbers, phase, fits = arrays["sizes"].tolist()
+    return (
+        Sizes(*map(float, numbers), peak_phase=phase, fits=fits == "True"),
+        StepWork(works, arrays["executions"], works, arrays["optimizer_executions"]),
+    )
 
 
 def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:

@@ -5,8 +5,6 @@ An example is a real file and a few edits, so that it shrinks to the one edit th
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -51,7 +49,7 @@ def damaged(
 ) -> st.SearchStrategy[bytes]:
     """One of `files` after some edits.
 
-    `form` is yaml (whose reader takes every value as text), typed yaml, json, jsonl, csv or text.
+    `form` is yaml (whose reader takes every value as text), typed yaml, json, jsonl or text.
     `values` come beside the hostile ones that suit every file of the form.
     """
     raws = YAML_TEXTS if form.endswith("yaml") else JSON_TEXTS
@@ -128,9 +126,7 @@ def parsed(data: bytes, form: str) -> Any:
         return yaml.safe_load(data)
     if form == "json":
         return json.loads(data)
-    if form == "jsonl":
-        return [json.loads(line) for line in data.splitlines() if line.strip()]
-    return list(csv.reader(io.StringIO(data.decode())))
+    return [json.loads(line) for line in data.splitlines() if line.strip()]
 
 
 def written(tree: Any, form: str) -> bytes:
@@ -141,11 +137,6 @@ def written(tree: Any, form: str) -> bytes:
         text = yaml.dump(plain, Dumper=yaml.CSafeDumper, sort_keys=False, width=10**6)
     elif form == "jsonl" and isinstance(plain, list):
         text = "".join(json.dumps(line) + "\n" for line in plain)
-    elif form == "csv" and isinstance(plain, list):
-        out = io.StringIO()
-        rows = [row if isinstance(row, list) else [row] for row in plain]
-        csv.writer(out).writerows(rows)
-        text = out.getvalue()
     else:
         text = json.dumps(plain)
     for index, raw in enumerate(raws):

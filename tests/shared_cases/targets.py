@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -76,10 +75,9 @@ MODEL = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One kind of input: the share of all inputs, the file's name, how it is made and read."""
+    """One kind of input: its file's name, how it is made and read."""
 
     name: str
-    share: float
     file: str
     inputs: Callable[[], st.SearchStrategy[bytes]]
     check: Callable[[Path], None]
@@ -348,22 +346,6 @@ def read_profile(path: Path) -> None:
         assert (seconds > 0).all(), seconds
 
 
-def csv_inputs() -> st.SearchStrategy[bytes]:
-    table = ROOT / "benchmarks" / "accuracy" / "measured_runs.csv"
-    lines = table.read_bytes().splitlines(keepends=True)
-    return damaged([b"".join([lines[0], *lines[1:4]]), b"".join([lines[0], lines[-1]])], form="csv")
-
-
-def read_csv(path: Path) -> None:
-    """The table of published runs."""
-    from benchmarks.accuracy.rows import read_rows
-
-    for row in read_rows(path):
-        assert isinstance(row.tokens, int)
-        assert row.peak_gib is None or math.isfinite(row.peak_gib)
-        row.note("peak_reserved_gib")
-
-
 # --- the rest --------------------------------------------------------------------------------
 
 GPUS = b"""\
@@ -468,18 +450,17 @@ def plan_changes(path: Path) -> None:
 
 
 TARGETS: Sequence[Target] = (
-    Target("neighbour", 0.02, "best.yaml", neighbour_inputs, read_neighbour),
-    Target("space", 0.20, "input.yaml", space_inputs, read_space),
-    Target("expression", 0.10, "input.txt", expression_inputs, read_expression),
-    Target("journal", 0.20, "trials.jsonl", journal_inputs, read_a_journal),
-    Target("profile", 0.16, "a6000.yaml", profile_inputs, read_profile),
-    Target("table", 0.11, "a6000.yaml", table_inputs, read_profile),
-    Target("runs", 0.05, "measured_runs.csv", csv_inputs, read_csv),
-    Target("gpus", 0.06, "gpus.yaml", gpu_inputs, read_gpus),
-    Target("model", 0.03, "config.json", model_inputs, read_model),
-    Target("data", 0.03, "data.jsonl", data_inputs, read_data),
+    Target("neighbour", "best.yaml", neighbour_inputs, read_neighbour),
+    Target("space", "input.yaml", space_inputs, read_space),
+    Target("expression", "input.txt", expression_inputs, read_expression),
+    Target("journal", "trials.jsonl", journal_inputs, read_a_journal),
+    Target("profile", "a6000.yaml", profile_inputs, read_profile),
+    Target("table", "a6000.yaml", table_inputs, read_profile),
+    Target("gpus", "gpus.yaml", gpu_inputs, read_gpus),
+    Target("model", "config.json", model_inputs, read_model),
+    Target("data", "data.jsonl", data_inputs, read_data),
     *(
-        Target(f"apply-{name.rpartition('.')[2]}", 0.01, name, training_inputs(name), plan_changes)
+        Target(f"apply-{name.rpartition('.')[2]}", name, training_inputs(name), plan_changes)
         for name in TRAINING
     ),
 )

@@ -186,13 +186,6 @@ def test_wrong_arguments_write_nothing(folder, capsys, arguments, message):
     assert contents(folder) == before
 
 
-def test_of_a_file_that_is_missing_only_that_is_said(folder, capsys):
-    assert run([*APPLY, "--to", "missing.yaml", "--map", "micro_batch=a.b", "--yes"]) == 2
-    printed = capsys.readouterr().err
-    assert "nothing written: 1 problem" in printed
-    assert "missing.yaml: cannot be read" in printed
-
-
 def test_without_a_search_there_is_nothing_to_write(folder, capsys):
     arguments = ["apply", "--space", "tiny.yaml", "--gpu", "t4", "--to", "config.yaml"]
     assert run(arguments) == 3

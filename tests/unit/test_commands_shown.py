@@ -25,7 +25,7 @@ def _texts(tree: ast.Module) -> Iterator[str]:
     others = [node.value for node in nodes if isinstance(node, ast.Expr)]  # docstrings
     others += [v for node in nodes if isinstance(node, ast.JoinedStr) for v in node.values]
     for call in (node for node in nodes if isinstance(node, ast.Call)):
-        if getattr(call.func, "id", "") == "examples":
+        if getattr(call.func, "id", "") in ("examples", "subcommand"):
             others += call.args
     hidden = {id(node) for node in others}
     for node in nodes:

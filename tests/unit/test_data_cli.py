@@ -66,13 +66,6 @@ class TestAnswers:
         assert (pair["micro_batch"], pair["worst_length"]) == (2, 100)
         assert pair["expected_length"]["value"] == pytest.approx(920 / 16)
 
-    def test_the_lengths_of_a_space_are_intervals_where_it_states_two_numbers(self, capsys):
-        found = as_json(capsys, "--space", "stated.yaml")
-        assert found["distribution_known"] is False
-        cut = found["max_lengths"][0]["truncated_examples_share"]
-        assert cut["value"] is None
-        assert cut["low"] <= 0.5 <= cut["high"]
-
     def test_settings_narrow_the_tables(self, capsys):
         pinned = ("--set", "max_length=200", "--set", "micro_batch=2")
         found = as_json(capsys, "--space", "silent.yaml", *self.FILE, *pinned)
@@ -105,13 +98,3 @@ class TestBadInput:
     def test_a_column_without_a_file(self, capsys):
         err = error_of(capsys, "--space", "stated.yaml", "--length-column", "n")
         assert "--data" in err
-
-    def test_a_malformed_file_names_its_lines(self, capsys):
-        Path("bad.jsonl").write_text('{"n": 1}\nnothing\n{"m": 2}\n')
-        arguments = ("--space", "stated.yaml", "--data", "bad.jsonl", "--length-column", "n")
-        err = error_of(capsys, *arguments)
-        assert "bad.jsonl:2: not JSON" in err
-        assert "bad.jsonl:3: no column 'n'" in err
-
-    def test_an_unknown_space(self, capsys):
-        assert "qlora27" in error_of(capsys, "--space", "qlora27")

@@ -20,9 +20,7 @@ from tuner.app.machine_facts import MachineFacts, Severity
 from tuner.app.watch import Watcher, advice
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
-from tuner.core.outcome import Ending, Raised, classify
-from tuner.core.records import Configuration, Exhausted, Status
-from tuner.core.units import GIB
+from tuner.core.records import Configuration, Status
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.factories import VerifiedFactory
@@ -126,35 +124,6 @@ class TestTrial:
 
     def test_a_crash_on_a_healthy_device_is(self, driver):
         assert self.run("segfault").status is Status.CRASHED
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "CUDA error: an illegal memory access was encountered",
-            "CUDA error: device-side assert triggered",
-            "CUDA error: uncorrectable ECC error encountered",
-            "CUDA error: unspecified launch failure",
-            "CUDA error: unknown error",
-            "NVML_SUCCESS == r INTERNAL ASSERT FAILED; GPU is lost",
-            "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error",
-        ],
-    )
-    def test_errors_of_the_device_are_not_out_of_memory(self, text):
-        """Though the log before them says so: what was survived is not the end."""
-        raised = (Raised(("torch.AcceleratorError", "builtins.RuntimeError"), text),)
-        log = "CUDA out of memory. Tried to allocate 2.00 GiB\nretrying with less"
-        outcome = classify(Ending(device="cuda:0", exit_code=70, raised=raised, log_tail=log))
-        assert outcome.status is Status.CRASHED
-        assert outcome.exhausted is None
-        assert text in outcome.message
-
-    def test_out_of_memory_still_is(self):
-        raised = (
-            Raised(("torch.OutOfMemoryError",), "CUDA out of memory. Tried to allocate 2 GiB"),
-        )
-        outcome = classify(Ending(device="cuda:0", exit_code=70, raised=raised))
-        assert (outcome.status, outcome.exhausted) == (Status.OOM, Exhausted.DEVICE)
-        assert outcome.requested_bytes == 2 * GIB
 
 
 class TestCommands:

@@ -6,6 +6,7 @@ from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
 from tuner.report.terminal.evidence import fits_text
 
 GIB = 1 << 30
+BUDGET = MemoryBudget(24 * GIB, GIB)
 
 
 def prediction(high_bytes: int) -> Prediction:
@@ -15,14 +16,14 @@ def prediction(high_bytes: int) -> Prediction:
     )  # fmt: skip
     speed = Speed(step_s=1.0, it_per_s=1.0, samples_per_s=1.0, tokens_per_s=1.0, mfu=None)
     return Prediction(
-        budget=MemoryBudget(24 * GIB, GIB), memory=memory, speed=speed,
+        budget=BUDGET, memory=memory, speed=speed,
         trainable_params=1, total_params=1, gpu="rtx4090", method="",
         intervals={"device_bytes": (20.0 * GIB, float(high_bytes))},
     )  # fmt: skip
 
 
 def test_an_interval_that_reaches_past_the_card_is_named() -> None:
-    text = fits_text(prediction(25 * GIB), fits=True, limit_bytes=24 * GIB)
+    text = fits_text(prediction(25 * GIB), BUDGET, fits=True)
     assert text == (
         "yes: 22.00 GiB of 24.00 GiB, 2.00 GiB free, margin 1.00 GiB; "
         "at the upper end of its interval, 25.00 GiB, it does not"
@@ -30,4 +31,4 @@ def test_an_interval_that_reaches_past_the_card_is_named() -> None:
 
 
 def test_an_interval_within_the_card_needs_no_word() -> None:
-    assert fits_text(prediction(23 * GIB), fits=True, limit_bytes=24 * GIB).endswith("1.00 GiB")
+    assert fits_text(prediction(23 * GIB), BUDGET, fits=True).endswith("1.00 GiB")

@@ -122,14 +122,6 @@ def test_the_margin_counts():
     assert pareto_front([record], limit_bytes=20 * GIB) == ()
 
 
-def test_hypervolume_of_a_staircase():
-    records = trials([(1, 10), (2, 20), (3, 40), (1, 30), (9, 60)])  # two beaten or too large
-    # Columns of memory that are free, up to 45 GiB: 5 at 3, 20 more at 2, 10 more at 1.
-    assert hypervolume(records, reference=(0, 45 * GIB)) / GIB == pytest.approx(
-        3 * 5 + 2 * 20 + 1 * 10
-    )
-
-
 @given(points, st.integers(1, 46))
 def test_hypervolume_equals_the_area_counted_cell_by_cell(pairs, limit_gib):
     records = trials(pairs)

@@ -66,12 +66,6 @@ def test_what_is_appended_is_read_back(tmp_path_factory, records):
     assert path.read_bytes().count(b"\n") == len(records)
 
 
-def test_a_measured_record_is_read_back(path):
-    record = make_record(measured=True)
-    append(path, record)
-    assert read_journal(path).records == (record,)
-
-
 def test_no_journal_is_an_empty_one(path):
     assert read_journal(path).records == ()
 
@@ -229,12 +223,6 @@ def test_the_latest_record_stands_for_a_configuration():
     other = make_record(3.0, settings={"micro_batch": 8})
     assert latest([old, other, new]) == (new, other)
     assert latest([]) == ()
-
-
-def test_a_measurement_outranks_a_later_prediction():
-    measured, predicted = make_record(1.0, measured=True), make_record(2.0)
-    assert latest([measured, predicted]) == (measured,)
-    assert latest([predicted, measured]) == (measured,)
 
 
 def test_an_interrupted_trial_never_replaces_a_finished_one():

@@ -50,8 +50,3 @@ def test_other_versions_are_not_mixed_in():
     old = trial("a", 100, versions={"torch": "2.12.0"})
     (one,) = latest([old, trial("b", 300), trial("c", 302)])
     assert 300 < numbers(one)[0] < 302
-
-
-def test_measured_beats_predicted_however_often():
-    (one,) = latest([trial("a", 300), make_record(500), make_record(510, trial_id="p")])
-    assert numbers(one)[0] == 300

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import reported_runs as benchmark
 from tuner.app.cli.main import run
 from tuner.app.machine_facts import tested
 from tuner.app.search.result_files import reported_runs
@@ -58,13 +57,6 @@ def test_nothing_private_is_in_a_row(tmp_path, monkeypatch):
 def test_what_was_only_predicted_is_no_run(capsys):
     assert run(["report-run", "--space", "qlora27b", "--gpu", "a6000"]) == 3
     assert "was measured on NVIDIA RTX A6000" in capsys.readouterr().err
-
-
-def test_the_page_is_made_of_the_rows():
-    rows = [json.loads(line) for line in benchmark.ROWS.read_text().splitlines()]
-    text = benchmark.page(rows)
-    assert benchmark.PAGE.read_text() == text
-    assert text.count("| tiny-llama-3m |") == len(rows)
 
 
 def test_the_pinned_extra_names_the_tested_versions():

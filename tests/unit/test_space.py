@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -479,15 +477,3 @@ def test_a_broken_file_is_listed_with_its_problem(
     assert "broken YAML" in str(listed["broken"].problem)
     assert listed["qlora27b"].configurations == 11_520
     assert listed["qlora27b"].problem is None
-
-
-def test_listing_spaces_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from tuner.space import list_spaces; list_spaces();"
-        "heavy = {'torch', 'ray', 'transformers', 'numpy', 'pydantic'};"
-        "print(sorted(heavy & sys.modules.keys()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert done.stdout.strip() == "[]"

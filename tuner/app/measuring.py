@@ -186,7 +186,7 @@ def _found(
     gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
 ) -> Measuring | Predicting:
     if is_cpu(gpu):
-        return _on_processor(gpu, memory_limit, address, workers)
+        return _on_this_processor(gpu, memory_limit, address, workers)
     if address is not None:
         return _in_cluster(gpu, memory_limit, address)
     return _on_local_gpu(gpu, memory_limit)
@@ -252,7 +252,7 @@ def _for_ranks(found: Measuring | Predicting, count: int) -> Measuring | Predict
     return dataclasses.replace(found, resources=resources)
 
 
-def _on_processor(
+def _on_this_processor(
     gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
 ) -> Measuring | Predicting:
     if address is not None:
@@ -264,7 +264,11 @@ def _on_processor(
             f"{workers} trials at once on one processor would disturb each other's timing",
             hint="leave --workers out, or predict with --mode predict",
         )
-    # A trial may only use the memory that the user says the machine has.
+    return on_processor(gpu, memory_limit)
+
+
+def on_processor(gpu: Gpu, memory_limit: int | None) -> Measuring:
+    """Trials on this machine's processor, with no more memory than the user says that it has."""
     limit = limit_of(gpu, memory_limit, host.usable_memory_bytes())
     resources = {"CPU": float(cpu_share(1))}
     return Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), resources, memory_limit_bytes=limit)

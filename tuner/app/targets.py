@@ -88,7 +88,7 @@ def offered_type(name: str, address: str) -> str:
 
 def named_targets(
     space: str | SearchSpace,
-    text: str,
+    gpu_name: str,
     *,
     model: str | None = None,
     results: Path = DEFAULT_RESULTS,
@@ -99,13 +99,13 @@ def named_targets(
 
     Raises `InputError` with everything that is wrong, `UnavailableError` for "all" of none.
     """
-    if text == ALL:
+    if gpu_name == ALL:
         if gpu_memory is not None or price is not None:
             raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
         return searched_targets(space, model, results)
     return load_targets(
         space,
-        gpu_names(text),
+        gpu_names(gpu_name),
         model=model,
         results=results,
         gpu_memory=gpu_memory,

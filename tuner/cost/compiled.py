@@ -5,8 +5,8 @@ Only numpy is needed here, so a cached prediction loads neither torch nor transf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,16 +140,62 @@ class _History(NamedTuple):
     reserved: NDArray[np.int64]
 
 
-_WORDS = ("names", "kinds", "dtypes", "trainable_kinds", "remarks")
-"""The fields of `CompiledPasses` that are text."""
-
-_TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "idle", "frozen")
-"""The fields of `CompiledPasses` that are polynomials."""
-
-
 def _within(numbers: NDArray[Any], limit: int) -> bool:
     """Check that all numbers can be indices of `limit` items."""
     return bool((numbers >= 0).all() and (numbers < limit).all())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operators:
+    """W distinct operators: their names, kinds and dtypes, and the polynomials of their work.
+
+    `tensor_bytes` and `tensor_of` (T,): bytes that operators touch, tensor by tensor, and the
+    operator each belongs to. `shapes`: as in `Work`, four rows an operator.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    flops: Terms
+    tensor_bytes: Terms
+    tensor_of: NDArray[np.int32]
+    shapes: Terms
+    has_shape: NDArray[np.bool_]
+
+    def moved_bytes(self, points: Floats) -> Floats:
+        """Bytes that each operator reads and writes; shape (W, points)."""
+        moved = np.zeros((len(self.kinds), len(points)))
+        np.add.at(moved, self.tensor_of, self.tensor_bytes.at(points))
+        return moved
+
+    def is_consistent(self) -> bool:
+        """Check that the arrays belong together."""
+        number, tensors = len(self.kinds), len(self.tensor_bytes.coefficients)
+        return (
+            len(self.names) == len(self.dtypes) == len(self.flops.coefficients) == number
+            and self.tensor_of.shape == (tensors,)
+            and _within(self.tensor_of, number)
+            and len(self.shapes.coefficients) == 4 * number
+            and self.has_shape.shape == (number,)
+            and all(terms.is_consistent() for terms in (self.flops, self.tensor_bytes, self.shapes))
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameters:
+    """Sizes of parameters, with how many there are of each."""
+
+    sizes: Terms
+    counts: NDArray[np.int64]
+
+    def total(self, points: Floats) -> Floats:
+        """Number of all of them; shape (points,)."""
+        total: Floats = self.counts @ self.sizes.at(points)
+        return total
+
+    def is_consistent(self) -> bool:
+        """Check that the arrays belong together."""
+        return self.counts.shape == (len(self.sizes.coefficients),) and self.sizes.is_consistent()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,16 +209,14 @@ class CompiledPasses:
     says in which of `SEGMENTS` the moment lies, or that it lies in `LOADING`. `ends` (3, C, U):
     the same at `ENDS`. `workspace` is the index of the size that is a cuBLAS workspace, or -1.
 
-    `tensor_bytes` and `tensor_of` (T,): bytes that operators touch, tensor by tensor, and the
-    operator each belongs to. `shapes`: as in `Work`, four rows an operator.
     `executions` (S, 2, W): how often each operator runs in each segment, first not recomputed,
     then recomputed.
 
     `shallow` and `deep` are the events of the base model and of one with some more layers, for
     replaying the allocator. The full model has `depth_ratio` times as many more.
 
-    `trainable`, `idle` and `frozen` are sizes of parameters, with how many there are of each:
-    those that the optimizer updates, those that it has and that get no gradient, and the others.
+    `trainable` parameters are those that the optimizer updates, with a kind each, `idle` those
+    that it has and that get no gradient, `frozen` the others.
     """
 
     sizes: Terms
@@ -180,25 +224,15 @@ class CompiledPasses:
     segments: NDArray[np.int8]
     ends: NDArray[np.int32]
     workspace: int
-    names: tuple[str, ...]
-    kinds: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    flops: Terms
-    tensor_bytes: Terms
-    tensor_of: NDArray[np.int32]
-    shapes: Terms
-    has_shape: NDArray[np.bool_]
+    operators: Operators
     executions: NDArray[np.int64]
     shallow: Events
     deep: Events
     depth_ratio: float
-    trainable: Terms
-    trainable_counts: NDArray[np.int64]
+    trainable: Parameters
     trainable_kinds: tuple[str, ...]
-    idle: Terms
-    idle_counts: NDArray[np.int64]
-    frozen: Terms
-    frozen_counts: NDArray[np.int64]
+    idle: Parameters
+    frozen: Parameters
     remarks: tuple[str, ...]
 
     def rounded_bytes(self, points: Floats, workspace_bytes: int) -> Floats:
@@ -221,20 +255,8 @@ class CompiledPasses:
 
     def trainable_params(self, points: Floats) -> Floats:
         """Number of trainable parameters, idle ones included; shape (points,)."""
-        total: Floats = self.trainable_counts @ self.trainable.at(points)
-        total += self.idle_counts @ self.idle.at(points)
+        total: Floats = self.trainable.total(points) + self.idle.total(points)
         return total
-
-    def frozen_params(self, points: Floats) -> Floats:
-        """Number of all other parameters; shape (points,)."""
-        total: Floats = self.frozen_counts @ self.frozen.at(points)
-        return total
-
-    def moved_bytes(self, points: Floats) -> Floats:
-        """Bytes that each operator reads and writes; shape (W, points)."""
-        moved = np.zeros((len(self.kinds), len(points)))
-        np.add.at(moved, self.tensor_of, self.tensor_bytes.at(points))
-        return moved
 
     def replayed(self, point: Floats) -> Replays:
         """Bytes that a replay adds at a point (3,), with one micro-step and with more.
@@ -262,66 +284,66 @@ class CompiledPasses:
 
     def to_arrays(self) -> dict[str, Any]:
         """Everything as named arrays without objects, for a cache that cannot run code."""
-        arrays: dict[str, Any] = {}
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, Terms):
-                arrays[f"{name}.coefficients"] = value.coefficients
-                arrays[f"{name}.exponents"] = value.exponents
-            elif isinstance(value, Events):
-                for part in Events.__dataclass_fields__:
-                    arrays[f"{name}.{part}"] = getattr(value, part)
-            elif isinstance(value, tuple):
-                arrays[name] = np.array(value, dtype=np.str_)
-            else:
-                arrays[name] = np.asarray(value)
-        return arrays
+        return dict(_arrays_of(self, ""))
 
     @classmethod
-    def from_arrays(cls, arrays: Any) -> CompiledPasses:
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> CompiledPasses:
         """The inverse of `to_arrays`. Raises KeyError or ValueError when it does not fit."""
-        fields: dict[str, Any] = {}
-        for name, array in arrays.items():
-            if array.dtype.kind not in ("U" if name in _WORDS else "bif"):
-                raise ValueError(f"{name} holds {array.dtype}")
-        for name, declared in cls.__dataclass_fields__.items():
-            if declared.type == "Terms":
-                fields[name] = Terms(arrays[f"{name}.coefficients"], arrays[f"{name}.exponents"])
-            elif declared.type == "Events":
-                parts = Events.__dataclass_fields__
-                fields[name] = Events(**{part: arrays[f"{name}.{part}"] for part in parts})
-            elif declared.type == "float":
-                fields[name] = float(arrays[name])
-            elif declared.type == "tuple[str, ...]":
-                fields[name] = tuple(str(item) for item in arrays[name])
-            elif declared.type == "int":
-                fields[name] = int(arrays[name])
-            else:
-                fields[name] = arrays[name]
-        read = cls(**fields)
+        read: CompiledPasses = _from_arrays(cls, arrays, "")
         read._require_consistent()
         return read
 
     def _require_consistent(self) -> None:
         """Raise ValueError unless the arrays belong together."""
-        sizes, operators = len(self.sizes.coefficients), len(self.kinds)
+        sizes, operators = len(self.sizes.coefficients), len(self.operators.kinds)
         moments, categories = len(self.segments), len(CATEGORIES)
-        tensors, groups = len(self.tensor_bytes.coefficients), len(self.trainable.coefficients)
+        parts = (self.operators, self.trainable, self.idle, self.frozen, self.sizes)
         fits = (
             self.counts.shape == (moments, categories, sizes),
             set(self.segments.tolist()) == {*range(len(SEGMENTS)), LOADING},
             self.ends.shape == (len(ENDS), categories, sizes),
             -1 <= self.workspace < sizes,
-            len(self.names) == len(self.dtypes) == len(self.flops.coefficients) == operators,
-            self.tensor_of.shape == (tensors,) and _within(self.tensor_of, operators),
-            len(self.shapes.coefficients) == 4 * operators,
-            self.has_shape.shape == (operators,),
             self.executions.shape == (len(SEGMENTS), 2, operators),
-            self.trainable_counts.shape == (groups,) and len(self.trainable_kinds) == groups,
-            self.idle_counts.shape == (len(self.idle.coefficients),),
-            self.frozen_counts.shape == (len(self.frozen.coefficients),),
+            len(self.trainable_kinds) == len(self.trainable.counts),
             *(events.is_consistent(sizes) for events in (self.shallow, self.deep)),
-            *(getattr(self, name).is_consistent() for name in _TERMS),
+            *(part.is_consistent() for part in parts),
         )
         if not all(fits):
             raise ValueError("arrays of a compiled structure that do not belong together")
+
+
+_PARTS: Mapping[str, type[Any]] = {
+    part.__name__: part for part in (Terms, Events, Operators, Parameters)
+}
+"""The fields of compiled passes that have fields themselves, by their annotation."""
+
+
+def _arrays_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The arrays of a value, with dots between the names of nested fields."""
+    if is_dataclass(value):
+        for part in fields(value):
+            inner = f"{name}.{part.name}" if name else part.name
+            yield from _arrays_of(getattr(value, part.name), inner)
+    elif isinstance(value, tuple):
+        yield name, np.array(value, dtype=np.str_)
+    else:
+        yield name, np.asarray(value)
+
+
+def _from_arrays(cls: type[Any], arrays: Mapping[str, Any], name: str) -> Any:
+    """The inverse of `_arrays_of` for a class. Raises KeyError or ValueError."""
+    found: dict[str, Any] = {}
+    for part in fields(cls):
+        inner = f"{name}.{part.name}" if name else part.name
+        declared = str(part.type)
+        if declared in _PARTS:
+            found[part.name] = _from_arrays(_PARTS[declared], arrays, inner)
+            continue
+        array, is_text = arrays[inner], declared == "tuple[str, ...]"
+        if array.dtype.kind not in ("U" if is_text else "bif"):
+            raise ValueError(f"{inner} holds {array.dtype}")
+        kinds: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
+        found[part.name] = (
+            tuple(map(str, array)) if is_text else kinds.get(declared, np.asarray)(array)
+        )
+    return cls(**found)

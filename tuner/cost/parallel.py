@@ -272,6 +272,17 @@ def waited_s(
     return max(0.0, done_s - backward_s) + shared_s + summed_s
 
 
+def left_of_sums(sums_s: Sequence[float], backward_s: float) -> float:
+    """Seconds for which a rank waits for sums of gradients that take `sums_s` each.
+
+    They begin evenly over the `backward_s` seconds of the backward pass, the last at its end. That
+    is `waited_s` of equal buckets, where their order and sizes are not known.
+    """
+    if not sums_s:
+        return 0.0
+    return max(min(sums_s), sum(sums_s) - backward_s * (1 - 1 / len(sums_s)))
+
+
 def copying_s(exchange: Exchange, gpu: Gpu) -> float:
     """Seconds for gradients to get into DDP's buckets, and out of them, in one step."""
     efficiency = Efficiency()

@@ -124,15 +124,15 @@ def _usable(probes: tuple[Probe, Probe]) -> tuple[tuple[Exponents, int, int], ..
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Terms:
     """Many polynomials as arrays, evaluated at many points at once.
 
     `coefficients` has shape (n, 2), `exponents` (n, 2, 4); unused terms have coefficient 0.
     """
 
-    def __init__(self, coefficients: Any, exponents: Any) -> None:
-        self.coefficients = coefficients
-        self.exponents = exponents
+    coefficients: Any
+    exponents: Any
 
     def is_consistent(self) -> bool:
         """Check that the arrays belong together."""

@@ -48,14 +48,15 @@ class WorkArrays:
     @classmethod
     def of_compiled(cls, compiled: CompiledPasses, points: Floats) -> WorkArrays:
         """The operators of a compiled structure at many points (P, 3)."""
+        operators = compiled.operators
         return cls(
-            names=np.array(compiled.names, dtype=np.str_),
-            kinds=np.array(compiled.kinds, dtype=np.str_),
-            dtypes=np.array(compiled.dtypes, dtype=np.str_),
-            flops=compiled.flops.at(points),
-            bytes_moved=compiled.moved_bytes(points),
-            shapes=compiled.shapes.at(points).reshape(len(compiled.kinds), 4, len(points)),
-            has_shape=compiled.has_shape,
+            names=np.array(operators.names, dtype=np.str_),
+            kinds=np.array(operators.kinds, dtype=np.str_),
+            dtypes=np.array(operators.dtypes, dtype=np.str_),
+            flops=operators.flops.at(points),
+            bytes_moved=operators.moved_bytes(points),
+            shapes=operators.shapes.at(points).reshape(len(operators.kinds), 4, len(points)),
+            has_shape=operators.has_shape,
         )
 
     def take(self, places: NDArray[np.int64]) -> WorkArrays:

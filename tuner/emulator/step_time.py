@@ -1,7 +1,7 @@
 """The time of a training step, from the operators that an emulated program ran in it.
 
-The rules are the same as for a traced step (`tuner.cost.speed.roofline`): each pass takes as long
-as the device or the host, whichever is slower, and the optimizer's launches cost no host time.
+`tuner.cost.speed.roofline` says how long the passes take, as of a traced step; the optimizer's
+launches cost no host time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Phase
@@ -18,13 +18,18 @@ from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.calibrate import step_factors
 from tuner.cost.interval import Floats, in_quadrature
 from tuner.cost.operators.timeline import Work
-from tuner.cost.parallel import NETWORK, Links, unknown_rate
+from tuner.cost.parallel import NETWORK, Links, left_of_sums, unknown_rate
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import matmul_peak
+from tuner.cost.speed.roofline import KernelSeconds, PassTimes, pass_times
 from tuner.cost.step_details import MOST_EXPENSIVE, OperatorTime
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -80,14 +85,16 @@ def step_time(
     return next(step for step in steps if step.step_s == middle)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One kind of call in a step: its phase, its number in the report, and how often it runs."""
+class _Step(NamedTuple):
+    """The calls of one step, by their number in the report.
 
-    phase: Phase
-    again: bool
-    number: int
-    count: int
+    `passes` (2, 2, C) are the calls in `_PASSES`, first not recomputed, then recomputed; `update`
+    (C,) those in the optimizer. `all` has those of all three, in the order of their first call.
+    """
+
+    passes: NDArray[np.int64]
+    update: NDArray[np.int64]
+    all: Counter[int]
 
 
 class _Program:
@@ -110,16 +117,9 @@ class _Program:
         self._labels = [str(entry[0]) for entry in described]
         self._sources = [str(entry[1]) for entry in described]
         self._works = [tuple(map(_work_from, entry[2])) for entry in described]
-        self._launches = [int(entry[3]) for entry in described]
         self._kinds = [works[0].kind for works in self._works]
-        arrays = WorkArrays.of_works([work for works in self._works for work in works])
-        self._seconds = self._priced(
-            self._times.seconds(arrays, self._gpu, allow_tf32=self._allow_tf32)
-        )
-        self._ends = [
-            [self._priced(seconds) for seconds in each]
-            for each in self._times.ends(arrays, self._gpu, allow_tf32=self._allow_tf32)
-        ]
+        self._kernels = self._priced([int(entry[3]) for entry in described])
+        self._seconds: list[float] = self._kernels.seconds[:, 0].tolist()
         self._counts = report["counts"]
 
     def ended_steps(self) -> list[int]:
@@ -128,24 +128,27 @@ class _Program:
 
     def step(self, number: int) -> EmulatedStepTime:
         """The time of one step, with its interval and its parts."""
-        calls = list(self._calls(number))
-        phases = {phase: self._phase(phase, calls) for phase in (*_PASSES, Phase.OPTIMIZER)}
+        step = self._calls(number)
+        passes = pass_times(self._kernels, step.passes, self._times)
+        phases = self._phases(step, passes)
         breakdown: dict[str, float] = defaultdict(float)
         for kinds in phases.values():
             for kind, seconds in kinds.items():
                 breakdown[kind] += seconds
         total = sum(breakdown.values())
-        unpriced = self._unpriced(calls)
-        share = sum(unpriced.values()) / max(1, sum(call.count for call in calls))
+        unpriced = self._unpriced(step)
+        share = sum(unpriced.values()) / max(1, step.all.total())
+        forward, backward = passes.added_s
+        unknown = 1.0 + (forward + backward)[:, :, 0] / total
         low, high = in_quadrature(
-            step_factors(has_profile=self._has_profile), *self._unknown(calls, total)
+            step_factors(has_profile=self._has_profile), *map(tuple, unknown.tolist())
         )
         estimated_s = sum(
-            call.count * self._seconds[call.number]
-            for call in calls
-            if self._sources[call.number] in {"triton", "product"}
+            count * self._seconds[call]
+            for call, count in step.all.items()
+            if self._sources[call] in {"triton", "product"}
         )
-        flops = sum(self._flops(call) for call in calls)
+        flops = int(passes.model_flops.sum())
         return EmulatedStepTime(
             step=number,
             step_s=total,
@@ -153,145 +156,131 @@ class _Program:
             interval_s=(total * low, total * high / (1.0 - min(share, _MOST_UNPRICED))),
             breakdown_s={kind: s for kind, s in breakdown.items() if s > 0 or kind == "launch"},
             phases_s={str(phase): sum(kinds.values()) for phase, kinds in phases.items()},
-            most_expensive=self._most_expensive(calls, total),
+            most_expensive=self._most_expensive(step, total),
             model_flops=flops,
-            mfu=self._mfu(calls, flops / total) if flops else None,
+            mfu=self._mfu(step, flops / total) if flops else None,
             unpriced=unpriced,
             unpriced_share=share,
             estimated_share=min(1.0, estimated_s / total) if total else 0.0,
-            notes=tuple(self._notes(calls)),
+            notes=tuple(self._notes(step)),
         )
 
     # -- time -----------------------------------------------------------------------------------
 
-    def _priced(self, on_device_s: Floats) -> list[float]:
-        """Seconds of each kind of call, without exchanges; `on_device_s` (W, 1) has all works."""
-        rate, each = pcie_bytes_per_s(self._gpu), iter(on_device_s[:, 0].tolist())
-        priced = []
-        for listed in self._works:
-            total = 0.0
-            for work, seconds in zip(listed, each, strict=False):
-                apart = {TRANSFER: work.bytes_moved / rate, EXCHANGE: 0.0}
-                total += apart.get(work.kind, seconds)
-            priced.append(total)
-        return priced
+    def _priced(self, launches: list[int]) -> KernelSeconds:
+        """Seconds of each kind of call, without exchanges, from those of its works."""
+        import numpy as np
 
-    def _calls(self, step: int) -> Iterator[_Call]:
+        works = [work for listed in self._works for work in listed]
+        starts = np.cumsum([0, *map(len, self._works)])[:-1]
+
+        def of_calls(values: Floats) -> Floats:
+            added: Floats = np.add.reduceat(values, starts, axis=0) if len(starts) else values
+            return added
+
+        def with_copies(on_device_s: Floats) -> Floats:
+            seconds = np.where(copied, moved / pcie_bytes_per_s(self._gpu), on_device_s)
+            return of_calls(np.where(exchanged, 0.0, seconds))
+
+        arrays = WorkArrays.of_works(works)
+        moved, kinds = arrays.bytes_moved, arrays.kinds[:, None]
+        copied, exchanged = kinds == TRANSFER, kinds == EXCHANGE
+        found = KernelSeconds.of(arrays, self._gpu, self._times, allow_tf32=self._allow_tf32)
+        return KernelSeconds(
+            kinds=np.array(self._kinds, dtype=np.str_),
+            flops=of_calls(found.flops),
+            seconds=with_copies(found.seconds),
+            ends=tuple((with_copies(low), with_copies(high)) for low, high in found.ends),
+            launches=np.array(launches, dtype=float),
+        )
+
+    def _calls(self, number: int) -> _Step:
+        import numpy as np
+
+        passes = np.zeros((len(_PASSES), 2, len(self._works)), dtype=np.int64)
+        step = _Step(passes, np.zeros(len(self._works), dtype=np.int64), Counter())
         for number_of_step, phase, again, counts in self._counts:
-            if number_of_step == step and phase in {*_PASSES, Phase.OPTIMIZER}:
-                times = self._repeats if phase in _PASSES else 1.0
-                for number, count in counts:
-                    yield _Call(Phase(phase), bool(again), int(number), round(count * times))
+            if number_of_step != number or phase not in {*_PASSES, Phase.OPTIMIZER}:
+                continue
+            is_pass = phase in _PASSES
+            into = passes[_PASSES.index(Phase(phase)), int(again)] if is_pass else step.update
+            for call, count in counts:
+                times = round(count * self._repeats) if is_pass else count
+                into[call] += times
+                step.all[call] += times
+        return step
 
-    def _phase(self, phase: Phase, calls: list[_Call]) -> dict[str, float]:
-        """Seconds of one phase by kind of work; "launch" is the device's wait for the host."""
-        kinds: dict[str, float] = defaultdict(float)
-        host_s = self._host_s([call for call in calls if call.phase is phase])
-        for call in calls:
-            if call.phase is phase:
-                kinds[self._kind(call)] += call.count * self._seconds[call.number]
-        device_s = sum(kinds.values())
-        if phase is not Phase.OPTIMIZER:
-            kinds["launch"] = max(0.0, host_s - (device_s if self._times.overlaps else 0.0))
-        kinds[EXCHANGE] = self._exchange_s(phase, calls, device_s)
-        return dict(kinds)
+    def _phases(self, step: _Step, passes: PassTimes) -> dict[Phase, dict[str, float]]:
+        """Seconds of each phase by kind of work; "launch" is the device's wait for the host."""
+        phases = {
+            phase: {kind: float(seconds[0]) for kind, seconds in by_kind.items()}
+            for phase, by_kind in zip(_PASSES, passes.seconds, strict=True)
+        }
+        update_s = float((step.update @ self._kernels.seconds)[0])
+        phases[Phase.OPTIMIZER] = {str(Phase.OPTIMIZER): update_s}
+        calls = (*step.passes.sum(axis=1), step.update)
+        for (phase, kinds), counts in zip(phases.items(), calls, strict=True):
+            device_s = sum(kinds.values()) - kinds.get("launch", 0.0)
+            kinds[EXCHANGE] = self._exchange_s(counts, device_s if phase is Phase.BACKWARD else 0.0)
+        return phases
 
-    def _unknown(self, calls: list[_Call], total_s: float) -> Iterator[tuple[float, float]]:
-        """The lowest and highest factor on the step time, by unknown (host, kernels, board)."""
-        known_s = self._passes_s(calls, self._seconds)
-        ends = [[self._passes_s(calls, self._seconds, host) for host in self._times.hosts]]
-        ends += [[self._passes_s(calls, seconds) for seconds in each] for each in self._ends]
-        for low_s, high_s in ends:
-            yield 1 + (low_s - known_s) / total_s, 1 + (high_s - known_s) / total_s
-
-    def _passes_s(self, calls: list[_Call], seconds: list[float], host: float = 1.0) -> float:
-        """Seconds of both passes, by `seconds` of each call and `host` times the launch costs."""
-        passes_s = 0.0
-        for phase in _PASSES:
-            members = [call for call in calls if call.phase is phase]
-            host_s = self._host_s(members) * host
-            device_s = sum(call.count * seconds[call.number] for call in members)
-            passes_s += max(host_s, device_s) if self._times.overlaps else host_s + device_s
-        return passes_s
-
-    def _host_s(self, calls: list[_Call]) -> float:
-        launches = sum(call.count * self._launches[call.number] for call in calls)
-        return launches * self._times.launch_s
-
-    def _kind(self, call: _Call) -> str:
-        kind = self._kinds[call.number]
-        if call.phase is Phase.OPTIMIZER:
-            return str(Phase.OPTIMIZER)
-        return "recompute" if call.again else kind
-
-    def _exchange_s(self, phase: Phase, calls: list[_Call], device_s: float) -> float:
-        """Seconds that ranks wait for each other; gradient reductions overlap with backward."""
+    def _exchange_s(self, calls: NDArray[np.int64], backward_s: float) -> float:
+        """Seconds that ranks wait for each other in a phase; sums overlap with `backward_s`."""
         if self._links is None:
             return 0.0
-        reduced, others_s = [], 0.0
-        for call in calls:
-            if call.phase is phase and self._kinds[call.number] == EXCHANGE:
-                work = self._works[call.number][0]
+        sums_s: list[float] = []
+        others_s = 0.0
+        for number, count in enumerate(calls.tolist()):
+            if count and self._kinds[number] == EXCHANGE:
+                work = self._works[number][0]
                 sums = "allreduce" in work.name or "all_reduce" in work.name
                 members, stride = (work.shape or (self._ranks, 1))[:2]
                 seconds = self._links.collective_s(
                     work.bytes_moved, members=members, stride=stride, sums=sums
                 )
                 if sums:
-                    reduced += [seconds] * call.count
+                    sums_s += [seconds] * count
                 else:
-                    others_s += call.count * seconds
-        if not reduced:
-            return others_s
-        hidden_s = device_s * (1 - 1 / len(reduced)) if phase is Phase.BACKWARD else 0.0
-        return others_s + max(min(reduced), sum(reduced) - hidden_s)
+                    others_s += count * seconds
+        return others_s + left_of_sums(sums_s, backward_s)
 
     # -- parts of the time ------------------------------------------------------------------------
 
-    def _most_expensive(self, calls: list[_Call], step_s: float) -> tuple[OperatorTime, ...]:
-        counts: Counter[int] = Counter()
-        for call in calls:
-            counts[call.number] += call.count
-        ordered = sorted(counts, key=lambda number: -counts[number] * self._seconds[number])
+    def _most_expensive(self, step: _Step, step_s: float) -> tuple[OperatorTime, ...]:
+        seconds = {call: count * self._seconds[call] for call, count in step.all.items()}
         return tuple(
             OperatorTime(
-                self._labels[number],
-                self._kinds[number],
-                counts[number],
-                counts[number] * self._seconds[number],
-                counts[number] * self._seconds[number] / step_s,
+                self._labels[call],
+                self._kinds[call],
+                step.all[call],
+                seconds[call],
+                seconds[call] / step_s,
             )
-            for number in ordered[:MOST_EXPENSIVE]
+            for call in sorted(seconds, key=lambda call: -seconds[call])[:MOST_EXPENSIVE]
         )
 
-    def _flops(self, call: _Call) -> int:
-        if call.again or call.phase is Phase.OPTIMIZER:
-            return 0
-        return call.count * sum(work.flops for work in self._works[call.number])
-
-    def _mfu(self, calls: list[_Call], flops_per_s: float) -> float:
+    def _mfu(self, step: _Step, flops_per_s: float) -> float:
         """Model FLOP/s over the dense peak of the precision with the most FLOPs."""
         by_dtype: Counter[str] = Counter()
-        for call in calls:
-            if not call.again:
-                for work in self._works[call.number]:
-                    by_dtype[work.dtype] += call.count * work.flops
+        for call, count in enumerate((step.passes[:, 0].sum(axis=0) + step.update).tolist()):
+            for work in self._works[call]:
+                by_dtype[work.dtype] += count * work.flops
         dtype = by_dtype.most_common(1)[0][0]
         return flops_per_s / matmul_peak(self._gpu, dtype, allow_tf32=self._allow_tf32)
 
-    def _unpriced(self, calls: list[_Call]) -> dict[str, int]:
+    def _unpriced(self, step: _Step) -> dict[str, int]:
         counts: Counter[str] = Counter()
-        for call in calls:
-            if self._sources[call.number] == "launch":
-                counts[self._labels[call.number]] += call.count
+        for call, count in step.all.items():
+            if self._sources[call] == "launch":
+                counts[self._labels[call]] += count
         return dict(counts.most_common())
 
-    def _notes(self, calls: list[_Call]) -> Iterator[str]:
-        kinds = {self._kinds[call.number] for call in calls}
+    def _notes(self, step: _Step) -> Iterator[str]:
+        kinds = {self._kinds[call] for call in step.all}
         if EXCHANGE in kinds and self._lacking is not None:
             between = "machines" if self._lacking == NETWORK else "GPUs"
             yield f"without communication between {between}: no rate is known for {self._gpu.name}"
-        if any(self._sources[call.number] == "product" for call in calls):
+        if any(self._sources[call] == "product" for call in step.all):
             yield "FLOPs of Triton kernels that multiply matrices are guessed from their tensors"
 
 

@@ -172,14 +172,7 @@ def _delete(file: str) -> None:
 
 def read_passes(entry: str) -> CompiledPasses | None:
     """The compiled structure in this entry; None where there is none that is whole."""
-    arrays = read_arrays(entry)
-    if arrays is None:
-        return None
-    try:
-        return CompiledPasses.from_arrays(arrays)
-    except (KeyError, TypeError, ValueError, IndexError):
-        delete(entry)
-        return None
+    return _parsed(entry, CompiledPasses.from_arrays, read_arrays)
 
 
 def read_replays(entry: str) -> dict[Point, Replays]:
@@ -207,14 +200,16 @@ def read_prediction(entry: str) -> Prediction | None:
 _Stored = TypeVar("_Stored")
 
 
-def _parsed(entry: str, parse: Callable[[Any], _Stored]) -> _Stored | None:
-    """The entry's JSON as parsed by `parse`; an entry that cannot be parsed is deleted."""
-    stored = read_json(entry)
+def _parsed(
+    entry: str, parse: Callable[[Any], _Stored], read: Callable[[str], Any] = read_json
+) -> _Stored | None:
+    """The entry's content as parsed by `parse`; an entry that cannot be parsed is deleted."""
+    stored = read(entry)
     if stored is None:
         return None
     try:
         return parse(stored)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, IndexError):
         delete(entry)
         return None
 

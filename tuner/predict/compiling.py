@@ -15,11 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Prediction
 from tuner.cost.compiled import CompiledPasses, Replays
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
-from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict.compiler.structure import (
     LARGEST_GPU_BYTES,
     Point,
@@ -27,7 +25,7 @@ from tuner.predict.compiler.structure import (
     anchors,
     replay_all,
 )
-from tuner.predict.predict import Subject, predict
+from tuner.predict.predict import Subject
 
 Answer = tuple[CompiledPasses | str, dict[Point, Replays]]
 """A compiled structure, or why there is none, and the replays that were asked for."""
@@ -76,27 +74,20 @@ def answers(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """The facts shared by all traced configurations."""
-
-    gpu: Gpu
-    margin_fraction: float | None
-    profile: DeviceProfile | None
+Traced = Callable[[Subject, Configuration], Prediction]
+"""`tuner.predict.predict.predict` on some GPU."""
 
 
 def trace_all(
     subject: Subject,
     configurations: Sequence[Configuration],
-    circumstances: Circumstances,
+    predicted: Traced,
     *,
     workers: int,
 ) -> list[Prediction]:
     """A prediction of each configuration from a trace at full depth, in their order."""
     places = {configuration.key: place for place, configuration in enumerate(configurations)}
-    traced = in_forks(
-        _trace, [(c, circumstances) for c in configurations], subject, workers=workers
-    )
+    traced = in_forks(_trace, [(c, predicted) for c in configurations], subject, workers=workers)
     found = {places[configuration.key]: prediction for configuration, prediction in traced}
     return [found[place] for place in range(len(configurations))]
 
@@ -222,17 +213,9 @@ def _in_worker(
     return function(_worker_subject, item, known)
 
 
-def _trace(
-    subject: Subject | None, configuration: Configuration, circumstances: Circumstances
-) -> Prediction:
+def _trace(subject: Subject | None, configuration: Configuration, predicted: Traced) -> Prediction:
     assert subject is not None
-    return predict(
-        subject,
-        configuration,
-        circumstances.gpu,
-        margin_fraction=circumstances.margin_fraction,
-        profile=circumstances.profile,
-    )
+    return predicted(subject, configuration)
 
 
 def _quieten_threads() -> None:

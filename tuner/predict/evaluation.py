@@ -20,6 +20,7 @@ from tuner.cost.compiled import (
 )
 from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
 from tuner.cost.speed.roofline import (
+    KernelSeconds,
     KernelTimes,
     Roofline,
     StepTimes,
@@ -59,7 +60,7 @@ class Evaluation:
             added = np.zeros_like(added)
         self._added = added.round().astype(int).tolist()
         self._known_peaks: dict[bool, _Peaks] = {}
-        self._params = passes.trainable_params(unique), passes.frozen_params(unique)
+        self._params = passes.trainable_params(unique), passes.frozen.total(unique)
         self._works = WorkArrays.of_compiled(passes, unique)
 
     def params(self, index: int) -> tuple[int, int]:
@@ -72,13 +73,8 @@ class Evaluation:
     ) -> StepTimes:
         """Step times of all configurations, given the optimizer step of each."""
         times = kernel_times or Roofline()
-        passes = pass_times(
-            self._works,
-            self._passes.executions,
-            self._gpu,
-            allow_tf32=self._allow_tf32,
-            times=times,
-        )
+        kernels = KernelSeconds.of(self._works, self._gpu, times, allow_tf32=self._allow_tf32)
+        passes = pass_times(kernels, self._passes.executions, times)
         optimizer_s = {}
         for optimizer in dict.fromkeys(optimizers):
             arrays, executions = work_arrays(optimizer)
@@ -177,8 +173,8 @@ def gradient_bytes(passes: CompiledPasses, configuration: Configuration) -> list
     Parameters of the same size stand together; those that no pass reaches are in the last one.
     """
     point = np.array([point_of(configuration)], dtype=float)
-    numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
-    counts = passes.trainable_counts.tolist()
+    numels = passes.trainable.sizes.at(point)[:, 0].round().astype(int).tolist()
+    counts = passes.trainable.counts.tolist()
     dtypes = [kind.split()[0] for kind in passes.trainable_kinds]
     itemsizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
     sizes = [

@@ -179,38 +179,28 @@ def _plan(device: torch.device, smoke: bool) -> MeasurePlan:
 def _traffic(survey: _Survey, plan: MeasurePlan) -> Iterator[TrafficRate]:
     for kind in ("elementwise", "copy", "read"):
         for size in traffic_sizes(plan.largest_traffic_bytes):
-            found = survey.attempt(
-                f"{kind} {size}",
-                microbench.time_traffic,
-                kind,
-                size,
-            )
-            if found is not None:
-                moved, timing = found
-                rate = TrafficRate(kind, moved, moved / timing.typical_s, timing.spread)
-                survey.report(
-                    f"{kind:<12}{moved / MIB:9.1f} MiB {rate.bytes_per_s / 1e9:9.1f} GB/s"
-                )
-                yield rate
+            label = f"{kind} {size}"
+            yield from _rate(survey, kind, label, microbench.time_traffic, kind, size)
 
 
 def _dequantise(survey: _Survey, plan: MeasurePlan) -> Iterator[TrafficRate]:
     for kind, name in (("nf4", "dequantise"), ("int8", "dequantise_int8")):
         for rows, columns in plan.weights:
-            found = survey.attempt(
-                f"{name} {rows}x{columns}",
-                microbench.time_dequantise,
-                kind,
-                rows,
-                columns,
-            )
-            if found is not None:
-                moved, timing = found
-                rate = TrafficRate(name, moved, moved / timing.typical_s, timing.spread)
-                survey.report(
-                    f"{name:<16}{moved / MIB:5.1f} MiB {rate.bytes_per_s / 1e9:9.1f} GB/s"
-                )
-                yield rate
+            label = f"{name} {rows}x{columns}"
+            yield from _rate(survey, name, label, microbench.time_dequantise, kind, rows, columns)
+
+
+def _rate(
+    survey: _Survey, kind: str, label: str, measure: Callable[..., Any], *arguments: Any
+) -> Iterator[TrafficRate]:
+    """The rate of kernels of this kind, from the bytes that `measure` moved and their time."""
+    found = survey.attempt(label, measure, *arguments)
+    if found is not None:
+        moved, timing = found
+        rate = TrafficRate(kind, moved, moved / timing.typical_s, timing.spread)
+        width = 21 - len(kind)
+        survey.report(f"{kind}{moved / MIB:{width}.1f} MiB {rate.bytes_per_s / 1e9:9.1f} GB/s")
+        yield rate
 
 
 def _attention(survey: _Survey, plan: MeasurePlan) -> Iterator[AttentionRate]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,16 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.memory import category_of, memory_history, rounded_sizes
-from tuner.cost.operators.timeline import Mark, Timeline
+from tuner.cost.operators.timeline import Timeline
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.cost.speed.roofline import KernelTimes, StepWork, pass_times, step_times
+from tuner.cost.speed.roofline import (
+    KernelSeconds,
+    KernelTimes,
+    StepWork,
+    pass_times,
+    step_times,
+)
 from tuner.cost.step_details import MemoryTimeline, OperatorTime, PhaseSpan, most_expensive
 from tuner.predict.predict import Subject, grad_accum_of, require_supported, step_work
 
@@ -86,7 +92,9 @@ def timeline_of(
     now_s = 0.0
     marks = timeline.marks
     ends = [mark.event for mark in marks[1:]] + [len(timeline.events)]
-    for mark, end in _marks_of_step(marks, ends, step=1):
+    for mark, end in zip(marks, ends, strict=True):
+        if mark.step != 1 or mark.phase is Phase.LOAD:
+            continue
         first = first or mark.event
         end_s = now_s + seconds[mark.phase, mark.micro_step]
         spans.append(PhaseSpan(str(mark.phase), mark.micro_step, now_s, end_s))
@@ -108,14 +116,6 @@ def timeline_of(
         reserved_bytes=tuple(int(size) for size in reserved[keep]),
         spans=tuple(spans),
     )
-
-
-def _marks_of_step(
-    marks: Sequence[Mark], ends: Sequence[int], *, step: int
-) -> Iterator[tuple[Mark, int]]:
-    for mark, end in zip(marks, ends, strict=True):
-        if mark.step == step and mark.phase is not Phase.LOAD:
-            yield mark, end
 
 
 def _live_bytes(
@@ -158,13 +158,13 @@ def _phase_seconds(
     """Seconds of each phase of the traced second step."""
     from tuner.cost.compiled import SEGMENTS
 
-    passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
+    kernels = KernelSeconds.of(work.passes, gpu, times, allow_tf32=allow_tf32)
+    passes = pass_times(kernels, work.executions, times)
     seconds = {
         (segment.phase, segment.micro_step): float(sum(s[0] for s in by_kind.values()))
         for segment, by_kind in zip(SEGMENTS, passes.seconds, strict=True)
     }
-    kernel_s = times.seconds(work.optimizer, gpu, allow_tf32=allow_tf32)
-    optimizer_s = float((work.optimizer_executions @ kernel_s)[0])
+    optimizer_s = float((work.optimizer_executions @ kernels.seconds)[0])
     for mark in traced.timeline.marks:
         if mark.phase is Phase.OPTIMIZER:
             seconds[mark.phase, mark.micro_step] = optimizer_s

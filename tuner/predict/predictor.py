@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from tuner.predict.cache import (
 )
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer
 from tuner.predict.compiler.structure import Point, Structure
-from tuner.predict.compiling import Circumstances, Request, answers, trace_all
+from tuner.predict.compiling import Request, answers, trace_all
 from tuner.predict.evaluation import Evaluation, gradient_bytes, point_of
 from tuner.predict.predict import (
     Subject,
@@ -118,14 +119,9 @@ class Predictor:
             chosen = [configurations[index] for index in indices]
             predictions = self._evaluate(structure, chosen, gpu, margin_fraction, profile)
             results.update(zip(indices, predictions, strict=True))
+        in_full = partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile)
         for index in traced:
-            results[index] = predict(
-                self._resolved(),
-                configurations[index],
-                gpu,
-                margin_fraction=margin_fraction,
-                profile=profile,
-            )
+            results[index] = in_full(self._resolved(), configurations[index])
         return [results[index] for index in range(len(configurations))]
 
     @property
@@ -159,7 +155,7 @@ class Predictor:
             traced = trace_all(
                 self._resolved(),
                 [configurations[place] for place in missing],
-                Circumstances(gpu, margin_fraction, profile),
+                partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile),
                 workers=self._workers,
             )
             for place, prediction in zip(missing, traced, strict=True):
@@ -229,9 +225,9 @@ class Predictor:
 
     def _optimizer(self, configuration: Configuration, passes: CompiledPasses) -> CompiledOptimizer:
         point = np.array([[1.0, 1.0, float(str(configuration.get("lora_rank", 0))), 1.0]])
-        numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
+        numels = passes.trainable.sizes.at(point)[:, 0].round().astype(int).tolist()
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
-        counts, kinds = passes.trainable_counts.tolist(), passes.trainable_kinds
+        counts, kinds = passes.trainable.counts.tolist(), passes.trainable_kinds
         sizes = list(zip(numels, counts, kinds, strict=True))
         scaled = configuration.get("mixed_precision") == "fp16"
         key = cache.entry_name("optimizer", name, str(clip > 0), str(scaled), repr(sizes))
@@ -251,10 +247,9 @@ class Predictor:
     ) -> list[Prediction]:
         passes = self._passes[structure]
         if isinstance(passes, str):
-            return [
-                _fallback(passes, self._resolved(), configuration, gpu, margin_fraction, profile)
-                for configuration in configurations
-            ]
+            in_full = partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile)
+            found = [in_full(self._resolved(), configuration) for configuration in configurations]
+            return [replace(p, method=f"{p.method} ({FALLBACK}: {passes})") for p in found]
         gpu, kernel_times, rates = on_measured_device(gpu, profile)
         evaluation = Evaluation(passes, structure, configurations, gpu, self._replayed[structure])
         known: dict[tuple[Any, ...], CompiledOptimizer] = {}
@@ -315,17 +310,3 @@ def _check_traced_in_full(count: int) -> None:
             f"{MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )
-
-
-def _fallback(
-    reason: str,
-    subject: Subject,
-    configuration: Configuration,
-    gpu: Gpu,
-    margin_fraction: float | None,
-    profile: DeviceProfile | None,
-) -> Prediction:
-    prediction = predict(
-        subject, configuration, gpu, margin_fraction=margin_fraction, profile=profile
-    )
-    return replace(prediction, method=f"{prediction.method} ({FALLBACK}: {reason})")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.app.measuring import Predicting
 from tuner.app.recommendation import (
@@ -33,20 +33,18 @@ from tuner.report.terminal.front import (
 )
 from tuner.report.terminal.recommendation import print_recommendation
 from tuner.report.terminal.render import (
+    differing,
     echo,
     print_fields,
     print_json,
     settings_text,
     size_text,
 )
-from tuner.report.terminal.tables import Sheet, print_wider
+from tuner.report.terminal.tables import print_settings
 from tuner.searches.best import BestTrial
 from tuner.searches.facts import OF_ONE, times_text
 from tuner.space import SearchSpace
 from tuner.space.settings import default_values
-
-if TYPE_CHECKING:
-    pass
 
 
 def stopped_text(options: SearchOptions, stopped_by: str) -> str:
@@ -105,18 +103,19 @@ def print_searched(found: SearchedGpu, *, as_json: bool) -> None:
         verify = verify_command(plan.target, view.best)
         print_recommendation(view.best, use=_use(plan), measure=measure, verify=verify)
     print_prediction_error(view.records)
-    echo()
-    for note in view.notes:
-        print_fields([("note", note)])
     folder = plan.target.folder
-    print_fields(
-        [
-            ("files", f"{folder.path}/: best.yaml, pareto.csv, pareto.png, report.html, "
-             f"{folder.journal.name}"),
-            ("study", _study_text(plan)),
-            ("more", plan.target.command("show")),
-        ]
-    )  # fmt: skip
+    files = f"{folder.path}/: best.yaml, pareto.csv, pareto.png, report.html, {folder.journal.name}"
+    _print_end(plan, view.notes, files, plan.target.command("show"))
+
+
+def _print_end(plan: SearchPlan, notes: Iterable[str], files: str, more: str) -> None:
+    """The notes, the files that were written, and the command to go on with."""
+    echo()
+    for note in notes:
+        print_fields([("note", note)])
+    study = plan.options.study
+    shown = shlex.join(["optuna-dashboard", str(study)]) if study is not None else ""
+    print_fields([("files", files), ("study", shown), ("more", more)])
 
 
 def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bool) -> None:
@@ -135,20 +134,15 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
         _print_part(one)
     echo()
     print_comparison_of(answers)
-    echo()
-    for note in dict.fromkeys(note for one in ran for note in one.view.notes):
-        print_fields([("note", note)])
-    folders = [str(one.plan.target.folder.path) for one in ran]
+    folders = "/, ".join(str(one.plan.target.folder.path) for one in ran)
     cheapest = answers[0].gpu.id if answers[0].best else ""
     best = next((one.plan for one in ran if one.plan.target.gpu.id == cheapest), None)
-    print_fields(
-        [
-            ("files", f"best.yaml, pareto.csv, pareto.png, report.html and trials.jsonl in "
-             f"{'/, '.join(folders)}/"),
-            ("study", _study_text(ran[0].plan)),
-            ("more", best.target.command("best") if best else ""),
-        ]
-    )  # fmt: skip
+    _print_end(
+        ran[0].plan,
+        dict.fromkeys(note for one in ran for note in one.view.notes),
+        f"best.yaml, pareto.csv, pareto.png, report.html and trials.jsonl in {folders}/",
+        best.target.command("best") if best else "",
+    )
 
 
 def _print_part(found: SearchedGpu) -> None:
@@ -183,11 +177,6 @@ def _use(plan: SearchPlan) -> tuple[str, ...]:
     return use_commands(
         plan.target, Criteria(where=tuple(where), objectives=plan.options.objectives)
     )
-
-
-def _study_text(plan: SearchPlan) -> str:
-    path = plan.options.study
-    return shlex.join(["optuna-dashboard", str(path)]) if path is not None else ""
 
 
 def answer_dict(found: SearchedGpu) -> dict[str, Any]:
@@ -247,39 +236,36 @@ def print_comparison_of(found: Sequence[Answer]) -> None:
 
 def _print_gpus(found: Sequence[Answer]) -> None:
     bests = [answer.best for answer in found if answer.best]
-    knobs = bests[0].space.knobs
-    differing = [
-        name for name in knobs if len({str(best.configuration.get(name)) for best in bests}) > 1
-    ]
+    varying, same = differing(bests[0].space.knobs, [best.configuration for best in bests])
     sources = [str(source) for source in Source if source in {best.source for best in bests}]
     echo(f"{bests[0].space.name}, the cheapest epoch first ({' and '.join(sources)})")
-    same = [name for name in knobs if name not in differing]
-    print_fields([("all with", settings_text(bests[0].configuration, same) if same else "")])
+    print_fields([("all with", settings_text(bests[0].configuration, same))])
     echo()
     numbers = ("USD/epoch", "epoch", "samples/s", "GiB of")
-    columns = ["GPU", *numbers, *(["source"] if len(sources) > 1 else [])]
-    wide = Sheet([*columns, *differing], right=numbers)
-    narrow = Sheet(
-        [*columns, *(["settings"] if differing else [])], right=numbers, drop=("source", "epoch")
+    more = ["source"] if len(sources) > 1 else []
+    print_settings(
+        ("GPU", *numbers, *more),
+        [
+            ((*_gpu_cells(answer, best), *([str(best.source)] if more else [])), best.configuration)
+            for answer, best in zip(found, bests, strict=True)
+        ],
+        varying,
+        right=numbers,
+        drop=("source", "epoch"),
     )
-    for answer, best in zip(found, bests, strict=True):
-        cost, usd = best.cost, answer.epoch_usd
-        size = best.evidence.memory.device_bytes
-        cells = [
-            times_text(best.gpus, answer.gpu.id),
-            "?" if usd is None else f"{usd:,.2f}",
-            format_duration(cost.epoch_s) if cost else "?",
-            significant(best.evidence.speed.samples_per_s),
-            f"{size / GIB:.1f} of {best.memory_bytes / GIB:.1f}",
-            *([str(best.source)] if len(sources) > 1 else []),
-        ]
-        values = (settings_text(best.configuration, [name]) for name in differing)
-        wide.add_row(*cells, *(text.partition("=")[2] for text in values))
-        settings = [settings_text(best.configuration, differing)] if differing else []
-        narrow.add_row(*cells, *settings)
-    print_wider(wide, narrow)
     if any(best.gpus > 1 for best in bests):
         echo(f"of several GPUs {OF_ONE}")
+
+
+def _gpu_cells(answer: Answer, best: BestTrial) -> tuple[str, ...]:
+    size, cost, usd = best.evidence.memory.device_bytes, best.cost, answer.epoch_usd
+    return (
+        times_text(best.gpus, answer.gpu.id),
+        "?" if usd is None else f"{usd:,.2f}",
+        format_duration(cost.epoch_s) if cost else "?",
+        significant(best.evidence.speed.samples_per_s),
+        f"{size / GIB:.1f} of {best.memory_bytes / GIB:.1f}",
+    )
 
 
 def measure_command(target: Target, best: BestTrial) -> str:
@@ -306,7 +292,9 @@ def verify_command(target: Target, best: BestTrial) -> str:
     if is_tried or target.gpu.id == "cpu":
         return ""
     taken = ("--space", "--model", "--gpu", "--gpu-memory")
-    words = [w for name, value in _pairs(target.arguments) if name in taken for w in (name, value)]
+    # Options that all have a value.
+    given = zip(target.arguments[::2], target.arguments[1::2], strict=True)
+    words = [word for pair in given if pair[0] in taken for word in pair]
     usual = default_values(target.space)
     values = {n: best.configuration.get(n) for n in target.space.knobs}
     values = {n: value for n, value in values.items() if value != usual[n]}
@@ -314,11 +302,6 @@ def verify_command(target: Target, best: BestTrial) -> str:
         return ""  # which no command line can say
     words += [word for n, value in values.items() for word in ("--set", f"{n}={show(value)}")]
     return shlex.join(["tuner", "trial", *words, "--mode", "emulate"])
-
-
-def _pairs(arguments: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Options that all have a value."""
-    return list(zip(arguments[::2], arguments[1::2], strict=True))
 
 
 def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tuner.app.applying import WAYS, Applying, applying
-from tuner.app.cli.options import examples
+from tuner.app.cli.options import subcommand
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
 from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, recommended
@@ -15,23 +16,20 @@ from tuner.core.errors import InputError, unknown
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.units import format_size
-from tuner.program.edit.plan import EditPlan
 from tuner.program.export import FORMATS
 from tuner.report.terminal.render import echo
 from tuner.searches.store import write_atomically
 
 
-@click.command(
+@subcommand(
     "apply",
-    epilog=examples(
-        "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
-        "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
-        "    --map micro_batch=data_loader.batch_size --map optimizer=",
-        "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py \\",
-        "    -- train.py --epochs 3",
-    ),
+    "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
+    "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
+    "    --map micro_batch=data_loader.batch_size --map optimizer=",
+    "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py \\",
+    "    -- train.py --epochs 3",
 )
-@target_options("Model the search was run with, if you overrode it.")
+@target_options()
 @criteria_options
 @click.option(
     "--to",
@@ -69,18 +67,16 @@ from tuner.searches.store import write_atomically
 @click.option("--dry-run", is_flag=True, help="Show the diff and write nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def apply(  # noqa: PLR0913 - one argument for each option
+def apply(
     *,
     selected: Selected,
     criteria: Criteria,
     files: tuple[Path, ...],
-    maps: tuple[str, ...],
-    targets: tuple[str, ...],
     way: str | None,
-    force_model: bool,
     dry_run: bool,
     yes: bool,
     program: tuple[str, ...],
+    **how: Any,
 ) -> None:
     """Write the recommended values into your own configuration files.
 
@@ -99,22 +95,15 @@ def apply(  # noqa: PLR0913 - one argument for each option
         used_bytes = best.evidence.memory.device_bytes
         sizes = f"{format_size(used_bytes)} of {format_size(best.memory_bytes)}"
         echo(f"fits: {sizes} {best.limit_text}", err=True)
-    found = applying(
-        target.space,
-        best,
-        files,
-        targets=targets,
-        maps=maps,
-        words=program,
-        force_model=force_model,
-    )
+    found = applying(target.space, best, files, words=program, **how)
     plan = found.plan
     _print_difference(found)
     if way != "none":
         _print_arrivals(found, target.gpu, way)
     if dry_run or not plan.changed:
         return
-    if yes or click.confirm(f"Write {_names(plan)}?", err=True):
+    names = " and ".join(str(edit.path) for edit in plan.changed)
+    if yes or click.confirm(f"Write {names}?", err=True):
         for path, backup in found.write().items():
             echo(f"wrote {path}; as it was: {backup}", err=True)
     else:
@@ -152,18 +141,12 @@ def _print_arrivals(found: Applying, gpu: Gpu, way: str | None) -> None:
         echo(f"not seen to arrive: {' '.join(seen[''])}", err=True)
 
 
-def _names(plan: EditPlan) -> str:
-    return " and ".join(str(edit.path) for edit in plan.changed)
-
-
-@click.command(
+@subcommand(
     "export",
-    epilog=examples(
-        "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
-        "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
-    ),
+    "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
+    "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
 )
-@target_options("Model the search was run with, if you overrode it.")
+@target_options()
 @criteria_options
 @click.option(
     "--format",
@@ -218,6 +201,6 @@ def export(
         click.echo(exported.text, nl=False)
     else:
         write_atomically(output, exported.text.encode("utf-8"))
-        click.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)
     for line in exported.left_out:
-        click.echo(f"not said: {line}", err=True)
+        echo(f"not said: {line}", err=True)

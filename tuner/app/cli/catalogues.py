@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tuner.app.cli.options import examples, json_option
+from tuner.app.cli.options import json_option, subcommand
 from tuner.app.device import find_gpu
 from tuner.core.expressions import all_of, show
 from tuner.core.units import format_gib
@@ -18,12 +18,10 @@ from tuner.space import SearchSpace, SpaceInfo, list_spaces, load_space
 from tuner.space.gpus import Gpu, load_catalogue
 
 
-@click.command(
+@subcommand(
     "gpus",
-    epilog=examples(
-        "tuner gpus",
-        "tuner gpus a6000",
-    ),
+    "tuner gpus",
+    "tuner gpus a6000",
 )
 @click.argument("gpu_name", metavar="[GPU]", required=False)
 @json_option
@@ -41,9 +39,8 @@ def gpus(*, gpu_name: str | None, as_json: bool) -> None:
 
 
 def _gpu_dict(gpu: Gpu) -> dict[str, Any]:
-    plain = {f.name: getattr(gpu, f.name) for f in dataclasses.fields(gpu)}
-    for name in ("flops", "unsupported", "sources"):
-        plain[name] = dict(plain[name])
+    plain = {field.name: getattr(gpu, field.name) for field in dataclasses.fields(gpu)}
+    plain |= {name: dict(plain[name]) for name in ("flops", "unsupported", "sources")}
     known = math.isfinite(gpu.bandwidth_bytes_per_s)
     bandwidth = gpu.bandwidth_bytes_per_s if known else None
     return {**plain, "bandwidth_bytes_per_s": bandwidth, "architecture": gpu.architecture}
@@ -105,12 +102,10 @@ def _print_gpu(gpu: Gpu) -> None:
     print_fields(gpu.sources.items(), indent=2)
 
 
-@click.command(
+@subcommand(
     "spaces",
-    epilog=examples(
-        "tuner spaces",
-        "tuner spaces qlora27b",
-    ),
+    "tuner spaces",
+    "tuner spaces qlora27b",
 )
 @click.argument("space_name", metavar="[SPACE]", required=False)
 @json_option
@@ -128,24 +123,13 @@ def spaces(*, space_name: str | None, as_json: bool) -> None:
             _print_space(space)
         return
     found = list_spaces()
-    print_json([_space_dict(info) for info in found]) if as_json else _print_spaces(found)
+    print_json(list(map(dataclasses.asdict, found))) if as_json else _print_spaces(found)
 
 
 def _counts(space: SearchSpace) -> dict[str, int]:
     return {
         "configurations": space.count(use_floors=False),
         "configurations_within_floors": space.count(),
-    }
-
-
-def _space_dict(info: SpaceInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "path": str(info.path),
-        "description": info.description,
-        "model": info.model,
-        "configurations": info.configurations,
-        "problem": str(info.problem) if info.problem else None,
     }
 
 

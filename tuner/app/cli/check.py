@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import click
 
 from tuner.app.cli.options import (
-    DurationType,
+    DURATION,
     emulated_gpu_options,
-    examples,
     gpus_option,
     json_option,
     margin_option,
     model_option,
     seed_option,
     set_option,
+    subcommand,
 )
 from tuner.app.programs import check
 from tuner.core.records import parse_margin
 from tuner.report.terminal.render import echo, print_json
-from tuner.space import parse_settings
 from tuner.space.gpus import get_gpu
 
 
-@click.command(
+@subcommand(
     "check",
-    epilog=examples(
-        "tuner check train.py --gpu rtx4090",
-        "tuner check --gpu rtx4090 -- train.py --batch-size 4",
-        "tuner check axolotl.yml --gpu a6000",
-        "tuner check train.py --gpu rtx4090 --predict --set max_length=2048",
-        "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
-    ),
+    "tuner check train.py --gpu rtx4090",
+    "tuner check --gpu rtx4090 -- train.py --batch-size 4",
+    "tuner check axolotl.yml --gpu a6000",
+    "tuner check train.py --gpu rtx4090 --predict --set max_length=2048",
+    "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
 )
 @emulated_gpu_options
 @gpus_option
 @margin_option
 @click.option(
-    "--timeout", type=DurationType(), metavar="TIME", help="Stop each run after this time."
+    "--timeout",
+    "timeout_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Stop each run after this time.",
 )
 @click.option(
     "--no-changes",
@@ -59,21 +60,15 @@ from tuner.space.gpus import get_gpu
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
+    program: tuple[str, ...],
     gpu_name: str,
     gpu_memory: int | None,
-    gpus: int | None,
     margin: str | None,
-    timeout: float | None,
-    improve: bool,
-    predict: bool,
-    model: str | None,
-    settings: tuple[str, ...],
-    seed: int,
     quiet: bool,
     as_json: bool,
-    program: tuple[str, ...],
+    **how: Any,
 ) -> None:
     """Check whether PROGRAM fits on a GPU. If not, suggest the smallest change that makes it fit.
 
@@ -91,28 +86,12 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.app.cli.checked_text import checked_to_dict, print_checked  # numpy
 
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    checked = check(
-        program,
-        gpu,
-        gpus=gpus,
-        margin_fraction=parse_margin(margin, gpu),
-        timeout_s=timeout,
-        improve=improve,
-        predict=predict,
-        model=model,
-        settings=parse_settings(settings),
-        seed=seed,
-        report=_nothing if quiet else _say,
-        warn=_say,
-    )
+    fraction = parse_margin(margin, gpu)
+    report = (lambda text: None) if quiet else _say
+    checked = check(program, gpu, margin_fraction=fraction, report=report, warn=_say, **how)
     print_json(checked_to_dict(checked)) if as_json else print_checked(checked)
     raise click.exceptions.Exit(checked.found.exit_code)
 
 
 def _say(text: str) -> None:
     echo(f"{text} ...", err=True)
-    sys.stderr.flush()
-
-
-def _nothing(text: str) -> None:
-    """Says nothing, for --quiet."""

@@ -135,4 +135,4 @@ def print_predicted(found: PredictedProgram) -> None:
         ]
     )
     prediction = found.prediction
-    print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.budget.limit_bytes)
+    print_evidence(prediction, prediction.budget, fits=prediction.fits)

@@ -13,10 +13,10 @@ from tuner.app.baseline import Baseline, read_baseline
 from tuner.app.cli.explain import measured_trials, require_predictable, space_predictor
 from tuner.app.cli.options import (
     calibration_option,
-    examples,
     json_option,
     margin_option,
     set_option,
+    subcommand,
     where_option,
 )
 from tuner.app.cli.target_options import Selected, target_options
@@ -29,22 +29,19 @@ from tuner.core.records import Configuration, parse_margin
 from tuner.report.terminal.render import echo, print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.searches.best import BestTrial
-from tuner.space import parse_settings
 
 if TYPE_CHECKING:
     from tuner.app.compare import Comparison, Row
     from tuner.app.predicting import SpacePredictor
 
 
-@click.command(
+@subcommand(
     "compare",
-    epilog=examples(
-        "tuner compare --space qlora27b --gpu a6000 --baseline current.yaml",
-        "tuner compare --space qlora27b --gpu a6000 --set max_length=2048 \\",
-        "    --format markdown",
-    ),
+    "tuner compare --space qlora27b --gpu a6000 --baseline current.yaml",
+    "tuner compare --space qlora27b --gpu a6000 --set max_length=2048 \\",
+    "    --format markdown",
 )
-@target_options("Model the search was run with, if you overrode it.")
+@target_options()
 @click.option(
     "--baseline",
     "files",
@@ -73,7 +70,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     *,
     selected: Selected,
     files: tuple[Path, ...],
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     where: tuple[str, ...],
     margin: str | None,
     form: str,
@@ -89,7 +86,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     target = selected.target()
     require_predictable(target)
     check_conditions(target, where)
-    baseline = read_baseline(target.space, files, parse_settings(settings))
+    baseline = read_baseline(target.space, files, settings)
     fraction = parse_margin(margin, target.gpu)
     with quiet_libraries():
         comparison = _compare(target, baseline, where, fraction, calibrated=calibrated)

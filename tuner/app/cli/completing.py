@@ -20,8 +20,6 @@ from click.shell_completion import (
 
 from tuner.core.errors import TunerError
 from tuner.report.terminal.render import settings_text
-from tuner.searches.objectives import NAMES, SHORT
-from tuner.searches.request import SEARCHERS
 from tuner.space import list_spaces, load_space
 from tuner.space.gpus import load_catalogue
 from tuner.space.models.catalogue import load_catalogue as load_models
@@ -71,8 +69,12 @@ def spaces(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Comp
 
 def gpus(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """GPU types: those with results where a command reads results, else all."""
-    searched = [] if ctx.info_name in SEARCHES else _searched(ctx)
-    more = ["all", *searched] if searched else ["auto", "cpu", *load_catalogue()]
+    folders = [] if ctx.info_name in SEARCHES else _folders(ctx)
+    more = (
+        ["all", *(folder.name for folder in folders)]
+        if folders
+        else ["auto", "cpu", *load_catalogue()]
+    )
     # After a comma another type follows.
     head, comma, last = incomplete.rpartition(",")
     return [
@@ -86,19 +88,14 @@ def models(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Comp
     return _matching(load_models(), incomplete) or [CompletionItem(incomplete, type="dir")]
 
 
-def objectives(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of objectives."""
-    return _matching((*SHORT, *NAMES), incomplete)
-
-
-def searchers(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The searchers that have a name of their own."""
-    return _matching(SEARCHERS, incomplete)
+def one_of(*names: str) -> Complete:
+    """Completes words that are known in advance."""
+    return lambda _context, _option, incomplete: _matching(names, incomplete)
 
 
 def settings(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """`KNOB=VALUE` of the space that was named."""
-    name = ctx.params.get("space_name")
+    name = ctx.params.get("space")
     if not name:
         return []
     try:
@@ -123,14 +120,10 @@ def trials(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Comp
     return _matching(found, incomplete)
 
 
-def _searched(ctx: click.Context) -> list[str]:
-    return [folder.name for folder in _folders(ctx)]
-
-
 def _folders(ctx: click.Context) -> list[Path]:
     """The folders with a journal of the space that was named; of all spaces where none was."""
     root = Path(ctx.params.get("results") or "results")
-    name = ctx.params.get("space_name") or "*"
+    name = ctx.params.get("space") or "*"
     if "/" in name or not root.is_dir():
         return []
     return sorted({path.parent for path in root.glob(f"{name}/*/trials.jsonl")})

@@ -10,45 +10,23 @@ from typing import Any, TypeVar
 
 import click
 
-from tuner.app.cli.options import examples, json_option, set_option, space_option
+from tuner.app.cli.options import (
+    gathered,
+    json_option,
+    set_option,
+    space_option,
+    subcommand,
+    together,
+)
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError
 from tuner.report.terminal.render import count, echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
-from tuner.space import SearchSpace, TokenLengths, configure, load_space, parse_settings, pin
+from tuner.space import SearchSpace, TokenLengths, configure, load_space, pin
 from tuner.space.data_file import read_lengths
 from tuner.space.lengths import PADDING_MODES
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-
-
-def data_options(function: _Decorated) -> _Decorated:
-    """`--data`, `--tokenizer`, `--length-column` and `--text-column`: the fields of `DataFile`."""
-    for option in (
-        click.option(
-            "--text-column",
-            "text_columns",
-            multiple=True,
-            metavar="COLUMN",
-            help="Column of text or messages; repeatable, the texts are joined. "
-            "[default: messages, text, or prompt and completion]",
-        ),
-        click.option("--length-column", metavar="COLUMN", help="Column with numbers of tokens."),
-        click.option(
-            "--tokenizer",
-            metavar="NAME",
-            help="Tokenizer to count with: a folder, or a model in the local Hugging Face cache.",
-        ),
-        click.option(
-            "--data",
-            "path",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="JSONL file of examples, instead of the space's lengths.",
-        ),
-    ):
-        function = option(function)
-    return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +36,7 @@ class DataFile:
     path: Path | None
     tokenizer: str | None
     length_column: str | None
-    text_columns: tuple[str, ...]
+    text_column: tuple[str, ...]
 
     def lengths(self) -> TokenLengths | None:
         """The token lengths of its examples; None without a file.
@@ -66,64 +44,78 @@ class DataFile:
         Raises `InputError` for a file that cannot be read, and for columns of no file.
         """
         if self.path is None:
-            if self.tokenizer or self.length_column or self.text_columns:
+            if self.tokenizer or self.length_column or self.text_column:
                 raise InputError(
                     "a tokenizer or a column needs a file to read", hint="name it with --data"
                 )
             return None
         with quiet_libraries():
-            return read_lengths(
-                self.path,
-                tokenizer=self.tokenizer,
-                length_column=self.length_column,
-                text_column=self.text_columns,
-            )
+            return read_lengths(**dataclasses.asdict(self))
+
+
+def data_options(function: _Decorated) -> _Decorated:
+    """`--data`, `--tokenizer`, `--length-column` and `--text-column` as `data`."""
+    return _data_options(gathered(function, "data", DataFile))
+
+
+_data_options = together(
+    click.option(
+        "--data",
+        "path",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="JSONL file of examples, instead of the space's lengths.",
+    ),
+    click.option(
+        "--tokenizer",
+        metavar="NAME",
+        help="Tokenizer to count with: a folder, or a model in the local Hugging Face cache.",
+    ),
+    click.option("--length-column", metavar="COLUMN", help="Column with numbers of tokens."),
+    click.option(
+        "--text-column",
+        "text_column",
+        multiple=True,
+        metavar="COLUMN",
+        help="Column of text or messages; repeatable, the texts are joined. "
+        "[default: messages, text, or prompt and completion]",
+    ),
+)
 
 
 MAX_COLUMNS = 6
 """Micro-batches that a table of 80 columns has room for; --json has them all."""
 
 
-@click.command(
+@subcommand(
     "data",
-    epilog=examples(
-        "tuner data --space qlora27b",
-        "tuner data --space qlora27b --data train.jsonl --length-column n_tokens",
-        "tuner data --space qlora27b --data train.jsonl --tokenizer ./my-model",
-    ),
+    "tuner data --space qlora27b",
+    "tuner data --space qlora27b --data train.jsonl --length-column n_tokens",
+    "tuner data --space qlora27b --data train.jsonl --tokenizer ./my-model",
 )
 @space_option()
 @data_options
 @set_option
 @json_option
-def command(
-    *,
-    space_name: str,
-    settings: tuple[str, ...],
-    as_json: bool,
-    **file: Any,
-) -> None:
+def command(*, space: str, settings: dict[str, str], data: DataFile, as_json: bool) -> None:
     """Show what each max length of a space does to the training data.
 
     Shows the share of truncated examples, the padding in a batch, the average and worst length of
     batches, and the optimizer steps in an epoch. If only mean and maximum of the lengths are known,
     these are intervals.
     """
-    space = pin(load_space(space_name), parse_settings(settings))
-    data = DataFile(**file)
-    lengths = data.lengths() or _stated(space)
+    of = pin(load_space(space), settings)
+    lengths = data.lengths() or _stated(of)
     if lengths is None:
         raise InputError(
-            f"search space {space.name!r} has no token lengths",
+            f"search space {of.name!r} has no token lengths",
             hint="give a JSONL file with --data, or add data.token_lengths to the space",
         )
-    report = _report(space, lengths)
+    report = _report(of, lengths)
     if as_json:
-        print_json({**report, "data": str(data.path) if data.path else None})
+        print_json({**report, "data": data.path})
     else:
-        _print(
-            report, lengths, str(data.path) if data.path else f"as search space {space.name} states"
-        )
+        _print(report, lengths, str(data.path or f"as search space {of.name} states"))
 
 
 def _stated(space: SearchSpace) -> TokenLengths | None:

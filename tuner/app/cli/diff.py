@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.app.cli.options import emulated_gpu_options, examples, json_option, margin_option
+from tuner.app.cli.options import emulated_gpu_options, json_option, margin_option, subcommand
 from tuner.core.errors import EXIT_NOTHING_FITS, InputError
 from tuner.core.records import parse_margin
 from tuner.core.units import format_duration, format_size
@@ -28,13 +28,11 @@ _LEAST = 0.001
 """Share of the memory that a file must have more or less to be shown."""
 
 
-@click.command(
+@subcommand(
     "diff",
+    "tuner diff --gpu rtx4090 --stack old-env --stack new-env -- train.py",
+    "tuner diff --gpu rtx4090 --stack old-env -- python train.py --bs 4",
     context_settings={"allow_interspersed_args": False},
-    epilog=examples(
-        "tuner diff --gpu rtx4090 --stack old-env --stack new-env -- train.py",
-        "tuner diff --gpu rtx4090 --stack old-env -- python train.py --bs 4",
-    ),
 )
 @emulated_gpu_options
 @click.option(
@@ -54,6 +52,7 @@ _LEAST = 0.001
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913 - one argument for each option
     *,
+    program: tuple[str, ...],
     gpu_name: str,
     gpu_memory: int | None,
     stacks: tuple[Path, ...],
@@ -61,7 +60,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     steps: int,
     margin: str | None,
     as_json: bool,
-    program: tuple[str, ...],
 ) -> None:
     """Compare what PROGRAM needs under two sets of library versions.
 

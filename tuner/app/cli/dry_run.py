@@ -14,8 +14,14 @@ from tuner.app.target import comparable, with_margin
 from tuner.core.errors import EXIT_FOUND, InputError
 from tuner.core.records import TrialRecord
 from tuner.core.units import format_duration, format_size, significant
-from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
-from tuner.report.terminal.tables import Sheet, print_sheet
+from tuner.report.terminal.render import (
+    differing,
+    echo,
+    print_fields,
+    print_json,
+    settings_text,
+)
+from tuner.report.terminal.tables import print_rows
 from tuner.trial.stop_rule import LONGEST_S
 
 if TYPE_CHECKING:
@@ -82,27 +88,28 @@ def _print(plan: SearchPlan, found: Preview) -> None:
         return
     names = plan.target.facts.knobs
     first = found.trials[:SHOWN]
-    differing = [n for n in names if len({t.configuration.get(n) for t in first}) > 1]
-    same = [n for n in names if n not in differing]
+    varying, same = differing(names, [trial.configuration for trial in first])
     head = f"Would run, in this order if all goes as predicted (the first {len(first)})"
     echo(head if len(found.trials) > len(first) else head.rpartition(" (")[0])
     print_fields([("all with", settings_text(first[0].configuration, same))])
     echo()
-    rows = Sheet(
-        ["", "memory", "fits", "samples/s", "time", "settings"],
-        right=("", "memory", "fits", "samples/s", "time"),
+    numbers = ("", "memory", "fits", "samples/s", "time")
+    print_rows(
+        [*numbers, "settings"],
+        [
+            (
+                str(number),
+                format_size(trial.prediction.memory.device_bytes),
+                _percent_text(trial.fit_probability),
+                significant(trial.prediction.speed.samples_per_s),
+                format_duration(trial.device_s),
+                settings_text(trial.configuration, varying),
+            )
+            for number, trial in enumerate(first, start=1)
+        ],
+        right=numbers,
         drop=("time", "samples/s"),
     )
-    for number, trial in enumerate(first, start=1):
-        rows.add_row(
-            str(number),
-            format_size(trial.prediction.memory.device_bytes),
-            _percent_text(trial.fit_probability),
-            significant(trial.prediction.speed.samples_per_s),
-            format_duration(trial.device_s),
-            settings_text(trial.configuration, differing),
-        )
-    print_sheet(rows)
     echo("fits: the probability of not running out of memory; all numbers are predicted")
     echo()
     print_fields(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tuner.app.cli.options import (
-    DurationType,
+    DURATION,
     emulated_gpu_options,
-    examples,
     gpus_option,
     json_option,
     margin_option,
     seed_option,
+    subcommand,
 )
 from tuner.app.programs import emulate
 from tuner.core.records import parse_margin
@@ -22,13 +23,11 @@ from tuner.report.terminal.render import print_json
 from tuner.space.gpus import get_gpu
 
 
-@click.command(
+@subcommand(
     "emulate",
+    "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
+    "tuner emulate --gpu h100_sxm -- torchrun --nproc-per-node 8 train.py",
     context_settings={"allow_interspersed_args": False},
-    epilog=examples(
-        "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
-        "tuner emulate --gpu h100_sxm -- torchrun --nproc-per-node 8 train.py",
-    ),
 )
 @emulated_gpu_options
 @gpus_option
@@ -45,7 +44,9 @@ from tuner.space.gpus import get_gpu
     help="Stop it after N optimizer steps; 0: never.",
 )
 @margin_option
-@click.option("--timeout", type=DurationType(), metavar="TIME", help="Stop it after this time.")
+@click.option(
+    "--timeout", "timeout_s", type=DURATION, metavar="TIME", help="Stop it after this time."
+)
 @click.option(
     "--snapshot",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -55,19 +56,14 @@ from tuner.space.gpus import get_gpu
 @seed_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
+    program: tuple[str, ...],
     gpu_name: str,
     gpu_memory: int | None,
-    gpus: int | None,
-    all_ranks: bool,
-    steps: int,
     margin: str | None,
-    timeout: float | None,
-    snapshot: Path | None,
-    seed: int,
     as_json: bool,
-    program: tuple[str, ...],
+    **how: Any,
 ) -> None:
     """Run PROGRAM on an emulated GPU: real PyTorch, real memory allocator, no arithmetic.
 
@@ -79,18 +75,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.app.cli.emulated_text import print_emulation
 
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    found = emulate(
-        program,
-        gpu,
-        gpus=gpus,
-        all_ranks=all_ranks,
-        steps=steps,
-        seed=seed,
-        margin_fraction=parse_margin(margin, gpu),
-        snapshot=snapshot,
-        timeout_s=timeout,
-        # The program's output must not mix with the JSON.
-        output=sys.stderr if as_json else None,
-    )
+    # The program's output must not mix with the JSON.
+    output = sys.stderr if as_json else None
+    found = emulate(program, gpu, margin_fraction=parse_margin(margin, gpu), output=output, **how)
     print_json(found.to_dict()) if as_json else print_emulation(found)
     raise click.exceptions.Exit(found.exit_code)

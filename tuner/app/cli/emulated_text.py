@@ -12,6 +12,7 @@ from tuner.core.outcome import signal_name
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.emulator.emulation import EmulatedAllocation, EmulatedDeviceUse, Emulation, UnknownValues
 from tuner.emulator.ending import OUT_OF_MEMORY, Ended, ProgramError
+from tuner.report.terminal.evidence import print_breakdown
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
 
@@ -38,6 +39,8 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
     `refused` is the run that ran out of memory, where `found` is of a GPU with more.
     """
     use = found.limiting
+    phases = use.phase_peak_bytes.items() if use else ()
+    trained = use.trainable_params if use else 0
     echo()
     print_fields(
         [
@@ -48,12 +51,12 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("fault", _fault_text(found)),
             ("fits", _fits_text(found)),
             ("memory", _memory_text(use) if use else ""),
-            ("phases", _phases_text(use) if use else ""),
+            ("phases", ", ".join(f"{name} {format_size(size)}" for name, size in phases)),
             ("ranks", _ranks_text(found)),
             ("training", training_text(found)),
             ("speed", _speed_text(found)),
             ("limited by", _limit_text(found)),
-            ("trainable", _trainable_text(use)),
+            ("trainable", f"{count(trained)} parameters" if trained else ""),
             ("unknown", _unknown_text(found)),
             ("sizes", sizes_text(found.unknown_values)),
             ("input", _asked_text(found)),
@@ -91,7 +94,7 @@ def _ended_text(found: Emulation) -> str:
     if error is not None and found.ended is Ended.UNSUPPORTED:
         return f"it cannot be emulated: {error.message}{_at(error)}"
     if error is not None:
-        more = f". {_MORE_GPUS}" if _wants_more_gpus(error) else ""
+        more = f". {_MORE_GPUS}" if _TOO_FEW_GPUS.search(error.message) else ""
         return f"the program failed: {_error_text(error)}{more}"
     texts = {
         Ended.CRASH: f"{signal_name(-found.exit_status)} ended the program: a fault of the "
@@ -110,10 +113,6 @@ def _error_text(error: ProgramError) -> str:
 
 def _at(error: ProgramError | None) -> str:
     return f", at {error.line}" if error is not None and error.line else ""
-
-
-def _wants_more_gpus(error: ProgramError) -> bool:
-    return _TOO_FEW_GPUS.search(error.message) is not None
 
 
 def _fault_text(found: Emulation) -> str:
@@ -169,10 +168,6 @@ def _memory_text(use: EmulatedDeviceUse) -> str:
     if use.alloc_retries:
         text += f"; the allocator gave cached blocks back {use.alloc_retries} times"
     return text
-
-
-def _phases_text(use: EmulatedDeviceUse) -> str:
-    return ", ".join(f"{name} {format_size(size)}" for name, size in use.phase_peak_bytes.items())
 
 
 def training_text(found: Emulation) -> str:
@@ -234,10 +229,6 @@ def _ranks_text(found: Emulation) -> str:
     )
 
 
-def _trainable_text(use: EmulatedDeviceUse | None) -> str:
-    return f"{count(use.trainable_params)} parameters" if use and use.trainable_params else ""
-
-
 def _unknown_text(found: Emulation) -> str:
     shown = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
@@ -279,17 +270,7 @@ def _print_peak(found: Emulation, use: EmulatedDeviceUse) -> None:
     parts["allocator_overhead"] = overhead
     parts["context"] = use.device_bytes - use.peak_reserved_bytes
     echo()
-    rows = [
-        (name.replace("_", " "), format_size(size), f"{size / use.device_bytes:.1%}")
-        for name, size in sorted(parts.items(), key=lambda item: -item[1])
-        if size
-    ]
-    title = "device memory at the peak (emulated)"
-    print_rows(
-        [title, "", "share"],
-        [*rows, ("total", format_size(use.device_bytes), "")],
-        right=("", "share"),
-    )
+    print_breakdown("device memory at the peak (emulated)", parts, format_size)
     echo()
     shown = [row for row in use.allocations[:_ROWS] if row.bytes >= _LEAST * use.device_bytes]
     print_rows(

@@ -9,7 +9,6 @@ import click
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
     calibration_option,
-    examples,
     gpu_options,
     json_option,
     margin_option,
@@ -17,6 +16,7 @@ from tuner.app.cli.options import (
     results_option,
     set_option,
     space_option,
+    subcommand,
 )
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import (
@@ -33,16 +33,13 @@ from tuner.predict.stages import StagedPrediction
 from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
 from tuner.report.terminal.render import print_fields, print_json, settings_text
 from tuner.searches.facts import SpaceFacts, gpus_text, stage_rows
-from tuner.space import parse_settings
 from tuner.space.models.trainable import model_defaults
 
 
-@click.command(
+@subcommand(
     "estimate",
-    epilog=examples(
-        "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
-        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
-    ),
+    "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
+    "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
 )
 @space_option(required=False)
 @model_option(
@@ -56,12 +53,12 @@ from tuner.space.models.trainable import model_defaults
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
     *,
-    space_name: str | None,
+    space: str | None,
     model: str | None,
     gpu_name: str,
     gpu_memory: int | None,
     price: float | None,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     margin: str | None,
     results: Path,
     calibrated: bool,
@@ -74,35 +71,31 @@ def command(  # noqa: PLR0913 - one argument for each option
     """
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
-    if space_name is None and model is None:
+    if space is None and model is None:
         raise click.UsageError("Missing option '--space' or '--model'.")
-    space, configuration = one_configuration(space_name, model, parse_settings(settings))
+    of, configuration = one_configuration(space, model, settings)
     with quiet_libraries():
         gpu, profile = with_profile(gpu, Printer(err=True))
         found = estimate_configuration(
-            space, configuration, gpu, margin_fraction=fraction, profile=profile
+            of, configuration, gpu, margin_fraction=fraction, profile=profile
         )
-        if calibrated and space_name is not None:
+        if calibrated and space is not None:
             found = corrected(found, results)
     if as_json:
         print_json(found.to_dict())
         return
     print_fields(
         [
-            ("model", str(space.model)),
+            ("model", str(of.model)),
             ("GPU", gpus_text(configuration, gpu)),
             ("settings", settings_text(configuration)),
-            ("chosen", _chosen_text(model, settings) if space_name is None else ""),
+            ("chosen", _chosen_text(model, settings) if space is None else ""),
             ("corrected", _correction_text(found)),
         ]
     )
-    print_evidence(
-        found.prediction,
-        fits=found.prediction.fits,
-        limit_bytes=found.prediction.budget.limit_bytes,
-    )
+    print_evidence(found.prediction, found.prediction.budget, fits=found.fits)
     if found.stages is not None:
-        print_staged(found.stages, configuration, SpaceFacts.of(space))
+        print_staged(found.stages, configuration, SpaceFacts.of(of))
 
 
 def _correction_text(found: Estimate) -> str:
@@ -120,9 +113,8 @@ def _correction_text(found: Estimate) -> str:
 _CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}
 
 
-def _chosen_text(model: str | None, settings: tuple[str, ...]) -> str:
+def _chosen_text(model: str | None, given: dict[str, str]) -> str:
     """The settings that are not the usual defaults, because the model's class has not got those."""
-    given = parse_settings(settings)
     chosen = {k: v for k, v in model_defaults(str(model)).items() if k not in given}
     text = settings_text(Configuration(chosen))
     return f"{text}: transformers has nothing else for this kind of model" if chosen else ""

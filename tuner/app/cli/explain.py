@@ -6,10 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import examples, json_option, margin_option, set_option
+from tuner.app.cli.options import json_option, margin_option, set_option, subcommand
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
 from tuner.app.listener import quiet_libraries
@@ -21,7 +19,7 @@ from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.progress import compiling
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.report.terminal.tables import print_rows
-from tuner.space import configure, parse_settings
+from tuner.space import configure
 
 if TYPE_CHECKING:
     from tuner.app.explain import Explanation, PeakAllocation
@@ -33,12 +31,10 @@ MAX_PAIRS = 12
 _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
 
 
-@click.command(
+@subcommand(
     "explain",
-    epilog=examples(
-        "tuner explain --space qlora27b --gpu a6000 --set micro_batch=4",
-        "tuner explain --space qlora27b --gpu a6000 --json",
-    ),
+    "tuner explain --space qlora27b --gpu a6000 --set micro_batch=4",
+    "tuner explain --space qlora27b --gpu a6000 --json",
 )
 @target_options("Model to use instead of the space's.")
 @set_option
@@ -47,7 +43,7 @@ _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
 def command(
     *,
     selected: Selected,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     margin: str | None,
     as_json: bool,
 ) -> None:
@@ -58,7 +54,7 @@ def command(
     """
     target = selected.target()
     require_predictable(target)
-    configuration = configure(target.space, parse_settings(settings), strict=False)
+    configuration = configure(target.space, settings, strict=False)
     fraction = parse_margin(margin, target.gpu)
     with quiet_libraries():
         explanation = _explain(target, configuration, fraction)
@@ -115,16 +111,19 @@ def space_predictor(target: Target, fraction: float | None) -> Iterator[SpacePre
 
 def _print(target: Target, explanation: Explanation) -> None:
     prediction = explanation.prediction
-    settings = explanation.current.configuration
+    settings, stage = explanation.current.configuration, prediction.limiting_stage
     print_fields(
         [
             ("space", f"{target.space.name}: {target.space.model}"),
             ("GPU", target.gpu.name),
             ("settings", settings_text(settings, target.space.knobs or None)),
-            ("stage", _stage_text(explanation)),
+            (
+                "stage",
+                f"{stage} needs the most memory; speed is that of all stages" if stage else "",
+            ),
         ]
     )
-    print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.budget.limit_bytes)
+    print_evidence(prediction, prediction.budget, fits=prediction.fits)
     _print_allocations(explanation)
     _print_operators(explanation)
     _print_changes(explanation)
@@ -138,11 +137,6 @@ def _print(target: Target, explanation: Explanation) -> None:
     echo(f"\nWhat slows it ({prediction.source})")
     notes = [note.text for note in explanation.notes] or ["nothing takes 1 % of a step"]
     print_fields([("-", text) for text in notes], indent=2)
-
-
-def _stage_text(explanation: Explanation) -> str:
-    stage = explanation.prediction.limiting_stage
-    return f"{stage} needs the most memory; speed is that of all stages" if stage else ""
 
 
 def _print_allocations(explanation: Explanation) -> None:
@@ -224,28 +218,30 @@ def _print_changes(explanation: Explanation) -> None:
 
 
 def _print_table(changes: Sequence[Suggestion]) -> None:
-    rows = []
-    for change in changes:
-        memory = change.prediction.memory.device_bytes
-        rows.append(
+    numbers = ("memory", "free", "samples/s", "speed")
+    print_rows(
+        ["change", *numbers, "note"],
+        [
             (
                 str(change),
-                format_size(memory),
-                format_size(change.prediction.budget.limit_bytes - memory),
+                format_size(size := change.prediction.memory.device_bytes),
+                format_size(change.prediction.budget.limit_bytes - size),
                 significant(change.prediction.speed.samples_per_s),
                 f"{-change.lost:+.1%}",
                 _remark(change),
             )
-        )
-    numbers = ("memory", "free", "samples/s", "speed")
-    print_rows(["change", *numbers, "note"], rows, right=numbers, drop=("free", "speed"))
+            for change in changes
+        ],
+        right=numbers,
+        drop=("free", "speed"),
+    )
 
 
 def _remark(change: Suggestion) -> str:
     """Side effects of the change, with their numbers."""
     remarks = [f"below the floor {text}" for text in change.below]
     if change.truncated is not None and change.truncated[1] > 0:
-        low, high = change.truncated
-        share = f"{low:.1%}" if low == high else f"{low:.0%} to {high:.0%}"
-        remarks.append(f"cuts {share} of the examples")
+        from tuner.app.compare import share_text  # numpy
+
+        remarks.append(f"cuts {share_text(change.truncated)} of the examples")
     return "; ".join(remarks)

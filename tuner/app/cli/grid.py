@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tuner.app.cli import completing
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import examples, json_option, margin_option, set_option
+from tuner.app.cli.options import json_option, margin_option, set_option, subcommand
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError, unknown
@@ -20,19 +20,16 @@ from tuner.report.grid import Grid, GridCell, grid_csv
 from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.searches.store import utf8, write_atomically
-from tuner.space import parse_settings
 
 MOST_ROWS = 60
 """More cells than this are for the page; the terminal counts them."""
 
 
-@click.command(
+@subcommand(
     "grid",
-    epilog=examples(
-        "tuner grid --out grid.html",
-        "tuner grid --model qwen3-8b --gpu rtx4090 --gpu l4",
-        "tuner grid --model ./my-model --method qlora --length 8192 --out mine.csv",
-    ),
+    "tuner grid --out grid.html",
+    "tuner grid --model qwen3-8b --gpu rtx4090 --gpu l4",
+    "tuner grid --model ./my-model --method qlora --length 8192 --out mine.csv",
 )
 @click.option(
     "--model",
@@ -67,7 +64,6 @@ MOST_ROWS = 60
 )
 @click.option(
     "--examples",
-    "number",
     type=click.IntRange(min=1),
     default=10_000,
     show_default=True,
@@ -85,17 +81,15 @@ MOST_ROWS = 60
     help="Page (.html) or table (.csv) to write. Can be repeated.",
 )
 @json_option
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
     models: tuple[str, ...],
     gpus: tuple[str, ...],
     methods: tuple[str, ...],
-    length: int,
-    number: int,
-    settings: tuple[str, ...],
     margin: str | None,
     paths: tuple[Path, ...],
     as_json: bool,
+    **question: Any,
 ) -> None:
     """Predict which models fit which GPU types with LoRA, QLoRA and full fine-tuning.
 
@@ -104,7 +98,13 @@ def command(  # noqa: PLR0913 - one argument for each option
     where each GiB of a cell goes.
     """
     _check_paths(paths)
-    printer = Printer(err=True)
+    printer, started_s = Printer(err=True), time.monotonic()
+
+    def tell(model: str, done: int, of: int) -> None:
+        if of > 1:
+            spent = format_duration(time.monotonic() - started_s)
+            printer.say(f"predicted {model}, {done} of {of} models, {spent}")
+
     with quiet_libraries():
         from tuner.app.grid import (
             GPUS,
@@ -119,18 +119,15 @@ def command(  # noqa: PLR0913 - one argument for each option
         found = dict.fromkeys(map(find_gpu, gpus or GPUS))
         if missing := [name for name in methods if name not in METHODS]:
             raise unknown("method", missing[0], METHODS)
-        question = GridQuestion(
+        asked = GridQuestion(
             models=tuple(dict.fromkeys(models or MODELS)),
             gpus=tuple(
                 GridGpu(*with_profile(gpu, printer), parse_margin(margin, gpu)) for gpu in found
             ),
             methods=tuple(METHODS[name] for name in dict.fromkeys(methods or METHODS)),
-            length=length,
-            examples=number,
-            settings=parse_settings(settings),
+            **question,
         )
-        started_s = time.monotonic()
-        grid = make_grid(question, workers=default_workers(), on_model=_telling(printer, started_s))
+        grid = make_grid(asked, workers=default_workers(), on_model=tell)
     for path in paths:
         _write(path, grid)
     if as_json:
@@ -146,15 +143,6 @@ def _check_paths(paths: tuple[Path, ...]) -> None:
             raise InputError(f"--out {path} is neither a page (.html) nor a table (.csv)")
         if not path.parent.is_dir():
             raise InputError(f"--out {path}: there is no folder {path.parent}")
-
-
-def _telling(printer: Printer, started_s: float) -> Callable[[str, int, int], None]:
-    def tell(model: str, done: int, of: int) -> None:
-        if of > 1:
-            spent = format_duration(time.monotonic() - started_s)
-            printer.say(f"predicted {model}, {done} of {of} models, {spent}")
-
-    return tell
 
 
 def _write(path: Path, grid: Grid) -> None:

@@ -10,11 +10,9 @@ from tuner.app.listener import Compiling, Listener, Searching
 from tuner.app.measuring import Predicting
 from tuner.app.search.plan import SearchPlan, SkippedGpu
 from tuner.app.search.supported import has_predictions
+from tuner.core.expressions import all_of
 from tuner.core.records import TrialRecord
 from tuner.core.units import format_gib
-from tuner.report.terminal.front import (
-    conditions_text,
-)
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.searches.request import DEFAULT_SEARCHER
@@ -143,7 +141,7 @@ def _numbers_text(plan: SearchPlan) -> str:
 
 
 def _where_text(plan: SearchPlan) -> str:
-    text = conditions_text(plan.all_conditions)
+    text = all_of(plan.all_conditions)
     floors = [floor for floor in plan.conditions if floor not in plan.options.where]
     if floors:
         name = plan.part.space.condition(floors[0]).names

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from tuner.app import machine_facts
-from tuner.app.cli.options import DurationType, examples, json_option
+from tuner.app.cli.options import DURATION, json_option, subcommand
 from tuner.app.device import LocalGpu, local_gpus, lost_gpus
 from tuner.app.doctor import examine
 from tuner.app.listener import quiet_libraries
@@ -30,9 +30,10 @@ from tuner.report.terminal.render import echo, print_fields, print_json
 _DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
 
 
-@click.command(
+@subcommand(
     "doctor",
-    epilog=examples("tuner doctor", "tuner doctor --config conf/config.yaml --json"),
+    "tuner doctor",
+    "tuner doctor --config conf/config.yaml --json",
 )
 @click.option(
     "--config",
@@ -108,9 +109,10 @@ def _in_use(device: LocalGpu) -> LocalGpu:
 DEFAULT_BUDGET_S = 90.0
 
 
-@click.command(
+@subcommand(
     "calibrate",
-    epilog=examples("tuner calibrate", "tuner calibrate --device cpu --output cpu.yaml"),
+    "tuner calibrate",
+    "tuner calibrate --device cpu --output cpu.yaml",
 )
 @click.option(
     "--device",
@@ -128,7 +130,7 @@ DEFAULT_BUDGET_S = 90.0
 @click.option(
     "--budget",
     "budget_s",
-    type=DurationType(),
+    type=DURATION,
     default=DEFAULT_BUDGET_S,
     metavar="TIME",
     help="Time after which remaining measurements are skipped.  [default: 90s]",
@@ -204,13 +206,11 @@ def _print_profile(profile: DeviceProfile, path: Path) -> None:
     )
 
 
-@click.command(
+@subcommand(
     "node-resources",
-    epilog=examples(
-        "tuner node-resources",
-        'ray start --head --resources="$(tuner node-resources)"',
-        'ray start --address=HEAD:6379 --resources="$(tuner node-resources)"',
-    ),
+    "tuner node-resources",
+    'ray start --head --resources="$(tuner node-resources)"',
+    'ray start --address=HEAD:6379 --resources="$(tuner node-resources)"',
 )
 @json_option
 def node_resources(*, as_json: bool) -> None:
@@ -226,7 +226,7 @@ def node_resources(*, as_json: bool) -> None:
     devices = local_gpus()
     resources = dict(Counter(device.gpu.id for device in devices if device.gpu is not None))
     for line in (*lost_gpus(), *warnings(devices)):
-        click.echo(f"warning: {line}", err=True)
+        echo(f"warning: {line}", err=True)
     if not as_json:
         click.echo(json.dumps(resources))
         return

@@ -24,7 +24,7 @@ from click.shell_completion import CompletionItem, add_completion_class, get_com
 
 from tuner import __version__
 from tuner.app.cli.completing import COMPLETE_VARIABLE, Bash
-from tuner.app.cli.options import examples, with_help_all
+from tuner.app.cli.options import examples, subcommand, with_help_all
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES_TEXT,
@@ -178,13 +178,11 @@ def cli() -> None:
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(
+@subcommand(
     "completion",
-    epilog=examples(
-        "tuner completion bash >> ~/.bashrc",
-        "tuner completion zsh >> ~/.zshrc",
-        "tuner completion fish > ~/.config/fish/completions/tuner.fish",
-    ),
+    "tuner completion bash >> ~/.bashrc",
+    "tuner completion zsh >> ~/.zshrc",
+    "tuner completion fish > ~/.config/fish/completions/tuner.fish",
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(*, shell: str) -> None:

@@ -16,6 +16,12 @@ from tuner.report.terminal.render import count, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.space.models.catalogue import ModelEntry, get_entry, load_catalogue, unknown_model
 
+_WRITTEN = (
+    "id", "hub_id", "aliases", "task", "params", "layers", "hidden_size", "vocab_size", "source",
+    "notes",
+)  # fmt: skip
+"""Facts of a model that --json has."""
+
 
 class _ModelGroup(click.Group):
     """A group in which every word that is no subcommand is the name of a model, to print it."""
@@ -119,18 +125,7 @@ def hollow(
 
 
 def _to_dict(entry: ModelEntry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "hub_id": entry.hub_id,
-        "aliases": list(entry.aliases),
-        "task": entry.task,
-        "params": entry.params,
-        "layers": entry.layers,
-        "hidden_size": entry.hidden_size,
-        "vocab_size": entry.vocab_size,
-        "source": entry.source,
-        "notes": entry.notes,
-    }
+    return {name: getattr(entry, name) for name in _WRITTEN}
 
 
 def _print_all(found: list[ModelEntry]) -> None:

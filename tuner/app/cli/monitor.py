@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tuner.app.cli.options import DurationType, examples, json_option
+from tuner.app.cli.options import DURATION, json_option, subcommand
 from tuner.app.device import local_gpus, lost_gpus
 from tuner.app.watch import DeviceReading, HostReading, MachineReading, Watcher, advice
 from tuner.core.units import format_gib
@@ -27,13 +27,15 @@ FIRST_S = 0.2
 NO_GPU = "no NVIDIA GPU with a working driver: only the host is shown (see `tuner doctor`)"
 
 
-@click.command(
+@subcommand(
     "monitor",
-    epilog=examples("tuner monitor", "tuner monitor --once --json", "tuner monitor --interval 10s"),
+    "tuner monitor",
+    "tuner monitor --once --json",
+    "tuner monitor --interval 10s",
 )
 @click.option(
     "--interval",
-    type=DurationType(),
+    type=DURATION,
     default=1.0,
     metavar="TIME",
     help="Time between two readings.  [default: 1s]",

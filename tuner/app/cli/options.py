@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from tuner.app.search.options import OPTIONS, SearchOptions
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
 from tuner.searches.objectives import NAMES, SHORT
-from tuner.searches.request import check_searcher
+from tuner.searches.request import SEARCHERS, check_searcher
+from tuner.space import parse_settings
 from tuner.space.gpus import LIMIT_OF_TYPE
 
 _ALL_OPTIONS = "tuner.all_options"
@@ -32,6 +34,13 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d
 def examples(*lines: str) -> str:
     """An epilog that shows command lines as they are (click would fill them as prose)."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def subcommand(
+    name: str, *lines: str, **settings: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command of this name, whose help ends with command lines as examples."""
+    return click.command(name, epilog=examples(*lines), **settings)
 
 
 class RareOption(click.Option):
@@ -67,122 +76,127 @@ def _show_all(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         ctx.exit()
 
 
-class SizeType(click.ParamType[int]):
+class Parsed(click.ParamType[Any]):
+    """A value that `parse` reads from the typed text, given the name of the option.
+
+    `parse` raises `InputError` for a text that is no such value.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str, str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
+        """The value; a default is one already."""
+        if not isinstance(value, str):
+            return value
+        return self._parse(value, param.opts[0] if param else self.name)
+
+
+def _size(text: str, option: str) -> int:
     """A size in bytes, typed with its unit."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> int:
-        """Bytes. Raises `InputError` for a size without a unit."""
-        if isinstance(value, int):
-            return value
-        return parse_bytes(value, what=param.opts[0] if param else "size")
+    return parse_bytes(text, what=option)
 
 
-class MemoryLimitType(SizeType):
+def _memory_limit(text: str, option: str) -> int:
     """A size in bytes, or `LIMIT_OF_TYPE` for "auto"."""
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> int:
-        """Bytes. Raises `InputError` for a size without a unit."""
-        if isinstance(value, str) and value.strip().lower() == "auto":
-            return LIMIT_OF_TYPE
-        return super().convert(value, param, ctx)
+    return LIMIT_OF_TYPE if text.strip().lower() == "auto" else _size(text, option)
 
 
-class DurationType(click.ParamType[float]):
-    """A duration in seconds, typed as 90s, 5min or 1h30m; a bare number is seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
-        """Seconds, more than 0. Raises `InputError` for anything else."""
-        if isinstance(value, float):
-            return value
-        match = _DURATION.fullmatch(value.replace(" ", "").lower())
-        hours, minutes, seconds = (
-            (float(part or 0) for part in match.groups()) if match else [0] * 3
+def _duration(text: str, option: str) -> float:
+    """Seconds, typed as 90s, 5min or 1h30m; a bare number is seconds."""
+    match = _DURATION.fullmatch(text.replace(" ", "").lower())
+    hours, minutes, seconds = (float(part or 0) for part in match.groups()) if match else [0] * 3
+    total_s = 3600 * hours + 60 * minutes + seconds
+    if total_s <= 0:
+        raise InputError(
+            f"{option} {text!r} is not a duration", hint="write for example 90s, 5min or 1h30m"
         )
-        total_s = 3600 * hours + 60 * minutes + seconds
-        if total_s <= 0:
-            raise InputError(
-                f"{param.opts[0] if param else 'time limit'} {value!r} is not a duration",
-                hint="write for example 90s, 5min or 1h30m",
-            )
-        return total_s
+    return total_s
 
 
-class ShareType(click.ParamType[float]):
-    """A share above 0 and below 1, typed as 1%."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
-        """The fraction. Raises `InputError` for a number without % (1 may be meant as 100 %)."""
-        if isinstance(value, float):
-            return value
-        percent = _PERCENT.fullmatch(value)
-        if not percent or not 0 < float(percent.group(1)) < 100:
-            name = param.opts[0] if param else "share"
-            raise InputError(f"{name} {value!r} is not a share", hint="write for example 1%")
-        return float(percent.group(1)) / 100
+def _share(text: str, option: str) -> float:
+    """A fraction above 0 and below 1, typed as 1%: a number without % may mean 100 %."""
+    percent = _PERCENT.fullmatch(text)
+    if not percent or not 0 < float(percent.group(1)) < 100:
+        raise InputError(f"{option} {text!r} is not a share", hint="write for example 1%")
+    return float(percent.group(1)) / 100
 
 
-class AmountType(click.ParamType[float]):
+def _amount(text: str, option: str) -> float:
     """A number above 0."""
-
-    name = "amount"
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
-        """The number. Raises `InputError` for anything else."""
-        amount = _finite(value)
-        if amount is None or amount <= 0:
-            name = param.opts[0] if param else "amount"
-            raise InputError(f"{name} {value!r} is not a number above 0")
-        return amount
+    amount = _finite(text)
+    if amount is None or amount <= 0:
+        raise InputError(f"{option} {text!r} is not a number above 0")
+    return amount
 
 
-class ObjectiveType(click.ParamType[str]):
-    """The name of an objective; the short ones become those that results use."""
-
-    name = "objective"
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> str:
-        """The name as results know it. Raises `InputError` for one that is none."""
-        name = SHORT.get(value, value)
-        if name not in NAMES:
-            raise unknown("objective", value, (*SHORT, *NAMES))
-        return str(name)
+def _price(text: str, _: str) -> float:
+    """USD per hour."""
+    price = _finite(text)
+    if price is None or price < 0:
+        raise InputError(
+            f"price {text!r} is not an amount in USD per hour", hint="write for example 0.79"
+        )
+    return price
 
 
-class PriceType(click.ParamType[float]):
-    """An amount of money per hour."""
-
-    name = "price"
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
-        """USD per hour. Raises `InputError` for what is no amount."""
-        price = _finite(value)
-        if price is None or price < 0:
-            raise InputError(
-                f"price {value!r} is not an amount in USD per hour", hint="write for example 0.79"
-            )
-        return price
+def _objective(text: str, _: str) -> str:
+    """The name of an objective as results know it, for its short name too."""
+    name = SHORT.get(text, text)
+    if name not in NAMES:
+        raise unknown("objective", text, (*SHORT, *NAMES))
+    return str(name)
 
 
-def _finite(value: Any) -> float | None:
-    """The number that `value` is, None where it is none or is not finite."""
+def _searcher(text: str, _: str) -> str:
+    """The name of a searcher, or of a class of samplers."""
+    check_searcher(text)
+    return text
+
+
+def _finite(text: str) -> float | None:
+    """The number that `text` is, None where it is none or is not finite."""
     try:
-        number = float(value)
+        number = float(text)
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+SIZE = Parsed("size", _size)
+MEMORY_LIMIT = Parsed("size", _memory_limit)
+DURATION = Parsed("duration", _duration)
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[_Decorated], _Decorated]:
+    """Several options as one decorator, in the order of the help."""
+
+    def decorate(function: _Decorated) -> _Decorated:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def gathered(function: _Decorated, name: str, kind: type[Any]) -> _Decorated:
+    """`function`, which gets the values of the fields of `kind` as one argument."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+
+    @functools.wraps(function)
+    def command(*args: Any, **given: Any) -> Any:
+        values = {field: given.pop(field) for field in fields}
+        return function(*args, **{name: kind(**values)}, **given)
+
+    return command  # type: ignore[return-value]
 
 
 def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]:
     """`--space`."""
     return click.option(
         "--space",
-        "space_name",
+        "space",
         metavar="NAME",
         shell_complete=completing.spaces,
         required=required,
@@ -190,34 +204,8 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
     )
 
 
-def emulated_gpu_options(function: _Decorated) -> _Decorated:
-    """`--gpu` and `--gpu-memory`, of a type to emulate for a program."""
-    return _gpu_and_memory(function, "GPU type (`tuner gpus` lists them).")
-
-
-def gpu_options(function: _Decorated) -> _Decorated:
-    """`--gpu`, `--gpu-memory` and `--price`."""
-    function = click.option(
-        "--price",
-        cls=RareOption,
-        type=PriceType(),
-        metavar="USD",
-        help="Price of a GPU hour, instead of the catalogue's.",
-    )(function)
-    return _gpu_and_memory(
-        function, "GPU to target: a name from `tuner gpus`, auto (this machine's) or cpu."
-    )
-
-
-def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
-    for option in (
-        click.option(
-            "--gpu-memory",
-            cls=RareOption,
-            type=SizeType(),
-            metavar="SIZE",
-            help="Memory of the GPU, e.g. 80GiB, instead of the catalogue's.",
-        ),
+def _gpu_and_memory(gpu_help: str) -> Callable[[_Decorated], _Decorated]:
+    return together(
         click.option(
             "--gpu",
             "gpu_name",
@@ -226,66 +214,79 @@ def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
             required=True,
             help=gpu_help,
         ),
-    ):
-        function = option(function)
-    return function
+        click.option(
+            "--gpu-memory",
+            cls=RareOption,
+            type=SIZE,
+            metavar="SIZE",
+            help="Memory of the GPU, e.g. 80GiB, instead of the catalogue's.",
+        ),
+    )
 
 
-class SearcherType(click.ParamType[str]):
-    """The name of a searcher, or of a class of samplers."""
+emulated_gpu_options = _gpu_and_memory("GPU type (`tuner gpus` lists them).")
+"""`--gpu` and `--gpu-memory`, of a type to emulate for a program."""
 
-    name = "searcher"
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> str:
-        """The name itself. Raises `InputError` for an unknown one."""
-        check_searcher(value)
-        return str(value)
+gpu_options = together(
+    _gpu_and_memory("GPU to target: a name from `tuner gpus`, auto (this machine's) or cpu."),
+    click.option(
+        "--price",
+        cls=RareOption,
+        type=Parsed("price", _price),
+        metavar="USD",
+        help="Price of a GPU hour, instead of the catalogue's.",
+    ),
+)
+"""`--gpu`, `--gpu-memory` and `--price`."""
 
 
 _KINDS: dict[str, dict[str, Any]] = {
-    "amount": {"type": AmountType()},
+    "amount": {"type": Parsed("amount", _amount)},
     "count": {"type": click.IntRange(1)},
-    "duration": {"type": DurationType()},
+    "duration": {"type": DURATION},
     "file": {"type": click.Path(path_type=Path, dir_okay=True)},
     "flag": {"is_flag": True},
     "lengths": {"type": click.Choice(["full", "data"])},
-    "limit": {"type": MemoryLimitType()},
+    "limit": {"type": MEMORY_LIMIT},
     "mode": {"type": click.Choice([str(mode) for mode in Mode]), "show_default": True},
     "number": {"type": click.IntRange(0), "show_default": True},
     "objective": {
-        "type": ObjectiveType(), "multiple": True, "shell_complete": completing.objectives,
+        "type": Parsed("objective", _objective), "multiple": True,
+        "shell_complete": completing.one_of(*SHORT, *NAMES),
     },
     "off": {"is_flag": True, "flag_value": False},
     "port": {"type": click.IntRange(0, 65535)},
     "searcher": {
-        "type": SearcherType(), "show_default": True, "shell_complete": completing.searchers,
+        "type": Parsed("searcher", _searcher), "show_default": True,
+        "shell_complete": completing.one_of(*SEARCHERS),
     },
-    "setting": {"multiple": True, "shell_complete": completing.settings},
-    "share": {"type": ShareType()},
+    "setting": {
+        "multiple": True, "shell_complete": completing.settings,
+        "callback": lambda _context, _option, texts: parse_settings(texts),
+    },
+    "share": {"type": Parsed("share", _share)},
     "text": {},
     "texts": {"multiple": True},
 }  # fmt: skip
 """Arguments of click for each kind of option."""
 
 
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SearchOptions)}
+
+
 def search_options(*names: str) -> Callable[[_Decorated], _Decorated]:
     """Options of the fields of `SearchOptions` with these names, in this order; by default all."""
-
-    def decorate(function: _Decorated) -> _Decorated:
-        for name in reversed(names or tuple(OPTIONS)):
-            option = OPTIONS[name]
-            default = _DEFAULTS[name]
-            how = {**_KINDS[option.kind], "metavar": option.metavar or None, "help": option.help}
-            if default is not None and not how.get("multiple"):
-                how["default"] = str(default) if option.kind == "mode" else default
-            kind = RareOption if option.rare else click.Option
-            function = click.option(option.name, name, cls=kind, **how)(function)
-        return function
-
-    return decorate
+    return together(*map(_search_option, names or OPTIONS))
 
 
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SearchOptions)}
+def _search_option(name: str) -> Callable[[Any], Any]:
+    option, default = OPTIONS[name], _DEFAULTS[name]
+    how = {**_KINDS[option.kind], "metavar": option.metavar or None, "help": option.help}
+    if default is not None and not how.get("multiple"):
+        how["default"] = str(default) if option.kind == "mode" else default
+    kind = RareOption if option.rare else click.Option
+    return click.option(option.name, name, cls=kind, **how)
+
 
 measure_options = search_options(
     "budget_s", "timeout_s", "weights", "wait_s", "lengths", "whole_steps"
@@ -301,23 +302,17 @@ def model_option(text: str) -> Callable[[_Decorated], _Decorated]:
     return click.option("--model", metavar="MODEL", shell_complete=completing.models, help=text)
 
 
-def choice_options(function: _Decorated) -> _Decorated:
-    """`--where`, `--max-memory`, `--headroom` and `--objective`: what may be recommended."""
-    for option in (
-        objective_option,
-        click.option(
-            "--headroom",
-            metavar="SHARE",
-            help="Memory to keep free, e.g. 10% or 4GiB.  [default: the search's]",
-        ),
-        click.option(
-            "--max-memory", type=SizeType(), metavar="SIZE", help="Maximum GPU memory, e.g. 40GiB."
-        ),
-        where_option,
-    ):
-        function = option(function)
-    return function
-
+choice_options = together(
+    where_option,
+    click.option("--max-memory", type=SIZE, metavar="SIZE", help="Maximum GPU memory, e.g. 40GiB."),
+    click.option(
+        "--headroom",
+        metavar="SHARE",
+        help="Memory to keep free, e.g. 10% or 4GiB.  [default: the search's]",
+    ),
+    objective_option,
+)
+"""`--where`, `--max-memory`, `--headroom` and `--objective`: what may be recommended."""
 
 results_option = click.option(
     "--results",

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
 from tuner.app.cli import completing
 from tuner.app.cli.answers import measure_command, print_answers, use_commands, verify_command
-from tuner.app.cli.options import examples, json_option, objective_option, where_option
+from tuner.app.cli.options import json_option, objective_option, subcommand, where_option
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
 from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
 from tuner.app.search.result_files import redraw, reported_runs
 from tuner.app.target import Target, check_conditions, stale_text, usable
 from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
+from tuner.core.expressions import all_of
 from tuner.core.records import TrialRecord
 from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
 from tuner.report.terminal.front import (
-    conditions_text,
     counts_text,
     print_front,
     print_levels,
@@ -34,14 +33,12 @@ from tuner.searches.objectives import require_known
 from tuner.searches.view import View, build_view, levels
 
 
-@click.command(
+@subcommand(
     "best",
-    epilog=examples(
-        "tuner best --space qlora27b --gpu a6000 --headroom 10%",
-        "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
-    ),
+    "tuner best --space qlora27b --gpu a6000 --headroom 10%",
+    "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
 )
-@target_options("Model the search was run with, if you overrode it.")
+@target_options()
 @criteria_options
 @json_option
 def best(
@@ -74,17 +71,15 @@ def best(
     print_recommendation(best, use=use, measure=measure, verify=verify_command(target, best))
 
 
-@click.command(
+@subcommand(
     "show",
-    epilog=examples(
-        "tuner show --space qlora27b --gpu a6000",
-        "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
-        "tuner show --space qlora27b --gpu a6000 --levels",
-        "tuner show --space qlora27b --gpu a6000 --objective cost",
-    ),
+    "tuner show --space qlora27b --gpu a6000",
+    "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
+    "tuner show --space qlora27b --gpu a6000 --levels",
+    "tuner show --space qlora27b --gpu a6000 --objective cost",
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)
-@target_options("Model the search was run with, if you overrode it.")
+@target_options()
 @where_option
 @objective_option
 @click.option("--levels", "by_level", is_flag=True, help="One front per level of rank and length.")
@@ -105,77 +100,61 @@ def show(
     """Print the front of a search, or everything known about one TRIAL."""
     target = selected.target()
     records, old, _ = usable(target)
-    if trial_id is None:
-        show = Shown(where, objectives, by_level=by_level, as_json=as_json)
-        if with_stale:
-            show = replace(show, stale=frozenset(record.trial_id for record in old))
-            records = (*old, *records)
-        elif old:
-            show = replace(show, note=f"{stale_text(old, records)} left out; --stale includes them")
-        _show_front(target, records, show)
-    else:
+    if trial_id is not None:
         _show_trial(target, _find((*old, *records), trial_id), old, as_json=as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Options of `tuner show`."""
-
-    where: tuple[str, ...]
-    objectives: tuple[str, ...]
-    by_level: bool
-    as_json: bool
+        return
+    note = f"{stale_text(old, records)} left out; --stale includes them" if old else ""
     stale: frozenset[str] = frozenset()
-    """Ids of trials of other library versions that are among those shown."""
-    note: str = ""
-
-
-def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> None:
-    where = show.where
-    conditions = check_conditions(target, where)
+    if with_stale:
+        note, stale = "", frozenset(record.trial_id for record in old)
+        records = (*old, *records)
     view = build_view(
         records,
         target.facts,
         target.gpu,
         where=lambda configuration: target.space.matches(configuration, where),
-        conditions=conditions,
-        objectives=show.objectives,
+        conditions=check_conditions(target, where),
+        objectives=objectives,
     )
     require_known(view.records, view.objectives)
-    if show.as_json:
-        print_json(
-            {
-                "space": target.space.name,
-                "gpu": target.gpu.id,
-                "source": view.source,
-                "conditions": list(conditions),
-                "trials": len(view.records),
-                "stale": sorted(r.trial_id for r in view.records if r.trial_id in show.stale),
-                "objectives": [objective.name for objective in view.objectives],
-                "front": [record_dict(record) for record in view.front],
-                **({"levels": _levels_dict(view)} if show.by_level else {}),
-                "best": view.best.to_dict() if view.best else None,
-            }
-        )
+    if as_json:
+        print_json(_front_dict(target, view, stale, by_level=by_level))
         return
     print_fields(
         [
             ("space", f"{target.space.name}: {target.space.subject}"),
             ("GPU", target.gpu.name),
-            ("where", conditions_text(conditions)),
+            ("where", all_of(view.conditions)),
             ("of all", counts_text(view.records)),
-            ("stale", show.note),
+            ("stale", note),
         ]
     )
-    if show.by_level:
+    if by_level:
         echo()
         print_levels(view)
         return
     if not view.front:
         met = [r for r in view.records if target.space.matches(r.configuration, where)]
-        raise nothing_fits_error(target, met, conditions)
+        raise nothing_fits_error(target, met, view.conditions)
     echo()
-    print_front(view, stale=show.stale)
+    print_front(view, stale=stale)
+
+
+def _front_dict(
+    target: Target, view: View, stale: frozenset[str], *, by_level: bool
+) -> dict[str, Any]:
+    return {
+        "space": target.space.name,
+        "gpu": target.gpu.id,
+        "source": view.source,
+        "conditions": list(view.conditions),
+        "trials": len(view.records),
+        "stale": sorted(r.trial_id for r in view.records if r.trial_id in stale),
+        "objectives": [objective.name for objective in view.objectives],
+        "front": [record_dict(record) for record in view.front],
+        **({"levels": _levels_dict(view)} if by_level else {}),
+        "best": view.best.to_dict() if view.best else None,
+    }
 
 
 def _levels_dict(view: View) -> list[dict[str, Any]]:
@@ -213,12 +192,7 @@ def _show_trial(
     )
     if outcome.evidence is not None:
         echo()
-        print_evidence(
-            outcome.evidence,
-            fits=record.fits,
-            limit_bytes=record.budget.limit_bytes,
-            margin_bytes=record.budget.margin_bytes,
-        )
+        print_evidence(outcome.evidence, record.budget, fits=record.fits)
         print_stages(record, target.facts)
     ran = outcome.ran
     if ran is not None and outcome.prediction is not None:
@@ -243,14 +217,12 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
     raise unknown("trial", trial_id, by_id, list_command="tuner show")
 
 
-@click.command(
+@subcommand(
     "report",
-    epilog=examples(
-        "tuner report --space qlora27b --gpu a6000 --open",
-        "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
-    ),
+    "tuner report --space qlora27b --gpu a6000 --open",
+    "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
 )
-@target_options("Model the search was run with, if you overrode it.")
+@target_options()
 @where_option
 @click.option("--open", "is_opened", is_flag=True, help="Open the report in a browser.")
 @json_option
@@ -284,14 +256,12 @@ def report(
     return EXIT_FOUND if any(view.best for view in views) else EXIT_NOTHING_FITS
 
 
-@click.command(
+@subcommand(
     "report-run",
-    epilog=examples(
-        "tuner report-run --space tiny_cpu --gpu cpu",
-        "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
-    ),
+    "tuner report-run --space tiny_cpu --gpu cpu",
+    "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
 )
-@target_options("Model the search was run with, if you overrode it.")
+@target_options()
 def report_run(*, selected: Selected) -> None:
     """Print measured trials as rows to give away: predicted numbers beside measured ones.
 

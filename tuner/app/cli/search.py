@@ -14,13 +14,13 @@ from tuner.app.cli.answers import print_all_searched, print_searched
 from tuner.app.cli.dry_run import dry_run
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
-    examples,
     gpu_options,
     json_option,
     model_option,
     results_option,
     search_options,
     space_option,
+    subcommand,
 )
 from tuner.app.listener import quiet_libraries
 from tuner.app.measuring import Mode
@@ -30,20 +30,17 @@ from tuner.app.search.run import SearchedGpu, run_plans
 from tuner.app.target import Target
 from tuner.app.targets import gpu_names, load_targets
 from tuner.core.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from tuner.space import parse_settings
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
-@click.command(
+@subcommand(
     "search",
-    epilog=examples(
-        "tuner search --space qlora27b --gpu a6000",
-        "tuner search --space qlora27b --gpu l40s --where 'lora_rank >= 64'",
-        "tuner search --space tiny_cpu --gpu cpu    # real trials, without a GPU",
-        "tuner search --space qlora27b --gpu a6000,t4,h100_sxm --address auto",
-        "tuner search --space qlora27b --gpu auto --max-cost 2 --dry-run",
-    ),
+    "tuner search --space qlora27b --gpu a6000",
+    "tuner search --space qlora27b --gpu l40s --where 'lora_rank >= 64'",
+    "tuner search --space tiny_cpu --gpu cpu    # real trials, without a GPU",
+    "tuner search --space qlora27b --gpu a6000,t4,h100_sxm --address auto",
+    "tuner search --space qlora27b --gpu auto --max-cost 2 --dry-run",
 )
 @space_option()
 @gpu_options
@@ -55,14 +52,13 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option that is not about how to search
     *,
-    space_name: str,
+    space: str,
     gpu_name: str,
     model: str | None,
     gpu_memory: int | None,
     price: float | None,
     results: Path,
     mode: str,
-    settings: tuple[str, ...],
     as_json: bool,
     quiet: bool,
     dry_run: bool,
@@ -76,7 +72,7 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
     the same command continues from it. Exit code 1 if nothing fits.
     """
     targets = load_targets(
-        space_name,
+        space,
         gpu_names(gpu_name),
         model=model,
         results=results,
@@ -84,7 +80,7 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
         price=price,
         address=options["address"],
     )
-    how = SearchOptions(mode=Mode(mode), settings=parse_settings(settings), **options)
+    how = SearchOptions(mode=Mode(mode), **options)
     return run_search(targets, how, as_json=as_json, quiet=quiet, dry=dry_run)
 
 

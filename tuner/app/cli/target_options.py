@@ -7,7 +7,6 @@ Commands get them as values: `selected` is what `--space`, `--gpu` and those bes
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,12 @@ from typing import Any, TypeVar
 
 from tuner.app.cli.options import (
     choice_options,
+    gathered,
     gpu_options,
     model_option,
     results_option,
     space_option,
+    together,
 )
 from tuner.app.recommendation import Criteria
 from tuner.app.target import Target, load_target
@@ -31,7 +32,7 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 class Selected:
     """A space, one or several GPU types, and the folder of results, as they were named."""
 
-    space_name: str
+    space: str
     gpu_name: str
     gpu_memory: int | None
     price: float | None
@@ -45,53 +46,21 @@ class Selected:
 
     def target(self) -> Target:
         """The one that is named. Raises `InputError` for what is not known."""
-        return load_target(
-            self.space_name,
-            self.gpu_name,
-            model=self.model,
-            results=self.results,
-            gpu_memory=self.gpu_memory,
-            price=self.price,
-        )
+        return load_target(**dataclasses.asdict(self))
 
     def targets(self) -> list[Target]:
         """Each GPU type that is named. Raises `InputError` for what is not known."""
-        return list(
-            named_targets(
-                self.space_name,
-                self.gpu_name,
-                model=self.model,
-                results=self.results,
-                gpu_memory=self.gpu_memory,
-                price=self.price,
-            )
-        )
+        return named_targets(**dataclasses.asdict(self))
 
 
-def target_options(model_help: str) -> Callable[[_Decorated], _Decorated]:
+def target_options(
+    model_help: str = "Model the search was run with, if you overrode it.",
+) -> Callable[[_Decorated], _Decorated]:
     """`--space`, `--gpu`, `--gpu-memory`, `--price`, `--model` and `--results` as `selected`."""
-
-    def decorate(function: _Decorated) -> _Decorated:
-        gathered = _gathered(function, "selected", Selected)
-        for option in (results_option, model_option(model_help), gpu_options, space_option()):
-            gathered = option(gathered)
-        return gathered
-
-    return decorate
+    options = together(space_option(), gpu_options, model_option(model_help), results_option)
+    return lambda function: options(gathered(function, "selected", Selected))
 
 
 def criteria_options(function: _Decorated) -> _Decorated:
     """`--where`, `--max-memory`, `--headroom` and `--objective` as `criteria`."""
-    return choice_options(_gathered(function, "criteria", Criteria))
-
-
-def _gathered(function: _Decorated, name: str, kind: type[Any]) -> _Decorated:
-    """`function`, which gets the values of the fields of `kind` as one argument."""
-    fields = [field.name for field in dataclasses.fields(kind)]
-
-    @functools.wraps(function)
-    def command(*args: Any, **given: Any) -> Any:
-        values = {field: given.pop(field) for field in fields}
-        return function(*args, **{name: kind(**values)}, **given)
-
-    return command  # type: ignore[return-value]
+    return choice_options(gathered(function, "criteria", Criteria))

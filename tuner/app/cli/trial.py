@@ -6,32 +6,32 @@ from typing import Any
 
 import click
 
-from tuner.app.cli.data import data_options
+from tuner.app.cli.data import DataFile, data_options
 from tuner.app.cli.options import (
-    MemoryLimitType,
-    SizeType,
-    examples,
+    MEMORY_LIMIT,
+    SIZE,
     json_option,
     margin_option,
     measure_options,
     model_option,
     set_option,
     space_option,
+    subcommand,
 )
-from tuner.app.cli.trial_run import Trial, TrialOptions, print_trial, run_trial, to_dict
+from tuner.app.cli.trial_run import device_type, print_trial, run_trial, with_data
+from tuner.app.estimate import one_configuration
 from tuner.app.listener import quiet_libraries
-from tuner.core.records import parse_margin
+from tuner.app.measuring import Mode
+from tuner.app.search.options import SearchOptions
 from tuner.report.terminal.render import print_json
 
 
-@click.command(
+@subcommand(
     "trial",
-    epilog=examples(
-        "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
-        "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0",
-        "tuner trial --space qlora27b --gpu a6000 --mode emulate",
-        "tuner trial --space qlora27b --data train.jsonl --length-column n_tokens",
-    ),
+    "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
+    "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0",
+    "tuner trial --space qlora27b --gpu a6000 --mode emulate",
+    "tuner trial --space qlora27b --data train.jsonl --length-column n_tokens",
 )
 @space_option(required=False)
 @model_option(
@@ -50,12 +50,10 @@ from tuner.report.terminal.render import print_json
     metavar="GPU",
     help="GPU type of the device, or the one it stands in for.  [default: the device's own]",
 )
-@click.option(
-    "--gpu-memory", type=SizeType(), metavar="SIZE", help="Memory of the GPU, such as 80GiB."
-)
+@click.option("--gpu-memory", type=SIZE, metavar="SIZE", help="Memory of the GPU, such as 80GiB.")
 @click.option(
     "--memory-limit",
-    type=MemoryLimitType(),
+    type=MEMORY_LIMIT,
     metavar="SIZE",
     help="Memory that the trial may use, such as 24GiB; auto: that of --gpu.",
 )
@@ -64,16 +62,27 @@ from tuner.report.terminal.render import print_json
 @margin_option
 @set_option
 @json_option
-def command(*, as_json: bool, margin: str | None, **options: Any) -> int:
+def command(  # noqa: PLR0913 - one argument for each option that is not about how to measure
+    *,
+    space: str | None,
+    model: str | None,
+    mode: str,
+    device: str | None,
+    gpu_name: str | None,
+    gpu_memory: int | None,
+    data: DataFile,
+    as_json: bool,
+    **how: Any,
+) -> int:
     """Train a few steps in a separate process, and print the result.
 
     The prediction is shown beside it. Nothing is written. Exit code 1 if the configuration does not
     fit or does not finish.
     """
-    question = TrialOptions.of(**options)
-    gpu, trials_on = question.device_type()
-    fraction = parse_margin(margin, gpu)
+    options = SearchOptions(mode=Mode(mode), **how)
+    gpu, trials_on = device_type(options, device, gpu_name, gpu_memory)
+    of, configuration = one_configuration(space, model, options.settings)
     with quiet_libraries():
-        trial: Trial = run_trial(question, gpu, trials_on, fraction)
-    print_json(to_dict(trial)) if as_json else print_trial(trial)
+        trial = run_trial(of, configuration, gpu, trials_on, *with_data(of, data, options))
+    print_json(trial.to_dict()) if as_json else print_trial(trial)
     return trial.exit_code

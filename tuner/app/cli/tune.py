@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from tuner.app.cli.options import (
     emulated_gpu_options,
-    examples,
     json_option,
     margin_option,
     results_option,
+    subcommand,
 )
 from tuner.app.cli.search import run_search
 from tuner.app.measuring import Mode
@@ -23,13 +22,11 @@ from tuner.core.records import parse_margin
 from tuner.report.terminal.render import echo
 
 
-@click.command(
+@subcommand(
     "tune",
-    epilog=examples(
-        "tuner tune train.py --gpu rtx4090",
-        "tuner tune train.py --gpu a6000 --knob micro_batch --knob lora_rank=16,32,64",
-        "tuner tune --gpu h100_sxm -- train.py --epochs 3",
-    ),
+    "tuner tune train.py --gpu rtx4090",
+    "tuner tune train.py --gpu a6000 --knob micro_batch --knob lora_rank=16,32,64",
+    "tuner tune --gpu h100_sxm -- train.py --epochs 3",
 )
 @emulated_gpu_options
 @click.option(
@@ -96,13 +93,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         margin_fraction=lambda gpu: parse_margin(margin, gpu),
         knobs=knobs,
         path=space_path,
-        report=(lambda text: None) if quiet else _say,
+        report=lambda text: None if quiet else echo(text, err=True),
     )
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
     return run_search(targets, options, as_json=as_json, quiet=quiet, dry=False)
-
-
-def _say(text: str) -> None:
-    echo(text, err=True)
-    sys.stderr.flush()

@@ -180,11 +180,15 @@ PROCESSOR_BUDGET_S = 0.5
 """Time for the timed steps of a trial on a processor, whose tiny models take milliseconds each."""
 
 
-def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOptions:
+def measure_options(
+    trials_on: Measuring,
+    options: SearchOptions,
+    processor_budget_s: float | None = PROCESSOR_BUDGET_S,
+) -> MeasureOptions:
     """The options of each real trial of a search."""
     budget = options.budget_s
     if budget is None and trials_on.device == CPU:
-        budget = PROCESSOR_BUDGET_S
+        budget = processor_budget_s
     return trials_on.options(
         budget_s=budget,
         timeout_s=options.timeout_s,

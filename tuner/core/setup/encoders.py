@@ -3,158 +3,234 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.core.setup.causal_lm import EFFECTIVE_BATCH, Adapter
 from tuner.core.setup.common import Batch, Loader
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, KnobSchema, WorkloadSchema
+from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, Group, KnobSchema, WorkloadSchema, knob
 
-_ENCODER: tuple[KnobSchema, ...] = (
-    *Batch.terms(),
-    *(term for term in Adapter.terms() if term.name == "lora_dropout"),
-    KnobSchema(
+
+@dataclass(frozen=True, slots=True)
+class Encoder(Group):
+    """The step around an encoder, whatever its model computes."""
+
+    length: int = knob(
         "max_length",
-        "int",
         "longest sequence in tokens; longer texts are cut",
         default=512,
         minimum=1,
         capacity=True,
-    ),
-    KnobSchema(
+    )
+    padding: str = knob(
         "padding",
-        "word",
         "max_length: sequences are padded, so attention gets a mask; none: every sequence is full",
         default="max_length",
         allowed=("max_length", "none"),
-    ),
-    KnobSchema(
+    )
+    precision: str = knob(
         "precision",
-        "word",
         "how the weights are kept: tf32 is fp32 weights with TF32 matrix products",
         default="fp32",
         allowed=("fp32", "tf32"),
-    ),
-    KnobSchema(
+    )
+    autocast: str = knob(
         "mixed_precision",
-        "word",
         "autocast of the forward pass; fp16 scales the loss (GradScaler)",
         default="fp16",
         allowed=("no", "bf16", "fp16"),
-    ),
-    KnobSchema(
+    )
+    optimizer: str = knob(
         "optimizer",
-        "word",
         "optimizer by its name in transformers' TrainingArguments",
         default="adamw_torch",
         allowed=tuple(OPTIMIZERS),
-    ),
-    KnobSchema(
+    )
+    attention: str = knob(
         "attention",
-        "word",
         "attn_implementation of transformers",
         default="sdpa",
         allowed=("eager", "sdpa"),
-    ),
-    KnobSchema(
+    )
+    max_grad_norm: float = knob(
         "max_grad_norm",
-        "float",
         "gradients are clipped to this norm; 0 does not clip",
         default=1.0,
         minimum=0,
-    ),
-    *Loader.terms(),
-)
-"""Everything but what the workload's own model has."""
+    )
 
 
-_CONTRASTIVE = (
-    KnobSchema(
-        "lora_rank", "int", "rank of the LoRA adapters", default=8, minimum=1, capacity=True
-    ),
-    KnobSchema(
+@dataclass(frozen=True, slots=True)
+class Comparison(Group):
+    """The knobs of `contrastive` beside those of its step."""
+
+    lora_rank: int = knob(
+        "lora_rank", "rank of the LoRA adapters", default=8, minimum=1, capacity=True
+    )
+    lora_alpha: int = knob(
         "lora_alpha",
-        "int",
         "scale of the LoRA adapters: no effect on memory or time",
         default=16,
         default_rule="2 * lora_rank",
         minimum=1,
-    ),
-    KnobSchema(
-        "lora_targets",
-        "names",
-        "modules that get an adapter",
-        default=ALL_LINEAR,
-    ),
-    KnobSchema(
+    )
+    lora_targets: tuple[str, ...] = knob(
+        "lora_targets", "modules that get an adapter", default=ALL_LINEAR
+    )
+    gradient_checkpointing: bool = knob(
         "gradient_checkpointing",
-        "bool",
         "recompute each layer's activations in the backward pass instead of keeping them",
         default=True,
-    ),
-    KnobSchema(
-        "channels",
-        "names",
-        "texts of a sample; each has its own encoder",
-        default=("text",),
-    ),
-    KnobSchema(
+    )
+    channels: tuple[str, ...] = knob(
+        "channels", "texts of a sample; each has its own encoder", default=("text",)
+    )
+    short_channels: tuple[str, ...] = knob(
         "short_channels",
-        "names",
         "channels cut at short_length instead of max_length; none for no channel",
         default=NO_NAMES,
-    ),
-    KnobSchema(
-        "short_length", "int", "length of the short channels in tokens", default=32, minimum=1
-    ),
-    KnobSchema(
+    )
+    short_length: int = knob(
+        "short_length", "length of the short channels in tokens", default=32, minimum=1
+    )
+    n_negatives: int = knob(
         "n_negatives",
-        "int",
         "negatives of each anchor: all go through the encoders in every step",
         default=8,
         minimum=1,
         capacity=True,
-    ),
-    KnobSchema(
+    )
+    n_positives: int = knob(
         "n_positives",
-        "int",
         "positives of each anchor, one of them in a step: pairs of an epoch, not size of a step",
         default=1,
         minimum=1,
-    ),
-    KnobSchema(
-        "experts",
-        "int",
-        "experts after the concatenated channels; 0 for none",
-        default=0,
-        minimum=0,
-    ),
-    KnobSchema("experts_per_sample", "int", "experts that each sample uses", default=2, minimum=1),
-    KnobSchema(
-        "expert_hidden", "int", "width of the hidden layer of an expert", default=1024, minimum=1
-    ),
-    KnobSchema(
+    )
+    experts: int = knob(
+        "experts", "experts after the concatenated channels; 0 for none", default=0, minimum=0
+    )
+    experts_per_sample: int = knob(
+        "experts_per_sample", "experts that each sample uses", default=2, minimum=1
+    )
+    expert_hidden: int = knob(
+        "expert_hidden", "width of the hidden layer of an expert", default=1024, minimum=1
+    )
+    geometry: str = knob(
         "geometry",
-        "word",
         "distances: on the hyperboloid (Lorentz model) or between unit vectors",
         default="cosine",
         allowed=("lorentz", "cosine"),
-    ),
-    KnobSchema(
+    )
+    temperature: float = knob(
         "temperature",
-        "float",
         "of the InfoNCE loss: no effect on memory or time",
         default=0.07,
-        minimum=1e-6,
-    ),
-    KnobSchema(
+        minimum=1e-06,
+    )
+    load_balancing: float = knob(
         "load_balancing",
-        "float",
         "weight of the loss that keeps experts equally busy: no effect on memory or time",
         default=0.01,
         minimum=0,
-    ),
-)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks(Group):
+    """The knobs of `multitask` beside those of its step."""
+
+    lora_rank: int = knob(
+        "lora_rank",
+        "rank of the LoRA set of each generation task",
+        default=16,
+        minimum=1,
+        capacity=True,
+    )
+    lora_alpha: int = knob(
+        "lora_alpha",
+        "scale of the LoRA sets: no effect on memory or time",
+        default=32,
+        default_rule="2 * lora_rank",
+        minimum=1,
+    )
+    classification_rank: int = knob(
+        "classification_rank",
+        "rank of the LoRA set of each classification task",
+        default=16,
+        minimum=1,
+    )
+    extraction_rank: int = knob(
+        "extraction_rank", "rank of the LoRA set of each extraction task", default=16, minimum=1
+    )
+    lora_targets: tuple[str, ...] = knob(
+        "lora_targets",
+        "modules that get an adapter in each set",
+        default=("query", "key", "value", "dense"),
+    )
+    backbone: str = knob(
+        "backbone",
+        "frozen: it runs under no_grad and the LoRA sets beside it get no gradient; adapted: each "
+        "task runs it with its LoRA set inside, which is trained",
+        default="adapted",
+        allowed=("adapted", "frozen"),
+    )
+    phase: str = knob(
+        "phase",
+        "what is trained: the adapters and heads of trained_tasks; the router, on all tasks with "
+        "everything else frozen; or both jointly",
+        default="adapters",
+        allowed=("adapters", "router", "joint"),
+    )
+    trained_tasks: tuple[str, ...] = knob(
+        "trained_tasks",
+        "tasks that a step of phase adapters trains; all for every task",
+        default=("all",),
+    )
+    classification_tasks: tuple[str, ...] = knob(
+        "classification_tasks",
+        "tasks with one of two classes per sample; none for no task",
+        default=("classification",),
+    )
+    extraction_tasks: tuple[str, ...] = knob(
+        "extraction_tasks",
+        "tasks with a start and an end position in the sample; none for no task",
+        default=NO_NAMES,
+    )
+    generation_tasks: tuple[str, ...] = knob(
+        "generation_tasks",
+        "tasks with logits over the vocabulary at each target position; none for no task",
+        default=NO_NAMES,
+    )
+    target_length: int = knob(
+        "target_length", "target positions of generation tasks", default=128, minimum=1
+    )
+    short_target_tasks: tuple[str, ...] = knob(
+        "short_target_tasks",
+        "generation tasks with short_target_length positions instead; none for no task",
+        default=NO_NAMES,
+    )
+    training_loop: str = knob(
+        "training_loop",
+        "who holds the outputs of the tasks: none (frees), a function that runs the step, until "
+        "backward has ended, or the body of a loop, until the next forward pass has ended",
+        default="frees",
+        allowed=("frees", "function", "loop"),
+        optional=True,
+    )
+    short_target_length: int = knob(
+        "short_target_length",
+        "target positions of the short generation tasks",
+        default=64,
+        minimum=1,
+    )
+
+
+def _vocabulary(own: type[Group]) -> dict[str, KnobSchema]:
+    """The knobs of a workload: of its step, and its own."""
+    dropout = [term for term in Adapter.terms() if term.name == "lora_dropout"]
+    terms = (*Batch.terms(), *dropout, *Encoder.terms(), *Loader.terms(), *own.terms())
+    return {term.name: term for term in terms}
 
 
 def _texts_of_a_sample(configuration: Mapping[str, Any]) -> int:
@@ -170,115 +246,9 @@ def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
 
 CONTRASTIVE = WorkloadSchema(
     "contrastive",
-    {term.name: term for term in (*_ENCODER, *_CONTRASTIVE)},
+    _vocabulary(Comparison),
     always=(EFFECTIVE_BATCH,),
     tokens=_texts_of_a_sample,
 )
 
-_MULTITASK = (
-    KnobSchema(
-        "lora_rank",
-        "int",
-        "rank of the LoRA set of each generation task",
-        default=16,
-        minimum=1,
-        capacity=True,
-    ),
-    KnobSchema(
-        "lora_alpha",
-        "int",
-        "scale of the LoRA sets: no effect on memory or time",
-        default=32,
-        default_rule="2 * lora_rank",
-        minimum=1,
-    ),
-    KnobSchema(
-        "classification_rank",
-        "int",
-        "rank of the LoRA set of each classification task",
-        default=16,
-        minimum=1,
-    ),
-    KnobSchema(
-        "extraction_rank",
-        "int",
-        "rank of the LoRA set of each extraction task",
-        default=16,
-        minimum=1,
-    ),
-    KnobSchema(
-        "lora_targets",
-        "names",
-        "modules that get an adapter in each set",
-        default=("query", "key", "value", "dense"),
-    ),
-    KnobSchema(
-        "backbone",
-        "word",
-        "frozen: it runs under no_grad and the LoRA sets beside it get no gradient; adapted: each "
-        "task runs it with its LoRA set inside, which is trained",
-        default="adapted",
-        allowed=("adapted", "frozen"),
-    ),
-    KnobSchema(
-        "phase",
-        "word",
-        "what is trained: the adapters and heads of trained_tasks; the router, on all tasks with "
-        "everything else frozen; or both jointly",
-        default="adapters",
-        allowed=("adapters", "router", "joint"),
-    ),
-    KnobSchema(
-        "trained_tasks",
-        "names",
-        "tasks that a step of phase adapters trains; all for every task",
-        default=("all",),
-    ),
-    KnobSchema(
-        "classification_tasks",
-        "names",
-        "tasks with one of two classes per sample; none for no task",
-        default=("classification",),
-    ),
-    KnobSchema(
-        "extraction_tasks",
-        "names",
-        "tasks with a start and an end position in the sample; none for no task",
-        default=NO_NAMES,
-    ),
-    KnobSchema(
-        "generation_tasks",
-        "names",
-        "tasks with logits over the vocabulary at each target position; none for no task",
-        default=NO_NAMES,
-    ),
-    KnobSchema(
-        "target_length", "int", "target positions of generation tasks", default=128, minimum=1
-    ),
-    KnobSchema(
-        "short_target_tasks",
-        "names",
-        "generation tasks with short_target_length positions instead; none for no task",
-        default=NO_NAMES,
-    ),
-    KnobSchema(
-        "training_loop",
-        "word",
-        "who holds the outputs of the tasks: none (frees), a function that runs the step, until "
-        "backward has ended, or the body of a loop, until the next forward pass has ended",
-        default="frees",
-        allowed=("frees", "function", "loop"),
-        optional=True,
-    ),
-    KnobSchema(
-        "short_target_length",
-        "int",
-        "target positions of the short generation tasks",
-        default=64,
-        minimum=1,
-    ),
-)
-
-MULTITASK = WorkloadSchema(
-    "multitask", {term.name: term for term in (*_ENCODER, *_MULTITASK)}, always=(EFFECTIVE_BATCH,)
-)
+MULTITASK = WorkloadSchema("multitask", _vocabulary(Tasks), always=(EFFECTIVE_BATCH,))

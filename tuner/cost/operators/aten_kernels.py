@@ -73,20 +73,42 @@ def attention_shape(query: torch.Size, key: torch.Size) -> tuple[int, int, int, 
     return batch * heads, queries, key[-2], head_dim
 
 
-def _flash_forward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
-    query, key, value = args[:3]
-    causal = bool(args[4]) if len(args) > 4 else False
-    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
-    return LeafKernel("attention", flops=flops, shape=attention_shape(query.shape, key.shape))
+def fused_attention(
+    *,
+    causal_at: int,
+    backward: bool = False,
+    mask_at: int | None = None,
+    has_shape: bool = True,
+    workspace: Callable[[torch.Tensor, torch.Tensor], tuple[int, ...]] = lambda query, key: (),
+) -> LeafRule:
+    """The rule of an operator of fused attention of PyTorch.
 
-
-def _flash_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
-    """Flash attention 2 as PyTorch bundles it (flash_api.cpp, mha_bwd).
-
-    Workspace: row sums in fp32, dQ accumulated in fp32 with lengths rounded to 128 and head
-    dimension to 32; with grouped queries dK and dV are computed per query head and summed.
+    Arguments are query, key and value, of a backward pass behind the gradient; `causal_at` and
+    `mask_at` are the places of others. `workspace` are bytes beside inputs and outputs.
     """
-    _, query, key, value = args[:4]
+
+    def rule(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+        query, key, value = args[backward : backward + 3]
+        causal = bool(args[causal_at]) if len(args) > causal_at else False
+        flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
+        return LeafKernel(
+            "attention",
+            # Backward takes five products instead of two: S and P again, dV, dP, dQ, dK.
+            flops=flops * 5 // 2 if backward else flops,
+            shape=attention_shape(query.shape, key.shape) if has_shape else None,
+            workspace_bytes=workspace(query, key),
+            has_mask=mask_at is not None and args[mask_at] is not None,
+        )
+
+    return rule
+
+
+def _flash_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    """Flash attention 2 backward as PyTorch bundles it (flash_api.cpp, mha_bwd).
+
+    Row sums in fp32, dQ accumulated in fp32 with lengths rounded to 128 and head dimension to 32;
+    with grouped queries dK and dV are computed per query head and summed.
+    """
     batch, heads, queries, head_dim = query.shape
     rounded_q = _round_up(queries, 128)
     rounded_d = _round_up(head_dim, 32 if head_dim <= 128 else 64)
@@ -94,44 +116,22 @@ def _flash_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     if key.shape[1] != heads:
         expanded = batch * heads * key.shape[2] * head_dim * query.element_size()
         workspace += [expanded, expanded]
-    causal = bool(args[11]) if len(args) > 11 else False
-    # Five products instead of two: S and P again, dV, dP, dQ, dK.
-    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal) * 5 // 2
-    shape = attention_shape(query.shape, key.shape)
-    return LeafKernel("attention", flops=flops, shape=shape, workspace_bytes=tuple(workspace))
+    return tuple(workspace)
 
 
-def _efficient_forward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
-    query, key, value = args[:3]
-    causal = bool(args[6]) if len(args) > 6 else False
-    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
-    shape = attention_shape(query.shape, key.shape)
-    return LeafKernel("attention", flops=flops, shape=shape, has_mask=args[3] is not None)
-
-
-def _efficient_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
-    """Memory-efficient attention (CUTLASS) as PyTorch bundles it (attention_backward.cu).
+def _efficient_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    """Memory-efficient attention (CUTLASS) backward as PyTorch bundles it (attention_backward.cu).
 
     16-bit gradients are accumulated in an fp32 workspace: dQ always; dK and dV when the
     head does not fit the register file (head dimension above the block of 64).
     """
-    _, query, key, value = args[:4]
     batch, heads, queries, head_dim = query.shape
     workspace = [batch * heads * queries * 4]
     if query.element_size() == 2:
         per_query = batch * heads * _round_up(queries, 64) * _round_up(head_dim, 32) * 4
         per_key = batch * heads * _round_up(key.shape[2], 64) * _round_up(head_dim, 64) * 4
         workspace.append(per_query + (2 * per_key if head_dim > 64 else 0))
-    causal = bool(args[12]) if len(args) > 12 else False
-    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal) * 5 // 2
-    shape = attention_shape(query.shape, key.shape)
-    return LeafKernel(
-        "attention",
-        flops=flops,
-        shape=shape,
-        workspace_bytes=tuple(workspace),
-        has_mask=args[4] is not None,
-    )
+    return tuple(workspace)
 
 
 def attention_by_name(
@@ -204,10 +204,14 @@ def _visible(queries: float, keys: float, causal: bool, reach: int | None) -> fl
 
 
 ATTENTION_LEAVES: dict[Any, LeafRule] = {
-    _aten._scaled_dot_product_flash_attention.default: _flash_forward,
-    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    _aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
-    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    _aten._scaled_dot_product_flash_attention.default: fused_attention(causal_at=4),
+    _aten._scaled_dot_product_flash_attention_backward.default: fused_attention(
+        causal_at=11, backward=True, workspace=_flash_workspace
+    ),
+    _aten._scaled_dot_product_efficient_attention.default: fused_attention(causal_at=6, mask_at=3),
+    _aten._scaled_dot_product_efficient_attention_backward.default: fused_attention(
+        causal_at=12, backward=True, mask_at=4, workspace=_efficient_workspace
+    ),
 }
 
 

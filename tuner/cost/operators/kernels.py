@@ -18,8 +18,8 @@ from tuner.cost.operators.aten_kernels import (
     ATEN_DECOMPOSITIONS,
     ATEN_LEAVES,
     Kernels,
-    LeafKernel,
-    attention_flops,
+    LeafRule,
+    fused_attention,
     safe_softmax,
 )
 from tuner.cost.operators.bnb_kernels import bnb_kernels, dequantize, gemm_4bit
@@ -39,32 +39,22 @@ _aten = torch.ops.aten
 _bnb = torch.ops.bitsandbytes
 
 
-def _attention_forward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
-    query, key, value = args[:3]
-    causal = bool(args[4]) if len(args) > 4 else False
-    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
-    return LeafKernel("attention", flops=flops)
-
-
-def _attention_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
-    _, query, key, value = args[:4]
-    causal = bool(args[7]) if len(args) > 7 else False
-    flops = attention_flops(query.shape, key.shape, value.shape, causal=causal) * 5 // 2
-    return LeafKernel("attention", flops=flops)
-
-
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     # bitsandbytes' default backend, which its CPU backend leaves in place.
     _bnb.gemm_4bit.default: gemm_4bit,
     _aten._safe_softmax.default: safe_softmax,
 }
 
-LEAVES: dict[Any, Callable[[Any, tuple[Any, ...], Any], LeafKernel]] = {
+LEAVES: dict[Any, LeafRule] = {
     _bnb.dequantize_4bit.default: dequantize,
     _bnb.dequantize_4bit.out: dequantize,
     _bnb.dequantize_blockwise.default: dequantize,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_forward,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: fused_attention(
+        causal_at=4, has_shape=False
+    ),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: fused_attention(
+        causal_at=7, backward=True, has_shape=False
+    ),
 }
 
 CPU_KERNELS = Kernels(DECOMPOSITIONS, LEAVES)

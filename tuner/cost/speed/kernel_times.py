@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.core.gpu import Gpu
+from tuner.core.setup.common import TORCH_DTYPES
 from tuner.cost.compiled import Floats
 from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
@@ -21,7 +22,7 @@ from tuner.cost.work_arrays import WorkArrays
 CATALOGUE = "roofline from the GPU catalogue"
 """Method of a prediction whose kernel times come from the data sheet's peaks."""
 
-_LABELS = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "fp32"}
+_LABELS = {"int8": "int8", **{TORCH_DTYPES[word]: word for word in ("fp16", "bf16", "fp32")}}
 
 _SOFTENING = 1e-9
 """Added to squared distances in octaves, so that a measured place gets its measured value."""

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tuner.core.setup.common import TORCH_DTYPES
 from tuner.core.units import MIB
+from tuner.cost.operators.operators import launches_nothing
 
 _SLEEP_CYCLES = 5_000_000
 """About 2.5 ms on a GPU: time for the host to issue the kernels of a sample."""
@@ -95,11 +97,8 @@ class Stopwatch:
         return float(start.elapsed_time(end)) / 1e3 / calls
 
 
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "tf32": torch.float32,
-    "fp32": torch.float32,
+DTYPES: dict[str, torch.dtype] = {
+    **{word: getattr(torch, name) for word, name in TORCH_DTYPES.items()},
     "int8": torch.int8,
 }
 
@@ -197,9 +196,6 @@ def time_dequantise(watch: Stopwatch, kind: str, rows: int, columns: int) -> tup
         operators.int8_mm_dequant.default(product, row_scales, column_scales)
 
     return 6 * rows * columns + 4 * (rows + columns), watch.time(scale)
-
-
-ATTENTION_KERNELS = ("flash", "efficient", "eager")
 
 
 class AttentionCase(NamedTuple):
@@ -310,8 +306,6 @@ def time_launch(watch: Stopwatch) -> Timing:
 class OperatorCount(TorchDispatchMode):
     """Counts operators that launch a kernel: views and allocations do not."""
 
-    _NO_KERNEL = ("detach", "alias", "empty", "t.", "view", "expand", "new_empty")
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators = 0
@@ -323,7 +317,5 @@ class OperatorCount(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        name = func._schema.name.partition("::")[2] + "."
-        if not func.is_view and not name.startswith(self._NO_KERNEL):
-            self.operators += 1
+        self.operators += not launches_nothing(func)
         return func(*args, **(kwargs or {}))

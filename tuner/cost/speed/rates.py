@@ -213,8 +213,7 @@ def _rate(name: str, dtype: str, head: int, gpu: Gpu) -> float:
 
 
 def _peak(gpu: Gpu, dtype: str) -> float:
-    precision = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32")
-    return gpu.flops.get(precision, gpu.flops["fp32"])
+    return matmul_peak(gpu, dtype, allow_tf32=False)
 
 
 def _share(name: str, gpu: Gpu, head: int, is_backward: bool) -> float:

@@ -227,7 +227,7 @@ class StepTimes:
 class PassTimes:
     """Seconds of forward and backward passes at P points, by kind of work, and model FLOPs.
 
-    One mapping and one row for each of `SEGMENTS`.
+    One mapping and one row for each pass. The kind "launch" is host time that the device waits for.
     """
 
     seconds: tuple[Mapping[str, Floats], ...]
@@ -246,7 +246,8 @@ def step_times(
 ) -> StepTimes:
     """Time of one optimizer step at each point, with `grad_accum` (P,) micro-steps."""
     times = kernel_times or Roofline()
-    passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
+    kernels = KernelSeconds.of(work.passes, gpu, times, allow_tf32=allow_tf32)
+    passes = pass_times(kernels, work.executions, times)
     optimizer_s = optimizer_time(work.optimizer, work.optimizer_executions, gpu, times, allow_tf32)
     return whole_step(passes, optimizer_s, grad_accum)
 
@@ -267,38 +268,65 @@ def optimizer_time(
     return seconds if times.overlaps else seconds + executions.sum() * times.launch_s
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelSeconds:
+    """Seconds of W operators at P points: `seconds` (W, P).
+
+    `ends` are the least and most seconds of each operator, for each thing that is not known of
+    them: see `KernelTimes.ends`. The host issues each operator in `launches` (W,).
+    """
+
+    kinds: NDArray[np.str_]
+    flops: Floats
+    seconds: Floats
+    ends: tuple[tuple[Floats, Floats], ...]
+    launches: Floats
+
+    @classmethod
+    def of(
+        cls, works: WorkArrays, gpu: Gpu, times: KernelTimes, *, allow_tf32: bool
+    ) -> KernelSeconds:
+        """The seconds of operators that are a launch each."""
+        return cls(
+            works.kinds,
+            works.flops,
+            times.seconds(works, gpu, allow_tf32=allow_tf32),
+            tuple(times.ends(works, gpu, allow_tf32=allow_tf32)),
+            np.ones(len(works.kinds)),
+        )
+
+
 def pass_times(
-    works: WorkArrays,
-    executions: NDArray[np.int64],
-    gpu: Gpu,
-    *,
-    allow_tf32: bool,
-    times: KernelTimes,
+    kernels: KernelSeconds, executions: NDArray[np.int64], times: KernelTimes
 ) -> PassTimes:
-    """Time of each pass at each point of `works`; `executions` as in `CompiledPasses`."""
-    kernel_s = times.seconds(works, gpu, allow_tf32=allow_tf32)
+    """Time of each pass at each point of `kernels`; `executions` (S, 2, W) of each operator.
+
+    The second axis of `executions` tells operators that repeat a checkpointed forward from all
+    others.
+    """
     executed = executions.sum(axis=1).astype(float)
+    launches_s = executed @ kernels.launches * times.launch_s
 
     def passes_s(seconds: Floats, host: float = 1.0) -> Floats:
         """Seconds of each pass, (S, P), where launches cost `host` times as much."""
         device_s = executed @ seconds
-        host_s = executed.sum(axis=1)[:, None] * times.launch_s * host
+        host_s = launches_s[:, None] * host
         both: Floats = np.maximum(device_s, host_s) if times.overlaps else device_s + host_s
         return both
 
-    ends = [[passes_s(kernel_s, host) for host in times.hosts]]
-    ends += [[*map(passes_s, each)] for each in times.ends(works, gpu, allow_tf32=allow_tf32)]
-    added_s = np.moveaxis(np.array(ends) - passes_s(kernel_s), 2, 0)
+    ends = [[passes_s(kernels.seconds, host) for host in times.hosts]]
+    ends += [[*map(passes_s, each)] for each in kernels.ends]
+    added_s = np.moveaxis(np.array(ends) - passes_s(kernels.seconds), 2, 0)
     segments = []
-    for plain, again in executions.astype(float):
-        device_s = {"recompute": again @ kernel_s}
-        for kind in np.unique(works.kinds):
-            device_s[str(kind)] = (plain * (works.kinds == kind)) @ kernel_s
-        host_s = (plain.sum() + again.sum()) * times.launch_s
-        hidden_s = sum(device_s.values()) if times.overlaps else np.zeros(kernel_s.shape[1])
+    for (plain, again), host_s in zip(executions.astype(float), launches_s, strict=True):
+        device_s = {"recompute": again @ kernels.seconds}
+        for kind in np.unique(kernels.kinds):
+            device_s[str(kind)] = (plain * (kernels.kinds == kind)) @ kernels.seconds
+        points = kernels.seconds.shape[1]
+        hidden_s = sum(device_s.values()) if times.overlaps else np.zeros(points)
         device_s["launch"] = np.maximum(0.0, host_s - hidden_s)
         segments.append(device_s)
-    model_flops = executions[:, 0].astype(float) @ works.flops
+    model_flops = executions[:, 0].astype(float) @ kernels.flops
     return PassTimes(tuple(segments), model_flops, tuple(added_s))
 
 

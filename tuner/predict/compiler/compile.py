@@ -17,12 +17,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from tuner.core.records import MemoryCategory
-from tuner.cost.compiled import CATEGORIES, LOADING, CompiledPasses
+from tuner.cost.compiled import CATEGORIES, LOADING, CompiledPasses, Operators, Parameters
 from tuner.cost.operators.timeline import Timeline, Work
 from tuner.cost.polynomial import Polynomial, Probe, Terms, fit
 from tuner.predict.compiler.layouts import (
@@ -177,40 +178,45 @@ def _assemble(
         for a, b in zip(_shape(one), _shape(two), strict=True)
     ]
     traces = moments.base.trace, second
-    groups = _parameters(plan, traces, moments.deeper, lambda traced: traced.trainable)
-    idle = _parameters(plan, traces, moments.deeper, lambda traced: traced.idle)
-    frozen = _parameters(plan, traces, moments.deeper, lambda traced: traced.frozen)
+    trainable, idle, frozen = (
+        _parameters(plan, traces, moments.deeper, attrgetter(name))
+        for name in ("trainable", "idle", "frozen")
+    )
     return CompiledPasses(
         sizes=terms,
         counts=counts[kept],
         segments=np.array(moments.segments, dtype=np.int8)[kept],
         ends=ends,
         workspace=workspace,
-        names=tuple(work.name for work in first),
-        kinds=tuple(work.kind for work in first),
-        dtypes=tuple(work.dtype for work in first),
-        flops=Terms.of([works.fit(one.flops, two.flops) for one, two in works.pairs]),
-        tensor_bytes=Terms.of([polynomial for _, polynomial in tensors]),
-        tensor_of=np.array([number for number, _ in tensors], dtype=np.int32),
-        shapes=Terms.of(shapes),
-        has_shape=np.array([work.shape is not None for work in first]),
+        operators=Operators(
+            names=tuple(work.name for work in first),
+            kinds=tuple(work.kind for work in first),
+            dtypes=tuple(work.dtype for work in first),
+            flops=Terms.of([works.fit(one.flops, two.flops) for one, two in works.pairs]),
+            tensor_bytes=Terms.of([polynomial for _, polynomial in tensors]),
+            tensor_of=np.array([number for number, _ in tensors], dtype=np.int32),
+            shapes=Terms.of(shapes),
+            has_shape=np.array([work.shape is not None for work in first]),
+        ),
         executions=works.executions,
         shallow=moments.base.events(),
         deep=deep.events(),
         depth_ratio=_depth_ratio(plan),
-        trainable=Terms.of([polynomial for polynomial, _ in groups]),
-        trainable_counts=np.array(list(groups.values()), dtype=np.int64),
-        trainable_kinds=tuple(kind for _, kind in groups),
-        idle=Terms.of([polynomial for polynomial, _ in idle]),
-        idle_counts=np.array(list(idle.values()), dtype=np.int64),
-        frozen=Terms.of([polynomial for polynomial, _ in frozen]),
-        frozen_counts=np.array(list(frozen.values()), dtype=np.int64),
+        trainable=_counted(trainable),
+        trainable_kinds=tuple(kind for _, kind in trainable),
+        idle=_counted(idle),
+        frozen=_counted(frozen),
         remarks=deep.trace.remarks,
     )
 
 
 def _shape(work: Work) -> tuple[int, int, int, int]:
     return work.shape or (1, 1, 1, 1)
+
+
+def _counted(found: Counter[tuple[Polynomial, str]]) -> Parameters:
+    sizes = Terms.of([polynomial for polynomial, _ in found])
+    return Parameters(sizes, np.array(list(found.values()), dtype=np.int64))
 
 
 _Parameters = Callable[[PassTrace], Iterable[tuple[int, str]]]

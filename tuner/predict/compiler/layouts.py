@@ -13,6 +13,7 @@ from tuner.cost.compiled import CATEGORIES, SEGMENTS, Events, Segment
 from tuner.cost.memory import category_of
 from tuner.cost.operators.timeline import Block, Timeline, Work
 from tuner.cost.polynomial import NotPolynomialError, Polynomial, Probe, fit
+from tuner.cost.work_arrays import executions_of
 from tuner.predict.compiler.alignment import align
 from tuner.predict.tracing.trace import PassTrace
 
@@ -42,7 +43,7 @@ class SizeTable:
         for key in size_keys(first, second):
             if key not in self._numbers:
                 self._numbers[key] = len(self.polynomials)
-                self.polynomials.append(self._fit(*key[:2]))
+                self.polynomials.append(_fitted(key[:2], self._probes, "a size"))
             found.append(self._numbers[key])
         return found
 
@@ -73,11 +74,13 @@ class SizeTable:
         """Index of the cuBLAS workspace, whose size depends on the GPU; or -1."""
         return next((i for (_, _, workspace), i in self._numbers.items() if workspace), -1)
 
-    def _fit(self, first: int, second: int) -> Polynomial:
-        try:
-            return fit((first, second), self._probes)
-        except NotPolynomialError as error:
-            raise CompileError(f"a size is not a polynomial: {error}") from error
+
+def _fitted(values: tuple[int, int], probes: tuple[Probe, Probe], noun: str) -> Polynomial:
+    """The polynomial of a quantity with these values at the probes. Raises `CompileError`."""
+    try:
+        return fit(values, probes)
+    except NotPolynomialError as error:
+        raise CompileError(f"{noun} is not a polynomial: {error}") from error
 
 
 def _is_workspace(block: Block) -> bool:
@@ -244,23 +247,18 @@ class WorkTable:
     def _counted(self, timeline: Timeline, pairs: list[tuple[Work, Work]]) -> Any:
         numbers = {pair: number for number, pair in enumerate(self.pairs)}
         counts = np.zeros((len(SEGMENTS), 2, len(self.pairs)), dtype=np.int64)
-        for op in timeline.ops:
-            mark = timeline.marks[op.mark]
-            segment = Segment(mark.phase, mark.micro_step)
-            if segment in SEGMENTS and mark.step == 1:
-                number = numbers.get(pairs[op.work])
-                if number is None:
-                    name = timeline.works[op.work].name
-                    raise CompileError(f"a deeper model runs a new kind of {name}")
-                counts[SEGMENTS.index(segment), int(op.recompute), number] += 1
+        executions = executions_of(timeline, step=1)
+        for work in np.flatnonzero(executions.any(axis=(0, 1))).tolist():
+            number = numbers.get(pairs[work])
+            if number is None:
+                name = timeline.works[work].name
+                raise CompileError(f"a deeper model runs a new kind of {name}")
+            counts[:, :, number] += executions[:, :, work]
         return counts
 
     def fit(self, first: int, second: int) -> Polynomial:
         """The polynomial of a quantity of an operator."""
-        try:
-            return fit((first, second), self._probes)
-        except NotPolynomialError as error:
-            raise CompileError(f"the work of an operator is not a polynomial: {error}") from error
+        return _fitted((first, second), self._probes, "the work of an operator")
 
 
 def work_pairs(first: Timeline, second: Timeline) -> list[tuple[Work, Work]]:

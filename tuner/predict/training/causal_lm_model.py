@@ -43,7 +43,7 @@ def build_model(model_config: Any, settings: TrainingSetup, environment: Environ
     Raises `InputError` for what the libraries cannot build.
     """
     if not isinstance(environment, Machine):
-        model = _skeleton(model_config, settings)
+        model = build_skeleton(model_config, settings)
         if not settings.parallelism.shares_weights:
             environment.materialize(model)
         _share_weights(model, settings, environment)
@@ -76,17 +76,12 @@ def _adapters_on(settings: TrainingSetup, machine: Machine) -> str:
     return "meta" if machine.checkpoint is None else "cpu"
 
 
-def build_skeleton(model_config: Any, settings: TrainingSetup) -> Any:
-    """The model as it is loaded, on the meta device. Raises `InputError` as `build_model` does."""
-    return _skeleton(model_config, settings)
-
-
 def _with_weights(
     model_config: Any, settings: TrainingSetup, machine: Machine
 ) -> tuple[Any, list[nn.Module]]:
     """The model with its weights, and those of its layers whose weights are on the host."""
     if machine.checkpoint is None:
-        model = _skeleton(model_config, settings, real=True)
+        model = build_skeleton(model_config, settings, real=True)
         if settings.parallelism.shares_weights:
             return model, []
         on_host = _offloaded(model, settings)
@@ -113,8 +108,11 @@ def _offloaded(model: nn.Module, settings: TrainingSetup) -> list[nn.Module]:
     return layers[len(layers) - round(settings.process.offload * len(layers)) :]
 
 
-def _skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = False) -> Any:
-    """The model on the meta device, with quantised layers, before k-bit preparation."""
+def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = False) -> Any:
+    """The model on the meta device, with quantised layers, before k-bit preparation.
+
+    Raises `InputError` as `build_model` does.
+    """
     skipped = require_quantization(
         model_config, settings.precision.weights, double_quant=settings.precision.double_quant
     )
@@ -272,7 +270,7 @@ def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
         r=settings.adapter.rank,
         lora_alpha=settings.adapter.alpha,
         lora_dropout=settings.adapter.dropout,
-        target_modules=_targets_as_peft_reads_them(settings.adapter.targets),
+        target_modules=ALL_LINEAR[0] if every else list(settings.adapter.targets),
         bias="none",
         use_rslora=settings.adapter.kind == "rslora",
         use_dora=settings.adapter.kind == "dora",
@@ -328,10 +326,6 @@ def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
                 f"modules_to_save {name} is quantised, and quantised weights cannot be trained",
                 hint="give it an adapter, or set precision to bf16, fp16 or fp32",
             )
-
-
-def _targets_as_peft_reads_them(targets: tuple[str, ...]) -> list[str] | str:
-    return targets[0] if targets == ALL_LINEAR else list(targets)
 
 
 def linear_names(model: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
-from tuner.core.setup.encoders import CONTRASTIVE
+from tuner.core.setup.encoders import CONTRASTIVE, Comparison
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.encoders import (
     EncoderSettings,
@@ -40,61 +40,34 @@ class ContrastiveSettings:
     """The texts of a sample and the model that embeds them."""
 
     step: EncoderSettings
+    knobs: Comparison
     channels: tuple[str, ...]
     lengths: tuple[int, ...]
     """Tokens of each channel."""
-    n_negatives: int
-    lora_rank: int
-    lora_alpha: float
-    lora_dropout: float
-    lora_targets: tuple[str, ...]
-    gradient_checkpointing: bool
-    experts: int
-    experts_per_sample: int
-    expert_hidden: int
-    geometry: str
-    temperature: float
-    load_balancing: float
 
     @classmethod
     def of(cls, configuration: Configuration) -> ContrastiveSettings:
         """The settings of a configuration. Raises `InputError` for contradictions."""
         values = CONTRASTIVE.values(configuration)
-        step = EncoderSettings.of(values)
-        channels, short = names(values["channels"]), names(values["short_channels"])
+        step, knobs = EncoderSettings.of(values), Comparison.of(values)
+        channels, short = names(knobs.channels), names(knobs.short_channels)
         strange = [name for name in short if name not in channels]
         if strange:
             raise InputError(
                 f"short_channels {', '.join(strange)} are not channels",
                 hint=f"the channels are {', '.join(channels)}",
             )
-        short_length = values["short_length"]
-        experts, chosen = values["experts"], values["experts_per_sample"]
+        experts, chosen = knobs.experts, knobs.experts_per_sample
         if experts and chosen > experts:
             raise InputError(f"experts_per_sample {chosen} is more than the {experts} experts")
-        rank = values["lora_rank"]
-        return cls(
-            step=step,
-            channels=channels,
-            lengths=tuple(short_length if c in short else step.max_length for c in channels),
-            n_negatives=values["n_negatives"],
-            lora_rank=rank,
-            lora_alpha=values["lora_alpha"],
-            lora_dropout=values["lora_dropout"],
-            lora_targets=names(values["lora_targets"]),
-            gradient_checkpointing=values["gradient_checkpointing"],
-            experts=experts,
-            experts_per_sample=chosen,
-            expert_hidden=values["expert_hidden"],
-            geometry=values["geometry"],
-            temperature=values["temperature"],
-            load_balancing=values["load_balancing"],
-        )
+        long = step.encoder.length
+        lengths = tuple(knobs.short_length if c in short else long for c in channels)
+        return cls(step, knobs, channels, lengths)
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """The channels of the anchor, then those of the positive, then those of the negatives."""
-        groups = (1, 1, self.n_negatives)
+        groups = (1, 1, self.knobs.n_negatives)
         return tuple(Field(texts, length) for texts in groups for length in self.lengths)
 
 
@@ -161,7 +134,7 @@ class ContrastiveModel(nn.Module):
         super().__init__()
         self._settings = settings
         encoders = [
-            build_encoder(model_config, settings.step.update.attention) for _ in settings.channels
+            build_encoder(model_config, settings.step.encoder.attention) for _ in settings.channels
         ]
         self._init_weights = initialiser(encoders)
         self.encoders = nn.ModuleList(encoders)
@@ -169,15 +142,17 @@ class ContrastiveModel(nn.Module):
         self.experts = (
             Experts(
                 joined,
-                settings.expert_hidden,
-                experts=settings.experts,
-                top_k=settings.experts_per_sample,
+                settings.knobs.expert_hidden,
+                experts=settings.knobs.experts,
+                top_k=settings.knobs.experts_per_sample,
             )
-            if settings.experts
+            if settings.knobs.experts
             else None
         )
-        self.projection = nn.Linear(joined, width) if joined > width or settings.experts else None
-        self.head = nn.Linear(width, width + 1) if settings.geometry == "lorentz" else None
+        self.projection = (
+            nn.Linear(joined, width) if joined > width or settings.knobs.experts else None
+        )
+        self.head = nn.Linear(width, width + 1) if settings.knobs.geometry == "lorentz" else None
 
     def forward(self, fields: Sequence[torch.Tensor]) -> torch.Tensor:
         """The loss of anchors, positives and negatives: of each the tokens of all channels.
@@ -193,7 +168,7 @@ class ContrastiveModel(nn.Module):
         loss = self._info_nce(anchors, positives, negatives)
         routed = [routing for _, routing in embedded if routing is not None]
         if routed:
-            loss = loss + settings.load_balancing * _imbalance(routed)
+            loss = loss + settings.knobs.load_balancing * _imbalance(routed)
         return loss
 
     def _embed(self, texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Routing | None]:
@@ -217,14 +192,14 @@ class ContrastiveModel(nn.Module):
         self, anchors: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor
     ) -> torch.Tensor:
         """InfoNCE over the positive and the anchor's own negatives (van den Oord et al. 2018)."""
-        candidates = negatives.view(len(anchors), self._settings.n_negatives, -1)
+        candidates = negatives.view(len(anchors), self._settings.knobs.n_negatives, -1)
         distance = _lorentz_distance if self.head is not None else _cosine_distance
         apart = torch.cat(
             [distance(anchors, positives).unsqueeze(1), distance(anchors.unsqueeze(1), candidates)],
             dim=1,
         )
         first = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
-        return nn.functional.cross_entropy(-apart / self._settings.temperature, first)
+        return nn.functional.cross_entropy(-apart / self._settings.knobs.temperature, first)
 
 
 def _on_hyperboloid(tangents: torch.Tensor) -> torch.Tensor:
@@ -295,13 +270,13 @@ def _build(
     if isinstance(environment, Machine):
         initialise_positions(model)
     adapters = lora_config(
-        settings.lora_targets,
-        rank=settings.lora_rank,
-        alpha=settings.lora_alpha,
-        dropout=settings.lora_dropout,
+        names(settings.knobs.lora_targets),
+        rank=settings.knobs.lora_rank,
+        alpha=settings.knobs.lora_alpha,
+        dropout=settings.step.lora_dropout,
     )
     for number, encoder in enumerate(model.encoders):
-        if settings.gradient_checkpointing:
+        if settings.knobs.gradient_checkpointing:
             enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
         # Poolers are among all linear layers; their adapters never get a gradient.
         model.encoders[number] = add_adapter(encoder, adapters, environment, "default")

@@ -13,8 +13,8 @@ from torch import nn
 
 from tuner.core.errors import InputError
 from tuner.core.records import Phase
-from tuner.core.setup.causal_lm import Update
 from tuner.core.setup.common import TORCH_DTYPES, Loader
+from tuner.core.setup.encoders import Encoder
 from tuner.core.setup.schema import NO_NAMES
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.session import ModelSession
@@ -28,32 +28,26 @@ class EncoderSettings:
     """Settings of a session around an encoder, whatever its model computes."""
 
     micro_batch: int
-    max_length: int
-    padded: bool
-    autocast: str
-    update: Update
+    lora_dropout: float
+    encoder: Encoder
     loader: Loader
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> EncoderSettings:
         """The settings from the values of a whole vocabulary."""
         return cls(
-            micro_batch=values["micro_batch"],
-            max_length=values["max_length"],
-            padded=values["padding"] == "max_length",
-            autocast=values["mixed_precision"],
-            update=Update(
-                optimizer=values["optimizer"],
-                attention=values["attention"],
-                max_grad_norm=values["max_grad_norm"],
-            ),
-            loader=Loader.of(values),
+            values["micro_batch"], values["lora_dropout"], Encoder.of(values), Loader.of(values)
         )
+
+    @property
+    def padded(self) -> bool:
+        """Attention gets a mask."""
+        return self.encoder.padding == "max_length"
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of autocast, or None without mixed precision."""
-        return torch_dtype(self.autocast)
+        return torch_dtype(self.encoder.autocast)
 
 
 def torch_dtype(precision: str) -> torch.dtype | None:
@@ -215,7 +209,7 @@ class LossSession(ModelSession):
         sample_tokens: int,
         after_backward: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(model, settings.update, settings.autocast, environment)
+        super().__init__(model, settings.encoder, settings.encoder.autocast, environment)
         self._settings: EncoderSettings = settings
         self._vocab_size = vocab_size
         self._fields = tuple(fields)

@@ -17,6 +17,7 @@ from tuner.predict.training.encoders import (
     add_adapter,
     initialise_positions,
     lora_config,
+    names,
     require_positions,
 )
 from tuner.predict.training.multitask_model import MultiTaskModel, MultiTaskSettings
@@ -35,18 +36,18 @@ class MultiTask:
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
         settings = MultiTaskSettings.of(configuration)
-        require_positions(model_config, settings.step.max_length, "max_length")
+        require_positions(model_config, settings.step.encoder.length, "max_length")
         environment.enter(Phase.LOAD, 0)
         model = _build(model_config, settings, environment)
         # The variables of a function are gone when it returns, those of a loop's body are not.
-        returns = settings.training_loop == "function"
+        returns = settings.knobs.training_loop == "function"
         return LossSession(
             model,
             settings.step,
             environment,
             vocab_size=model_config.vocab_size,
             fields=settings.fields,
-            sample_tokens=settings.step.max_length,
+            sample_tokens=settings.step.encoder.length,
             after_backward=model.free_outputs if returns else lambda: None,
         )
 
@@ -61,10 +62,10 @@ def _build(
         initialise_positions(model.backbone)
     for task in settings.tasks if settings.adapted else ():
         adapters = lora_config(
-            settings.lora_targets,
+            names(settings.knobs.lora_targets),
             rank=task.lora_rank,
-            alpha=settings.lora_alpha,
-            dropout=settings.lora_dropout,
+            alpha=settings.knobs.lora_alpha,
+            dropout=settings.step.lora_dropout,
             skip_pooler=True,
         )
         model.backbone = add_adapter(model.backbone, adapters, environment, task.name)

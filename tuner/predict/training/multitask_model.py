@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration
-from tuner.core.setup.encoders import MULTITASK
+from tuner.core.setup.encoders import MULTITASK, Tasks
 from tuner.predict.training.encoders import (
     EncoderSettings,
     Field,
@@ -40,27 +40,20 @@ class MultiTaskSettings:
     """The tasks, and their parts that a step trains."""
 
     step: EncoderSettings
+    knobs: Tasks
     tasks: tuple[Task, ...]
     trained: tuple[str, ...]
     """Tasks that run in a step."""
-    phase: str
-    adapted: bool
-    """The LoRA sets are inside the encoder."""
-    lora_targets: tuple[str, ...]
-    lora_alpha: float
-    lora_dropout: float
-    training_loop: str
-    """The owner of the tasks' outputs, which decides how long they live."""
 
     @classmethod
     def of(cls, configuration: Configuration) -> MultiTaskSettings:
         """The settings of a configuration. Raises `InputError` for contradictions."""
         values = MULTITASK.values(configuration)
-        tasks = _tasks(values)
+        knobs = Tasks.of(values)
+        tasks = _tasks(knobs)
         known = [task.name for task in tasks]
-        phase = values["phase"]
-        trained = names(values["trained_tasks"])
-        if trained == ("all",) or phase != "adapters":
+        trained = names(knobs.trained_tasks)
+        if trained == ("all",) or knobs.phase != "adapters":
             trained = tuple(known)
         strange = [name for name in trained if name not in known]
         if strange or not trained:
@@ -68,17 +61,12 @@ class MultiTaskSettings:
                 f"trained_tasks {', '.join(strange) or 'none'}: no such tasks",
                 hint=f"the tasks are {', '.join(known)}",
             )
-        return cls(
-            step=EncoderSettings.of(values),
-            tasks=tasks,
-            trained=trained,
-            phase=phase,
-            adapted=values["backbone"] == "adapted",
-            lora_targets=names(values["lora_targets"]),
-            lora_alpha=values["lora_alpha"],
-            lora_dropout=values["lora_dropout"],
-            training_loop=values["training_loop"],
-        )
+        return cls(EncoderSettings.of(values), knobs, tasks, trained)
+
+    @property
+    def adapted(self) -> bool:
+        """The LoRA sets are inside the encoder."""
+        return self.knobs.backbone == "adapted"
 
     @property
     def running(self) -> tuple[Task, ...]:
@@ -88,34 +76,37 @@ class MultiTaskSettings:
     @property
     def routed(self) -> bool:
         """True if the router weights the tasks' outputs."""
-        return self.phase != "adapters"
+        return self.knobs.phase != "adapters"
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """The sample's tokens, then the targets of each task that runs."""
-        return (Field(1, self.step.max_length), *(Field(1, task.targets) for task in self.running))
+        return (
+            Field(1, self.step.encoder.length),
+            *(Field(1, task.targets) for task in self.running),
+        )
 
 
-def _tasks(values: Mapping[str, Any]) -> tuple[Task, ...]:
-    short = names(values["short_target_tasks"])
-    generated = names(values["generation_tasks"])
+def _tasks(knobs: Tasks) -> tuple[Task, ...]:
+    short = names(knobs.short_target_tasks)
+    generated = names(knobs.generation_tasks)
     strange = [name for name in short if name not in generated]
     if strange:
         raise InputError(f"short_target_tasks {', '.join(strange)} are not generation tasks")
     lengths = {
-        name: values["short_target_length" if name in short else "target_length"]
+        name: knobs.short_target_length if name in short else knobs.target_length
         for name in generated
     }
     tasks = (
         *(
-            Task(name, "classification", values["classification_rank"], 1)
-            for name in names(values["classification_tasks"])
+            Task(name, "classification", knobs.classification_rank, 1)
+            for name in names(knobs.classification_tasks)
         ),
         *(
-            Task(name, "extraction", values["extraction_rank"], 2)
-            for name in names(values["extraction_tasks"])
+            Task(name, "extraction", knobs.extraction_rank, 2)
+            for name in names(knobs.extraction_tasks)
         ),
-        *(Task(name, "generation", values["lora_rank"], lengths[name]) for name in generated),
+        *(Task(name, "generation", knobs.lora_rank, lengths[name]) for name in generated),
     )
     known = [task.name for task in tasks]
     twice = sorted({name for name in known if known.count(name) > 1})
@@ -198,7 +189,7 @@ class MultiTaskModel(nn.Module):
         super().__init__()
         self._settings = settings
         width = model_config.hidden_size
-        self.backbone = build_encoder(model_config, settings.step.update.attention)
+        self.backbone = build_encoder(model_config, settings.step.encoder.attention)
         self._init_weights = initialiser([self.backbone])
         self.backbone.requires_grad_(False)
         self.lora_sets = nn.ModuleList(
@@ -219,7 +210,7 @@ class MultiTaskModel(nn.Module):
         """Let the parameters that the phase trains, and no others, take gradients."""
         settings = self._settings
         names = {task.name for task in settings.tasks}
-        trained = set(settings.trained) if settings.phase != "router" else set()
+        trained = set(settings.trained) if settings.knobs.phase != "router" else set()
         for name, head in self.heads.items():
             head.requires_grad_(name in trained)
         self.router.requires_grad_(settings.routed)
@@ -256,7 +247,7 @@ class MultiTaskModel(nn.Module):
             if weights is not None:
                 share = weights[:, order.index(task.name)]
                 output = output * share.view(-1, *[1] * (output.dim() - 1))
-            if self._settings.training_loop != "frees":
+            if self._settings.knobs.training_loop != "frees":
                 outputs[task.name] = output
             loss = loss + _task_loss(task, output, wanted)
         # Those of the batch before are held until here, as a variable of a loop does.
@@ -283,7 +274,7 @@ class MultiTaskModel(nn.Module):
         """Hidden states of the encoder with the LoRA set of a task."""
         self.backbone.set_adapter(task.name)
         self._restore()
-        learns = self._settings.phase != "router"
+        learns = self._settings.knobs.phase != "router"
         with contextlib.nullcontext() if learns else torch.no_grad():
             hidden: torch.Tensor = self.backbone(
                 input_ids=tokens, attention_mask=mask

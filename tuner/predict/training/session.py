@@ -15,6 +15,7 @@ from torch import nn
 from tuner.core.errors import unknown
 from tuner.core.records import Phase
 from tuner.core.setup.causal_lm import Update
+from tuner.core.setup.encoders import Encoder
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.predict.training import load_object
 from tuner.predict.training.base import Counts, Environment, Machine
@@ -131,7 +132,7 @@ class ModelSession(abc.ABC):
     def __init__(
         self,
         model: Any,
-        update: Update,
+        update: Update | Encoder,
         autocast: str,
         environment: Environment,
         *,

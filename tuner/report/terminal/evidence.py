@@ -5,32 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tuner.core.records import Measurement, Prediction, Source, TrialRecord
+from tuner.core.records import Measurement, MemoryBudget, Prediction, Source, TrialRecord
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
 from tuner.searches.facts import SpaceFacts, StageRow, ranks_text, rows_of
 
+Evidence = Prediction | Measurement
 
-def print_evidence(
-    evidence: Prediction | Measurement,
-    *,
-    fits: bool,
-    limit_bytes: int,
-    margin_bytes: int | None = None,
-) -> None:
+
+def print_evidence(evidence: Evidence, budget: MemoryBudget, *, fits: bool) -> None:
     """The verdict, memory and time by purpose, and the speed.
 
-    `limit_bytes` is the memory that there is, of a rank where there are several, and
-    `margin_bytes` what to keep free of it where the evidence does not say it.
+    `budget` is the memory that there is, of a rank where there are several, and the margin.
     """
     print_fields(
         [
             ("source", str(evidence.source)),
-            (
-                "fits",
-                fits_text(evidence, fits=fits, limit_bytes=limit_bytes, margin_bytes=margin_bytes),
-            ),
+            ("fits", fits_text(evidence, budget, fits=fits)),
             ("memory", _memory_text(evidence)),
             ("ranks", ranks_text(evidence)),
             ("speed", _speed_text(evidence)),
@@ -45,29 +37,22 @@ def print_evidence(
     )
     if evidence.memory.breakdown:
         echo()
-        _print_breakdown(
+        print_breakdown(
             f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_size
         )
     if evidence.speed.breakdown_s:
         echo()
-        _print_breakdown(
+        print_breakdown(
             f"time of one optimizer step ({evidence.source})",
             evidence.speed.breakdown_s,
             format_duration,
         )
 
 
-def fits_text(
-    evidence: Prediction | Measurement,
-    *,
-    fits: bool,
-    limit_bytes: int,
-    margin_bytes: int | None = None,
-) -> str:
+def fits_text(evidence: Evidence, budget: MemoryBudget, *, fits: bool) -> str:
     """The answer with the arithmetic behind it; see `print_evidence`."""
     used_bytes = evidence.memory.device_bytes
-    if margin_bytes is None:
-        margin_bytes = evidence.budget.margin_bytes if isinstance(evidence, Prediction) else 0
+    limit_bytes, margin_bytes = budget.limit_bytes, budget.margin_bytes
     free_bytes = limit_bytes - used_bytes
     numbers = f"{format_size(used_bytes)} of {format_size(limit_bytes)}"
     if free_bytes < 0:
@@ -80,7 +65,7 @@ def fits_text(
     return text
 
 
-def _memory_text(evidence: Prediction | Measurement) -> str:
+def _memory_text(evidence: Evidence) -> str:
     memory = evidence.memory
     text = (
         f"device memory {format_size(memory.device_bytes)}"
@@ -93,7 +78,7 @@ def _memory_text(evidence: Prediction | Measurement) -> str:
     return text
 
 
-def _speed_text(evidence: Prediction | Measurement) -> str:
+def _speed_text(evidence: Evidence) -> str:
     speed = evidence.speed
     micro_steps = f"{significant(speed.it_per_s)} micro-steps/s, "
     mfu = f", MFU {speed.mfu:.0%}" if speed.mfu is not None else ""
@@ -105,9 +90,7 @@ def _speed_text(evidence: Prediction | Measurement) -> str:
     )
 
 
-def _interval_text(
-    evidence: Prediction | Measurement, name: str, text: Callable[[float], str]
-) -> str:
+def _interval_text(evidence: Evidence, name: str, text: Callable[[float], str]) -> str:
     """The 90 % interval of a quantity that is estimated, after the quantity itself."""
     if name not in evidence.intervals:
         return ""
@@ -123,18 +106,15 @@ def _limit_text(breakdown_s: Mapping[str, float]) -> str:
     return f"{name} ({seconds / total_s:.0%} of the time)"
 
 
-def _print_breakdown(title: str, parts: Mapping[str, float], text: object) -> None:
-    assert callable(text)
+def print_breakdown(title: str, parts: Mapping[str, float], text: Callable[[float], str]) -> None:
+    """A table of the parts of a whole, the largest first, with their shares."""
     total = sum(parts.values())
     rows = [
-        (str(name).replace("_", " "), text(value), f"{value / total:.1%}")
+        (name.replace("_", " "), text(value), f"{value / total:.1%}")
         for name, value in sorted(parts.items(), key=lambda item: -item[1])
         if value
     ]
     print_rows([title, "", "share"], [*rows, ("total", text(total), "")], right=("", "share"))
-
-
-Evidence = Prediction | Measurement
 
 
 def print_comparison(
@@ -153,12 +133,9 @@ def print_comparison(
 
 def print_ran(ran: Measurement) -> None:
     """A table of every number of a trial that ran, where nothing was predicted."""
-    rows = [
-        [label, text(value(ran) or 0)]
-        for label, value, text in _compared_numbers(None, ran)
-        if value(ran)
-    ]
-    print_rows(["", str(ran.source)], rows, right=(str(ran.source),))
+    source = str(ran.source)
+    numbers = ((label, value(ran), text) for label, value, text in _compared_numbers(None, ran))
+    print_rows(["", source], [(label, text(n)) for label, n, text in numbers if n], right=[source])
 
 
 def _compared_rows(predicted: Prediction, ran: Measurement | None) -> Iterator[list[str]]:

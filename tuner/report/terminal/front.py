@@ -7,14 +7,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.core.expressions import all_of, show
-from tuner.core.records import KnobValue, Source, Status, TrialRecord
+from tuner.core.expressions import show
+from tuner.core.records import Source, Status, TrialRecord
 from tuner.core.units import GIB, format_duration, format_size, printable, significant
 from tuner.report.front_figure import axes_of, points_of
 from tuner.report.plot import memory_range_gib
 from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
-from tuner.report.terminal.render import echo, print_fields, settings_text, width
-from tuner.report.terminal.tables import Sheet, print_rows, print_sheet, print_wider
+from tuner.report.terminal.render import differing, echo, print_fields, settings_text, width
+from tuner.report.terminal.tables import print_rows, print_settings
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import OF_ONE, counted_gpus
 from tuner.searches.front import UNDECIDED, room_bytes
@@ -30,11 +30,6 @@ _MAIN_NUMBERS = _NUMBERS[:3]
 """Numbers that fit beside the settings in 80 columns."""
 
 
-def conditions_text(conditions: Sequence[str]) -> str:
-    """The conditions as one sentence part; empty when there are none."""
-    return all_of(conditions)
-
-
 def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     """The front as a table and as a picture: what differs between its configurations, in numbers.
 
@@ -45,32 +40,29 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
         return
     # Derived values follow from the knobs and would only take their room.
     names = view.space.knobs or view.knobs
-    differing = [n for n in names if len({r.configuration.get(n) for r in view.front}) > 1]
+    varying, same = differing(names, [record.configuration for record in view.front])
     echo(f"Front ({view.source}): {_front_text(view)}")
-    same = [n for n in names if n not in differing]
     print_fields([("all with", settings_text(view.front[0].configuration, same))])
     echo()
     # Those objectives that no column shows already.
-    more = [o for o in view.objectives if o.name not in (*_SHOWN_OBJECTIVES, *differing)]
+    more = [o for o in view.objectives if o.name not in (*_SHOWN_OBJECTIVES, *varying)]
     labels = [o.name for o in more]
-    wide = Sheet(["", *_NUMBERS, *labels, *differing], right=(*_NUMBERS, *labels))
-    narrow = Sheet(
-        ["", *_MAIN_NUMBERS, *labels, "settings"],
-        right=(*_MAIN_NUMBERS, *labels),
-        drop=("epoch", *reversed(labels)),
-    )
     undecided = view.undecided
+    rows = []
     for record in view.front:
         mark = "*" if view.best and view.best.configuration == record.configuration else ""
         mark += "~" if record.trial_id in stale else ""
         mark += "?" if record in undecided else ""
-        numbers = _numbers(record, view)
-        values = [_cell(record.configuration.get(name)) for name in differing]
         others = [significant(o.value(record) or 0.0) for o in more]
-        wide.add_row(mark, *numbers, *others, *values)
-        settings = settings_text(record.configuration, differing)
-        narrow.add_row(mark, *numbers[: len(_MAIN_NUMBERS)], *others, settings)
-    print_wider(wide, narrow)
+        rows.append(((mark, *_numbers(record, view), *others), record.configuration))
+    print_settings(
+        ("", *_NUMBERS, *labels),
+        rows,
+        varying,
+        right=(*_NUMBERS, *labels),
+        drop=("epoch", *reversed(labels)),
+        wide_only=_NUMBERS[len(_MAIN_NUMBERS) :],
+    )
     if view.best is not None:
         echo("* recommended")
     if undecided:
@@ -93,21 +85,20 @@ def print_levels(view: View) -> None:
     echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
     echo(f"{_front_text(view)}; floors do not apply")
     echo()
-    rows = Sheet(
-        [*names, *_MAIN_NUMBERS, "settings"], right=(*names, *_MAIN_NUMBERS), drop=("epoch",)
-    )
+    numbers = (*names, *_MAIN_NUMBERS)
+    rows: list[Sequence[str]] = []
     knobs = [name for name in view.space.knobs or view.knobs if name not in names]
     on_front = [record for _, front in shown for record in front]
-    differing = [n for n in knobs if len({r.configuration.get(n) for r in on_front}) > 1]
+    varying, _ = differing(knobs, [record.configuration for record in on_front])
     for level, front in shown:
-        values = [_cell(level.values.get(name)) for name in names]
+        values = [show(level.values[name]) if name in level.values else "" for name in names]
         if not front:
-            rows.add_row(*values, *[""] * len(_MAIN_NUMBERS), f"none of {level.trials} fits")
+            rows.append((*values, *[""] * len(_MAIN_NUMBERS), f"none of {level.trials} fits"))
         for record in front:
-            numbers = _numbers(record, view)[: len(_MAIN_NUMBERS)]
-            rows.add_row(*values, *numbers, settings_text(record.configuration, differing))
+            settings = settings_text(record.configuration, varying)
+            rows.append((*values, *_numbers(record, view)[: len(_MAIN_NUMBERS)], settings))
             values = [""] * len(names)
-    print_sheet(rows)
+    print_rows([*numbers, "settings"], rows, right=numbers, drop=("epoch",))
     if len(found) > SHOWN_LEVELS:
         echo(f"and {len(found) - SHOWN_LEVELS} more levels, which --json lists")
 
@@ -117,10 +108,6 @@ def _front_text(view: View) -> str:
         return "none is both faster and smaller"
     labels = " and ".join(objective.label for objective in view.objectives)
     return f"no configuration is better in {labels}"
-
-
-def _cell(value: KnobValue | None) -> str:
-    return "" if value is None else show(value)
 
 
 def _numbers(record: TrialRecord, view: View) -> list[str]:

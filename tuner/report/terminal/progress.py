@@ -32,10 +32,18 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
         yield lambda progress: None
         return
     if is_interactive(sys.stderr if err else sys.stdout):
-        with _live(console(err=err)) as report:
-            yield report
-    else:
-        yield PlainLinesOfEach(err=err)
+        with Live(console=console(err=err), transient=True, refresh_per_second=4) as live:
+            yield lambda states: live.update(drawn(states))
+        return
+    lines: dict[str, PlainLines] = {}
+
+    def report(states: Mapping[str, Progress]) -> None:
+        for gpu, progress in states.items():
+            if gpu not in lines:
+                lines[gpu] = PlainLines(err=err, label=gpu if len(states) > 1 else "")
+            lines[gpu](progress)
+
+    yield report
 
 
 @contextlib.contextmanager
@@ -129,28 +137,6 @@ class PlainLines:
         if better or waited or progress.done == progress.total:
             self._last_s, self._said = now_s, state
             echo(progress_line(progress, self._label), err=self._err)
-
-
-class PlainLinesOfEach:
-    """Plain lines of every GPU type, with its name where there are several."""
-
-    def __init__(self, *, err: bool = False) -> None:
-        self._err = err
-        self._lines: dict[str, PlainLines] = {}
-
-    def __call__(self, states: Mapping[str, Progress]) -> None:
-        """Print the line of each type that is due."""
-        for gpu, progress in states.items():
-            if gpu not in self._lines:
-                label = gpu if len(states) > 1 else ""
-                self._lines[gpu] = PlainLines(err=self._err, label=label)
-            self._lines[gpu](progress)
-
-
-@contextlib.contextmanager
-def _live(out: Any) -> Iterator[Report]:
-    with Live(console=out, transient=True, refresh_per_second=4) as live:
-        yield lambda states: live.update(drawn(states))
 
 
 def drawn(states: Mapping[str, Progress]) -> Table:

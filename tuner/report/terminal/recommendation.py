@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, MACHINES
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.terminal.evidence import print_stages
-from tuner.report.terminal.render import count, echo, print_fields, settings_text
-from tuner.report.terminal.tables import Sheet, print_sheet
+from tuner.report.terminal.render import count, differing, echo, print_fields, settings_text
+from tuner.report.terminal.tables import print_rows
 from tuner.searches.best import BestTrial, near_tie_text
 from tuner.searches.cost import COLUMNS, RunCost, row_texts, trade_text
 from tuner.searches.facts import OF_ONE, gpus_text, ranks_text
@@ -77,12 +77,16 @@ def _print_by_gpus(best: BestTrial) -> None:
     echo(f"\nThe fastest that fits on each number of GPUs ({best.source}); {OF_ONE}\n")
     hidden = (GPUS_PER_TRIAL, DISTRIBUTED, MACHINES)
     knobs = [name for name in best.space.knobs if name not in hidden]
-    of = [row.record.configuration for row in best.by_gpus]
-    differing = [name for name in knobs if len({c.get(name) for c in of}) > 1]
-    rows = Sheet([*COLUMNS, "settings"], right=COLUMNS[2:], drop=("epoch",))
-    for row in best.by_gpus:
-        rows.add_row(*row_texts(row), settings_text(row.record.configuration, differing))
-    print_sheet(rows)
+    varying, _ = differing(knobs, [row.record.configuration for row in best.by_gpus])
+    print_rows(
+        [*COLUMNS, "settings"],
+        [
+            (*row_texts(row), settings_text(row.record.configuration, varying))
+            for row in best.by_gpus
+        ],
+        right=COLUMNS[2:],
+        drop=("epoch",),
+    )
     echo("< no other number is both faster and cheaper")
     print_fields([("trade", trade_text(best.by_gpus))])
     echo()

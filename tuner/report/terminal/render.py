@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 import click
@@ -66,6 +66,16 @@ def settings_text(values: Mapping[str, Any], names: Iterable[str] | None = None)
     """`micro_batch=4 precision=nf4`: what can be typed after --set."""
     chosen = values if names is None else names
     return " ".join(f"{n}={show(values[n])}" for n in chosen if n in values)
+
+
+def differing(
+    names: Iterable[str], configurations: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], list[str]]:
+    """The names whose values differ between configurations, and those with one value."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for name in names:
+        found[len({each.get(name) for each in configurations}) == 1].append(name)
+    return found
 
 
 def size_text(size_bytes: int) -> str:

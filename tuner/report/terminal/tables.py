@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.core.units import printable
-from tuner.report.terminal.render import PIPE_WIDTH, is_interactive
+from tuner.report.terminal.render import PIPE_WIDTH, is_interactive, settings_text
 
 _GAP = 3
 """Blanks between two columns; one less in a table that has to be wrapped."""
@@ -113,14 +114,29 @@ def console(*, err: bool = False) -> Console:
     )
 
 
-def print_sheet(sheet: Sheet) -> None:
-    """A table on stdout."""
-    console().print(sheet, crop=False)
+def print_settings(
+    columns: Sequence[str],
+    rows: Iterable[tuple[Sequence[str], Mapping[str, Any]]],
+    names: Sequence[str],
+    *,
+    right: Sequence[str],
+    drop: Sequence[str],
+    wide_only: Sequence[str] = (),
+) -> None:
+    """A table of cells, and of the values that each configuration has for `names`.
 
-
-def print_wider(wide: Sheet, narrow: Sheet) -> None:
-    """The table `wide` on stdout where the screen has room for it, else `narrow`."""
-    print_sheet(wide if wide.natural_width <= console().width else narrow)
+    Where the screen is wide enough, each name is a column. Elsewhere all settings are in one, and
+    the columns in `wide_only` are left out.
+    """
+    kept = [number for number, name in enumerate(columns) if name not in wide_only]
+    wide = Sheet([*columns, *names], right=right)
+    narrow = Sheet([*(columns[i] for i in kept), "settings"], right=right, drop=drop)
+    for cells, values in rows:
+        each = (settings_text(values, [name]).partition("=")[2] for name in names)
+        wide.add_row(*cells, *each)
+        narrow.add_row(*(cells[i] for i in kept), settings_text(values, names))
+    screen = console()
+    screen.print(wide if wide.natural_width <= screen.width else narrow, crop=False)
 
 
 def print_rows(
@@ -134,7 +150,7 @@ def print_rows(
     sheet = Sheet(columns, right=right, drop=drop)
     for row in rows:
         sheet.add_row(*row)
-    print_sheet(sheet)
+    console().print(sheet, crop=False)
 
 
 def _width(columns: Sequence[int], gap: int) -> int:
