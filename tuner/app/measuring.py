@@ -14,7 +14,6 @@ from tuner.core import host
 from tuner.core.environment import trial_environment
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Configuration, Outcome, Prediction
-from tuner.core.setup.distributed_knobs import most_gpus_per_trial
 from tuner.core.units import GIB, format_gib
 from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
@@ -219,14 +218,6 @@ def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Me
         emulated=True,
         gpus=gpus,
     )
-
-
-def gpus_of_trials(space: SearchSpace) -> int:
-    """GPUs reserved for each trial of a space: the most that any of its trials uses.
-
-    Raises `InputError` if the name `gpus_per_trial` is used for something else.
-    """
-    return most_gpus_per_trial(space.choices, space.fixed)
 
 
 def require_one_machine(machines: int) -> None:

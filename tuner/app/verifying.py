@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Sequence
 
 from tuner.app.listener import Listener
-from tuner.app.measuring import Predicting, emulating, gpus_of_trials
+from tuner.app.measuring import Predicting, emulating
 from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable, with_margin
 from tuner.core.errors import TunerError
 from tuner.core.records import Outcome, Source, Status, TrialRecord
+from tuner.core.setup.distributed_knobs import most_gpus_per_trial
 from tuner.emulator.toolchain import unavailable
 from tuner.searches.best import BestTrial
 from tuner.searches.journal import JournalWriter
@@ -106,7 +107,7 @@ def _best(plan: SearchPlan) -> BestTrial | None:
 def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
     """The outcome of one emulated trial, in every stage where the space has some."""
     space, record = plan.part.space, best.record
-    where = emulating(plan.target.gpu, gpus=gpus_of_trials(space))
+    where = emulating(plan.target.gpu, gpus=most_gpus_per_trial(space.choices, space.fixed))
     trial = (space, record.configuration, record.outcome.prediction)
     return where.run(plan.job, where.options(), trial, Instructions(verify=True))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.device import UNHEARD, Notices, with_profile
-from tuner.app.measuring import Measuring, Predicting, decide, gpus_of_trials
+from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
@@ -31,7 +31,7 @@ from tuner.core.records import (
     TrialRecord,
     parse_margin,
 )
-from tuner.core.setup.distributed_knobs import most_machines
+from tuner.core.setup.distributed_knobs import most_gpus_per_trial, most_machines
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
@@ -190,7 +190,7 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
         memory_limit=options.memory_limit,
         address=options.address,
         workers=options.workers,
-        gpus_per_trial=gpus_of_trials(space),
+        gpus_per_trial=most_gpus_per_trial(space.choices, space.fixed),
         machines=most_machines(space.choices, space.fixed) if space.predictable else 1,
     )
     require_trials(space, trials_on)
