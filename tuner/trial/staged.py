@@ -9,19 +9,11 @@ from tuner.core.records import (
     Configuration,
     Measurement,
     Outcome,
-    Prediction,
     Speed,
     Status,
     hardest_stage,
 )
-from tuner.predict.stages import (
-    StageWork,
-    hardest_first,
-    mean_speed,
-    numbers_of,
-    stage_work,
-    weights,
-)
+from tuner.predict.stages import StageWork, mean_speed, numbers_of, stage_work, weights
 from tuner.space.searchspace import SearchSpace
 from tuner.trial.base import PLAIN, GiveUp, Instructions, RunnerFactory, TrialRunner
 
@@ -89,23 +81,6 @@ class StagedRunner:
         evidence = outcome.ran
         too_large = evidence is not None and rule.is_too_large(evidence.memory.device_bytes)
         return outcome.status is not Status.OK or too_large
-
-
-def run_in_stages(
-    runner: TrialRunner,
-    space: SearchSpace,
-    configuration: Configuration,
-    prediction: Prediction | None,
-    instructions: Instructions = PLAIN,
-) -> Outcome:
-    """One trial, in every stage of the space if it has any.
-
-    The stage that needs most memory by `prediction` comes first.
-    """
-    if not space.stages:
-        return runner.run(configuration, instructions)
-    orders = {} if prediction is None else {configuration.key: hardest_first(prediction)}
-    return StagedRunner(runner, space, orders).run(configuration, instructions)
 
 
 @dataclass(frozen=True, slots=True)
