@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from compiled_samples import shallow_model
 
-from benchmarks.casebook import COLUMNS
+from benchmarks.casebook import COLUMNS, numbers_of, page
 from benchmarks.casebook_cases import SYSTEMS
-from tuner.core.units import format_size, significant
+from tuner.app.predicting import SpacePredictor
+from tuner.core.units import format_duration, format_size, significant
 from tuner.predict.predict import check_supported
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
@@ -32,6 +35,32 @@ def test_what_was_used_can_be_predicted_on_its_gpus(system):
             )
             if gpu_name == next(iter(system.used)) or settings in [o.settings for o in used]:
                 assert not check_supported(configuration, get_gpu(gpu_name))
+
+
+@pytest.mark.slow
+def test_the_numbers_of_the_page_are_those_of_the_predictor(tmp_path):
+    (system,) = (s for s in SYSTEMS if s.space == "cot8b_h100")
+    space, gpu = load_space(system.space), get_gpu("h100_sxm")
+    model = shallow_model(tmp_path, space.model, 2)
+    text = page([system], model=model)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(system.used["h100_sxm"]) + 1  # a header, and the recommended one
+    predictor = SpacePredictor(replace(space, model=model), gpu)
+    settings = [one.settings for one in system.used["h100_sxm"]]
+    found = predictor.trace(
+        [configure(space, {**space.baseline, **each}, strict=False) for each in settings]
+    )
+    for row, one, each in zip(rows[1:], system.used["h100_sxm"], found, strict=False):
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        by_name = dict(zip(COLUMNS, cells, strict=True))
+        memory, speed = each.prediction.memory, each.prediction.speed
+        assert by_name[COLUMNS[0]] == one.label
+        assert by_name["device"] == format_size(memory.device_bytes)
+        assert by_name["backward"] == format_size(memory.phase_peak_bytes["backward"])
+        assert by_name["step"] == format_duration(speed.step_s)
+        assert by_name["samples/s"] == significant(speed.samples_per_s)
+        assert by_name["fits"] == "yes"
+    assert numbers_of(found[0], space)["device"] in text.partition("missed")[2]
 
 
 def test_the_page_recommends_what_the_committed_results_recommend():

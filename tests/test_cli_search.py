@@ -121,12 +121,6 @@ class TestPlan:
         make_plan(self.target(), options())
         assert sorted(folder.rglob("*")) == before
 
-    def test_cluster_that_is_not_there_leaves_nothing(self, folder, capfd):
-        before = sorted(folder.rglob("*"))
-        assert run([*SEARCH, "--gpu", "a6000", "--address", "127.0.0.1:9"]) == 3
-        assert "'127.0.0.1:9'" in capfd.readouterr().err
-        assert sorted(folder.rglob("*")) == before
-
     def test_fresh_keeps_the_journal_of_before(self, folder):
         from tuner.app.search.run import journal_of
 

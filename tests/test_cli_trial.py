@@ -12,6 +12,7 @@ from cli_samples import write_samples
 from device_fakes import A6000, H200, measurement_of, pretend, profile_of
 from results_samples import make_memory, make_speed
 
+from tuner.app import measuring
 from tuner.app.cli import trial_run
 from tuner.app.cli.main import run
 from tuner.app.device import cpu_label
@@ -51,18 +52,15 @@ def machine(tmp_path, monkeypatch):
         def __init__(self, job: TrialJob, options: MeasureOptions, *, environment: Any) -> None:
             asked.job, asked.options, asked.environment = job, options, environment
 
-        def run(self, configuration: Any, **more: Any) -> Outcome:
+        def run(self, configuration: Any, *more: Any) -> Outcome:
             asked.configuration = configuration
             return asked.outcome
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error: object) -> None:
+        def close(self) -> None:
             asked.closed += 1
 
     monkeypatch.setattr(trial_run, "estimate_configuration", predicted)
-    monkeypatch.setattr(trial_run, "IsolatedRunner", Runner)
+    monkeypatch.setattr(measuring, "IsolatedRunner", Runner)
     return asked
 
 

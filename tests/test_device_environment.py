@@ -33,7 +33,7 @@ ADAPTED = [
     {"precision": "nf4", "double_quant": False, "mixed_precision": "bf16"},
     {"precision": "int8", "mixed_precision": "bf16"},
     {"precision": "bf16", "lora_rank": 0, "gradient_checkpointing": False},
-    {"attention": "eager", "training_loop": "plain"},
+    {"attention": "eager", "training_loop": "loop"},
 ]
 
 
@@ -54,7 +54,6 @@ def opened(config, device="cpu", **changes):
 @pytest.mark.parametrize(
     ("config", "changes"),
     [*[(GEMMA, changes) for changes in ADAPTED], (LLAMA, {}), (QWEN, ADAPTED[1])],
-    ids=str,
 )
 def test_a_session_trains_for_real(config, changes):
     environment, session = opened(config, **changes)

@@ -14,7 +14,6 @@ from measure_samples import knobs, model_folder
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.kinds import Phase
 from tuner.core.records import Configuration, Prediction
-from tuner.core.units import MIB
 from tuner.cost.operators.timeline import Mark, Timeline
 from tuner.cost.parallel import sharded_exchange
 from tuner.predict.predict import Subject, predict, resolve_subject
@@ -112,26 +111,6 @@ def test_a_rank_is_predicted_as_deepspeed_trains_it(stage: int, tmp_path: Path) 
     case = next(case for case in CASES if case.name == "LoRA")
     answer = compare(case, stage, 2, write_model(tmp_path), 1)
     assert answer.holds, answer.line
-
-
-@pytest.mark.slow
-@needs_deepspeed
-@needs_emulator
-def test_two_ranks_of_deepspeed_take_what_is_predicted_of_one() -> None:
-    from test_emulated_several_gpus import emulated_by_ranks
-
-    from tuner.app.estimate import one_configuration
-
-    settings = {"gpus_per_trial": 2, "distributed": "zero2", "mixed_precision": "bf16"}
-    sizes = {"micro_batch": 2, "max_length": 128, "grad_accum": 2, "num_workers": 0}
-    space, asked = one_configuration(None, "tiny-llama-3m", settings | sizes)
-    gpu = get_gpu("h100_sxm")
-    predicted = predict(resolve_subject(space.workload, space.predicted_model()), asked, gpu).memory
-    emulated = emulated_by_ranks(space, Configuration(asked), gpu)
-    assert predicted.peak_allocated_bytes > 900 * MIB
-    for name in ("peak_allocated_bytes", "peak_reserved_bytes", "loaded_bytes"):
-        sizes_of = getattr(predicted, name), getattr(emulated, name)
-        assert sizes_of[0] == pytest.approx(sizes_of[1], rel=0.01), name
 
 
 def test_what_deepspeed_does_not_train_is_refused_with_the_way_to_emulate(

@@ -13,16 +13,18 @@ from tuner.app import machine_facts
 from tuner.app import probe as probing
 from tuner.app.cli import machine as doctor
 from tuner.app.cli.main import run
+from tuner.app.device import LocalGpu
 from tuner.app.doctor import examine
-from tuner.app.machine_facts import DeviceFacts, Finding, MachineFacts, Severity
+from tuner.app.machine_facts import Finding, MachineFacts, Severity
 from tuner.app.own_settings import own_settings
 from tuner.core import host, nvml
 from tuner.core.nvml import DeviceProcess, DeviceUse
+from tuner.core.records.reading import written
 from tuner.core.units import GIB, MIB
 from tuner.space.gpus import get_gpu
 
 GPU = get_gpu("a6000")
-DEVICE = DeviceFacts(0, GPU.name, GPU.memory_bytes, (8, 6), GPU, used_bytes=300 * MIB)
+DEVICE = LocalGpu(0, GPU.name, GPU.memory_bytes, (8, 6), GPU, used_bytes=300 * MIB)
 WELL = MachineFacts(
     devices=(DEVICE,),
     driver="580.1",
@@ -280,7 +282,7 @@ class TestCommand:
 
 def test_findings_as_json():
     finding = Finding("GPU", Severity.OK, "fine")
-    assert finding.to_dict() == {"check": "GPU", "level": "ok", "text": "fine", "fix": ""}
+    assert written(finding) == {"check": "GPU", "level": "ok", "text": "fine", "fix": ""}
 
 
 def test_host_memory_of_a_container(tmp_path, monkeypatch):

@@ -235,9 +235,12 @@ def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path
 
 
 @needs_emulator
-def test_an_error_before_the_device_is_used_is_named_with_its_line(tmp_path: Path) -> None:
-    """In a rank, whose launcher raises an error of its own."""
-    python = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+@pytest.mark.parametrize("launcher", [(), ("torch.distributed.run", "--nproc-per-node", "2")])
+def test_an_error_before_the_device_is_used_is_named_with_its_line(
+    tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    """In a rank too: its launcher raises an error of its own."""
+    python = (sys.executable, *(["-m"] if launcher else []), *launcher)
     found = run(tmp_path, "import sys, torch\nimport no_such_module\n", python=python)
 
     assert (found["ended"], found["exit"], found["fits"]) == ("error", 2, None)

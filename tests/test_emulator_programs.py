@@ -112,18 +112,6 @@ def test_ranks_add_up_what_they_count(models: Path) -> None:
     assert set(said(row, r"step \d: (\d+) tokens")) == {"496"}
 
 
-def test_the_page_names_what_was_left_out() -> None:
-    [liger, sft] = programs("liger,trl_sft")
-    skipped = Row(liger.name, liger.title, liger.gpu, 1, "skipped", reason="not installed: x")
-    done = Row(sft.name, sft.title, sft.gpu, 1, "steps", steps=3, peak_allocated_bytes=1 << 30)
-    text = page({"liger": skipped, "trl_sft": done})
-
-    assert "not installed: x" in text
-    assert "| steps | 3 | 1.000 GiB |" in text
-    assert text.count("| not run |") > 10
-    assert "measured" not in text
-
-
 def test_the_page_is_what_the_script_writes_of_what_was_found() -> None:
     text = (Path(__file__).parents[1] / "docs/emulated_programs.md").read_text(encoding="utf-8")
     assert text == page(kept())

@@ -24,7 +24,7 @@ NEUTRAL = {"precision": "fp32", "attention": "eager", "micro_batch": 3, "max_len
 CASES = [
     ("llama", {}),
     ("llama", {"gradient_checkpointing": True, "max_grad_norm": 0.0}),
-    ("llama", {"training_loop": "plain", "grad_accum": 1}),
+    ("llama", {"training_loop": "loop", "grad_accum": 1}),
     ("qwen2", {"optimizer": "sgd"}),
     ("qwen3", {"lora_rank": 0, "precision": "bf16"}),
     ("gemma3", {"gradient_checkpointing": True}),

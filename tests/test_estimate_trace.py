@@ -19,7 +19,7 @@ VARIANTS = [
     {"precision": "nf4", "mixed_precision": "bf16", "gradient_checkpointing": True},
     {"precision": "int8", "gradient_checkpointing": True, "optimizer": "adamw_8bit"},
     {"precision": "fp32", "mixed_precision": "fp16", "lora_rank": 0},
-    {"optimizer": "paged_adamw_8bit", "training_loop": "plain", "grad_accum": 1},
+    {"optimizer": "paged_adamw_8bit", "training_loop": "loop", "grad_accum": 1},
 ]
 MODELS = ["llama", "qwen2", "qwen3", "gemma3"]
 # Every variant with the model that has most kinds of layers, and each model with two variants.
@@ -107,7 +107,7 @@ def test_a_step_leaves_nothing_behind_but_optimizer_state(model, values):
         if category not in expected
     )
     outputs = 0
-    if values.get("training_loop") == "plain":  # the last outputs: fp32 loss and bf16 logits
+    if values.get("training_loop") == "loop":  # the last outputs: fp32 loss and bf16 logits
         outputs = 4 + 2 * 2 * 32 * 320
     # bitsandbytes converts the biases of its layers once, to the type of their first input.
     biases = 2 * 2 * (64 + 32 + 32) if (model, values.get("precision")) == ("qwen2", "nf4") else 0

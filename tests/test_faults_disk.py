@@ -23,7 +23,7 @@ from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan, make_plan
 from tuner.app.target import load_target
 from tuner.core.errors import InputError, UnavailableError
-from tuner.searches.journal import JournalWriter, check_writable, encode, read_journal
+from tuner.searches.journal import JournalWriter, read_journal
 
 ROOT = Path(__file__).parents[1]
 
@@ -284,36 +284,3 @@ def test_records_are_in_the_order_of_the_journal_whatever_their_clock_said(path)
         for number, stamp in enumerate(stamps):
             journal.append(make_record(number + 1.0, started_at=stamp, trial_id=str(number)))
     assert [r.trial_id for r in read_journal(path).records] == ["0", "1", "2"]
-
-
-def test_a_record_that_was_written_is_read_back(path):
-    record = make_record(1.0, measured=True)
-    path.parent.mkdir()
-    path.write_bytes(encode(record))
-    assert read_journal(path).records == (record,)
-
-
-def test_a_folder_of_another_user_is_refused(tmp_path):
-    folder = tmp_path / "results"
-    folder.mkdir(mode=0o555)
-    if os.geteuid() != 0:
-        with pytest.raises(InputError, match="Permission denied"):
-            check_writable(folder)
-        return
-    parents = {path: path.stat().st_mode for path in (tmp_path, *tmp_path.parents[:2])}
-    for path in parents:
-        path.chmod(0o755)
-    child = os.fork()  # as nobody, who may not write there
-    if child == 0:
-        os.setgid(65534)
-        os.setuid(65534)
-        os.chdir("/")
-        try:
-            check_writable(folder)
-        except InputError as error:
-            os._exit(7 if "Permission denied" in error.message else 8)
-        os._exit(9)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    for path, mode in parents.items():
-        path.chmod(mode)
-    assert code == 7

@@ -52,10 +52,6 @@ classes' default that must answer."""
 GPU = get_gpu("h100_sxm")
 
 
-def test_there_are_32():
-    assert len({*KNOWN, *BY_TYPE}) == 32
-
-
 def answered(model, precision):
     space, configuration = one_configuration(None, model, {"precision": precision})
     found = predict(resolve_subject(space.workload, model), configuration, GPU)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import GIB, MIB
 from tuner.space import gpus
-from tuner.space.gpus import NATIVE_PRECISIONS, PRECISIONS, get_gpu, load_catalogue, match_device
+from tuner.space.gpus import NATIVE_PRECISIONS, get_gpu, load_catalogue, match_device
 
 # fmt: off
 ASKED_FOR = {
@@ -172,15 +172,6 @@ def test_memory_is_what_torch_reports(gpu_id, gib):
 
 
 # --- precision
-
-
-def test_bf16_on_a_t4_is_refused_with_the_reason():
-    assert "Turing has no bf16" in get_gpu("t4").unsupported_reason("bf16")
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_an_a6000_runs_every_precision(precision):
-    assert get_gpu("a6000").unsupported_reason(precision) is None
 
 
 def test_nf4_needs_only_fp16():

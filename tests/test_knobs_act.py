@@ -184,47 +184,20 @@ def test_compiled_models_run_compiled(monkeypatch):
 # -- the data loader ------------------------------------------------------------------------
 
 
-def pids(loader, epochs):
-    found = []
-    for _ in range(epochs):
-        batches = iter(loader)
-        workers = getattr(batches, "_workers", [])
-        found.append({worker.pid for worker in workers})
-        for _ in batches:
-            pass
-    return found
-
-
 def loader(**settings):
     return build_loader(
         Loader(**settings), vocab_size=100, shape=(2, 8), data=DataFacts(examples=8)
     )
 
 
-def test_workers_are_processes():
-    assert pids(loader(), 1) == [set()]
-    (found,) = pids(loader(num_workers=2), 1)
-    assert len(found) == 2
-    assert os.getpid() not in found
+KNOBS_OF_LOADERS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
 
-def test_persistent_workers_outlive_the_epoch():
-    first, second = pids(loader(num_workers=1), 2)
-    assert first != second
-    first, second = pids(loader(num_workers=1, persistent_workers=True), 2)
-    assert first == second
-
-
-def test_prefetching_asks_workers_for_batches_ahead():
-    for factor in (1, 3):
-        batches = iter(loader(num_workers=1, prefetch_factor=factor))
-        assert batches._tasks_outstanding == factor
-        del batches
-
-
-def test_pinned_memory_is_the_loaders():
-    assert loader(pin_memory=True).pin_memory
-    assert not loader().pin_memory
+@pytest.mark.parametrize("values", [(2, 3, True, True), (0, None, False, False)])
+def test_knobs_of_the_loader_are_those_of_pytorch(values):
+    asked = {name: value for name, value in zip(KNOBS_OF_LOADERS, values, strict=True) if value}
+    made = loader(**asked)
+    assert tuple(getattr(made, name) for name in KNOBS_OF_LOADERS) == values
 
 
 def test_a_session_trains_on_its_workers_batches_epoch_after_epoch():

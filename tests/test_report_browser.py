@@ -75,7 +75,7 @@ def test_everything_is_drawn_without_errors_network_or_overflow(browser, report,
     page.close()
 
 
-@pytest.mark.parametrize("width", [390, 1920])
+@pytest.mark.parametrize("width", [390, 1280, 1920])
 def test_memory_and_speed_of_all_configurations_are_on_the_screen(browser, report, width):
     opened = Opened(browser, report, viewport={"width": width, "height": 900})
     page = opened.page

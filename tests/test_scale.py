@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
 from dataclasses import replace
 
@@ -11,10 +10,8 @@ import pytest
 from device_fakes import measurement_of
 from tune_fakes import FakeSpace, outcome_of, record_of
 
-from benchmarks.large_journal import write_journal
 from benchmarks.scale.decisions import request_of
 from benchmarks.scale.world import ScaleSpace, predicted, scattered
-from tuner.app.cli.main import run
 from tuner.core.records import Outcome, Status
 from tuner.searches.front import pareto_front, samples_per_s
 from tuner.searches.guided.goals import Front
@@ -105,13 +102,6 @@ def test_the_front_of_few_is_the_front_of_all(adapter):
         whole, part = Front.of(speeds, sizes, **limits), Front.of(*few, **limits)
         assert part.speed.tolist() == whole.speed.tolist()
         assert part.size.tolist() == whole.size.tolist()
-
-
-def test_a_large_journal_is_one_that_commands_read(tmp_path, capsys):
-    write_journal(tmp_path / "qlora27b" / "a6000" / "trials.jsonl", 30)
-    target = ["--space", "qlora27b", "--gpu", "a6000", "--results", str(tmp_path)]
-    assert run(["show", *target, "--levels", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["trials"] == 30
 
 
 def test_instructions_are_not_copied():

@@ -17,9 +17,9 @@ from compiled_samples import shallow_model
 from results_samples import write_all
 
 from tuner.app.cli.main import run
+from tuner.app.predicting import SpacePredictor
 from tuner.core.records import Outcome, Source, TrialRecord
-from tuner.predict.predict import check_supported, predict, resolve_subject
-from tuner.predict.stages import predict_overall
+from tuner.predict.predict import check_supported
 from tuner.predict.training import get_workload
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.program.edit.assign import assignments
@@ -164,12 +164,9 @@ def test_trials_end_in_a_recommendation_and_its_files(name, gpu_name, tmp_path):
     gpu, whole = get_gpu(gpu_name), load_space(name)
     assert whole.model is not None
     space = replace(whole, model=shallow_model(tmp_path, whole.model, LAYERS.get(name, 2)))
-    subject = resolve_subject(space.workload, space.model)
     configuration = configure(space, space.baseline)
-    (prediction,) = predict_overall(
-        space, [configuration], lambda asked: [predict(subject, each, gpu) for each in asked]
-    )
-    outcome = Outcome.predicted(prediction)
+    (predicted,) = SpacePredictor(space, gpu).trace([configuration])
+    outcome = Outcome.predicted(predicted.prediction)
     record = TrialRecord(
         trial_id="one",
         space=space.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from encoder_samples import shallow_encoder
 
 from tuner.core.errors import InputError
 from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
-from tuner.predict.predict import predict, resolve_subject
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.stages import StageWork, combine, predict_stages, stage_work
 from tuner.space import configure, load_space
@@ -114,17 +112,3 @@ def test_the_phases_of_dynamo_are_limited_by_those_that_run_all_heads(tmp_path):
     assert large.misfits == ("phase2", "phase3")
     assert all(large.stages[f"phase1_{t}"].fits for t in ("sentiment", "qa", "translation"))
     assert small.run_s == small.epoch_s
-
-
-def test_the_first_stage_of_the_curriculum_limits_the_micro_batch(tmp_path):
-    space = load_space(str(SPACES / "naics_embedder.yaml"))
-    model = shallow_encoder(tmp_path, "all-minilm-l6-v2", layers=1)
-    subject, gpu = resolve_subject("contrastive", model), get_gpu("rtx6000")
-    values = configure(space).replace(micro_batch=4, grad_accum=1, effective_batch=4)
-    one = dataclasses.replace(space, derived={}, fixed={**space.fixed, "grad_accum": 1})
-    found = predict_stages(one, [values], lambda cs: [predict(subject, c, gpu) for c in cs])[0]
-    sizes = {n: p.memory.peak_allocated_bytes for n, p in found.stages.items()}
-    assert found.limiting == "stage1"
-    # The activations of anchors, positives and negatives: 26 texts a sample against 10.
-    assert 1.8 < sizes["stage1"] / sizes["stage2"] < 2.6
-    assert found.overall.memory.device_bytes == found.stages["stage1"].memory.device_bytes

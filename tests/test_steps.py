@@ -221,10 +221,8 @@ class SomeSteps:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"lora_rank": 0, "optimizer": "adamw_torch_fused"},
         {"gradient_checkpointing": True, "precision": "nf4"},
-        {"training_loop": "loop"},
         {"training_loop": "trainer", "mixed_precision": "bf16", "precision": "fp32"},
     ],
     ids=str,

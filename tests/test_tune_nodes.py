@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from shared_cases.chaos_checks import Journals, begun, check_end, meanwhile, nodes_used, searched
 from shared_cases.chaos_nodes import ChaosCluster, chaos_cluster
-from shared_cases.chaos_trials import true_front
 
 from tuner.searches.request import StoppedBy
 
@@ -18,12 +17,6 @@ TYPES = ("a6000", "l4", "h100_sxm")
 def nodes() -> Iterator[ChaosCluster]:
     with chaos_cluster() as cluster:
         yield cluster
-
-
-def test_types_have_fronts_of_their_own():
-    fronts = [true_front(gpu_id) for gpu_id in TYPES]
-    assert all(fronts)
-    assert len({frozenset(front) for front in fronts}) == len(TYPES)
 
 
 @pytest.mark.slow

@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.app.predicting import SpacePredictor
 from tuner.core.errors import TunerError
 from tuner.core.records import Configuration, Prediction
 from tuner.predict.compiling import default_workers
 from tuner.predict.predict import check_supported
-from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.stages import predict_overall
 from tuner.space import SearchSpace, configure, list_spaces, load_space
 from tuner.space.gpus import get_gpu
 
@@ -113,9 +112,8 @@ def _predicted(
     print(f"predicting {len(configurations)} configurations of {space.name} on {gpu_id} ...")
     if space.model is None:
         raise TunerError(f"space {space.name!r} names no model")
-    predictor = Predictor(PredictionJob(space.workload, space.model), workers=default_workers())
-    gpu = get_gpu(gpu_id)
-    return arrays_of(predict_overall(space, configurations, lambda c: predictor.predict(c, gpu)))
+    predictor = SpacePredictor(space, get_gpu(gpu_id), workers=default_workers())
+    return arrays_of([each.prediction for each in predictor.predict(configurations)])
 
 
 def arrays_of(predictions: Sequence[Prediction]) -> dict[str, Floats]:

@@ -16,7 +16,7 @@ import yaml
 from tuner.app.cli.main import run
 from tuner.core.records import Configuration
 from tuner.program.export import FORMATS, ExportInput, export
-from tuner.space import configure, default_space, load_space, parse_settings
+from tuner.space import configure, default_space, load_space
 from tuner.space.apply import is_meant
 
 ROOT = Path(__file__).parents[2]
@@ -576,7 +576,7 @@ def test_what_best_suggests_works(name, monkeypatch, capsys):
         values = command.make_context("trial", words).params
         assert (values["mode"], values["gpu_name"]) == ("emulate", gpu)
         space = load_space(values["space"])
-        assert configure(space, parse_settings(values["settings"])) == best.configuration
+        assert configure(space, values["settings"]) == best.configuration
 
 
 @pytest.mark.parametrize(

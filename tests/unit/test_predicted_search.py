@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from search_fakes import prediction_of
 
 from tuner.app.measuring import Mode
+from tuner.app.predicting import Predicted
 from tuner.app.search.options import SearchOptions, without_effect
 from tuner.app.search.plan import make_plan
 from tuner.app.search.predicted import keep_predictions, search_predicted
 from tuner.app.target import load_target
 from tuner.core.errors import InputError
-from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB
 from tuner.predict.predictor import COMPILED_TOLERANCE
@@ -28,7 +28,7 @@ from tuner.searches.progress import StoppedBy
 
 
 class Tracer:
-    """Stands in for a `Predictor` that knows what every trace comes to."""
+    """Stands in for a `SpacePredictor` that knows what every trace comes to."""
 
     at_once = 2
 
@@ -36,16 +36,9 @@ class Tracer:
         self.truth = truth
         self.asked: list[str] = []
 
-    def traced(
-        self,
-        configurations: Sequence[Configuration],
-        gpu: Gpu,
-        *,
-        margin_fraction: float | None = None,
-        profile: object = None,
-    ) -> list[Prediction]:
+    def trace(self, configurations: Sequence[Configuration]) -> list[Predicted]:
         self.asked += [configuration.key for configuration in configurations]
-        return [self.truth[configuration.key] for configuration in configurations]
+        return [Predicted(each, self.truth[each.key], each) for each in configurations]
 
 
 @pytest.fixture(scope="module")

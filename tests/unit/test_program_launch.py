@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tuner.app.measuring import gpus_of_trials
 from tuner.core.errors import InputError
+from tuner.core.setup.distributed_knobs import most_gpus_per_trial
 from tuner.program.launch import Launch, read_launch
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
@@ -230,7 +230,7 @@ def test_the_space_of_a_program_keeps_the_batch_of_all_ranks(tmp_path, config):
     (tmp_path / "mine.yaml").write_text(text)
     space = load_space(str(tmp_path / "mine.yaml"))
     assert "description: settings of train.py" in text
-    assert gpus_of_trials(space) == 4
+    assert most_gpus_per_trial(space.choices, space.fixed) == 4
     found = list(space.configurations())
     assert [(c["micro_batch"], c["grad_accum"]) for c in found] == [(1, 8), (2, 4), (4, 2)]
     assert space.command is not None

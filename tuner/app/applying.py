@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.core.errors import InputError, Problem, UnavailableError, unknown
+from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.files import read_file
 from tuner.core.records import Configuration, KnobValue
@@ -205,16 +205,13 @@ def _into_program(
             and setting.value != values[knob]
         ]
         notes += stale_comments(before, replaced)
-    rest = [
-        f"{settings[name].name} = {show(value)}, in {settings[name].where}"
+    elsewhere = {
+        name: settings[name]
         for name, value in values.items()
         if name in settings and settings[name].value != value and not _is_in(settings[name], files)
-    ]
-    inside = {
-        name: value
-        for name, value in values.items()
-        if name not in settings or settings[name].value == value or _is_in(settings[name], files)
     }
+    rest = [f"{s.name} = {show(values[name])}, in {s.where}" for name, s in elsewhere.items()]
+    inside = {name: value for name, value in values.items() if name not in elsewhere}
     now = {name: setting.value for name, setting in settings.items()}
     notes = [*_batch_notes(now, {**now, **values}), *notes]
     plan = EditPlan(tuple(edits), (), notes=tuple(notes))
@@ -247,12 +244,6 @@ class UserProgram:
     program: Program | None
     may_run: bool = False
     note: str = ""
-
-
-def require_way(way: str) -> None:
-    """Raise `InputError` for what is none of `WAYS`."""
-    if way not in WAYS:
-        raise unknown("way to check", way, WAYS)
 
 
 def user_program(sources: Sequence[SourceFile], words: Sequence[str]) -> UserProgram:

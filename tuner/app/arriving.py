@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -213,21 +212,15 @@ def _line(setting: Setting) -> str:
 
 _PREPARES = "prepare_model_for_kbit_training"
 _ENABLES = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
-_FIRST_NOT_REENTRANT = 5
-"""transformers' first version whose checkpointing is not reentrant by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCall:
-    """A call that turns checkpointing on: its function, "train.py:12", and its line.
-
-    `reentrant` is None if the call does not tell.
-    """
+    """A call that turns checkpointing on: its function, "train.py:12", and its line."""
 
     name: str
     where: str
     line: str
-    reentrant: bool | None
 
     @property
     def prepares(self) -> bool:
@@ -264,40 +257,13 @@ def _calls(script: Script) -> Iterator[CheckpointCall]:
             continue
         line = script.place_of(call).line
         where = f"{script.source.path}:{line}"
-        yield CheckpointCall(name, where, text[line - 1].strip(), _reentrant(script, call, name))
+        yield CheckpointCall(name, where, text[line - 1].strip())
 
 
 def _is_on(script: Script, call: ast.Call) -> bool:
     given = [k.value for k in call.keywords if k.arg in ("use_gradient_checkpointing", None)]
     given += call.args[1:2]
     return not given or _value(script, given[0]) is True
-
-
-def _reentrant(script: Script, call: ast.Call, name: str) -> bool | None:
-    positional = call.args[2:3] if name == _PREPARES else call.args[:1]
-    names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-    given = [k.value for k in call.keywords if k.arg in names] + positional
-    if given:
-        return _written(script, given[0])
-    if any(k.arg is None for k in call.keywords):
-        return None
-    if name == _PREPARES:
-        return True  # peft passes {}, which leaves it to PyTorch
-    try:
-        version = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return int(version.partition(".")[0]) < _FIRST_NOT_REENTRANT
-
-
-def _written(script: Script, given: ast.expr) -> bool | None:
-    if not isinstance(given, ast.Dict):
-        return None
-    for key, value in zip(given.keys, given.values, strict=True):
-        if isinstance(key, ast.Constant) and key.value == "use_reentrant":
-            found = _value(script, value)
-            return found if isinstance(found, bool) else None
-    return True
 
 
 def _value(script: Script, node: ast.expr) -> object:

@@ -51,12 +51,18 @@ _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """A CUDA device of this machine; `gpu` is its type, None when it is unknown."""
+    """A CUDA device of this machine; `gpu` is its type, None when it is unknown.
+
+    `used_bytes` and `processes` are those of the moment, where somebody asked for them.
+    """
 
     index: int
     name: str
     total_bytes: int
-    gpu: Gpu | None
+    compute_capability: tuple[int, int]
+    gpu: Gpu | None = None
+    used_bytes: int | None = None
+    processes: tuple[nvml.DeviceProcess, ...] = ()
 
 
 def find_gpu(
@@ -163,8 +169,8 @@ def local_gpus() -> list[LocalGpu]:
             break
         if identity is None:
             break
-        gpu = _type_of(identity.name, identity.total_bytes, identity.compute_capability)
-        found.append(LocalGpu(index, identity.name, identity.total_bytes, gpu))
+        facts = (identity.name, identity.total_bytes, identity.compute_capability)
+        found.append(LocalGpu(index, *facts, _type_of(*facts)))
     return found
 
 
@@ -221,7 +227,7 @@ def _type_of(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu | 
     if profile is None:
         return None
     gpu = _gpu_of(
-        _slug(name),
+        slug_of(name),
         name,
         profile.memory_bytes,
         sources={"device": "the NVIDIA driver", "memory": _measured_at(profile)},
@@ -275,7 +281,3 @@ def _profile_named(name: str) -> DeviceProfile | None:
     except UnavailableError:
         return None
     return load_profile(path) if path.is_file() else None
-
-
-def _slug(name: str) -> str:
-    return slug_of(name)

@@ -32,12 +32,6 @@ def export_recommended(
 
     `targets` and `maps` name the flags of a command line, as `--as` and `--map` do.
     """
-    return export(name, _subject(target, best, targets=targets, maps=maps))
-
-
-def _subject(
-    target: Target, best: BestTrial, *, targets: tuple[str, ...], maps: tuple[str, ...]
-) -> ExportInput:
     entry = get_entry(target.space.model) if target.space.model else None
     flags: dict[str, KnobValue] = {}
     command, own_command = target.space.command, ""
@@ -45,7 +39,7 @@ def _subject(
         own_command, unflagged = _own_command(command, best.configuration)
     else:
         flags, unflagged = _flags(target, best, targets=targets, maps=maps)
-    return ExportInput(
+    subject = ExportInput(
         configuration=_with_names(target, best.configuration),
         workload=target.space.workload,
         model=(entry.hub_id if entry and entry.hub_id else target.space.model),
@@ -55,6 +49,7 @@ def _subject(
         unflagged=unflagged,
         own_command=own_command,
     )
+    return export(name, subject)
 
 
 def _with_names(target: Target, values: Configuration) -> Configuration:

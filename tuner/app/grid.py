@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tuner.app.estimate import one_configuration
+from tuner.app.predicting import SpacePredictor
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, Prediction
@@ -207,13 +207,19 @@ class _Asked:
         traced: _Traced,
     ) -> None:
         self._question, self._model, self._method = question, model, method
-        self._gpu, self._predictor, self._traced = on.gpu, predictor, traced
-        self._how: dict[str, Any] = {"margin_fraction": on.margin_fraction, "profile": on.profile}
+        self._gpu, self._traced = on.gpu, traced
         self._settings = {**question.settings, **method.settings}
         # NF4 is computed in 16 bits of either kind, and not every GPU type has bf16.
         if method.settings["precision"] == "nf4" and on.gpu.unsupported_reason("bf16"):
             self._settings.setdefault("mixed_precision", "fp16")
         self._space, self._base = one_configuration(None, model, self._settings)
+        self._predictor = SpacePredictor(
+            self._space,
+            on.gpu,
+            margin_fraction=on.margin_fraction,
+            profile=on.profile,
+            predictor=predictor,
+        )
         self._held = {**model_defaults(model), **self._settings}
 
     def cell(self) -> GridCell:
@@ -224,8 +230,7 @@ class _Asked:
             return GridCell(*names, refused=problems[0].message)
         by_length, by_batch = self._lengths(), self._batches()
         every = list(dict.fromkeys([*by_length, *by_batch]))
-        predictions = self._predictor.predict(every, self._gpu, **self._how)
-        predicted = dict(zip(every, predictions, strict=True))
+        predicted = {each.configuration: each.prediction for each in self._predictor.predict(every)}
         by_batch.sort(key=lambda one: -predicted[one].speed.samples_per_s)
         shortest = by_length[-1]
         return GridCell(
@@ -282,9 +287,9 @@ class _Asked:
         capability, context_bytes = self._gpu.compute_capability, self._gpu.context_bytes
         kind = (configuration, kernels_like(capability), cublas_workspace_bytes(capability))
         if kind not in self._traced:
-            traced = self._predictor.traced([configuration], self._gpu, **self._how)[0]
-            self._traced[kind] = (traced.memory, context_bytes)
-            return traced
+            (traced,) = self._predictor.trace([configuration])
+            self._traced[kind] = (traced.prediction.memory, context_bytes)
+            return traced.prediction
         memory, with_context = self._traced[kind]
         size = memory.device_bytes - with_context + context_bytes
         return dataclasses.replace(compiled, memory=dataclasses.replace(memory, device_bytes=size))

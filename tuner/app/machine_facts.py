@@ -12,8 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tuner.core.gpu import Gpu
-from tuner.core.nvml import DeviceProcess
+from tuner.app.device import LocalGpu
 
 Versions = Mapping[str, str | None]
 
@@ -58,29 +57,12 @@ class Finding:
         """A fault that stops training."""
         return cls(check, Severity.PROBLEM, text, fix)
 
-    def to_dict(self) -> dict[str, str]:
-        """JSON types."""
-        return {"check": self.check, "level": str(self.level), "text": self.text, "fix": self.fix}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """A GPU of this machine; `gpu` is its type, None when it is not in the catalogue."""
-
-    index: int
-    name: str
-    total_bytes: int
-    compute_capability: tuple[int, int]
-    gpu: Gpu | None = None
-    used_bytes: int | None = None
-    processes: tuple[DeviceProcess, ...] = ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
     """The facts of a machine. `probe` is the result of `tuner.app.probe`."""
 
-    devices: tuple[DeviceFacts, ...] = ()
+    devices: tuple[LocalGpu, ...] = ()
     lost: tuple[str, ...] = ()
     """The driver's message about each GPU that it knows and cannot talk to."""
     driver: str | None = None

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus
 from tuner.core import host
+from tuner.core.environment import trial_environment
 from tuner.core.errors import InputError, UnavailableError
-from tuner.core.setup.distributed_knobs import most_gpus_per_trial, most_machines
+from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB, format_gib
 from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
+from tuner.predict.stages import hardest_first
 from tuner.searches.request import TrialDevice
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE, Gpu
-from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob
+from tuner.trial.base import PLAIN, Instructions, MeasureOptions, RunnerFactory, TrialJob
 from tuner.trial.factories import EmulatedFactory, MeasuredFactory, VerifiedFactory
+from tuner.trial.isolated import IsolatedRunner
+from tuner.trial.staged import StagedRunner
+
+if TYPE_CHECKING:
+    from tuner.trial.emulated_command import EmulatedCommandRunner
 
 SMALLER = 0.95
 """Memory below this share of the device's is a different size, not a driver difference."""
@@ -89,6 +98,30 @@ class Measuring:
         if self.device == CPU:
             return make
         return VerifiedFactory(make, self.names, self.sizes_bytes)
+
+    def run(
+        self,
+        job: TrialJob,
+        options: MeasureOptions,
+        trial: tuple[SearchSpace, Configuration, Prediction | None],
+        instructions: Instructions = PLAIN,
+    ) -> Outcome:
+        """The outcome of one trial: in every stage of the space, by prediction the hardest first.
+
+        Raises `UnavailableError` if the device can't be emulated.
+        """
+        space, configuration, prediction = trial
+        environment = trial_environment(self.threads)
+        runner: IsolatedRunner | EmulatedCommandRunner
+        if self.emulated and not is_emulated():
+            runner = EmulatedFactory(job, options, self.gpus, environment)()
+        else:
+            runner = IsolatedRunner(job, options, environment=environment)
+        with contextlib.closing(runner):
+            if not space.stages:
+                return runner.run(configuration, instructions)
+            orders = {configuration.key: hardest_first(prediction)} if prediction else {}
+            return StagedRunner(runner, space, orders).run(configuration, instructions)
 
     def text(self, gpu: Gpu) -> str:
         """The source of the numbers, in words for the user."""
@@ -185,19 +218,6 @@ def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Me
         emulated=True,
         gpus=gpus,
     )
-
-
-def gpus_of_trials(space: SearchSpace) -> int:
-    """GPUs reserved for each trial of a space: the most that any of its trials uses.
-
-    Raises `InputError` if the name `gpus_per_trial` is used for something else.
-    """
-    return most_gpus_per_trial(space.choices, space.fixed)
-
-
-def machines_of_trials(space: SearchSpace) -> int:
-    """The largest number of machines that a trial of the space uses."""
-    return most_machines(space.choices, space.fixed) if space.predictable else 1
 
 
 def require_one_machine(machines: int) -> None:
@@ -318,11 +338,10 @@ def cpu_share(devices: int) -> int:
 
 def limit_of(gpu: Gpu, asked: int | None, device_bytes: int) -> int | None:
     """The memory limit in bytes, or None. `device_bytes` is the device's own memory."""
-    own = gpu.memory_bytes
     if asked is None:
         # The memory given by the user for the GPU, or the memory of a smaller type.
-        return own if gpu.memory_bytes < device_bytes * SMALLER else None
-    limit = own if asked == LIMIT_OF_TYPE else asked
+        return gpu.memory_bytes if gpu.memory_bytes < device_bytes * SMALLER else None
+    limit = gpu.memory_bytes if asked == LIMIT_OF_TYPE else asked
     if limit > device_bytes:
         raise InputError(
             f"--memory-limit {format_gib(limit)} is more than the device has "

@@ -37,7 +37,8 @@ class Predicted:
 class SpacePredictor:
     """Predicts configurations of one space on one GPU; compiles each structure once.
 
-    Raises `InputError` for a configuration that the GPU cannot run.
+    Predictors of several GPU types share what `predictor` has compiled. Raises `InputError` for a
+    configuration that the GPU cannot run.
     """
 
     def __init__(
@@ -47,15 +48,19 @@ class SpacePredictor:
         *,
         margin_fraction: float | None = None,
         profile: DeviceProfile | None = None,
+        predictor: Predictor | None = None,
         workers: int = 0,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self.space, self.gpu = space, gpu
-        self._predictor = Predictor(
-            PredictionJob(space.workload, space.predicted_model()), workers=workers
-        )
-        self._margin_fraction, self.profile = margin_fraction, profile
+        self.space, self.gpu, self.profile = space, gpu, profile
+        self._predictor = predictor or predictor_of(space, workers=workers)
+        self._how: dict[str, Any] = {"margin_fraction": margin_fraction, "profile": profile}
         self._on_progress = on_progress
+
+    @property
+    def at_once(self) -> int:
+        """Number of configurations that `trace` works on at the same time."""
+        return self._predictor.at_once
 
     def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
         """A prediction of each configuration, in their order, from compiled timelines."""
@@ -93,21 +98,17 @@ class SpacePredictor:
         ]
 
     def _traced(self, configurations: Sequence[Configuration]) -> list[Prediction]:
-        return self._predictor.traced(
-            configurations,
-            self.gpu,
-            margin_fraction=self._margin_fraction,
-            profile=self.profile,
-        )
+        return self._predictor.traced(configurations, self.gpu, **self._how)
 
     def _compiled(self, configurations: Sequence[Configuration]) -> list[Prediction]:
         return self._predictor.predict(
-            configurations,
-            self.gpu,
-            margin_fraction=self._margin_fraction,
-            profile=self.profile,
-            on_progress=self._on_progress,
+            configurations, self.gpu, on_progress=self._on_progress, **self._how
         )
+
+
+def predictor_of(space: SearchSpace, *, workers: int = 0) -> Predictor:
+    """A new predictor of the space's workload and model, for any GPU type."""
+    return Predictor(PredictionJob(space.workload, space.predicted_model()), workers=workers)
 
 
 def _with_reserved(prediction: Prediction, more_bytes: int) -> Prediction:

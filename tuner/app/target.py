@@ -78,18 +78,22 @@ def load_target(
 
     `space` is a name, the path of a YAML file, or a loaded space.
     """
-    if isinstance(space, str):
-        name, read = space, load_space(space)
-    else:
-        name, read = str(space.path or space.name), space
+    chosen, selected = selected_space(space, model)
     return target_of(
-        with_model(read, model),
+        chosen,
         gpu_name,
-        selected=["--space", name, *(["--model", model] if model else [])],
+        selected=selected,
         results=results,
         gpu_memory=gpu_memory,
         price=price,
     )
+
+
+def selected_space(space: str | SearchSpace, model: str | None) -> tuple[SearchSpace, list[str]]:
+    """The space with its model, and the arguments that select it on a command line."""
+    read = load_space(space) if isinstance(space, str) else space
+    name = space if isinstance(space, str) else str(read.path or read.name)
+    return with_model(read, model), ["--space", name, *(["--model", model] if model else [])]
 
 
 def target_of(

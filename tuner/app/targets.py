@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.app.target import Target, known_folder, load_target, target_of, with_model
+from tuner.app.target import DEFAULT_RESULTS, Target, known_folder, selected_space, target_of
 from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.searches.store import ResultsFolder
-from tuner.space import SearchSpace, load_space
+from tuner.space import SearchSpace
 from tuner.space.gpus import load_catalogue, types_named
 
 ALL = "all"
@@ -31,7 +31,7 @@ def load_targets(
     names: Sequence[str],
     *,
     model: str | None = None,
-    results: Path = Path("results"),
+    results: Path = DEFAULT_RESULTS,
     gpu_memory: int | None = None,
     price: float | None = None,
     address: str | None = None,
@@ -45,10 +45,7 @@ def load_targets(
         raise InputError(
             f"--gpu-memory and --price are about one GPU type, and --gpu names {len(names)}"
         )
-    read = load_space(space) if isinstance(space, str) else space
-    name = space if isinstance(space, str) else str(space.path or space.name)
-    settled = with_model(read, model)
-    selected = ["--space", name, *(["--model", model] if model else [])]
+    settled, selected = selected_space(space, model)
     found: dict[str, Target] = {}
     wrong: list[InputError] = []
     for gpu in names:
@@ -94,7 +91,7 @@ def named_targets(
     gpu_name: str,
     *,
     model: str | None = None,
-    results: Path = Path("results"),
+    results: Path = DEFAULT_RESULTS,
     gpu_memory: int | None = None,
     price: float | None = None,
 ) -> list[Target]:
@@ -118,10 +115,9 @@ def named_targets(
 
 def searched_targets(space: str | SearchSpace, model: str | None, results: Path) -> list[Target]:
     """The GPU types on which the space was searched. Raises `UnavailableError` for none."""
-    read = load_space(space) if isinstance(space, str) else space
-    settled = with_model(read, model)
+    settled, selected = selected_space(space, model)
     found = [
-        load_target(space, gpu, model=model, results=results)
+        target_of(settled, gpu, selected=selected, results=results)
         for gpu in (*load_catalogue(), "cpu")
         if known_folder(settled, ResultsFolder(results, settled.name, gpu)).has_results
     ]

@@ -6,7 +6,6 @@ excluded, and the next best is verified.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -14,22 +13,18 @@ import uuid
 from collections.abc import Sequence
 
 from tuner.app.listener import Listener
-from tuner.app.measuring import Predicting, emulating, gpus_of_trials
+from tuner.app.measuring import Predicting, emulating
 from tuner.app.search.plan import SearchPlan
-from tuner.app.search.supported import trial_job
 from tuner.app.target import comparable, with_margin
-from tuner.core.environment import trial_environment
 from tuner.core.errors import TunerError
 from tuner.core.records import Outcome, Source, Status, TrialRecord
+from tuner.core.setup.distributed_knobs import most_gpus_per_trial
 from tuner.emulator.toolchain import unavailable
-from tuner.predict.stages import hardest_first
 from tuner.searches.best import BestTrial
 from tuner.searches.journal import JournalWriter
 from tuner.searches.request import SearchOutcome
 from tuner.searches.view import build_view
 from tuner.trial.base import Instructions
-from tuner.trial.factories import EmulatedFactory
-from tuner.trial.staged import StagedRunner
 
 MOST_TRIES = 3
 """At most this many of the best are verified: more failures have another reason."""
@@ -112,17 +107,9 @@ def _best(plan: SearchPlan) -> BestTrial | None:
 def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
     """The outcome of one emulated trial, in every stage where the space has some."""
     space, record = plan.part.space, best.record
-    where = emulating(plan.target.gpu, gpus=gpus_of_trials(space))
-    job = trial_job(space, plan.target.gpu, plan.margin_fraction, plan.profile)
-    environment = trial_environment(where.threads)
-    make = EmulatedFactory(job, where.options(), where.gpus, environment)
-    with contextlib.closing(make()) as runner:
-        verify = Instructions(verify=True)
-        if not space.stages:
-            return runner.run(record.configuration, verify)
-        prediction = record.outcome.prediction
-        orders = {record.configuration.key: hardest_first(prediction)} if prediction else {}
-        return StagedRunner(runner, space, orders).run(record.configuration, verify)
+    where = emulating(plan.target.gpu, gpus=most_gpus_per_trial(space.choices, space.fixed))
+    trial = (space, record.configuration, record.outcome.prediction)
+    return where.run(plan.job, where.options(), trial, Instructions(verify=True))
 
 
 def _record(plan: SearchPlan, best: BestTrial, outcome: Outcome, *, trial_id: str) -> TrialRecord:

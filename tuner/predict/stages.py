@@ -59,15 +59,6 @@ def predict_stages(
     return [combine({name: found[c] for name, c in stages.items()}, work) for stages in staged]
 
 
-def predict_overall(
-    space: SearchSpace, configurations: Sequence[Configuration], predict: Predict
-) -> list[Prediction]:
-    """A prediction of each configuration: of all stages together where the space has some."""
-    if not space.stages:
-        return list(predict(configurations))
-    return [found.overall for found in predict_stages(space, configurations, predict)]
-
-
 def stage_work(space: SearchSpace) -> dict[str, StageWork | None]:
     """The work of each stage; None if the space does not give its number of examples."""
     work: dict[str, StageWork | None] = {}

@@ -7,9 +7,7 @@ import re
 import time
 from collections.abc import Callable
 
-import psutil
-
-from tuner.core import nvml
+from tuner.core import host, nvml
 from tuner.core.errors import UnavailableError
 from tuner.core.units import GIB, format_gib
 from tuner.trial.base import MeasureOptions
@@ -102,8 +100,8 @@ def _named(process: nvml.DeviceProcess) -> str:
 
 
 def _host_obstacle(limit_bytes: int | None) -> str | None:
-    available = psutil.virtual_memory().available
-    if limit_bytes is None or available >= limit_bytes:
+    available = host.available_memory_bytes()
+    if limit_bytes is None or available is None or available >= limit_bytes:
         return None
     return (
         f"{format_gib(available)} of memory are free on this machine, and a trial may use "

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.app.api.values import as_texts
-from tuner.app.applying import applying, require_way
+from tuner.app.applying import WAYS, applying
 from tuner.app.exporting import export_recommended
 from tuner.app.target import Target
-from tuner.core.errors import InputError
+from tuner.core.errors import InputError, unknown
 from tuner.searches import best as results
 
 
@@ -86,7 +86,8 @@ class Recommendation(results.BestTrial):
             words=as_texts(program),
             force_model=force_model,
         )
-        require_way(check)
+        if check not in WAYS:
+            raise unknown("way to check", check, WAYS)
         look(found.user, found.plan.files, found.wanted, self.target.gpu, way=check).require()
         backups = {} if dry_run or not found.plan.changed else found.write()
         return Applied(found.difference, found.rest, backups)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from tuner.app.listener import Compiling, Listener, Searching
 from tuner.app.measuring import Predicting
 from tuner.app.search.plan import SearchPlan, SkippedGpu
-from tuner.app.search.supported import GUIDED, has_predictions
+from tuner.app.search.supported import has_predictions
 from tuner.core.expressions import all_of
 from tuner.core.records import TrialRecord
 from tuner.core.units import format_gib
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import count, echo, print_fields
+from tuner.searches.request import DEFAULT_SEARCHER
 
 if TYPE_CHECKING:
     from tuner.app.search.supported import SupportedSpace
@@ -80,7 +81,7 @@ def print_plan(
     number = "all" if options.trials >= there else f"{options.trials} of"
     wanted = f"{number} {count(there)} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
-    if options.searcher == GUIDED and not has_predictions(target.space, gpu):
+    if options.searcher == DEFAULT_SEARCHER and not has_predictions(target.space, gpu):
         searcher += "; without predictions, as there are none of your own code"
     to_try = ("to try", f"{wanted} ({searcher})")
     if isinstance(plan.trials_on, Predicting):

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from tuner.app.cli.options import DURATION, json_option, subcommand
 from tuner.app.device import LocalGpu, local_gpus, lost_gpus
 from tuner.app.doctor import examine
 from tuner.app.listener import quiet_libraries
-from tuner.app.machine_facts import DeviceFacts, MachineFacts, Severity
+from tuner.app.machine_facts import MachineFacts, Severity
 from tuner.app.own_settings import own_settings
 from tuner.app.probe import probe
 from tuner.core import host, nvml
 from tuner.core.errors import EXIT_FOUND, EXIT_UNAVAILABLE
+from tuner.core.records.reading import written
 from tuner.core.units import format_duration, format_gib, significant
 from tuner.cost.speed.profile import DeviceProfile, profile_path, profiles_folder
 from tuner.report.terminal.render import echo, print_fields, print_json
@@ -53,7 +55,7 @@ def doctor(*, files: tuple[Path, ...], as_json: bool) -> int:
     findings = [*examine(gather()), *own]
     worst = EXIT_UNAVAILABLE if any(f.level is Severity.PROBLEM for f in findings) else EXIT_FOUND
     if as_json:
-        print_json({"ok": worst == EXIT_FOUND, "findings": [f.to_dict() for f in findings]})
+        print_json({"ok": worst == EXIT_FOUND, "findings": list(map(written, findings))})
         return worst
     lines = []
     for finding in findings:
@@ -76,7 +78,7 @@ def gather() -> MachineFacts:
     found = local_gpus()
     identity = nvml.device_identity(found[0].index) if found else None
     return MachineFacts(
-        devices=tuple(map(_facts_of, found)),
+        devices=tuple(map(_in_use, found)),
         lost=tuple(lost_gpus()),
         driver=identity.driver if identity else None,
         driver_cuda=nvml.driver_cuda_version() if found else None,
@@ -94,15 +96,11 @@ def gather() -> MachineFacts:
     )
 
 
-def _facts_of(device: LocalGpu) -> DeviceFacts:
-    identity = nvml.device_identity(device.index)
+def _in_use(device: LocalGpu) -> LocalGpu:
+    """The device with its memory in use and its processes."""
     use = nvml.device_use(device.index)
-    return DeviceFacts(
-        index=device.index,
-        name=device.name,
-        total_bytes=device.total_bytes,
-        compute_capability=identity.compute_capability if identity else (0, 0),
-        gpu=device.gpu,
+    return replace(
+        device,
         used_bytes=use.used_bytes if use else None,
         processes=nvml.device_processes(device.index) or (),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,6 @@ from tuner.app.measuring import (
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.prepare import measure_options
 from tuner.app.search.supported import require_lengths, trial_job
-from tuner.core.environment import trial_environment
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_INTERRUPTED,
@@ -45,8 +43,6 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
     MemoryBudget,
-    Outcome,
-    Prediction,
     Status,
     TrialRecord,
     parse_margin,
@@ -54,7 +50,6 @@ from tuner.core.records import (
 from tuner.core.setup.distributed_knobs import gpus_per_trial, machines
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
-from tuner.predict.stages import hardest_first
 from tuner.report.terminal.evidence import (
     fits_text,
     more_text,
@@ -68,11 +63,7 @@ from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.space import SearchSpace
 from tuner.space.data import DataFacts
 from tuner.space.gpus import as_told
-from tuner.trial.base import MeasureOptions, TrialJob, TrialRunner, outcome_versions
-from tuner.trial.emulated_command import EmulatedCommandRunner
-from tuner.trial.factories import EmulatedFactory
-from tuner.trial.isolated import IsolatedRunner
-from tuner.trial.staged import StagedRunner
+from tuner.trial.base import outcome_versions
 
 
 def with_data(
@@ -214,8 +205,7 @@ def run_trial(
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
     how = measure_options(trials_on, options, None)
-    with contextlib.closing(_runner(job, how, trials_on)) as runner:
-        outcome = _in_stages(runner, space, configuration, prediction)
+    outcome = trials_on.run(job, how, (space, configuration, prediction))
     record = TrialRecord.of(
         space.name,
         gpu,
@@ -229,29 +219,6 @@ def run_trial(
         margin_bytes=MemoryBudget.of(gpu.memory_bytes, margin_fraction).margin_bytes,
     )
     return Trial(space, gpu, trials_on, record)
-
-
-def _runner(
-    job: TrialJob, options: MeasureOptions, trials_on: Measuring
-) -> IsolatedRunner | EmulatedCommandRunner:
-    environment = trial_environment(trials_on.threads)
-    if trials_on.emulated and not is_emulated():
-        return EmulatedFactory(job, options, trials_on.gpus, environment)()
-    return IsolatedRunner(job, options, environment=environment)
-
-
-def _in_stages(
-    runner: TrialRunner,
-    space: SearchSpace,
-    configuration: Configuration,
-    prediction: Prediction | None,
-) -> Outcome:
-    """The trial: in every stage where the space has some, the hardest first."""
-    if not space.stages:
-        return runner.run(configuration)
-
-    orders = {configuration.key: hardest_first(prediction)} if prediction is not None else {}
-    return StagedRunner(runner, space, orders).run(configuration)
 
 
 def print_trial(trial: Trial) -> None:

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.device import UNHEARD, Notices, with_profile
-from tuner.app.measuring import (
-    Measuring,
-    Predicting,
-    decide,
-    gpus_of_trials,
-    machines_of_trials,
-)
+from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
@@ -24,6 +18,7 @@ from tuner.app.search.supported import (
     require_lengths,
     require_trials,
     supported_part,
+    trial_job,
 )
 from tuner.app.target import CannotRunError, Target, check_conditions
 from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
@@ -36,6 +31,7 @@ from tuner.core.records import (
     TrialRecord,
     parse_margin,
 )
+from tuner.core.setup.distributed_knobs import most_gpus_per_trial, most_machines
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
@@ -49,7 +45,7 @@ from tuner.searches.request import (
 )
 from tuner.searches.watch import check_metrics_port, parse_tracking
 from tuner.space import pin
-from tuner.trial.base import outcome_versions
+from tuner.trial.base import TrialJob, outcome_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +96,11 @@ class SearchPlan:
             versions=self.versions,
             **more,
         )
+
+    @property
+    def job(self) -> TrialJob:
+        """The job that all trials have in common."""
+        return trial_job(self.part.space, self.target.gpu, self.margin_fraction, self.profile)
 
     @property
     def margin_bytes(self) -> int:
@@ -189,8 +190,8 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
         memory_limit=options.memory_limit,
         address=options.address,
         workers=options.workers,
-        gpus_per_trial=gpus_of_trials(space),
-        machines=machines_of_trials(space),
+        gpus_per_trial=most_gpus_per_trial(space.choices, space.fixed),
+        machines=most_machines(space.choices, space.fixed) if space.predictable else 1,
     )
     require_trials(space, trials_on)
     lengths = options.lengths if isinstance(trials_on, Measuring) else None

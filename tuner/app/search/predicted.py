@@ -13,13 +13,13 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from tuner.app.predicting import SpacePredictor
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.candidates import Bound, undecided
-from tuner.predict.predictor import COMPILED_TOLERANCE, Predictor
-from tuner.predict.stages import predict_overall
+from tuner.predict.predictor import COMPILED_TOLERANCE
 from tuner.searches.front import DEFAULT_OBJECTIVES, rate_of
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import read_journal
@@ -40,7 +40,7 @@ def search_predicted(
     plan: SearchPlan,
     predictions: Sequence[Prediction],
     known: Sequence[TrialRecord],
-    predictor: Predictor,
+    predictor: SpacePredictor,
     *,
     on_record: OnRecord,
     on_progress: OnProgress,
@@ -204,22 +204,13 @@ def _record(
 
 
 def _traced(
-    plan: SearchPlan, configurations: Sequence[Configuration], predictor: Predictor
+    plan: SearchPlan, configurations: Sequence[Configuration], predictor: SpacePredictor
 ) -> list[TrialRecord]:
     """Records of configurations from traces at full depth."""
-
-    def predict(chosen: Sequence[Configuration]) -> list[Prediction]:
-        return predictor.traced(
-            chosen, plan.target.gpu, margin_fraction=plan.margin_fraction, profile=plan.profile
-        )
-
     run_id = uuid.uuid4().hex[:8]
-    found = predict_overall(plan.part.space, configurations, predict)
     return [
-        _record(plan, configuration, prediction, trial_id=f"{run_id}-{number:03d}")
-        for number, (configuration, prediction) in enumerate(
-            zip(configurations, found, strict=True)
-        )
+        _record(plan, each.configuration, each.prediction, trial_id=f"{run_id}-{number:03d}")
+        for number, each in enumerate(predictor.trace(configurations))
     ]
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.app.device import CPU
-from tuner.app.listener import SILENT, Listener
+from tuner.app.listener import SILENT, Compiling, Listener
 from tuner.app.measuring import Measuring
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan
-from tuner.app.search.supported import GUIDED, has_program_prior, trial_job
+from tuner.app.search.supported import has_program_prior
 from tuner.app.target import sorted_by_use
 from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.units import format_duration, format_size
 from tuner.predict.shortlist import shortlist
-from tuner.predict.stages import hardest_first, predict_overall
+from tuner.predict.stages import hardest_first
 from tuner.program.program import read_program
-from tuner.searches.request import SearchRequest
+from tuner.searches.request import DEFAULT_SEARCHER, SearchRequest
 from tuner.searches.watch import Watch, parse_tracking
 from tuner.space import SearchSpace, configure
 from tuner.trial.base import MeasureOptions, RunnerFactory
@@ -28,7 +28,8 @@ from tuner.trial.factories import MeasuredFactory
 from tuner.trial.staged import StagedFactory
 
 if TYPE_CHECKING:
-    from tuner.predict.predictor import PredictionJob, Predictor
+    from tuner.app.predicting import SpacePredictor
+    from tuner.predict.predictor import Predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +48,28 @@ class Prepared:
 
 
 class Predictors:
-    """Makes one predictor for each workload and model, so that GPU types share its traces."""
+    """Predicts for several GPU types, which share the traces of each workload and model."""
 
     def __init__(self) -> None:
-        self._made: dict[PredictionJob, Predictor] = {}
+        self._made: dict[tuple[str, str], Predictor] = {}
 
-    def of(self, space: SearchSpace) -> Predictor:
-        """The predictor of the space's workload and model."""
+    def of(self, plan: SearchPlan, on_progress: Compiling | None = None) -> SpacePredictor:
+        """The predictor of a plan's space on its GPU type."""
+        from tuner.app.predicting import SpacePredictor, predictor_of  # numpy
         from tuner.predict.compiling import default_workers
-        from tuner.predict.predictor import PredictionJob, Predictor
 
-        job = PredictionJob(space.workload, space.predicted_model())
+        space = plan.part.space
+        job = (space.workload, space.predicted_model())
         if job not in self._made:
-            self._made[job] = Predictor(job, workers=default_workers())
-        return self._made[job]
+            self._made[job] = predictor_of(space, workers=default_workers())
+        return SpacePredictor(
+            space,
+            plan.target.gpu,
+            margin_fraction=plan.margin_fraction,
+            profile=plan.profile,
+            predictor=self._made[job],
+            on_progress=on_progress,
+        )
 
 
 def prepare(
@@ -77,7 +86,7 @@ def prepare(
     """
     options, space = plan.options, plan.part.space
     gpu, trials_on = plan.target.gpu, plan.trials_on
-    job = trial_job(space, gpu, plan.margin_fraction, plan.profile)
+    job = plan.job
     # Without a device, the runners only describe trials; none runs.
     runners: RunnerFactory = MeasuredFactory(job, MeasureOptions())
     how: dict[str, Any] = {}
@@ -96,7 +105,7 @@ def prepare(
     spent = isinstance(trials_on, Measuring) and _known_number(plan, known) >= options.trials
     if not space.predictable:
         initial = _baseline(space)
-        if has_program_prior(space, gpu) and options.searcher == GUIDED and not spent:
+        if has_program_prior(space, gpu) and options.searcher == DEFAULT_SEARCHER and not spent:
             predictions = _program_predictions(plan, listener)
     elif not spent:
         predictions = _predictions(plan, predictors or Predictors(), listener)
@@ -198,7 +207,7 @@ def _initial(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[Config
     """The first configurations to try: the space's baseline, then the predicted short list."""
     space = plan.part.space
     baseline = _baseline(space)
-    if plan.options.searcher == "guided":  # it starts from the predicted front by itself
+    if plan.options.searcher == DEFAULT_SEARCHER:  # it starts from the predicted front by itself
         return baseline
     number = round(plan.options.trials * SHORTLIST_SHARE)
     return [*baseline, *shortlist(plan.part.supported, predictions, number)]
@@ -211,20 +220,10 @@ def _baseline(space: SearchSpace) -> list[Configuration]:
 def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -> list[Prediction]:
     """A prediction of every supported configuration, in their order."""
     space = plan.part.space
-    predictor = predictors.of(space)
     started = time.monotonic()
     with listener.compiling() as report:
-
-        def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
-            return predictor.predict(
-                configurations,
-                plan.target.gpu,
-                margin_fraction=plan.margin_fraction,
-                profile=plan.profile,
-                on_progress=report,
-            )
-
-        predictions = predict_overall(space, plan.part.supported, predict)
+        found = predictors.of(plan, report).predict(plan.part.supported)
+    predictions = [each.prediction for each in found]
     fitting = sum(prediction.fits for prediction in predictions)
     stages = f" in {len(space.stages)} stages" if space.stages else ""
     listener.say(

@@ -155,70 +155,61 @@ def _run(
             latest.update(states)
             report(latest)
 
-        results |= _predict(predicted, progress, predictors)
-        others = [one for one in opened if not one.is_predicted]
-        if any(found is None or found.interrupted for found in results.values()):
-            results |= {one.plan.target.gpu.id: None for one in others}
-        else:
-            results |= _run_trials(others, progress)
+        for together, run in _searches(opened, progress, predictors):
+            is_over = any(found is None or found.interrupted for found in results.values())
+            found = [None] * len(together) if is_over else run()
+            ids = (one.plan.target.gpu.id for one in together)
+            results |= dict(zip(ids, found, strict=True))
     return [results[one.plan.target.gpu.id] for one in opened]
 
 
 _OnProgress = Callable[[Mapping[str, Progress]], None]
 
+_Run = Callable[[], Sequence[SearchOutcome]]
+"""Runs searches, and returns their results in order."""
 
-def _predict(
+
+def _searches(
     opened: Sequence[_Open], progress: _OnProgress, predictors: Predictors
-) -> dict[str, SearchOutcome | None]:
-    """The results of searches without trials, by GPU type."""
+) -> Iterator[tuple[Sequence[_Open], _Run]]:
+    """The searches that run at the same time, and their run: those without trials first."""
+    for one in opened:
+        if one.is_predicted:
+            yield [one], functools.partial(_predict, one, progress, predictors)
+    others = [one for one in opened if not one.is_predicted]
+    started_s = time.monotonic()
+    for batch in batches([one.prepared.request for one in others]):
+        together, others = others[: len(batch)], others[len(batch) :]
+        yield together, functools.partial(_run_trials, together, progress, started_s)
+
+
+def _predict(one: _Open, progress: _OnProgress, predictors: Predictors) -> list[SearchOutcome]:
     from tuner.app.search.predicted import search_predicted  # numpy
 
-    results: dict[str, SearchOutcome | None] = {}
-    for one in opened:
-        gpu = one.plan.target.gpu.id
-        if any(found is None or found.interrupted for found in results.values()):
-            results[gpu] = None
-            continue
-
-        def told(state: Progress, gpu: str = gpu) -> None:
-            progress({gpu: state})
-
-        results[gpu] = search_predicted(
+    return [
+        search_predicted(
             one.plan,
             one.prepared.predictions,
             one.known,
-            predictors.of(one.plan.part.space),
+            predictors.of(one.plan),
             on_record=one.writer.append,
-            on_progress=told,
+            on_progress=lambda state: progress({one.plan.target.gpu.id: state}),
         )
-    return results
+    ]
 
 
-def _run_trials(opened: Sequence[_Open], progress: _OnProgress) -> dict[str, SearchOutcome | None]:
-    """The results of searches that run trials, by GPU type."""
-    if not opened:
-        return {}
+def _run_trials(
+    together: Sequence[_Open], progress: _OnProgress, started_s: float
+) -> Sequence[SearchOutcome]:
     from tuner.searches.ray.driver import search_all  # Ray and Optuna: seconds to import
 
-    writers = {one.plan.target.gpu.id: one.writer for one in opened}
-    results: list[SearchOutcome | None] = []
-    started_s = time.monotonic()
-    for batch in batches([one.prepared.request for one in opened]):
-        if any(result is None or result.interrupted for result in results):
-            results += [None] * len(batch)
-            continue
-        ids = list(writers)[len(results) : len(results) + len(batch)]
-        spent_s = time.monotonic() - started_s
-
-        def told(states: Sequence[Progress], ids: Sequence[str] = ids) -> None:
-            progress(dict(zip(ids, states, strict=True)))
-
-        results += search_all(
-            [_with_time_left(request, spent_s) for request in batch],
-            on_progress=told,
-            on_record=lambda record: writers[record.gpu].append(record),
-        )
-    return dict(zip(writers, results, strict=True))
+    writers = {one.plan.target.gpu.id: one.writer for one in together}
+    spent_s = time.monotonic() - started_s
+    return search_all(
+        [_with_time_left(one.prepared.request, spent_s) for one in together],
+        on_progress=lambda states: progress(dict(zip(writers, states, strict=True))),
+        on_record=lambda record: writers[record.gpu].append(record),
+    )
 
 
 def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:

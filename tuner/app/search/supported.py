@@ -119,12 +119,10 @@ def require_supported(configuration: Configuration, gpu: Gpu) -> None:
         raise InputError(
             f"{gpu.name} cannot run this configuration",
             problems=[Problem(p.message) for p in problems],
-            hint="set attention to sdpa" if _only_attention(problems) else _hint(gpu),
+            hint="set attention to sdpa"
+            if all(problem.where == "attention" for problem in problems)
+            else _hint(gpu),
         )
-
-
-def _only_attention(problems: Sequence[Problem]) -> bool:
-    return all(problem.where == "attention" for problem in problems)
 
 
 def _hint(gpu: Gpu, space: SearchSpace | None = None) -> str:
@@ -134,9 +132,6 @@ def _hint(gpu: Gpu, space: SearchSpace | None = None) -> str:
     if fixed and space is not None and str(space.fixed["mixed_precision"]) not in gpu.flops:
         return f"{text}: the space holds mixed_precision at {space.fixed['mixed_precision']}"
     return f"{text}; for example --set precision=fp16 --set mixed_precision=fp16"
-
-
-GUIDED = "guided"
 
 
 def has_predictions(space: SearchSpace, gpu: Gpu) -> bool:
