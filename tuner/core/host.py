@@ -1,7 +1,6 @@
 """The processor and memory of this machine, and the limits of a process, from the operating system.
 
-Read from the kernel's files: the commands that only read results load this module, and psutil would
-be a good part of their time. It has no processor's name, no container's limit and no peak either.
+psutil has no processor's name, no container's limit and no peak: the kernel's files do.
 """
 
 from __future__ import annotations
