@@ -1,6 +1,6 @@
 """Makes the compiled timelines that come with the package.
 
-`python -m benchmarks.shipped_timelines MODEL... --add` compiles each model with the methods, kinds
+`python -m benchmarks.shipped_timelines MODEL...` compiles each model with the methods, kinds
 of GPUs and checkpointing of `covered`, in minutes a model, and adds what is new to the file.
 """
 
