@@ -10,14 +10,14 @@ import argparse
 import itertools
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 from tuner.app.estimate import one_configuration
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
 from tuner.cost.compiled import CompiledPasses
-from tuner.predict.compiler.optimizer_step import CompiledOptimizer, compile_optimizer
+from tuner.predict.cache import build_optimizer, entry_name, read_optimizer
+from tuner.predict.compiler.optimizer_step import CompiledOptimizer
 from tuner.predict.compiling import default_workers
 from tuner.predict.predict import check_supported
 from tuner.predict.predictor import PredictionJob, Predictor, trained_sizes
@@ -92,11 +92,9 @@ def compiled(
                 sizes = trained_sizes(found, rank)
                 key = optimizer_key(name, sizes, clip=True, scaled=scaled)
                 if key not in steps:
-                    trainable = Counter[tuple[int, str]]()
-                    for numel, count, kind in sizes:
-                        trainable[numel, kind] += count
-                    steps[key] = compile_optimizer(
-                        name, trainable, max_grad_norm=1.0, scaled=scaled
+                    entry = entry_name("shipped", key)
+                    steps[key] = read_optimizer(entry) or build_optimizer(
+                        entry, name, sizes, clip=1.0, scaled=scaled
                     )
     return passes, optimizers
 

@@ -53,7 +53,7 @@ _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 class LocalGpu:
     """A CUDA device of this machine; `gpu` is its type, None when it is unknown.
 
-    `used_bytes` and `processes` are those of the moment, where somebody asked for them.
+    `used_bytes` and `processes` are what it holds now; None and empty unless asked for.
     """
 
     index: int

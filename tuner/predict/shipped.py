@@ -26,6 +26,7 @@ from tuner.predict.compiler.optimizer_step import CompiledOptimizer
 FILE = Path(__file__).with_name("shipped.zip")
 
 _VERSIONS = "versions.json"
+_PASSES = "passes/"
 _EVENTS = ".events"
 """Suffix of arrays (E, 2) of block and +1 or -1, which are kept as differences: the events of all
 layers are alike then, and compress to a third."""
@@ -36,7 +37,7 @@ class Shipped:
 
     def __init__(self, file: Path) -> None:
         self._archive = zipfile.ZipFile(file) if file.exists() else None
-        self._optimizers: dict[str, Mapping[str, Any]] = {}
+        self._steps: dict[str, dict[str, CompiledOptimizer]] = {}
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
@@ -53,14 +54,13 @@ class Shipped:
     ) -> tuple[dict[tuple[str, str], CompiledPasses], dict[str, dict[str, CompiledOptimizer]]]:
         """All structures by digest of the model and key, and all optimizers by digest and key."""
         names = [] if self._archive is None else self._archive.namelist()
-        passes, optimizers = {}, {}
-        for kind, model, *key in (name.split("/") for name in names if "/" in name):
-            if kind == "passes":
-                passes[model, key[0]] = self.passes(model, key[0])
-            else:
-                steps = json.loads(self._read(_optimizers_name(model)) or b"{}")
-                optimizers[model] = {k: CompiledOptimizer.from_dict(v) for k, v in steps.items()}
-        return {k: found for k, found in passes.items() if found is not None}, optimizers
+        keys = [tuple(name.split("/")[1:]) for name in names if name.startswith(_PASSES)]
+        passes = {
+            (model, structure): found
+            for model, structure in keys
+            if (found := self.passes(model, structure)) is not None
+        }
+        return passes, {model: self._optimizers(model) for model, _ in keys}
 
     def passes(self, model: str, structure: str) -> CompiledPasses | None:
         """The structure with this key of the model with this digest; None if it is not there."""
@@ -72,10 +72,15 @@ class Shipped:
 
     def optimizer(self, model: str, key: str) -> CompiledOptimizer | None:
         """The optimizer step of a model with this `optimizer_key`; None if it is not there."""
-        if model not in self._optimizers:
-            self._optimizers[model] = json.loads(self._read(_optimizers_name(model)) or b"{}")
-        stored = self._optimizers[model].get(key)
-        return None if stored is None else CompiledOptimizer.from_dict(stored)
+        return self._optimizers(model).get(key)
+
+    def _optimizers(self, model: str) -> dict[str, CompiledOptimizer]:
+        if model not in self._steps:
+            stored = json.loads(self._read(_optimizers_name(model)) or b"{}")
+            self._steps[model] = {
+                key: CompiledOptimizer.from_dict(step) for key, step in stored.items()
+            }
+        return self._steps[model]
 
     def _read(self, name: str) -> bytes | None:
         if self._archive is None:
@@ -143,7 +148,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def _passes_name(model: str, structure: str) -> str:
-    return f"passes/{model}/{structure}"
+    return f"{_PASSES}{model}/{structure}"
 
 
 def _optimizers_name(model: str) -> str:
