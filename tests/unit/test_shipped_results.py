@@ -73,7 +73,7 @@ def test_the_readme_says_of_a_processor_what_its_trials_say():
 
 
 def test_the_readme_says_of_published_runs_what_the_page_on_accuracy_says():
-    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "notebook" / "accuracy.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
     found = {(row[0], row[1]): row for row in rows if len(row) == 7}
     reserved = found["peak reserved", "T4, RTX 4080"]
