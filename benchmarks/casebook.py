@@ -1,4 +1,4 @@
-"""Writes docs/notebook/casebook.md: what five projects ran, what is predicted of it, what is recommended.
+"""Writes docs/notebook/casebook.md: what five projects ran, and what is recommended.
 
     python -m benchmarks.casebook
     python -m benchmarks.casebook --only qwen7b_lora,cot8b_h100 --to part.md
@@ -47,9 +47,9 @@ as they printed it, GiB is 2^30 bytes. Times are for examples at full length. "F
 the GPU's memory free.
 
 Phases show the peak of allocated memory; "device" is what `nvidia-smi` would show, allocator and
-CUDA context included. The recommended row is the fastest configuration that fits within the space's
-floors: of the trials under [`results/`](../../results/), or, without a search, of the predictions of
-the whole space.
+CUDA context included. The recommended row is the fastest configuration that fits within the
+space's floors: of the trials under [`results/`](../../results/), or, without a search, of the
+predictions of the whole space.
 """
 COLUMNS = (
     "configuration",

@@ -1,4 +1,4 @@
-"""Writes docs/notebook/gallery.md: the best of every space and GPU type, from the files under results/.
+"""Writes docs/notebook/gallery.md: the best of every space and GPU type, from results/.
 
     python -m benchmarks.gallery
 

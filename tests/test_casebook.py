@@ -1,4 +1,4 @@
-"""The page docs/notebook/casebook.md is what its script makes of predictions; here of shallow models."""
+"""docs/notebook/casebook.md is what its script makes of predictions; here of shallow models."""
 
 from __future__ import annotations
 

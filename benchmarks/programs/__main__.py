@@ -1,4 +1,4 @@
-"""Writes docs/notebook/emulated_programs.md: programs as people write them, on GPUs that are not there.
+"""Writes docs/notebook/emulated_programs.md: programs as people write them, emulated.
 
     python -m benchmarks.programs --markdown docs/notebook/emulated_programs.md
     python -m benchmarks.programs --only liger --python /other/venv/bin/python
