@@ -25,7 +25,8 @@ measured these runs on real GPUs and published program, versions and result. Her
 program, not changed in a line, ran on the emulated GPU**, with the row's releases of PyTorch,
 transformers, peft and bitsandbytes where nothing else is said, and hollow checkpoints in a local
 hub cache in place of the weights. Every number under *emulated* is what the program itself printed
-there; it is not a measurement. Values are in GiB; *exact* means equal in all digits that the row has.
+there; it is not a measurement. Values are in GiB; *exact* means equal in all digits
+that the row has.
 """
 
 _FOUND = """## What decides memory and is in no formula
