@@ -230,7 +230,7 @@ def runs(page: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", filter(runs, PAGES))
+@pytest.mark.parametrize("page", [page for page in PAGES if runs(page)])
 def test_page_can_be_followed(page: str, reader: Reader):
     for block in blocks(page):
         reader.take(block)
