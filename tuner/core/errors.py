@@ -157,6 +157,12 @@ def unknown(
     return InputError(f"unknown {kind} {value!r}", hint="; ".join(parts))
 
 
+DISTRIBUTION = "tuner-fit"
+"""The name of this package on the package index, where `tuner` is another program."""
+
+INSTALL_ALL = f"pip install '{DISTRIBUTION}[all]'"
+"""The command that installs whatever predicts and searches."""
+
 MODULES = {
     "bitsandbytes": "bitsandbytes",
     "optuna": "optuna",
@@ -180,6 +186,6 @@ def missing_extra(error: ModuleNotFoundError) -> UnavailableError | None:
     return UnavailableError(
         f"this needs {package}, which is not installed: tuner predicts by tracing the training "
         "step of the real libraries, and searches with Ray",
-        hint="pip install 'tuner[all]'; reading results (`tuner best`, `show`, `gpus`, `models`) "
+        hint=f"{INSTALL_ALL}; reading results (`tuner best`, `show`, `gpus`, `models`) "
         "needs nothing more",
     )
