@@ -173,7 +173,7 @@ def _loss(file: Arguments, plugins: Sequence[str]) -> dict[str, Any]:
 
 def _is_widened(knobs: Mapping[str, Any]) -> bool:
     """True where embeddings and norms stay in fp32: `should_convert` of `ModelLoader`."""
-    return knobs["attention"] != "flash_attention_2" and knobs["loss"] != "chunked"
+    return bool(knobs["attention"] != "flash_attention_2" and knobs["loss"] != "chunked")
 
 
 def _optimizer(file: Arguments, *, is_sharded: bool) -> str:

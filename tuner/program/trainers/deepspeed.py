@@ -21,7 +21,7 @@ from tuner.program.writing import Settings, SettingsReader, without_none
 AUTO = "auto"
 """In place of a number: Trainer fills it in."""
 
-_ZERO = "zero_optimization"
+ZERO = "zero_optimization"
 _STRATEGIES = {stage: name for name, stage in ZERO_STAGES.items()}
 _DEFAULTS: Mapping[str, object] = {
     "allgather_partitions": True,
@@ -75,7 +75,7 @@ def zero_of_file(
     if said.get("bf16.enabled") not in (True, AUTO):
         text = f"is not enabled, and other types are not predicted under DeepSpeed: {EMULATE}"
         problems.append(Problem(text, f"{path} bf16"))
-    inner = f"{_ZERO}."
+    inner = f"{ZERO}."
     settings = {
         name.removeprefix(inner): value for name, value in said.items() if name.startswith(inner)
     }
@@ -85,11 +85,11 @@ def zero_of_file(
     if at_most is not None:
         saving = {name: what for name, what in _SAVES.items() if _saves(settings, name)}
         at_most += [
-            f"{path} {_ZERO}.{name}: {what} isn't modelled; it takes no more than predicted"
+            f"{path} {ZERO}.{name}: {what} isn't modelled; it takes no more than predicted"
             for name, what in saving.items()
         ]
         settings = {n: v for n, v in settings.items() if n.partition(".")[0] not in saving}
-    knobs, more = zero_knobs(settings, f"{path} {_ZERO}")
+    knobs, more = zero_knobs(settings, f"{path} {ZERO}")
     return knobs, [*problems, *more]
 
 
