@@ -68,8 +68,8 @@ class PredictedProgram:
 
     @property
     def fits(self) -> bool | None:
-        """The verdict with the margin."""
-        return self.prediction.fits
+        """The verdict with the margin; unknown where only an upper bound does not fit."""
+        return self.prediction.fits or (None if self.plan.at_most else self.prediction.fits)
 
     @property
     def exit_code(self) -> int:

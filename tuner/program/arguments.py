@@ -31,11 +31,16 @@ class Argument:
 
 @dataclass(slots=True)
 class Found:
-    """The results of reading: problems, assumed defaults, and settings that were left out."""
+    """The results of reading: problems, assumed defaults, and settings that were left out.
+
+    `at_most` are those of the left out that only save memory: a prediction without them is an upper
+    bound.
+    """
 
     problems: list[Problem] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    at_most: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -72,6 +77,11 @@ class Arguments:
     def refuse(self, name: str, why: str) -> None:
         """Note that the value of `name` cannot be predicted."""
         self.found.problems.append(Problem(why, self.where(name)))
+
+    def bound(self, name: str, what: str) -> None:
+        """Note that `name` saves memory in a way that is not modelled."""
+        text = f"{self.where(name)}: {what} isn't modelled; it takes no more than predicted"
+        self.found.at_most.append(text)
 
     def leave_out(self, prefixes: Sequence[str] = ()) -> None:
         """Name the settings not taken; `prefixes` begin names without an effect on memory."""

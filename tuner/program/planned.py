@@ -39,9 +39,9 @@ WORKLOAD = "causal_lm"
 class ProgramPlan:
     """The training that is predicted in place of a program.
 
-    `assumed` are defaults of the trainer, `left_out` settings that are not modelled, `notes`
-    remarks. `sequences` is their number in one example, `known` are parameters that are no
-    defaults.
+    `assumed` are defaults of the trainer, `left_out` settings that are not modelled, `at_most`
+    those among them that save memory, `notes` remarks. `sequences` is their number in one example,
+    `known` are parameters that are no defaults.
     """
 
     trainer: str
@@ -52,6 +52,7 @@ class ProgramPlan:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     known: frozenset[str]
+    at_most: tuple[str, ...] = ()
 
     @property
     def settings(self) -> dict[str, KnobValue]:
@@ -120,9 +121,10 @@ def plan_program(
         configuration,
         planned.sequences,
         tuple(dict.fromkeys(found.assumed)),
-        tuple(dict.fromkeys([*map(str, problems), *found.left_out])),
+        tuple(dict.fromkeys([*map(str, problems), *found.at_most, *found.left_out])),
         tuple(notes),
         frozenset(knobs),
+        tuple(found.at_most),
     )
 
 
@@ -133,12 +135,13 @@ def _started(
     launch = read_launch(program)
     own = planned.knobs
     if file := training["arguments"].take("deepspeed", quietly=True):
-        zero, problems = zero_of_file(program.folder / str(file))
+        zero, problems = zero_of_file(program.folder / str(file), found.at_most)
         own = {**own, **zero}
         found.problems += problems
     knobs = ranks_and_knobs(launch, own, gpus)
     found.problems += launch.problems
-    if knobs.get(DISTRIBUTED) == "fsdp2" and planned.knobs.get("precision") == "nf4":
+    is_sharded = knobs.get(DISTRIBUTED) == "fsdp2"
+    if is_sharded and planned.knobs.get("precision") == "nf4" and not planned.packs_codes:
         _require_packing(training["quantization"])
     # TrainingArguments take the launcher's word where they have none of their own.
     if launch.mixed_precision is not None and planned.knobs.get("mixed_precision") == "no":

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.core.records import KnobValue
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.core.setup.schemas import ALL_LINEAR
+from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.keywords import DTYPES
 from tuner.program.trainers.accelerate import sharding
@@ -23,6 +23,9 @@ NOT_COMPARED = "this is not compared with the emulated program yet"
 """A note beside numbers that nothing was held against."""
 
 
+_UNSET = (None, False, 0, "none", "no", "", ())
+
+
 def number(arguments: Arguments, name: str, default: int | float) -> Any:
     """A number; anything else is noted as a problem."""
     value = arguments.take(name, default)
@@ -36,8 +39,25 @@ def unset(arguments: Arguments, reasons: Mapping[str, str]) -> None:
     """Note a problem for each of these that is set, and neither false nor none."""
     for name, why in reasons.items():
         value = arguments.take(name)
-        if value not in (None, False, 0, "none", "no", "", ()):
+        if value not in _UNSET:
             arguments.refuse(name, f"{why} is not predicted: {EMULATE}")
+
+
+def saves(arguments: Arguments, reasons: Mapping[str, str]) -> None:
+    """Name each of these that is set: the prediction is an upper bound."""
+    for name, what in reasons.items():
+        if arguments.take(name) not in _UNSET:
+            arguments.bound(name, what)
+
+
+def preference(knobs: dict[str, Any]) -> str:
+    """Turn the parameters of a language model into those of DPO on adapters; returns a note.
+
+    The reference is the model without its adapters, in a second forward pass.
+    """
+    knobs |= {"reference_pass": True, "lora_dropout": 0.0}
+    knobs["micro_batch"] *= 2  # the chosen and the rejected answer
+    return "two sequences an example, the chosen and the rejected answer, both of full length"
 
 
 PACKED = (
@@ -73,6 +93,9 @@ def mixed_precision(arguments: Arguments, default: str) -> str:
     return "no"
 
 
+OFFLOADED = ("offload", "offload_disk", "unsloth")
+"""Values that Unsloth and Axolotl take for gradient checkpointing, in place of true."""
+
 _CHECKPOINTING_KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 
 
@@ -87,6 +110,9 @@ def checkpointing(
     # transformers 5.23 calls it activation_checkpointing, and takes the older name as well.
     word = "activation" if "activation_checkpointing" in arguments else "gradient"
     on = arguments.take(f"{word}_checkpointing", default)
+    if on in OFFLOADED:
+        arguments.bound(f"{word}_checkpointing", "offloading of checkpoints")
+        on = True
     inner = next(
         (n.partition(".")[0] for n in arguments.values if n.startswith(_CHECKPOINTING_KWARGS)),
         _CHECKPOINTING_KWARGS[0],
@@ -266,12 +292,22 @@ def dtype(arguments: Arguments, names: tuple[str, ...], default: str) -> str:
     return default
 
 
+_LIKE_FLASH = (
+    "flash_attention_3", "flex_attention", "xformers", "kernels-community/flash-attn",
+    "kernels-community/vllm-flash-attn",
+)  # fmt: skip
+"""Kernels that keep what FlashAttention-2 keeps: their output and a number for each row."""
+
+
 def attention(arguments: Arguments, name: str) -> str:
     """The attention; transformers takes sdpa where nothing is said."""
     chosen = str(arguments.take(name, "sdpa"))
     if chosen in ("eager", "sdpa", "flash_attention_2"):
         return chosen
     if chosen.startswith("kernels-community/flash-attn2"):
+        return "flash_attention_2"
+    if chosen.startswith(_LIKE_FLASH):
+        arguments.found.left_out.append(f"{arguments.where(name)}: {chosen}, as flash_attention_2")
         return "flash_attention_2"
     arguments.refuse(name, f"is {chosen}; predicted are eager, sdpa and flash_attention_2")
     return "sdpa"
@@ -337,6 +373,9 @@ def adapters(
 
 def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
     """Names of modules; `PEFT_DEFAULT` where nothing is said."""
+    value = arguments.take(name)
+    if isinstance(value, str) and is_pattern(value):
+        return (value,)
     chosen = listed(arguments, name)
     if not chosen:
         arguments.found.assumed.append(f"{name}: {PEFT_DEFAULT}")
@@ -344,8 +383,8 @@ def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
     if chosen in (("all-linear",), ("all",)):
         return ALL_LINEAR
     for part in chosen:
-        if not part.replace("_", "").replace(".", "").isalnum():
-            arguments.refuse(name, f"is {part}: a pattern, whose modules are not predicted")
+        if is_pattern(part):
+            arguments.refuse(name, f"is {part}: peft takes a pattern alone, not in a list")
     return chosen
 
 
