@@ -100,7 +100,7 @@ def _plan(training: ProgramTraining) -> Planned:
         file.refuse("embeddings and norms", why)
     notes = [] if knobs["precision"] in QUANTIZED else [NOT_COMPARED]
     if file.take("sample_packing", False, quietly=True):
-        notes += packed_rows(file, "sample_packing", knobs["attention"])
+        notes += packed_rows(knobs)
     model = file.take("base_model")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
     return Planned(model, knobs, notes=notes)
