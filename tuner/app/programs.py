@@ -14,12 +14,15 @@ from tuner.app.search.supported import can_emulate
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue
+from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.edit.source import PYTHON
 from tuner.program.launch import read_launch, runnable
 from tuner.program.program import Program, read_program
 from tuner.program.settings import find_settings
 from tuner.program.space_text import knobs_of, space_text
 from tuner.program.trainer import Launch
+from tuner.program.vocabulary import said_in_own_words
+from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
     from tuner.app.checking import CheckedProgram
@@ -50,7 +53,7 @@ def check(  # noqa: PLR0913 - one argument for each option
 
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
-    given = settings or {}
+    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
     if not (predict or model is not None or given):
         try:
             read = read_program(program)

@@ -43,7 +43,7 @@ FILE = Path(__file__).with_name("signatures.json")
 
 _TITLES = {"trl": "TRL", "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory"}
 
-_RENAMED: Mapping[str, tuple[str, ...]] = {
+RENAMED: Mapping[str, tuple[str, ...]] = {
     "evaluation_strategy": ("eval_strategy",),
     "tokenizer": ("processing_class",),
     "warmup_ratio": ("warmup_steps",),  # a share of all steps, where it is below 1
@@ -121,7 +121,7 @@ class Signature:
 
 
 def _meaning(name: str) -> Iterator[str]:
-    yield from _RENAMED.get(name, ())
+    yield from RENAMED.get(name, ())
     for names in NAMES.values():
         if name in names:
             yield from names

@@ -15,6 +15,7 @@ from tuner.app.cli.options import (
     model_option,
     results_option,
     set_option,
+    setting_flags,
     space_option,
     subcommand,
 )
@@ -38,14 +39,16 @@ from tuner.space.models.trainable import model_defaults
 
 @subcommand(
     "estimate",
-    "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
-    "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
+    "tuner estimate --space qlora27b --gpu a6000 --batch-size 4",
+    "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --qlora --batch-size 4",
+    "tuner estimate --model qwen3-8b --gpu t4 --set load_in_8bit=true",
 )
 @space_option(required=False)
 @model_option(
     "Model to use instead of the space's; without --space, all settings have their defaults."
 )
 @gpu_options
+@setting_flags()
 @set_option
 @margin_option
 @results_option

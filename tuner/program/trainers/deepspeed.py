@@ -21,7 +21,7 @@ from tuner.program.writing import Settings, SettingsReader, without_none
 AUTO = "auto"
 """In place of a number: Trainer fills it in."""
 
-_ZERO = "zero_optimization"
+ZERO = "zero_optimization"
 _STRATEGIES = {stage: name for name, stage in ZERO_STAGES.items()}
 _DEFAULTS: Mapping[str, object] = {
     "allgather_partitions": True,
@@ -56,11 +56,11 @@ def zero_of_file(path: Path) -> tuple[dict[str, KnobValue], list[Problem]]:
     if said.get("bf16.enabled") not in (True, AUTO):
         text = f"is not enabled, and other types are not predicted under DeepSpeed: {EMULATE}"
         problems.append(Problem(text, f"{path} bf16"))
-    inner = f"{_ZERO}."
+    inner = f"{ZERO}."
     settings = {
         name.removeprefix(inner): value for name, value in said.items() if name.startswith(inner)
     }
-    knobs, more = zero_knobs(settings, f"{path} {_ZERO}")
+    knobs, more = zero_knobs(settings, f"{path} {ZERO}")
     return knobs, [*problems, *more]
 
 
