@@ -259,8 +259,9 @@ def test_files_of_tools_have_their_tools_defaults(tmp_path, monkeypatch):
         assert knobs(qlora, "gradient_checkpointing", "use_reentrant") == (True, reentrant)
         assert knobs(qlora, "precision", "kbit_preparation") == ("nf4", "none")
 
-    full = plan_program(read_program(("axolotl_full.yml",), is_run=False), model=MODEL)
-    assert knobs(full, "attention", "padding") == ("sdpa", "packed")
+    # `sdpa_varlen`: no mask, as FlashAttention.
+    packed = plan_program(read_program(("axolotl_full.yml",), is_run=False), model=MODEL)
+    assert knobs(packed, "micro_batch", "attention") == (2, "flash_attention_2")
 
 
 def test_axolotl_without_packing(tmp_path):
@@ -446,9 +447,7 @@ def test_adapters_of_a_full_recipe_are_not_read(tmp_path: Path):
     [
         ({"builder": "lora_qwen9_1b"}, "pass --model"),
         ({"length": "null"}, "--set max_length=1024"),
-        ({"more": "compile: True"}, "compiled code"),
-        ({"more": "dataset: {packed: True}"}, "dataset.packed"),
-        ({"more": "enable_activation_offloading: True"}, "offloading"),
+        ({"more": "tensor_parallel_dim: 2"}, "tensor parallelism"),
     ],
 )
 def test_a_recipe_that_cannot_be_predicted_says_why(tmp_path: Path, changes, named: str):

@@ -143,12 +143,13 @@ def _started(
     launch = read_launch(program)
     own = planned.knobs
     if file := training["arguments"].take("deepspeed", quietly=True):
-        zero, problems = zero_of_file(program.folder / str(file))
+        zero, problems = zero_of_file(program.folder / str(file), found.at_most)
         own = {**own, **zero}
         found.problems += problems
     knobs = ranks_and_knobs(launch, own, gpus)
     found.problems += launch.problems
-    if knobs.get(DISTRIBUTED) == "fsdp2" and planned.knobs.get("precision") == "nf4":
+    is_sharded = knobs.get(DISTRIBUTED) == "fsdp2"
+    if is_sharded and planned.knobs.get("precision") == "nf4" and not planned.packs_codes:
         _require_packing(training["quantization"])
     # TrainingArguments take the launcher's word where they have none of their own.
     if launch.mixed_precision is not None and planned.knobs.get("mixed_precision") == "no":

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.core.records import KnobValue
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.core.setup.schemas import ALL_LINEAR
+from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.keywords import DTYPES
 from tuner.program.trainers.accelerate import sharding
@@ -50,6 +50,16 @@ def saves(arguments: Arguments, reasons: Mapping[str, str]) -> None:
             arguments.bound(name, what)
 
 
+def preference(knobs: dict[str, Any]) -> str:
+    """Turn the parameters of a language model into those of DPO on adapters; returns a note.
+
+    The reference is the model without its adapters, in a second forward pass.
+    """
+    knobs |= {"reference_pass": True, "lora_dropout": 0.0}
+    knobs["micro_batch"] *= 2  # the chosen and the rejected answer
+    return "two sequences an example, the chosen and the rejected answer, both of full length"
+
+
 PACKED = (
     "packed: each batch is one full row of micro_batch x max_length tokens; attention takes the "
     "time of samples of max_length, and less where they are shorter"
@@ -86,6 +96,9 @@ def mixed_precision(arguments: Arguments, default: str) -> str:
     return "no"
 
 
+OFFLOADED = ("offload", "offload_disk", "unsloth")
+"""Values that Unsloth and Axolotl take for gradient checkpointing, in place of true."""
+
 _CHECKPOINTING_KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 
 
@@ -100,6 +113,9 @@ def checkpointing(
     # transformers 5.23 calls it activation_checkpointing, and takes the older name as well.
     word = "activation" if "activation_checkpointing" in arguments else "gradient"
     on = arguments.take(f"{word}_checkpointing", default)
+    if on in OFFLOADED:
+        arguments.bound(f"{word}_checkpointing", "offloading of checkpoints")
+        on = True
     inner = next(
         (n.partition(".")[0] for n in arguments.values if n.startswith(_CHECKPOINTING_KWARGS)),
         _CHECKPOINTING_KWARGS[0],
@@ -363,6 +379,9 @@ def adapters(
 
 def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
     """Names of modules; `PEFT_DEFAULT` where nothing is said."""
+    value = arguments.take(name)
+    if isinstance(value, str) and is_pattern(value):
+        return (value,)
     chosen = listed(arguments, name)
     if not chosen:
         arguments.found.assumed.append(f"{name}: {PEFT_DEFAULT}")
@@ -375,8 +394,8 @@ def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
         arguments.found.left_out.append(text)
     chosen = tuple(part for part in chosen if part not in lost)
     for part in chosen:
-        if not part.replace("_", "").replace(".", "").isalnum():
-            arguments.refuse(name, f"is {part}: a pattern, whose modules are not predicted")
+        if is_pattern(part):
+            arguments.refuse(name, f"is {part}: peft takes a pattern alone, not in a list")
     return chosen
 
 
