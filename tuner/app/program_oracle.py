@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue, Prediction
+from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.supervised import Tail
@@ -68,6 +68,11 @@ class PredictedProgram:
     def fits(self) -> bool | None:
         """The verdict with the margin; unknown where only an upper bound does not fit."""
         return self.prediction.fits or (None if self.plan.at_most else self.prediction.fits)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict with the interval of the prediction."""
+        return self.prediction.verdict
 
     @property
     def exit_code(self) -> int:
