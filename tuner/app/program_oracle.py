@@ -177,15 +177,19 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         plan = plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
         if self._predictor is None:
             self._predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
-        traced = [plan.configuration]
-        if plan.has_whole_model_first:
-            traced.append(Configuration({**plan.configuration, GPUS_PER_TRIAL: 1}))
-        prediction, *alone = self._predictor.traced(
-            traced, self.gpu, margin_fraction=self.margin_fraction
-        )
-        if alone:
-            prediction = loaded_whole(prediction, alone[0])
+        prediction = predict_plan(self._predictor, plan, self.gpu, self.margin_fraction)
         return PredictedProgram(tuple(program.command), self.gpu, plan, prediction)
+
+
+def predict_plan(
+    predictor: Predictor, plan: ProgramPlan, gpu: Gpu, margin_fraction: float | None
+) -> Prediction:
+    """The prediction of what a program trains."""
+    traced = [plan.configuration]
+    if plan.has_whole_model_first:
+        traced.append(Configuration({**plan.configuration, GPUS_PER_TRIAL: 1}))
+    prediction, *alone = predictor.traced(traced, gpu, margin_fraction=margin_fraction)
+    return loaded_whole(prediction, alone[0]) if alone else prediction
 
 
 @dataclass(slots=True)
