@@ -33,7 +33,7 @@ from tuner.space.models.catalogue import architecture, get_entry, load_catalogue
 from tuner.space.models.positions import table_positions
 from tuner.space.models.trainable import model_defaults, require_quantization, require_trained
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "model_types.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/notebook/model_types.md"
 ALL = ("all-linear",)
 FEW = {"num_hidden_layers": 2, "vocab_size": 320}
 # Of as many families as there are, in turns with each method.
