@@ -26,6 +26,7 @@ from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
     from tuner.app.checking import CheckedProgram
+    from tuner.app.program_front import ProgramFront
     from tuner.emulator.emulation import Emulation
 
 DEFAULT_TRIALS = 6
@@ -65,6 +66,26 @@ def check(  # noqa: PLR0913 - one argument for each option
     with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
         return check_program(predictions, improve=improve, report=report)
+
+
+def tune_predicted(
+    program: Sequence[str],
+    gpu: Gpu,
+    *,
+    knobs: Sequence[str] = (),
+    margin_fraction: float | None = None,
+    model: str | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+) -> ProgramFront:
+    """Predict the front of the settings of `program`; see `predict_front`."""
+    from tuner.app.program_front import predict_front  # numpy
+    from tuner.app.program_oracle import ProgramPredictions
+
+    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    read = read_program(program, is_run=False)
+    with quiet_libraries():
+        predictions = ProgramPredictions(read, gpu, None, margin_fraction, given, model)
+        return predict_front(predictions, knobs)
 
 
 def emulate(
