@@ -25,7 +25,7 @@ from tuner.program.vocabulary import said_in_own_words
 from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
-    from tuner.app.checking import CheckedProgram
+    from tuner.app.checking import Answered, CheckedProgram
     from tuner.app.program_front import ProgramFront
     from tuner.emulator.emulation import Emulation
 
@@ -46,9 +46,12 @@ def check(  # noqa: PLR0913 - one argument for each option
     settings: Mapping[str, KnobValue] | None = None,
     seed: int = 0,
     report: Report = lambda text: None,
-    warn: Report = lambda text: None,
+    answered: Answered = lambda found, needed: None,
 ) -> CheckedProgram:
-    """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails."""
+    """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails.
+
+    `answered` is called as soon as the verdict is known, before changes are tried.
+    """
     from tuner.app.checking import check_program  # numpy
     from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
 
@@ -59,13 +62,13 @@ def check(  # noqa: PLR0913 - one argument for each option
         try:
             read = read_program(program)
             with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s) as runs:
-                return check_program(runs, improve=improve, report=report)
+                return check_program(runs, improve=improve, report=report, answered=answered)
         except UnavailableError as error:
-            warn(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
+            notes = (f"not emulated: {error.message} ({error.hint})",)
     read = read_program(program, is_run=False)
     with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-        return check_program(predictions, improve=improve, report=report)
+        return check_program(predictions, improve=improve, report=report, answered=answered)
 
 
 def tune_predicted(

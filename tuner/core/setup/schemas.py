@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.causal_lm import CAUSAL_LM
 from tuner.core.setup.encoders import CONTRASTIVE, MULTITASK
-from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, KnobSchema, WorkloadSchema
+from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, KnobSchema, WorkloadSchema, is_pattern
 
-__all__ = ["ALL_LINEAR", "NO_NAMES", "SCHEMAS", "KnobSchema", "WorkloadSchema", "unmodelled"]
+__all__ = [
+    "ALL_LINEAR", "NO_NAMES", "SCHEMAS", "KnobSchema", "WorkloadSchema", "is_pattern", "unmodelled",
+]  # fmt: skip
 
 SCHEMAS: Mapping[str, WorkloadSchema] = {
     schema.workload: schema for schema in (CAUSAL_LM, CONTRASTIVE, MULTITASK)
