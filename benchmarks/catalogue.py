@@ -40,10 +40,30 @@ TOLERANCE = 0.02
 """A published number such as "8 B" is a rounded one."""
 
 _IRRELEVANT = frozenset(
-    "_name_or_path auto_map quantization_config transformers_version use_cache dtype torch_dtype "
-    "output_hidden_states output_attentions return_dict id2label label2id chunk_size_feed_forward "
-    "is_encoder_decoder architectures problem_type pretraining_tp ep_size seq_aux finetuning_task "
-    "_attn_implementation_autoset output_router_logits".split()
+    [
+        "_name_or_path",
+        "auto_map",
+        "quantization_config",
+        "transformers_version",
+        "use_cache",
+        "dtype",
+        "torch_dtype",
+        "output_hidden_states",
+        "output_attentions",
+        "return_dict",
+        "id2label",
+        "label2id",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "architectures",
+        "problem_type",
+        "pretraining_tp",
+        "ep_size",
+        "seq_aux",
+        "finetuning_task",
+        "_attn_implementation_autoset",
+        "output_router_logits",
+    ]
 )
 """Fields that say nothing of the architecture."""
 
