@@ -372,4 +372,8 @@ gpus_option = click.option(
     "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
 )
 
+verbose_option = click.option(
+    "--verbose", is_flag=True, help="Show every number, what it rests on, and all notes."
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -140,7 +140,7 @@ def _plan(training: ProgramTraining) -> Planned:
         if file.take("attn_implementation") == "sdpa" or file.take("sdp_attention"):
             # `sdpa_varlen`: samples side by side, without a mask.
             knobs["attention"] = "flash_attention_2"
-        notes += packed_rows(file, "sample_packing", knobs["attention"])
+        notes += packed_rows(knobs)
     sequences = _several_sequences(file, knobs, notes)
     if file.take("processor_type") and not knobs.get("images"):
         file.found.left_out.append(f"{file.where('processor_type')}: images (--set images=1)")

@@ -111,9 +111,7 @@ def _plan(training: ProgramTraining) -> Planned:
     if file.take("use_muon"):
         knobs["optimizer"] = "muon"
     file.take("packing")  # whole rows of one length are what is predicted anyway
-    notes = (
-        packed_rows(file, "neat_packing", knobs["attention"]) if file.take("neat_packing") else []
-    )
+    notes = packed_rows(knobs) if file.take("neat_packing") else []
     if not is_full:
         knobs |= adapters(file, _LORA, every_linear="lora_target" not in file)
     knobs |= _quantized(file, computed)
