@@ -116,6 +116,10 @@ class UnavailableError(TunerError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class Note(UserWarning):
+    """A remark on what was asked for; the command line prints it as one line."""
+
+
 def nearest(value: str, allowed: Iterable[str]) -> str | None:
     """The allowed word that means what `value` says, else the closest in spelling, else None.
 
