@@ -8,7 +8,7 @@ An entry of `entries.yaml`, by the id that it gets:
     mistral-large-123b:
       hub_id: mistralai/Mistral-Large-Instruct-2407
       aliases: [mistralai/Mistral-Large-Instruct-2411]
-      published: 123e9       # parameters, as a model card, a paper or the hub's metadata states them
+      published: 123e9   # parameters, as a model card, a paper or the hub's metadata has them
       source: "sizes: https://github.com/Lightning-AI/litgpt, litgpt/config.py; ..."
       config: {model_type: mistral, hidden_size: 12288, ...}   # as in the hub's config.json
 
