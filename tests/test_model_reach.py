@@ -229,7 +229,7 @@ def test_eager_attention_is_chosen_where_there_is_nothing_else_and_said(tmp_path
     assert chosen["attention"] == "eager"
     result = estimate("--model", model, "--gpu", "a6000")
     assert result.exit_code == 0, result.output
-    assert "chosen    attention=eager" in result.output
+    assert "note    attention=eager" in result.output
     said = refusal("--model", model, "--gpu", "a6000", "--set", "attention=sdpa")
     assert "cannot build this model with attention sdpa" in said
 

@@ -72,6 +72,7 @@ class Estimate:
         values: dict[str, Any] = {
             "space": self.space.name if self.space.path is not None else None,
             "model": self.space.model,
+            "verdict": str(self.prediction.verdict),
             **self.prediction.to_dict(),
             "corrected_by": self.corrected_by,
             "configuration": self.configuration.to_dict(),

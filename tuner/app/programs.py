@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ from tuner.program.vocabulary import said_in_own_words
 from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
-    from tuner.app.checking import CheckedProgram
+    from tuner.app.checking import Answered, CheckedProgram
+    from tuner.app.program_front import ProgramFront
     from tuner.emulator.emulation import Emulation
 
 DEFAULT_TRIALS = 6
@@ -45,26 +47,51 @@ def check(  # noqa: PLR0913 - one argument for each option
     settings: Mapping[str, KnobValue] | None = None,
     seed: int = 0,
     report: Report = lambda text: None,
-    warn: Report = lambda text: None,
+    answered: Answered = lambda found, needed: None,
 ) -> CheckedProgram:
-    """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails."""
+    """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails.
+
+    `answered` is called as soon as the verdict is known, before changes are tried.
+    """
     from tuner.app.checking import check_program  # numpy
     from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
 
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
     given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    notes: tuple[str, ...] = ()
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
             with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s) as runs:
-                return check_program(runs, improve=improve, report=report)
+                return check_program(runs, improve=improve, report=report, answered=answered)
         except UnavailableError as error:
-            warn(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
+            notes = (f"not emulated: {error.message} ({error.hint})",)
     read = read_program(program, is_run=False)
     with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-        return check_program(predictions, improve=improve, report=report)
+        found = check_program(predictions, improve=improve, report=report, answered=answered)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def tune_predicted(
+    program: Sequence[str],
+    gpu: Gpu,
+    *,
+    knobs: Sequence[str] = (),
+    margin_fraction: float | None = None,
+    model: str | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+) -> ProgramFront:
+    """Predict the front of the settings of `program`; see `predict_front`."""
+    from tuner.app.program_front import predict_front  # numpy
+    from tuner.app.program_oracle import ProgramPredictions
+
+    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    read = read_program(program, is_run=False)
+    with quiet_libraries():
+        predictions = ProgramPredictions(read, gpu, None, margin_fraction, given, model)
+        return predict_front(predictions, knobs)
 
 
 def emulate(

@@ -55,6 +55,11 @@ class Arguments:
     def __contains__(self, name: str) -> bool:
         return name in self.values
 
+    def has_none(self, name: str) -> bool:
+        """True for an argument whose value is None, which differs from one that is not there."""
+        argument = self.values.get(name)
+        return argument is not None and argument.value is None and argument.problem is None
+
     def take(self, name: str, default: Any = None, *, quietly: bool = False) -> Any:
         """The value of `name`, else its default, which is noted unless it is None or `quietly`."""
         self.taken.add(name)
@@ -110,6 +115,8 @@ class ProgramTraining:
     """The model, where the trainer itself loads it."""
     lengths: tuple[Argument, ...] = ()
     """The values of `max_length` in any call of a script."""
+    has_bf16: bool = True
+    """The GPU computes in bf16."""
 
     def __getitem__(self, group: str) -> Arguments:
         return self.groups.get(group) or Arguments(group, {}, self.found)

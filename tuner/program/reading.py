@@ -64,20 +64,23 @@ PACKED = (
     "packed: each batch is one full row of micro_batch x max_length tokens; attention takes the "
     "time of samples of max_length, and less where they are shorter"
 )
+MASKED = (
+    "packed: each batch is one full row of micro_batch x max_length tokens, and attention without "
+    "a flash kernel works on all pairs of them, with a mask"
+)
 
 
-def packed_rows(arguments: Arguments, name: str, kernel: str) -> list[str]:
-    """Notes on a training with one row for each batch, because of setting `name`.
+def packed_rows(knobs: dict[str, Any]) -> list[str]:
+    """Pack the samples of a batch into one row, and return notes on it.
 
     Flash attention gets the ends of the samples and no mask (transformers'
     `_flash_attention_forward` with `position_ids`), so its tensors are those of samples side by
-    side. Other kernels make a mask of the whole row: a problem.
+    side. Other kernels get a mask of the whole row (`find_packed_sequence_indices`).
     """
-    if kernel == "flash_attention_2":
+    if knobs["attention"] == "flash_attention_2":
         return [PACKED]
-    why = f"with {kernel} attention isn't supported by --predict yet: use flash attention, or the "
-    arguments.refuse(name, f"{why}emulator")
-    return []
+    knobs["padding"] = "packed"
+    return [MASKED]
 
 
 def mixed_precision(arguments: Arguments, default: str) -> str:
@@ -149,10 +152,12 @@ def optimizer(arguments: Arguments, name: str, default: str) -> str:
     return chosen
 
 
-_NOT_PREDICTED = {
-    "use_liger_kernel": "what Liger's kernels take",
-    "torch_compile": "what compiled code takes",
+_SAVING = {
+    "use_liger_kernel": "Liger's kernels",
     "activation_offloading": "offloading of activations",
+}
+_NOT_PREDICTED = {
+    "torch_compile": "what compiled code takes",
     "label_smoothing_factor": "a loss with label smoothing",
     "auto_find_batch_size": "a search for the batch size",
     "neftune_noise_alpha": "noise on embeddings",
@@ -166,7 +171,7 @@ WITHOUT_MEMORY = (
     "include", "project", "trackio", "wandb", "use_cpu", "shuffle", "eos_token", "chat_template",
     "assistant_only", "completion_only", "val_", "test_", "train_dataset", "processing_class",
     "tokenizer", "callbacks", "beta", "formatting", "compute_metrics", "average_tokens", "jit_mode",
-    "deepspeed",
+    "deepspeed", "liger_kernel_config",
 )  # fmt: skip
 """Beginnings of names that have no part in the memory and time of a training step."""
 
@@ -176,6 +181,7 @@ def trainer_arguments(
 ) -> dict[str, KnobValue]:
     """Parameters of `transformers.TrainingArguments` (5.23), with these two defaults."""
     unset(arguments, _NOT_PREDICTED)
+    saves(arguments, _SAVING)
     arguments.taken.add("0")  # output_dir, without its name
     return {
         "micro_batch": number(arguments, "per_device_train_batch_size", 8),
@@ -382,6 +388,11 @@ def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
         return PEFT_DEFAULT
     if chosen in (("all-linear",), ("all",)):
         return ALL_LINEAR
+    lost = [part for part in chosen if part.endswith(",")]
+    for part in lost:
+        text = f"{arguments.where(name)}: {part!r} is no module, for its comma: it gets no adapter"
+        arguments.found.left_out.append(text)
+    chosen = tuple(part for part in chosen if part not in lost)
     for part in chosen:
         if is_pattern(part):
             arguments.refuse(name, f"is {part}: peft takes a pattern alone, not in a list")

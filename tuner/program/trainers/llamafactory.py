@@ -55,6 +55,7 @@ _SAVES = {
     "use_apollo": "APOLLO",
     "use_badam": "BAdam",
     "use_adam_mini": "Adam-mini",
+    "use_kt": "experts on the host",
 }
 
 _WITHOUT_REFERENCE = ("orpo", "simpo")
@@ -110,9 +111,7 @@ def _plan(training: ProgramTraining) -> Planned:
     if file.take("use_muon"):
         knobs["optimizer"] = "muon"
     file.take("packing")  # whole rows of one length are what is predicted anyway
-    notes = (
-        packed_rows(file, "neat_packing", knobs["attention"]) if file.take("neat_packing") else []
-    )
+    notes = packed_rows(knobs) if file.take("neat_packing") else []
     if not is_full:
         knobs |= adapters(file, _LORA, every_linear="lora_target" not in file)
     knobs |= _quantized(file, computed)

@@ -15,7 +15,7 @@ from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
-from tuner.program.reading import NOT_COMPARED, listed, number, packed_rows, saves, unset
+from tuner.program.reading import NOT_COMPARED, PACKED, listed, number, saves, unset
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.writing import Settings, SettingsReader, single_optimizer, without_none
 
@@ -143,7 +143,7 @@ def _plan(training: ProgramTraining) -> Planned:
         knobs["max_length"] = length
     if file.take("dataset.packed"):
         # `packed_block_causal_mask`: FlexAttention, which keeps no more than FlashAttention.
-        notes += packed_rows(file, "dataset.packed", "flash_attention_2")
+        notes.append(PACKED)
     if is_quantized:
         knobs |= {"precision": "nf4", "compute_dtype": dtype, "double_quant": True}
     if has_adapters:

@@ -45,6 +45,8 @@ _PATH_STARTS = (".", "/", "~")
 
 # Organisations that upload others' models again, under the same names.
 _MIRRORS = frozenset({"unsloth", "nousresearch"})
+# The same weights quantised: unsloth's.
+_QUANTISED = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class ModelEntry:
     `hub_id` is None where the hub has the architecture only as a part of another model.
     `aliases` are further hub ids and names of the same architecture. `task` is "causal-lm",
     "image-text" (a language model with its vision tower) or "encoder". `config` has the form of
-    the hub's config.json. `source` says where the parameter count comes from.
+    the hub's config.json. `source` says where sizes and parameter count come from; `published` is
+    the count that a model card, a paper or the hub states where it is a rounded one.
     """
 
     id: str
@@ -65,6 +68,7 @@ class ModelEntry:
     params: int | None
     source: str
     notes: str = ""
+    published: float | None = None
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -145,7 +149,7 @@ def get_entry(name: str) -> ModelEntry | None:
         return None
     organisation, _, rest = name.strip().partition("/")
     if organisation.lower() in _MIRRORS and rest:
-        name = rest
+        name = _QUANTISED.sub("", rest)
     for table, key in zip(_spellings(), (name.strip().lower(), _canonical(name)), strict=True):
         ids = table.get(key, set())
         if len(ids) == 1:
