@@ -8,14 +8,15 @@ from typing import Any
 
 from tuner.app.listener import quiet_libraries
 from tuner.app.predicting import SpacePredictor
-from tuner.app.program_oracle import predict_plan
+from tuner.app.program_oracle import ProgramPredictions
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.predict.predict import Traces
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.program.planned import WORKLOAD, plan_program
+from tuner.program.fp16 import has_bf16
+from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.program.vocabulary import said_in_own_words
 from tuner.searches.cost import RunCost, cost_of
@@ -32,7 +33,8 @@ Margin = Callable[[Gpu], float | None]
 class OnGpu:
     """The prediction for one GPU type, or why it cannot run the training.
 
-    `gpus` is the number that is paid for, `cost` that of the data where its size is known.
+    `gpus` is the number that is paid for, `cost` that of the data where its size is known, and
+    `remark` what the GPU type makes different.
     """
 
     gpu: Gpu
@@ -40,6 +42,7 @@ class OnGpu:
     refused: str = ""
     gpus: int = 1
     cost: RunCost | None = None
+    remark: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -55,7 +58,8 @@ class OnGpu:
         """JSON types."""
         values = self.prediction.to_dict() if self.prediction else {"fits": False}
         refused = self.refused or None
-        return {**values, "gpu": self.gpu.id, "verdict": str(self.verdict), "refused": refused}
+        words = {"verdict": str(self.verdict), "refused": refused, "remark": self.remark.strip()}
+        return {**values, "gpu": self.gpu.id, **words}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,19 @@ def program_everywhere(
         given = said_in_own_words(settings or {}, SCHEMAS[WORKLOAD].terms)
         plan = plan_program(read, given, model, gpus=gpus)
         predictor = Predictor(PredictionJob(WORKLOAD, plan.model), traces=Traces())
+        in_fp16: list[ProgramPlan] = []
 
         def on(gpu: Gpu) -> OnGpu:
-            prediction = predict_plan(predictor, plan, gpu, margin(gpu))
-            return OnGpu(gpu, prediction, "", paid_gpus(plan.configuration, gpu))
+            asked = ProgramPredictions(
+                read, gpu, gpus, margin(gpu), given, model, predictor=predictor
+            )
+            if not has_bf16(gpu) and not in_fp16:
+                in_fp16.append(asked.plan(read))
+            chosen = plan if has_bf16(gpu) else in_fp16[0]
+            (found,) = asked.predicted([(read, chosen)])
+            remark = " in fp16" if chosen.configuration != plan.configuration else ""
+            paid = paid_gpus(chosen.configuration, gpu)
+            return OnGpu(gpu, found.prediction, remark=remark, gpus=paid)
 
         return Everywhere(plan.model, plan.configuration, _on_all(on))
 

@@ -169,27 +169,42 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
 
     given: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
-    _predictor: Predictor | None = field(default=None, init=False)
+    predictor: Predictor | None = None
     doing: ClassVar[str] = "predicting"
 
     def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
-        self.count += 1
-        plan = plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
-        if self._predictor is None:
-            self._predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
-        prediction = predict_plan(self._predictor, plan, self.gpu, self.margin_fraction)
-        return PredictedProgram(tuple(program.command), self.gpu, plan, prediction)
+        (found,) = self.predicted([(program, self.plan(program))])
+        return found
 
+    def plan(self, program: Program) -> ProgramPlan:
+        """The training of `program`. Raises `InputError` as `plan_program` does."""
+        return plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
 
-def predict_plan(
-    predictor: Predictor, plan: ProgramPlan, gpu: Gpu, margin_fraction: float | None
-) -> Prediction:
-    """The prediction of what a program trains."""
-    traced = [plan.configuration]
-    if plan.has_whole_model_first:
-        traced.append(Configuration({**plan.configuration, GPUS_PER_TRIAL: 1}))
-    prediction, *alone = predictor.traced(traced, gpu, margin_fraction=margin_fraction)
-    return loaded_whole(prediction, alone[0]) if alone else prediction
+    def predicted(
+        self, planned: Sequence[tuple[Program, ProgramPlan]], *, at_once: bool = False
+    ) -> list[PredictedProgram]:
+        """Programs with their plans: traced in full, or `at_once` from compiled timelines."""
+        self.count += len(planned)
+        if self.predictor is None:
+            self.predictor = Predictor(PredictionJob(WORKLOAD, planned[0][1].model))
+        how = self.predictor.predict if at_once else self.predictor.traced
+        configurations = [plan.configuration for _, plan in planned]
+        alone = [
+            Configuration({**plan.configuration, GPUS_PER_TRIAL: 1})
+            for _, plan in planned
+            if plan.has_whole_model_first
+        ]
+        found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
+        whole = iter(found[len(planned) :])
+        return [
+            PredictedProgram(
+                tuple(program.command),
+                self.gpu,
+                plan,
+                loaded_whole(one, next(whole)) if plan.has_whole_model_first else one,
+            )
+            for (program, plan), one in zip(planned, found, strict=False)
+        ]
 
 
 @dataclass(slots=True)
