@@ -77,19 +77,19 @@ class ModelEntry:
         return text
 
     @property
-    def hidden_size(self) -> int:
-        """Width of the residual stream."""
-        return int(_first(self.text_config, "hidden_size", "n_embd"))
+    def hidden_size(self) -> int | None:
+        """Width of the residual stream; None if it is a default of transformers."""
+        return _first(self.text_config, "hidden_size", "n_embd", "d_model")
 
     @property
-    def layers(self) -> int:
-        """Number of transformer blocks of the language model."""
-        return int(_first(self.text_config, "num_hidden_layers", "n_layer"))
+    def layers(self) -> int | None:
+        """Transformer blocks of the language model; None if it is a default of transformers."""
+        return _first(self.text_config, "num_hidden_layers", "n_layer", "num_layers")
 
     @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-        return int(self.text_config["vocab_size"])
+    def vocab_size(self) -> int | None:
+        """Rows of the embedding; None if it is a default of transformers."""
+        return _first(self.text_config, "vocab_size")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,8 +98,8 @@ class ModelEntry:
         return tuple(dict.fromkeys([*full, *(name.rpartition("/")[2] for name in full)]))
 
 
-def _first(config: Mapping[str, Any], *keys: str) -> Any:
-    return next(config[key] for key in keys if key in config)
+def _first(config: Mapping[str, Any], *keys: str) -> int | None:
+    return next((int(config[key]) for key in keys if key in config), None)
 
 
 @cache
