@@ -45,8 +45,10 @@ _PATH_STARTS = (".", "/", "~")
 
 # Organisations that upload others' models again, under the same names.
 _MIRRORS = frozenset({"unsloth", "nousresearch"})
-# The same weights quantised: unsloth's.
-_QUANTISED = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
+# What repositories append to the name of a model whose weights they have in another format.
+_QUANTISED = re.compile(
+    r"((-unsloth)?-bnb-4bit|-(awq|gptq|fp8|nvfp4|bf16)(-int[48])?)$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +143,17 @@ def get_entry(name: str) -> ModelEntry | None:
     """Return the entry that `name` means (id, hub id or alias), or None.
 
     Case does not count, nor does the choice of separators where only one model is meant. A copy
-    that a mirror uploaded is the model that it copies. What is written as a path
-    ("./roberta-base") is a folder, never a catalogue name. Uses neither the network nor
-    transformers.
+    that a mirror uploaded is the model that it copies, and one with its weights in another format
+    ("Qwen/Qwen3-8B-AWQ") has its architecture. What is written as a path ("./roberta-base") is a
+    folder, never a catalogue name. Uses neither the network nor transformers.
     """
     if name.startswith(_PATH_STARTS):
         return None
-    organisation, _, rest = name.strip().partition("/")
-    if organisation.lower() in _MIRRORS and rest:
-        name = _QUANTISED.sub("", rest)
-    for table, key in zip(_spellings(), (name.strip().lower(), _canonical(name)), strict=True):
+    plain = _QUANTISED.sub("", name.strip())
+    organisation, _, rest = plain.partition("/")
+    if rest and (plain != name.strip() or organisation.lower() in _MIRRORS):
+        plain = rest
+    for table, key in zip(_spellings(), (plain.lower(), _canonical(plain)), strict=True):
         ids = table.get(key, set())
         if len(ids) == 1:
             return load_catalogue()[next(iter(ids))]
