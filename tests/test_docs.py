@@ -85,6 +85,8 @@ def check_arguments(command: click.Command, arguments: list[str], name: str) -> 
         value = given.get(parameter.name)
         if isinstance(parameter.type, click.Choice) and isinstance(value, str):
             parameter.type.convert(value, parameter, context)
+        missing = isinstance(parameter, click.Option) and parameter.required and not value
+        assert not missing or "help" in given, f"{name}: {parameter.opts[0]} is needed"
     if isinstance(command, click.Group):
         if rest:
             found = command.get_command(context, rest[0])
