@@ -143,11 +143,14 @@ def _pace_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
     pace, change = _pace(base), checked.suggestion
     if pace is None:
         return []
-    is_changed = change is not None and checked.found.fits is False and change.step_s is not None
-    if is_changed:
-        pace = Pace(change.step_s, pace.samples, pace.tokens)
+    changed_s = change.step_s if change is not None and checked.found.fits is False else None
+    if changed_s is not None:
+        pace = Pace(changed_s, pace.samples, pace.tokens)
     speed, *others = pace_fields(pace, base.gpu, gpus=_gpus(base))
-    return [("speed", f"{speed[1]} with the change" if is_changed else speed[1]), *others]
+    return [
+        ("speed", f"{speed[1]} with the change" if changed_s is not None else speed[1]),
+        *others,
+    ]
 
 
 def _pace(found: RunAnswer) -> Pace | None:
