@@ -93,7 +93,7 @@ def programs(trl: Path | None, unsloth: Path | None) -> Iterator[tuple[Path, str
                 for one in words[:4]
                 if one.endswith(path.name)
             ]  # fmt: skip
-            if not found and "Trainer(" in text:
+            if not found and "parser" not in text:
                 found = [["python", name]]
             for words in found:
                 yield trl, name, words

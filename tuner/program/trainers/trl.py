@@ -114,9 +114,19 @@ def _pairs(training: ProgramTraining) -> Planned:
     knobs |= {"micro_batch": knobs["micro_batch"] * 2, "loss": "transformers"}
     arguments.leave_out(
         (*WITHOUT_MEMORY, "pad_", "truncation", "label_", "loss_type", "max_prompt", "max_compl",
-         "cpo_", "simpo", "alpha")
+         "cpo_", "simpo", "alpha", "tpo_")
     )  # fmt: skip
     return Planned(model, knobs, sequences=2, notes=[PAIRS])
+
+
+def _triples(training: ProgramTraining) -> Planned:
+    """TPO (trl/experimental): ORPO's two answers, and a gold one unless its weight is zero."""
+    planned = _pairs(training)
+    if training["arguments"].take("tpo_alpha", 1.0, quietly=True):
+        planned.knobs["micro_batch"] = planned.knobs["micro_batch"] // 2 * 3
+        planned.sequences = 3
+        planned.notes[:] = ["three sequences an example, all of full length"]
+    return planned
 
 
 def _reward(training: ProgramTraining) -> Planned:
@@ -248,6 +258,7 @@ TRAINER = Trainer(
         Reading("TRL KTOTrainer", "KTOTrainer", _VERSIONS, _kto),
         Reading("TRL ORPOTrainer", "ORPOTrainer", _VERSIONS, _pairs),
         Reading("TRL CPOTrainer", "CPOTrainer", _VERSIONS, _pairs),
+        Reading("TRL TPOTrainer", "TPOTrainer", _VERSIONS, _triples),
         Reading("TRL RewardTrainer", "RewardTrainer", _VERSIONS, _reward),
     ),
     Format(
