@@ -264,6 +264,7 @@ def test_the_code_names_pages_that_there_are():
     places = [*ROOT.glob("*.yaml"), *(ROOT / "search_spaces").glob("*.yaml")]
     for folder in ("tuner", "benchmarks", "tests", "examples"):
         places += [p for p in (ROOT / folder).rglob("*.*") if p.suffix in (".py", ".c", ".h")]
+    places += [ROOT / page for page in (*PAGES, *NOTEBOOK)]
     for path in places:
         for page in named.findall(path.read_text("utf-8")):
             assert (ROOT / page).exists(), f"{path}: {page}"

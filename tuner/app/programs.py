@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
     given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    notes: tuple[str, ...] = ()
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
@@ -67,7 +69,8 @@ def check(  # noqa: PLR0913 - one argument for each option
     read = read_program(program, is_run=False)
     with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-        return check_program(predictions, improve=improve, report=report, answered=answered)
+        found = check_program(predictions, improve=improve, report=report, answered=answered)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def emulate(

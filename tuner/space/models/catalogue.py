@@ -56,7 +56,8 @@ class ModelEntry:
     `hub_id` is None where the hub has the architecture only as a part of another model.
     `aliases` are further hub ids and names of the same architecture. `task` is "causal-lm",
     "image-text" (a language model with its vision tower) or "encoder". `config` has the form of
-    the hub's config.json. `source` says where the parameter count comes from.
+    the hub's config.json. `source` says where sizes and parameter count come from; `published` is
+    the count that a model card, a paper or the hub states where it is a rounded one.
     """
 
     id: str
@@ -67,6 +68,7 @@ class ModelEntry:
     params: int | None
     source: str
     notes: str = ""
+    published: float | None = None
 
     @property
     def text_config(self) -> Mapping[str, Any]:
