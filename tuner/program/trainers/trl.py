@@ -12,7 +12,6 @@ from typing import Any
 
 from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import (
-    EMULATE,
     Arguments,
     ProgramTraining,
     values_of_files,
@@ -59,19 +58,29 @@ def _sft(training: ProgramTraining) -> Planned:
     return Planned(model, knobs, notes=notes)
 
 
+_DPO_LOSSES = (
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
+    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
+)  # fmt: skip
+"""All are computed from the log-probabilities of the tokens, which take as much for each."""
+
+
 def _dpo(training: ProgramTraining) -> Planned:
     model, knobs = _trained(training)
     arguments = training["arguments"]
-    kind = arguments.take("loss_type", "sigmoid", quietly=True)
-    if kind not in ("sigmoid", ["sigmoid"]):
-        arguments.refuse("loss_type", f"is {kind}; predicted is sigmoid: {EMULATE}")
+    kinds = arguments.take("loss_type", "sigmoid", quietly=True)
+    for kind in (kinds,) if isinstance(kinds, str) else kinds:
+        if kind not in _DPO_LOSSES:
+            arguments.refuse("loss_type", f"is {kind}: expected one of {', '.join(_DPO_LOSSES)}")
     unset(arguments, {
         "padding_free": "a batch as one long row",
         "use_weighting": "a weighted loss",
     })  # fmt: skip
     _refer(training, knobs)
     knobs["micro_batch"] *= 2  # the chosen and the rejected answer
-    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop"))
+    arguments.leave_out(
+        (*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop", "loss_weights")
+    )
     return Planned(model, knobs, sequences=2, notes=[PAIRS])
 
 
