@@ -327,22 +327,22 @@ def trained_sizes(passes: CompiledPasses, rank: int) -> list[tuple[int, int, str
 def _is_traced_in_full(configuration: Configuration) -> bool:
     """True if sizes are not polynomials of those of a few layers.
 
-    What is sharded is rounded, tiles have a largest, and some optimizers depend on shapes.
+    What is sharded is rounded, and some optimizers depend on shapes.
     """
     parallelism = Parallelism.of(configuration)
     is_shared = parallelism.ranks > 1 and not parallelism.is_replicated
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     needs_shapes = optimizer is not None and optimizer.needs_shapes
     has_images = bool(configuration.get("images", 0))
-    return is_shared or needs_shapes or has_images or configuration.get("loss") == "chunked"
+    return is_shared or needs_shapes or has_images
 
 
 def _check_traced_in_full(count: int) -> None:
     """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
     if count > MOST_TRACED:
         raise InputError(
-            f"{count} configurations with distributed fsdp2, hsdp or zero, loss chunked or "
-            f"optimizer adafactor would each be traced in full, which takes seconds each; at most "
+            f"{count} configurations with distributed fsdp2, hsdp or zero, or optimizer "
+            f"adafactor would each be traced in full, which takes seconds each; at most "
             f"{MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )
