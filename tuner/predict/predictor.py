@@ -47,7 +47,7 @@ from tuner.predict.predict import (
     resolve_subject,
     speed_of,
 )
-from tuner.predict.shipped import can_trace, optimizer_key, shipped
+from tuner.predict.shipped import can_trace, shipped
 from tuner.space.models.catalogue import architecture
 
 METHOD = "compiled timeline, checked against a held-back trace"
@@ -217,7 +217,7 @@ class Predictor:
             return
         self._replayed[structure] = read_replays(self._entry("replays", structure))
         stored = read_passes(self._entry("passes", structure))
-        if stored is None and not can_trace():
+        if stored is None and (not can_trace() or shipped().are_installed()):
             stored = shipped().passes(self._architecture.digest, structure.key)
         if stored is not None:
             self._passes[structure] = stored
@@ -252,15 +252,21 @@ class Predictor:
         return cache.entry_name(kind, self._job.workload, self._architecture.digest, structure.key)
 
     def _optimizer(self, configuration: Configuration, passes: CompiledPasses) -> CompiledOptimizer:
-        sizes = trained_sizes(passes, int(str(configuration.get("lora_rank", 0))))
+        rank = int(str(configuration.get("lora_rank", 0)))
+        sizes = trained_sizes(passes, rank)
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
         scaled = configuration.get("mixed_precision") == "fp16"
         key = cache.entry_name("optimizer", name, str(clip > 0), str(scaled), repr(sizes))
         if key not in self._optimizers:
-            stored = optimizer_key(name, sizes, clip=clip > 0, scaled=scaled)
-            found = read_optimizer(key) or shipped().optimizer(self._architecture.digest, stored)
+            found = read_optimizer(key)
+            if found is None and not can_trace():
+                trained = partial(trained_sizes, passes)
+                digest = self._architecture.digest
+                found = shipped().optimizer(
+                    digest, name, trained, rank, clip=clip > 0, scaled=scaled
+                )
             if found is None:
-                self._require_tracing(f"optimizer {name} with this rank is")
+                self._require_tracing(f"optimizer {name} is")
                 found = build_optimizer(key, name, sizes, clip=clip, scaled=scaled)
             self._optimizers[key] = found
         return self._optimizers[key]

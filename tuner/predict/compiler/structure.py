@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tuner.core.records import Configuration
+from tuner.core.setup.causal_lm import CAUSAL_LM
 from tuner.core.setup.common import Loader, Process
 from tuner.core.setup.distributed_knobs import Ranks
 from tuner.cost.compiled import CompiledPasses, Floats, Replayed, Replays
@@ -52,8 +53,9 @@ class Structure:
 
     `settings` are the remaining knobs. A micro-batch or a negative alone has a sequence of its
     own, and so have lengths that reach a model's sliding window (`window`, None without one),
-    because a mask is made from there on, and tokens that fill a tile of a chunked loss. `compute_capability` stands for the kernels that GPUs of
-    its kind choose. Models that look positions up have no more than `positions`.
+    because a mask is made from there on, and tokens that fill a tile of a chunked loss.
+    `compute_capability` stands for the kernels that GPUs of its kind choose. Models that look
+    positions up have no more than `positions`.
     """
 
     settings: Configuration
@@ -167,10 +169,19 @@ class Structure:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits that identify the structure, the same in every process."""
+        """16 hexadecimal digits that identify the structure, the same in every process.
+
+        Settings with their default stand for themselves: knobs that are added later, and are not
+        set, change no key of the timelines that ship.
+        """
+        settings = {
+            name: value
+            for name, value in self.settings.to_dict().items()
+            if name not in CAUSAL_LM.terms or CAUSAL_LM.terms[name].default != value
+        }
         text = json.dumps(
             [
-                self.settings.to_dict(),
+                settings,
                 self.single_sample,
                 self.full_training,
                 self.window,
