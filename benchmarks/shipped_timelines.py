@@ -150,7 +150,7 @@ def main() -> int:
 
 def compiled(model: str) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
     """The structures and the optimizer steps of one model, by key."""
-    predictor = Predictor(PredictionJob("causal_lm", model), workers=default_workers())
+    predictor = Predictor(PredictionJob("causal_lm", model), workers=default_workers(), anew=True)
     optimizers: dict[str, Steps] = {}
     for name in GPUS:
         gpu, known = get_gpu(name), set(predictor.compiled())

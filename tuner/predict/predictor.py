@@ -76,11 +76,13 @@ class Predictor:
     """Predicts configurations of one job. Keeps what it compiled in memory and on disk.
 
     `workers` processes compile; with fewer than two, this process does. Neither torch nor
-    transformers is imported while every structure asked for is in the cache.
+    transformers is imported while every structure asked for is in the cache, or comes with tuner
+    and is of the versions that are installed; with `anew` none of those is used.
     """
 
-    def __init__(self, job: PredictionJob, *, workers: int = 0) -> None:
+    def __init__(self, job: PredictionJob, *, workers: int = 0, anew: bool = False) -> None:
         self._job = job
+        self._ships = not anew and (not can_trace() or shipped().are_installed())
         self._workers = workers
         self._architecture = architecture(job.model)
         self._subject: Subject | None = None
@@ -217,7 +219,7 @@ class Predictor:
             return
         self._replayed[structure] = read_replays(self._entry("replays", structure))
         stored = read_passes(self._entry("passes", structure))
-        if stored is None and (not can_trace() or shipped().are_installed()):
+        if stored is None and self._ships:
             stored = shipped().passes(self._architecture.digest, structure.key)
         if stored is not None:
             self._passes[structure] = stored
