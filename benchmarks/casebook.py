@@ -1,4 +1,4 @@
-"""Writes docs/casebook.md: what five projects ran, what is predicted of it, what is recommended.
+"""Writes docs/notebook/casebook.md: what five projects ran, and what is recommended.
 
     python -m benchmarks.casebook
     python -m benchmarks.casebook --only qwen7b_lora,cot8b_h100 --to part.md
@@ -35,21 +35,21 @@ from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import get_entry
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RESULTS = ROOT / "docs" / "casebook.md", ROOT / "results"
+PAGE, RESULTS = ROOT / "docs/notebook/casebook.md", ROOT / "results"
 INTRODUCTION = """\
 # Casebook: five projects, as they were and as they could be
 
 Written by `python -m benchmarks.casebook`; all of the tool's numbers are *predicted*, uncalibrated,
 from the GPUs' data sheets, but for those marked *emulated*: `tuner check` of the programs in
-[`examples/programs`](../examples/programs), which have the shapes of the projects' own. What the
+[`examples/programs`](../../examples/programs), which have the shapes of the projects' own. What the
 projects ran, *reported* (observed) and *expected* (guessed) comes from their public sources. GB is
 as they printed it, GiB is 2^30 bytes. Times are for examples at full length. "Fits" keeps 3 % of
 the GPU's memory free.
 
 Phases show the peak of allocated memory; "device" is what `nvidia-smi` would show, allocator and
-CUDA context included. The recommended row is the fastest configuration that fits within the space's
-floors: of the trials under [`results/`](../results/), or, without a search, of the predictions of
-the whole space.
+CUDA context included. The recommended row is the fastest configuration that fits within the
+space's floors: of the trials under [`results/`](../../results/), or, without a search, of the
+predictions of the whole space.
 """
 COLUMNS = (
     "configuration",
@@ -96,7 +96,7 @@ def section(system: System, *, model: str | None = None, workers: int = 0) -> It
     space = load_space(system.space)
     space = replace(space, model=model or space.model)
     yield f"## {system.title}\n"
-    yield f"Space [`{space.name}`](../search_spaces/{space.name}.yaml). {system.story}"
+    yield f"Space [`{space.name}`](../../search_spaces/{space.name}.yaml). {system.story}"
     findings: list[str] = []
     for place, (gpu_name, used) in enumerate(system.used.items()):
         gpu = get_gpu(gpu_name)

@@ -1,6 +1,8 @@
 """The oracle: tuner's trace of a training step beside the same step on an emulated GPU.
 
-    python -m benchmarks.emulated [--markdown docs/emulated_oracle.md] [--only NAME] [--quick]
+    python -m benchmarks.emulated [--only NAME] [--quick] [--markdown FILE]
+
+The committed page is docs/notebook/emulated_oracle.md.
 
 Both execute tuner's own training loop: the trace on tensors without data, with its own rules of
 what CUDA does; the emulator with PyTorch's CUDA build and its real allocator. Where they differ,

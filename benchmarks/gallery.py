@@ -1,4 +1,4 @@
-"""Writes docs/gallery.md: the best of every space and GPU type, from the files under results/.
+"""Writes docs/notebook/gallery.md: the best of every space and GPU type, from results/.
 
     python -m benchmarks.gallery
 
@@ -18,11 +18,11 @@ import yaml
 from tuner.space import load_space
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RESULTS = ROOT / "docs" / "gallery.md", ROOT / "results"
+PAGE, RESULTS = ROOT / "docs/notebook/gallery.md", ROOT / "results"
 INTRODUCTION = """\
 # Gallery: the best of every search
 
-Written by `python -m benchmarks.gallery` from the searches under [`results/`](../results/).
+Written by `python -m benchmarks.gallery` from the searches under [`results/`](../../results/).
 *Predicted* rows used no GPU; *measured* ones trained on the device named. "Gain" is the throughput
 over that of the space's baseline, at the same effective batch; times and costs are of training
 only, every example at full length. `tuner report --space qlora4b --gpu all` draws the reports of a
@@ -51,7 +51,7 @@ class Found:
         cost = _epoch_usd(run)
         source = f"{best['source']}, verified" if best["verified"] else best["source"]
         name = f"{self.folder.parent.name}/{self.folder.name}"
-        where = f"../results/{name}"
+        where = f"../../results/{name}"
         report = f"[report]({where}/report.html), " if name == REPORTED else ""
         return (
             best["gpu"]["name"],
@@ -95,7 +95,7 @@ def _section(name: str, searches: Sequence[Found]) -> Iterator[str]:
         yield f"- **{each.best['gpu']['name']}**: `{settings}`"
     yield ""
     for each in searches:
-        picture = f"../results/{each.folder.parent.name}/{each.folder.name}/pareto.png"
+        picture = f"../../results/{each.folder.parent.name}/{each.folder.name}/pareto.png"
         yield f"![front of {name} on {each.best['gpu']['name']}]({picture})\n"
 
 

@@ -1,6 +1,6 @@
 """Reach: every causal model type of transformers, predicted with LoRA in bf16 and in NF4.
 
-    python -m benchmarks.models [--markdown docs/model_types.md] [--only TYPE ...]
+    python -m benchmarks.models [--markdown docs/notebook/model_types.md] [--only TYPE ...]
 
 Each type is its configuration class's default, cut to a few layers: widths and vocabulary stay, as
 a trace takes no memory for them. A type counts as built where transformers itself builds it on

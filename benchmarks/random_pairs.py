@@ -1,6 +1,8 @@
 """Random pairs of a model and a method: the trace beside the emulator, peak allocated memory.
 
-    python -m benchmarks.random_pairs [--pairs 40] [--seed 15] [--markdown docs/random_pairs.md]
+    python -m benchmarks.random_pairs [--pairs 40] [--seed 15] [--markdown FILE]
+
+The committed page is docs/notebook/random_pairs.md.
 
 Models are those of the catalogue, cut to a few layers (widths and vocabulary stay); methods are
 drawn knob by knob, and drawn again where `tuner estimate` refuses them. Trace and emulator execute

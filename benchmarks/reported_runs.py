@@ -1,4 +1,4 @@
-"""Writes docs/reported_runs.md: every reported run against its prediction.
+"""Writes docs/notebook/reported_runs.md: every reported run against its prediction.
 
     python -m benchmarks.reported_runs
 
@@ -18,7 +18,7 @@ from tuner.core.units import format_duration, format_size
 from tuner.report.prediction_error import QUANTITIES
 
 ROWS = Path(__file__).with_suffix(".jsonl")
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reported_runs.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/notebook/reported_runs.md"
 
 INTRODUCTION = """\
 # Reported runs

@@ -1,4 +1,4 @@
-"""Draws the ten rooms and the imports between them, as Mermaid, into docs/developing.md.
+"""Draws the ten rooms and the imports between them, as Mermaid, into docs/reference/developing.md.
 
 python -m benchmarks.rooms
 """
@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "developing.md"
+PAGE = ROOT / "docs/reference/developing.md"
 ROOMS = (
     "core", "space", "cost", "predict", "emulator", "program", "trial", "searches", "report", "app",
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """Fenced blocks of Markdown pages, and what a comment before one says about running it.
 
-    <!-- run: COMMAND -->        this is run in place of the block: cheaper, and as real
-    <!-- run with: OPTIONS -->   these are put behind each `tuner` line of the block
     <!-- before: COMMAND -->     this is run first, for what a reader would have by then
     <!-- not run: WHY -->        nothing is run, and why
     <!-- file: NAME -->          the block is written to this file, for the blocks after it
@@ -9,9 +7,9 @@
     <!-- output: numbers -->     numbers differ each time: those of the page are not compared
     <!-- output: WHY NOT -->     anything else: what is shown is not compared, and why
 
-Several lines may stand in one comment. A block is `sh` (commands), `console` (lines that begin with
-`$`, followed by what they print) or `python`; a page's blocks share a folder, and its Python blocks
-their names.
+Several lines may stand in one comment. A `console` block (lines that begin with `$`, followed by
+what they print) and a `python` block are run; a `sh` block shows commands without their output, and
+is only parsed. A page's blocks share a folder, and its Python blocks their names.
 """
 
 from __future__ import annotations
@@ -25,11 +23,18 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/[!_]*.md")))
+NAVIGATION = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md")))
+PAGES = (
+    "README.md",
+    *NAVIGATION,
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/reference/*.md")),
+)
+NOTEBOOK = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/notebook/*.md")))
+"""Evidence, which scripts write: its commands are parsed, and never run."""
 
 SHELL, CONSOLE, PYTHON = "sh", "console", "python"
-RUNNABLE = (SHELL, CONSOLE, PYTHON)
-ANNOTATIONS = ("run", "run with", "before", "not run", "file", "exit", "output")
+RUNNABLE = (CONSOLE, PYTHON)
+ANNOTATIONS = ("before", "not run", "file", "exit", "output")
 
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _ANNOTATION = re.compile(rf"\s*({'|'.join(ANNOTATIONS)}):\s*(.+?)\s*")

@@ -1,4 +1,4 @@
-"""The page docs/casebook.md is what its script makes of predictions; here of shallow models."""
+"""docs/notebook/casebook.md is what its script makes of predictions; here of shallow models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "casebook.md"
+PAGE = ROOT / "docs/notebook/casebook.md"
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.space)

@@ -1,4 +1,4 @@
-"""Every fenced command of the README and of docs/ is run, in order, in a folder for each page.
+"""Every page of the documentation: its commands, links and size.
 
 What a comment before a block can say is in `documents.py`. `tuner` lines run in this process, which
 saves the seconds that PyTorch takes to import; everything else runs in a shell.
@@ -24,6 +24,8 @@ import pytest
 from documents import (
     ANNOTATIONS,
     CONSOLE,
+    NAVIGATION,
+    NOTEBOOK,
     PAGES,
     PYTHON,
     ROOT,
@@ -39,7 +41,12 @@ from documents import (
 from tuner.app.cli.main import cli, run
 
 ALL = [block for page in PAGES for block in blocks(page)]
-COMMANDS = [block for block in ALL if block.language in (SHELL, CONSOLE)]
+COMMANDS = [
+    block
+    for page in (*PAGES, *NOTEBOOK)
+    for block in blocks(page)
+    if block.language in (SHELL, CONSOLE)
+]
 PLAIN = ("yaml", "json", "toml", "text", "csv", "promql", "ini", "mermaid")
 """Languages of blocks that are no commands."""
 
@@ -52,13 +59,13 @@ def place(block: Block) -> str:
 def test_block_is_run_or_says_why_not(block: Block):
     if block.language.startswith("{"):
         return  # a directive of the site's generator
-    assert block.language in (*RUNNABLE, *PLAIN), f"{block.place}: which language is it?"
+    assert block.language in (SHELL, *RUNNABLE, *PLAIN), f"{block.place}: which language is it?"
     if block.language == "text":
         assert not re.match(r"\$ ", block.text), f"{block.place}: commands are `console` blocks"
     why_not = block.said("not run")
     if why_not is not None:
         assert len(why_not.split()) > 2, f"{block.place}: say why it is not run"
-        assert not {"run", "run with", "file"} & block.annotations.keys()
+        assert "file" not in block.annotations
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=place)
@@ -116,31 +123,18 @@ class Reader:
         elif block.said("not run") or block.language not in RUNNABLE:
             return
         elif block.language == PYTHON:
-            code = compile(block.said("run") or block.text, block.place, "exec")
+            code = compile(block.text, block.place, "exec")
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(code, self.names)
         else:
             self.commands(block)
 
     def commands(self, block: Block) -> None:
-        """The command lines of a block, or those that stand for it."""
-        instead = block.annotations.get("run")
-        if instead:
-            for line in instead:
-                self.check(block, line, None)
-            return
+        """The command lines of a block."""
         found = commands(block)
-        more = block.said("run with")
-        for number, command in enumerate(found):
-            line = command.line
-            if more:
-                line = "\n".join(
-                    f"{each} {more}" if each.startswith("tuner ") else each
-                    for each in line.replace("\\\n", " ").splitlines()
-                )
-            last = number == len(found) - 1
-            code = int(block.said("exit") or 0) if last else 0
-            self.check(block, line, command.printed, code=code)
+        for command in found:
+            code = int(block.said("exit") or 0) if command is found[-1] else 0
+            self.check(block, command.line, command.printed, code=code)
 
     def check(self, block: Block, line: str, shown: str | None, *, code: int = 0) -> None:
         """Run `line`, and compare what it prints with what is shown."""
@@ -236,10 +230,60 @@ def runs(page: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", filter(runs, PAGES))
+@pytest.mark.parametrize("page", [page for page in PAGES if runs(page)])
 def test_page_can_be_followed(page: str, reader: Reader):
     for block in blocks(page):
         reader.take(block)
+
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of `page`, as a forge and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOK])
+def test_links_lead_somewhere(page: str):
+    for link in _LINK.findall(_FENCED.sub("", (ROOT / page).read_text("utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page}: {link}"
+
+
+def test_the_code_names_pages_that_there_are():
+    named = re.compile(r"(?<![\w/.])docs/[\w/-]+\.(?:md|html|svg)\b(?! there)")
+    places = [*ROOT.glob("*.yaml"), *(ROOT / "search_spaces").glob("*.yaml")]
+    for folder in ("tuner", "benchmarks", "tests", "examples"):
+        places += [p for p in (ROOT / folder).rglob("*.*") if p.suffix in (".py", ".c", ".h")]
+    for path in places:
+        for page in named.findall(path.read_text("utf-8")):
+            assert (ROOT / page).exists(), f"{path}: {page}"
+
+
+def test_the_navigation_is_short():
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    trees = "\n".join(re.findall(r"```{toctree}(.*?)```", index, re.DOTALL))
+    entries = re.findall(r"^[\w/-]+$", trees, re.MULTILINE)
+    found = {"docs/index.md", *(f"docs/{entry}.md" for entry in entries)}
+    assert found == {*NAVIGATION, "docs/reference/index.md"}
+    assert len(found) == 12
+    words = [len((ROOT / page).read_text("utf-8").split()) for page in PAGES]
+    assert sum(words) <= 25_000
+    assert words[0] <= 900, "the README has two screens"
+
+
+def test_the_home_page_shows_what_the_readme_shows():
+    (shown,) = (block for block in blocks("docs/index.md") if block.language == CONSOLE)
+    assert shown.text in [block.text for block in blocks("README.md")]
 
 
 def test_annotations_are_spelled_as_they_are_read():

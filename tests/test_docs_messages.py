@@ -42,7 +42,7 @@ def quoted(page: str) -> list[str]:
 
 
 def test_operations_quotes_what_is_said(program: str) -> None:
-    found = quoted("docs/operations.md")
+    found = quoted("docs/reference/failures.md")
     assert len(found) >= 12
     for message in found:
         parts = re.split(r"'?\.\.\.'?", message.replace(OF_THE_SYSTEM, ""))

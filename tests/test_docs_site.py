@@ -50,14 +50,17 @@ def test_references_have_every_command_and_the_python_names(site: Path):
 
 
 @pytest.mark.slow
-def test_the_report_of_the_gallery_is_in_the_site(site: Path):
-    html = (site / "gallery.html").read_text("utf-8")
-    reports = re.findall(r'href="(results/[^"]+/report\.html)"', html)
-    assert reports == ["results/qlora27b/a6000/report.html"]
-    assert (site / reports[0]).is_file()
+def test_reports_and_the_grid_are_in_the_site(site: Path):
+    gallery = (site / "notebook/gallery.html").read_text("utf-8")
+    (report,) = set(re.findall(r'href="\.\./(results/[^"]+/report\.html)"', gallery))
+    assert (site / report).is_file()
+    assert 'href="docs/grid.html"' in (site / "choose-gpu.html").read_text("utf-8")
+    assert (site / "docs/grid.html").is_file()
 
 
 @pytest.mark.slow
-def test_the_grid_is_in_the_site(site: Path):
-    assert 'href="docs/grid.html"' in (site / "grid.html").read_text("utf-8")
-    assert (site / "docs" / "grid.html").is_file()
+def test_the_menu_of_every_page_has_the_pages_of_the_navigation(site: Path):
+    for page in ("index.html", "notebook/gallery.html"):
+        menu = (site / page).read_text("utf-8").partition('class="sidebar-tree"')[2]
+        entries = re.findall(r'class="toctree-l1', menu.partition("</aside>")[0])
+        assert len(entries) == 11, page

@@ -113,5 +113,6 @@ def test_ranks_add_up_what_they_count(models: Path) -> None:
 
 
 def test_the_page_is_what_the_script_writes_of_what_was_found() -> None:
-    text = (Path(__file__).parents[1] / "docs/emulated_programs.md").read_text(encoding="utf-8")
+    path = Path(__file__).parents[1] / "docs/notebook/emulated_programs.md"
+    text = path.read_text(encoding="utf-8")
     assert text == page(kept())

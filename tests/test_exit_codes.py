@@ -152,6 +152,6 @@ def test_a_fault_of_our_own_is_not_the_code_of_what_does_not_fit(capsys, monkeyp
 
 
 def test_the_documentation_has_the_table_of_codes():
-    page = (Path(__file__).parents[1] / "docs" / "for-programs.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/reference/index.md").read_text()
     for code, text in EXIT_CODES.items():
         assert f"| {code} | {text} |" in page

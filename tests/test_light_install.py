@@ -1,4 +1,4 @@
-"""Without the extra `tuner[all]`: what answers all the same, and what the others say."""
+"""Without the extra `[all]`: what answers all the same, and what the others say."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tuner.app.cli.main import COMMANDS
-from tuner.core.errors import MODULES
+from tuner.core.errors import DISTRIBUTION, MODULES
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +68,8 @@ def test_the_extra_has_the_packages_of_these_modules():
         line.partition(">=")[0].partition("[")[0]
         for line in project["optional-dependencies"]["all"]
     }
+    assert project["name"] == DISTRIBUTION
+    assert DISTRIBUTION in project["scripts"]
     assert names == set(MODULES.values())
     assert not names & {line.partition(">=")[0] for line in project["dependencies"]}
 
@@ -106,7 +108,7 @@ def test_what_predicts_or_searches_says_what_to_install(answers, line):
     code, _, err = answers[line]
     assert code == 3
     assert "which is not installed" in err
-    assert "pip install 'tuner[all]'" in err
+    assert f"pip install '{DISTRIBUTION}[all]'" in err
 
 
 @pytest.mark.slow

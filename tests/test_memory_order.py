@@ -13,7 +13,8 @@ from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 
 ROUNDING = 0.003
-"""What the allocator's rounding may take off: 0.2 % in whole spaces (docs/guided-search.md)."""
+"""What the allocator's rounding may take off: 0.2 % in whole spaces
+(docs/notebook/guided-search.md)."""
 
 SPACES = {
     "contrastive": ("naics_embedder", "all-minilm-l6-v2"),

@@ -33,7 +33,7 @@ from tuner.space.models.catalogue import architecture, get_entry, load_catalogue
 from tuner.space.models.positions import table_positions
 from tuner.space.models.trainable import model_defaults, require_quantization, require_trained
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "model_types.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/notebook/model_types.md"
 ALL = ("all-linear",)
 FEW = {"num_hidden_layers": 2, "vocab_size": 320}
 # Of as many families as there are, in turns with each method.
@@ -229,7 +229,7 @@ def test_eager_attention_is_chosen_where_there_is_nothing_else_and_said(tmp_path
     assert chosen["attention"] == "eager"
     result = estimate("--model", model, "--gpu", "a6000")
     assert result.exit_code == 0, result.output
-    assert "chosen    attention=eager" in result.output
+    assert "note    attention=eager" in result.output
     said = refusal("--model", model, "--gpu", "a6000", "--set", "attention=sdpa")
     assert "cannot build this model with attention sdpa" in said
 

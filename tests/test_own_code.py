@@ -236,4 +236,4 @@ class TestWithoutPrediction:
 )
 def test_the_document_shows_the_examples_as_they_are(file, after):
     text = (EXAMPLES / file).read_text()
-    assert text[text.index(after) :].strip() in (ROOT / "docs" / "your-code.md").read_text()
+    assert text[text.index(after) :].strip() in (ROOT / "docs/reference/own-code.md").read_text()

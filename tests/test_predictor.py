@@ -84,15 +84,28 @@ def job(model) -> PredictionJob:
     return PredictionJob("causal_lm", model)
 
 
+@pytest.fixture(scope="module")
+def compile_once():
+    """`compile_one`, which works once for each model and structure of this file."""
+    real, known = compiling.compile_one, {}
+
+    def compile_one(subject, structure):
+        key = subject.model, structure
+        if key not in known:
+            known[key] = real(subject, structure)
+        return known[key]
+
+    return compile_one
+
+
 @pytest.fixture
-def compiled(monkeypatch) -> list:
-    """Every structure that is compiled in this process, in order."""
+def compiled(monkeypatch, compile_once) -> list:
+    """Every structure that is to be compiled in this process, in order."""
     seen = []
-    real = compiling.compile_one
 
     def compile_one(subject, structure):
         seen.append(structure)
-        return real(subject, structure)
+        return compile_once(subject, structure)
 
     monkeypatch.setattr(compiling, "compile_one", compile_one)
     return seen
@@ -293,7 +306,6 @@ DAMAGES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_arrays_that_do_not_belong_together_are_built_again(
     job, folder, stored_base, compiled, damage

@@ -305,8 +305,8 @@ def test_the_flags_of_the_8b_are_printed():
 
 
 def test_the_space_that_the_documentation_shows_can_be_read():
-    text = (Path(__file__).parents[1] / "docs" / "spaces.md").read_text()
+    text = (Path(__file__).parents[1] / "docs/reference/spaces.md").read_text()
     shown = text.partition("```yaml\n")[2].partition("```")[0]
-    assert read_space(shown, "docs/spaces.md").count() == 40
+    assert read_space(shown, "docs/reference/spaces.md").count() == 40
     for name in SHIPPED:
-        assert f"(../search_spaces/{name}.yaml)" in text
+        assert f"(../../search_spaces/{name}.yaml)" in text

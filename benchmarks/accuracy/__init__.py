@@ -1,1 +1,1 @@
-"""Predictions against published runs on real GPUs; see docs/accuracy.md."""
+"""Predictions against published runs on real GPUs; see docs/notebook/accuracy.md."""

@@ -380,7 +380,7 @@ _INTRO = """\
 # Do the 90 % intervals hold?
 
 Each published run (`benchmarks/accuracy/measured_runs.csv`) is held out and predicted again.
-Written by `python -m benchmarks.accuracy.coverage --markdown docs/accuracy_coverage.md`.
+Written by `python -m benchmarks.accuracy.coverage --markdown docs/notebook/accuracy_coverage.md`.
 
 - **nothing, the shipped prior**: what a user gets before any trial. The prior's constants come
   from these rows, so this is not held out.

@@ -1,4 +1,4 @@
-"""The page of published programs on emulated GPUs: docs/emulated_tables.md."""
+"""The page of published programs on emulated GPUs: docs/notebook/emulated_tables.md."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ QUANTITIES = {
 
 _START = """# Published programs on emulated GPUs
 
-Written by `python -m benchmarks.emulated_runs --markdown docs/emulated_tables.md`. Others measured
-these runs on real GPUs and published program, versions and result. Here **the same program, not
-changed in a line, ran on the emulated GPU**, with the row's releases of PyTorch, transformers, peft
-and bitsandbytes where nothing else is said, and hollow checkpoints in a local hub cache in place of
-the weights. Every number under *emulated* is what the program itself printed there; it is not a
-measurement. Values are in GiB; *exact* means equal in all digits that the row has.
+Written by `python -m benchmarks.emulated_runs --markdown docs/notebook/emulated_tables.md`. Others
+measured these runs on real GPUs and published program, versions and result. Here **the same
+program, not changed in a line, ran on the emulated GPU**, with the row's releases of PyTorch,
+transformers, peft and bitsandbytes where nothing else is said, and hollow checkpoints in a local
+hub cache in place of the weights. Every number under *emulated* is what the program itself printed
+there; it is not a measurement. Values are in GiB; *exact* means equal in all digits
+that the row has.
 """
 
 _FOUND = """## What decides memory and is in no formula

@@ -1,6 +1,6 @@
-"""Writes docs/emulated_programs.md: programs as people write them, on GPUs that are not there.
+"""Writes docs/notebook/emulated_programs.md: programs as people write them, emulated.
 
-    python -m benchmarks.programs --markdown docs/emulated_programs.md
+    python -m benchmarks.programs --markdown docs/notebook/emulated_programs.md
     python -m benchmarks.programs --only liger --python /other/venv/bin/python
 
 What was found is kept in benchmarks/programs/found.json, so that programs which need different

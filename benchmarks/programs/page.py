@@ -12,8 +12,8 @@ INTRODUCTION = """\
 # Programs on an emulated GPU
 
 Written by `python -m benchmarks.programs`. Each program is a script as people write it, under
-[`benchmarks/programs/`](../benchmarks/programs/), run unchanged by `tuner emulate` until its third
-optimizer step, with a hollow checkpoint and data made in place. All memory and step times are
+[`benchmarks/programs/`](../../benchmarks/programs/), run unchanged by `tuner emulate` until its
+third optimizer step, with a hollow checkpoint and data made in place. All memory and step times are
 *emulated*; "took" is what the whole run cost on two shared cores without a GPU. "Steps" under
 "ended" means: ran to the third step, and the emulator knew every call and every value that decided
 a shape.
@@ -58,7 +58,7 @@ def _line(row: Row, script: str) -> str:
     gpu = f"{row.gpus} x {row.gpu}" if row.gpus > 1 else row.gpu
     cells = (
         row.title,
-        f"[{script}](../benchmarks/programs/{script})",
+        f"[{script}](../../benchmarks/programs/{script})",
         versions,
         gpu,
         row.ended,

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("driver", "worker", "raylet")
 MARK = "TUNER_KILL_POINT"
 """Environment variable by which every process of one search is found, Ray's included."""
-TRIALS = 8
+TRIALS = 5
 WITHIN_S = 900.0
 """A search ends long before; one that has not by then hangs."""
 GONE_WITHIN_S = 150.0

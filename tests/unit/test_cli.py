@@ -269,8 +269,14 @@ class TestEstimate:
         assert run(["estimate", *TARGET, *self.SETTINGS]) == 0
         captured = capfd.readouterr()
         assert captured.err == ""
-        for part in ("predicted", "yes: ", "weights", "tokens/s", "limited by", "% "):
-            assert part in captured.out
+        lines = captured.out.splitlines()
+        assert lines[0].startswith("fits: 0.")
+        assert len(lines) <= 12
+        assert run(["estimate", *TARGET, *self.SETTINGS, "--verbose"]) == 0
+        everything = capfd.readouterr().out
+        assert everything.splitlines()[0] == lines[0]
+        for part in ("predicted", "weights", "tokens/s", "limited by", "% "):
+            assert part in everything
 
     def test_model_alone_takes_defaults_for_the_rest(self, folder, capfd):
         found_rank = ("--set", "lora_rank=4")
@@ -284,7 +290,7 @@ class TestEstimate:
     def test_too_little_memory_is_an_answer(self, folder, capfd):
         arguments = ["estimate", *TARGET, *self.SETTINGS, "--gpu-memory", "400MiB"]
         assert run([*arguments, "--margin", "30%"]) == 0
-        assert "no: " in capfd.readouterr().out
+        assert capfd.readouterr().out.startswith("tight (within margin): ")
 
 
 BAD_SPACE = SPACE.replace("name: tiny", "name: bad").replace(

@@ -51,9 +51,11 @@ def test_every_stage_is_predicted_and_the_hardest_named(folder, capfd):
     assert found["run_s"] == pytest.approx(100 / times["first"] + 200 / times["second"])
 
     assert run(asked) == 0
+    assert f"stage   {found['limiting_stage']} needs the most" in capfd.readouterr().out
+    assert run([*asked, "--verbose"]) == 0
     text = capfd.readouterr().out
     assert "Stages (predicted)" in text
     assert "* needs the most memory" in text
     assert "one epoch of each" in text
-    assert run([*asked, "--gpu-memory", "160MiB"]) == 0
-    assert "does not fit" in capfd.readouterr().out
+    assert run([*asked, "--gpu-memory", "160MiB", "--verbose"]) == 0
+    assert "! does not fit" in capfd.readouterr().out

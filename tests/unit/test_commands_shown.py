@@ -16,6 +16,7 @@ from tuner.app.cli.main import COMMANDS, cli
 
 FOLDER = Path(tuner.__file__).parent
 _SHOWN = re.compile(r"`tuner ([^`]+)`|(?:^|[ :(])tuner ([a-z-]+ [^`;]*--[^`;]*)")
+_IMPORTS = re.compile(r"^\s*(?:from|import) .*$", re.MULTILINE)
 _STANDS_IN = re.compile(r"^[A-Z]{2,}$")
 
 
@@ -47,7 +48,10 @@ def _filled(text: ast.JoinedStr) -> str:
 def _commands() -> Iterator[tuple[str, str]]:
     """The module and the words of each command that has more than a name."""
     for path in sorted(FOLDER.rglob("*.py")):
-        for text in _texts(ast.parse(path.read_text(encoding="utf-8"))):
+        source = path.read_text(encoding="utf-8")
+        if "tuner " not in _IMPORTS.sub("", source):
+            continue
+        for text in _texts(ast.parse(source)):
             for match in _SHOWN.finditer(text):
                 words = match[1] or match[2]
                 if words.split()[0] in COMMANDS and len(words.split()) > 1:

@@ -164,7 +164,7 @@ def test_numbers_that_no_machine_has_are_left_out_of_a_space(tmp_path: Path) -> 
 
 
 def test_the_example_of_the_documentation_is_a_space(tmp_path: Path) -> None:
-    (block,) = [b for b in blocks("docs/spaces.md") if b.said("file") == "several.yaml"]
+    (block,) = [b for b in blocks("docs/reference/spaces.md") if b.said("file") == "several.yaml"]
     path = tmp_path / "several.yaml"
     path.write_text(block.text)
     space = load_space(str(path))

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from benchmarks import gallery, reported_runs
+from benchmarks.accuracy import chart
 
 
 def reported_page() -> str:
@@ -20,8 +21,9 @@ def reported_page() -> str:
     [
         (gallery.PAGE, lambda: gallery.page(gallery.RESULTS)),
         (reported_runs.PAGE, reported_page),
+        (chart.CHART, lambda: chart.chart(chart.TABLES.read_text("utf-8"))),
     ],
-    ids=["gallery", "reported_runs"],
+    ids=["gallery", "reported_runs", "chart"],
 )
 def test_the_page_is_current(page, written):
     assert page.read_text("utf-8") == written(), f"run its script: {page.name} names it"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tuner.core.errors import InputError, Problem, nearest
 from tuner.core.expressions import show
@@ -18,6 +19,7 @@ from tuner.program.planned import WORKLOAD, plan_program
 from tuner.program.program import trainers_program
 from tuner.program.reads import SETTINGS_FILES
 from tuner.program.trainer import trainer_of
+from tuner.program.vocabulary import settings_for
 from tuner.space import ApplyTarget, SearchSpace, configure
 from tuner.space.apply import is_meant, read_key
 from tuner.space.models.catalogue import get_entry
@@ -141,7 +143,7 @@ def read_baseline(
     values: dict[str, KnobValue] = {name: each.value for name, each in found.items()}
     for one in trained:
         values = {**one.knobs, **values}
-    baseline = _complete(space, values, settings or {}, from_files=bool(paths))
+    baseline = _complete(space, values, settings_for(space, settings or {}), from_files=bool(paths))
     outside = tuple(text for one in trained for text in one.outside)
     return replace(baseline, outside=outside)
 
@@ -149,7 +151,7 @@ def read_baseline(
 def _complete(
     space: SearchSpace,
     found: dict[str, KnobValue],
-    settings: Mapping[str, str],
+    settings: Mapping[str, Any],
     *,
     from_files: bool,
 ) -> Baseline:

@@ -29,6 +29,9 @@ FAR = 4
 Report = Callable[[str], None]
 """Called with a text about the next run."""
 
+Answered = Callable[[RunAnswer, RunAnswer | None], None]
+"""Called with `found` and `needed` of a `CheckedProgram`."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
@@ -98,10 +101,12 @@ def check_program(
     *,
     improve: bool = True,
     report: Report = lambda text: None,
+    answered: Answered = lambda found, needed: None,
 ) -> CheckedProgram:
     """Ask for the unchanged program, then for a better change unless `improve` is false.
 
-    Raises `UnavailableError` when the program cannot be emulated.
+    `answered` is called as soon as the verdict is known. Raises `UnavailableError` when the program
+    cannot be emulated.
     """
     report(f"{runs.doing} the program as it is")
     found: RunAnswer = runs.as_it_is()
@@ -110,6 +115,7 @@ def check_program(
     if found.ended == "oom":
         report("out of memory: running on a larger GPU to see what it needs")
         needed = runs.as_it_is(roomy=True)
+    answered(found, needed)
     base = needed or found
     notes: list[str] = []
     suggestion, least_bytes = None, None

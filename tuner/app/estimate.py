@@ -15,6 +15,7 @@ from tuner.core.records import Configuration, Memory, Prediction, Source, Speed,
 from tuner.core.units import format_size, significant
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict.stages import StagedPrediction
+from tuner.program.vocabulary import settings_for
 from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, configure, default_space, load_space
 from tuner.space.models.trainable import model_defaults
@@ -71,6 +72,7 @@ class Estimate:
         values: dict[str, Any] = {
             "space": self.space.name if self.space.path is not None else None,
             "model": self.space.model,
+            "verdict": str(self.prediction.verdict),
             **self.prediction.to_dict(),
             "corrected_by": self.corrected_by,
             "configuration": self.configuration.to_dict(),
@@ -97,8 +99,10 @@ def one_configuration(
     """
     if named is not None:
         space = with_model(load_space(named) if isinstance(named, str) else named, model)
+        settings = settings_for(space, settings)
     elif model is not None:
-        settings = {**model_defaults(model), **settings}
+        usual = model_defaults(model)
+        settings = {**usual, **settings_for(default_space(model, usual), settings)}
         space = default_space(model, settings)
     else:
         raise InputError("no search space and no model is named", hint="name one of them")

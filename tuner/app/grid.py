@@ -22,10 +22,11 @@ from tuner.predict.compiler.structure import kernels_like
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import check_supported
 from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.program.vocabulary import settings_for
 from tuner.report.grid import Grid, GridCell, GridMethod, GridRun
 from tuner.searches.cost import cost_of
 from tuner.searches.facts import SpaceFacts
-from tuner.space import configure
+from tuner.space import configure, default_space
 from tuner.space.load import DEFAULT_WORKLOAD
 from tuner.space.models.catalogue import architecture, get_entry, resolve_config
 from tuner.space.models.positions import configured_positions
@@ -134,6 +135,8 @@ def make_grid(
     A cell that cannot be predicted says why. Raises `InputError` for unknown models, and for
     settings that do not exist or that the grid varies.
     """
+    given = settings_for(default_space(question.models[0]), question.settings)
+    question = dataclasses.replace(question, settings=given)
     if taken := [name for name in VARIED if name in question.settings]:
         raise InputError(
             f"the grid sets {', '.join(taken)} itself",

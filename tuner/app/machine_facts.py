@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tuner.app.device import LocalGpu
+from tuner.core.errors import DISTRIBUTION
 
 Versions = Mapping[str, str | None]
 
@@ -99,7 +100,7 @@ def tested() -> dict[str, str]:
 def least() -> dict[str, str]:
     """The oldest version of each library with which this program works."""
     try:
-        requirements = metadata.requires("tuner") or []
+        requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return {}
     return dict(_bounds(requirements))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue, Prediction
+from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.supervised import Tail
-from tuner.core.units import MIB
 from tuner.cost.rank_memory import loaded_whole
 from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
@@ -28,7 +27,6 @@ from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
 from tuner.program.setting import Setting
 from tuner.program.settings import find_settings
-from tuner.space.gpus import get_gpu
 from tuner.trial.emulated_command import STEPS
 
 AT_ONCE = 2
@@ -68,8 +66,13 @@ class PredictedProgram:
 
     @property
     def fits(self) -> bool | None:
-        """The verdict with the margin."""
-        return self.prediction.fits
+        """The verdict with the margin; unknown where only an upper bound does not fit."""
+        return self.prediction.fits or (None if self.plan.at_most else self.prediction.fits)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict with the interval of the prediction."""
+        return self.prediction.verdict
 
     @property
     def exit_code(self) -> int:
@@ -169,18 +172,9 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     _predictor: Predictor | None = field(default=None, init=False)
     doing: ClassVar[str] = "predicting"
 
-    def _options(self) -> Iterator[str]:
-        """The options of `tuner estimate` for the same GPU and margin."""
-        yield from ("--gpu", self.gpu.id)
-        if self.gpu.memory_bytes != get_gpu(self.gpu.id).memory_bytes:
-            yield from ("--gpu-memory", f"{self.gpu.memory_bytes / MIB:.0f}MiB")
-        if self.margin_fraction is not None:
-            yield from ("--margin", f"{self.margin_fraction:.4%}")
-
     def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
         self.count += 1
-        target = list(self._options())
-        plan = plan_program(program, self.given, self.model, gpus=self.gpus, target=target)
+        plan = plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
         if self._predictor is None:
             self._predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
         traced = [plan.configuration]

@@ -32,8 +32,8 @@ _FAR = 4
 """Two runs differ by at most this factor in their micro-batch."""
 
 _MEMORY_SPREAD, _TIME_SPREAD = 0.1, 0.2
-"""Half the width of the intervals. In six trials of a TRL script (docs/your-program.md) the largest
-errors were 8 % and 4 %."""
+"""Half the width of the intervals. In six trials of a TRL script (docs/notebook/settings.md) the
+largest errors were 8 % and 4 %."""
 
 
 @dataclass(frozen=True, slots=True)

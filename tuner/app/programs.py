@@ -14,15 +14,18 @@ from tuner.app.search.supported import can_emulate
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue
+from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.edit.source import PYTHON
 from tuner.program.launch import read_launch, runnable
 from tuner.program.program import Program, read_program
 from tuner.program.settings import find_settings
 from tuner.program.space_text import knobs_of, space_text
 from tuner.program.trainer import Launch
+from tuner.program.vocabulary import said_in_own_words
+from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
-    from tuner.app.checking import CheckedProgram
+    from tuner.app.checking import Answered, CheckedProgram
     from tuner.emulator.emulation import Emulation
 
 DEFAULT_TRIALS = 6
@@ -42,26 +45,29 @@ def check(  # noqa: PLR0913 - one argument for each option
     settings: Mapping[str, KnobValue] | None = None,
     seed: int = 0,
     report: Report = lambda text: None,
-    warn: Report = lambda text: None,
+    answered: Answered = lambda found, needed: None,
 ) -> CheckedProgram:
-    """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails."""
+    """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails.
+
+    `answered` is called as soon as the verdict is known, before changes are tried.
+    """
     from tuner.app.checking import check_program  # numpy
     from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
 
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
-    given = settings or {}
+    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
             with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s) as runs:
-                return check_program(runs, improve=improve, report=report)
+                return check_program(runs, improve=improve, report=report, answered=answered)
         except UnavailableError as error:
-            warn(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
+            notes = (f"not emulated: {error.message} ({error.hint})",)
     read = read_program(program, is_run=False)
     with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-        return check_program(predictions, improve=improve, report=report)
+        return check_program(predictions, improve=improve, report=report, answered=answered)
 
 
 def emulate(

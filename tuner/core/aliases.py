@@ -86,11 +86,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "lora_rank": ("lora_dim", "lora_attn_dim", "adapter_rank"),
     "lora_alpha": ("alpha",),
     "lora_dropout": ("dropout", "adapter_dropout"),
+    "lora_rank=0": ("full", "full_finetuning", "full_parameter"),
+    "not lora_rank=0": ("lora", "use_lora", "use_peft"),
+    "lora_targets=all-linear": ("lora_target_linear",),
     "lora_targets": (
         "target_modules",
         "lora_target_modules",
         "lora_target",
-        "lora_target_linear",
         "lora_attn_modules",
         "apply_lora_to_mlp",
         "targets",
@@ -108,6 +110,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "attention": ("flash_attn", "attn_impl", "attention_implementation"),
     "padding=max_length": ("pad_to_max_length", "pad_to_sequence_len"),
     "precision=nf4": ("load_in_4bit", "quantize_base", "qlora", "use_qlora", "int4", "4bit", "nf4"),
+    "precision=bf16": ("pure_bf16", "load_in_16bit"),
     "precision=int8": ("load_in_8bit", "int8", "8bit"),
     "precision=tf32": ("tf32",),
     "precision": (
@@ -120,8 +123,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "bnb_4bit_quant_type",
         "quantization_type",
     ),
-    "mixed_precision=bf16": ("bf16",),
-    "mixed_precision=fp16": ("fp16",),
+    "mixed_precision=bf16": ("bf16", "bf16.enabled", "bfloat16"),
+    "mixed_precision=fp16": ("fp16", "fp16.enabled", "float16"),
     "mixed_precision": ("amp", "autocast", "amp_dtype"),
     "compute_dtype": ("bnb_4bit_compute_dtype",),
     "double_quant": (
@@ -158,7 +161,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "machines": ("nnodes", "num_nodes", "num_machines", "nodes"),
     "distributed=fsdp2": ("fsdp",),
     "distributed=ddp": ("ddp",),
-    "distributed": ("distributed_type", "strategy", "deepspeed", "zero_stage"),
+    "distributed": (
+        "distributed_type",
+        "strategy",
+        "deepspeed",
+        "zero_stage",
+        "zero_optimization.stage",
+    ),
     "reshard_after_forward": ("fsdp_reshard_after_forward",),
     "dp_shard_size": (
         "parallelism_config_dp_shard_size",
@@ -190,7 +199,7 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
         "flash_attention",
         "kernels-community/flash-attn2",
     ),
-    "sdpa": ("sdp", "scaled_dot_product", "scaled_dot_product_attention", "torch_sdpa"),
+    "sdpa": ("auto", "sdp", "scaled_dot_product", "scaled_dot_product_attention", "torch_sdpa"),
     "eager": ("disabled", "vanilla", "math"),
     "adamw_torch": ("adamw", "adam", "adamw_hf", "torch.optim.AdamW"),
     "adamw_torch_fused": ("fused", "adamw_fused", "fused_adamw"),
@@ -203,11 +212,25 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
     "fsdp2": ("fsdp", "fully_shard", "full_shard"),
     "ddp": ("multi_gpu", "data_parallel", "distributed_data_parallel"),
     "hsdp": ("hybrid_shard",),
-    "zero3": ("zero", "deepspeed", "deepspeed_stage_3", "stage3"),
-    "zero2": ("deepspeed_stage_2", "stage2"),
-    "zero1": ("deepspeed_stage_1", "stage1"),
+    "zero3": ("zero", "deepspeed", "deepspeed_stage_3", "stage3", "3"),
+    "zero2": ("deepspeed_stage_2", "stage2", "2"),
+    "zero1": ("deepspeed_stage_1", "stage1", "1"),
 }
 """By value of a knob: what else it is called."""
+
+COMBINED: Mapping[str, str] = {
+    "adapter=qlora": "precision=nf4",
+    "adapter=none": "lora_rank=0",
+    "adapter=full": "lora_rank=0",
+}
+"""Values of a knob that stand for a value of another."""
+
+NO_EFFECT = (
+    "random_state", "steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer", "scheduler", "flops_profiler", "tensorboard", "comms_logger",
+)  # fmt: skip
+"""Names of Unsloth and DeepSpeed that change neither memory nor speed; the readers of other
+trainers know theirs."""
 
 
 def meant(word: str, allowed: Iterable[str]) -> str | None:
@@ -216,10 +239,15 @@ def meant(word: str, allowed: Iterable[str]) -> str | None:
     A name that stands for a value too is answered with both: "precision=nf4" for "load_in_4bit".
     """
     known = set(allowed)
-    for name in _meanings().get(_key(word), ()):
+    for name in meanings(word):
         if name.partition("=")[0] in known:
             return name
     return None
+
+
+def meanings(word: str) -> tuple[str, ...]:
+    """All that `word` may mean: "knob", "knob=value", "not knob=value", or a value."""
+    return _meanings().get(_key(word), ())
 
 
 @functools.cache

@@ -116,6 +116,10 @@ class UnavailableError(TunerError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class Note(UserWarning):
+    """A remark on what was asked for; the command line prints it as one line."""
+
+
 def nearest(value: str, allowed: Iterable[str]) -> str | None:
     """The allowed word that means what `value` says, else the closest in spelling, else None.
 
@@ -153,6 +157,12 @@ def unknown(
     return InputError(f"unknown {kind} {value!r}", hint="; ".join(parts))
 
 
+DISTRIBUTION = "tuner-fit"
+"""The name of this package on the package index, where `tuner` is another program."""
+
+INSTALL_ALL = f"pip install '{DISTRIBUTION}[all]'"
+"""The command that installs whatever predicts and searches."""
+
 MODULES = {
     "bitsandbytes": "bitsandbytes",
     "optuna": "optuna",
@@ -176,6 +186,6 @@ def missing_extra(error: ModuleNotFoundError) -> UnavailableError | None:
     return UnavailableError(
         f"this needs {package}, which is not installed: tuner predicts by tracing the training "
         "step of the real libraries, and searches with Ray",
-        hint="pip install 'tuner[all]'; reading results (`tuner best`, `show`, `gpus`, `models`) "
+        hint=f"{INSTALL_ALL}; reading results (`tuner best`, `show`, `gpus`, `models`) "
         "needs nothing more",
     )

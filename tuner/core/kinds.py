@@ -42,6 +42,16 @@ SAYS_NOTHING = (Status.CRASHED, Status.TIMEOUT, Status.INVALID, Status.INTERRUPT
 """A verification that ended like this takes nothing from what was known before it."""
 
 
+class Verdict(enum.StrEnum):
+    """The answer to whether something fits on a GPU."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    """The interval spans the limit, or it runs with less than the margin free."""
+    DOES_NOT_FIT = "does not fit"
+    UNKNOWN = "unknown"
+
+
 class MemoryCategory(enum.StrEnum):
     """The use of a byte of device memory at the peak."""
 

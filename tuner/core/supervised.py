@@ -1,6 +1,6 @@
 """Runs a program under a supervisor process, so that none of its processes is left behind.
 
-docs/trials.md says which process ends which. This side starts the supervisor
+docs/notebook/trials.md says which process ends which. This side starts the supervisor
 (`tuner.core.supervisor`), tells it when to end the program, and receives the result.
 """
 

@@ -57,7 +57,7 @@ _ALLOCATED_PRIOR = ErrorPrior(
     bias_scale=0.002,
     spread=0.005,
     spread_sd=1.0,
-    # What gaps left by loading 4-bit weights change (0.1 to 0.8 %, docs/accuracy.md).
+    # What gaps left by loading 4-bit weights change (0.1 to 0.8 %, docs/notebook/accuracy.md).
     least_spread=0.003,
     source=_SOURCE.format(99, 5),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import MemoryBudget
+from tuner.core.records import MemoryBudget, Verdict
 from tuner.emulator.ending import Ended, OwnFault, ProgramError
 from tuner.emulator.step_time import EmulatedStepTime
 
@@ -140,6 +140,15 @@ class Emulation:
         # program that ends by itself needs no second step.
         enough = _WITH_STATES if self.ended is Ended.TIMEOUT else 1
         return fits if self.steps >= enough or (self.steps and not fits) else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict in a word; the emulated size has no interval."""
+        if self.fits is None:
+            return Verdict.UNKNOWN
+        if self.ended is Ended.OOM:
+            return Verdict.DOES_NOT_FIT
+        return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).verdict(self.used_bytes)
 
     @property
     def exit_code(self) -> int:

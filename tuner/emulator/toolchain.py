@@ -71,7 +71,7 @@ def find_torch(python: str = sys.executable) -> TorchBuild:
         raise UnavailableError(
             f"the emulator knows CUDA {' and '.join(map(str, CUDA_MAJORS))}, and torch {version}"
             f" is built for CUDA {cuda}",
-            hint="docs/emulator.md says how to add a CUDA version",
+            hint="docs/notebook/emulator.md says how to add a CUDA version",
         )
     return TorchBuild(folder, version, (major, minor))
 

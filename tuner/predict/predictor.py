@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import INSTALL_ALL, InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Prediction
 from tuner.core.setup.distributed_knobs import Parallelism
@@ -247,7 +247,7 @@ class Predictor:
             raise UnavailableError(
                 f"{what} not among the compiled timelines that come with tuner for "
                 f"{self._job.model}, and torch or transformers is not installed to trace them",
-                hint="pip install 'tuner[all]' predicts every model and setting",
+                hint=f"{INSTALL_ALL} predicts every model and setting",
             )
 
     def _entry(self, kind: str, structure: Structure) -> str:

@@ -31,11 +31,16 @@ class Argument:
 
 @dataclass(slots=True)
 class Found:
-    """The results of reading: problems, assumed defaults, and settings that were left out."""
+    """The results of reading: problems, assumed defaults, and settings that were left out.
+
+    `at_most` are those of the left out that only save memory: a prediction without them is an upper
+    bound.
+    """
 
     problems: list[Problem] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    at_most: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -49,6 +54,11 @@ class Arguments:
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
+
+    def has_none(self, name: str) -> bool:
+        """True for an argument whose value is None, which differs from one that is not there."""
+        argument = self.values.get(name)
+        return argument is not None and argument.value is None and argument.problem is None
 
     def take(self, name: str, default: Any = None, *, quietly: bool = False) -> Any:
         """The value of `name`, else its default, which is noted unless it is None or `quietly`."""
@@ -72,6 +82,11 @@ class Arguments:
     def refuse(self, name: str, why: str) -> None:
         """Note that the value of `name` cannot be predicted."""
         self.found.problems.append(Problem(why, self.where(name)))
+
+    def bound(self, name: str, what: str) -> None:
+        """Note that `name` saves memory in a way that is not modelled."""
+        text = f"{self.where(name)}: {what} isn't modelled; it takes no more than predicted"
+        self.found.at_most.append(text)
 
     def leave_out(self, prefixes: Sequence[str] = ()) -> None:
         """Name the settings not taken; `prefixes` begin names without an effect on memory."""
@@ -100,6 +115,8 @@ class ProgramTraining:
     """The model, where the trainer itself loads it."""
     lengths: tuple[Argument, ...] = ()
     """The values of `max_length` in any call of a script."""
+    has_bf16: bool = True
+    """The GPU computes in bf16."""
 
     def __getitem__(self, group: str) -> Arguments:
         return self.groups.get(group) or Arguments(group, {}, self.found)

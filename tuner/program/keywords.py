@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import ast
+import operator
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.program.arguments import (
-    COMMAND_LINE,
-    Argument,
-    Found,
-    file_in,
-    values_of_files,
-    values_of_words,
-)
+from tuner.program.arguments import COMMAND_LINE, Argument, Found
 from tuner.program.edit.python_file import ANY, Key, last_name, unrolled
-from tuner.program.edit.source import PYTHON
+from tuner.program.filled import RELEASED, fields_of, parsed_classes, said_values
 from tuner.program.linked import End, Environment, Literal, OptionValue, OutsideKeys, Unclear
 from tuner.program.names import CONVERSIONS, Script
 from tuner.program.program import Program
@@ -38,25 +32,57 @@ def place_in(script: Script, node: ast.AST) -> str:
     return f"{script.source.path}:{script.place_of(node).line}"
 
 
-def items_of(script: Script, node: ast.expr, left: int = 8) -> dict[str, ast.AST] | None:
+IsDead = Callable[[Script, ast.AST], bool | None]
+"""Whether an expression never runs; None where that is unknown."""
+
+
+def _unless_conditional(script: Script, node: ast.AST) -> bool | None:
+    return None if script.is_conditional(node) else False
+
+
+def items_of(
+    script: Script, node: ast.expr, left: int = 8, is_dead: IsDead = _unless_conditional
+) -> dict[str, ast.AST] | None:
     """The values of a dictionary that the program writes out; None if one is unknown.
 
     After `left` nested dictionaries they are taken for a circle.
     """
     ends = script.ends(node) if left > 0 else []
     made = ends[0].node if len(ends) == 1 and isinstance(ends[0], Unclear) else None
+    if made is None:
+        return None
+    home = script.home_of(made)
+    if isinstance(made, ast.Call) and last_name(made.func) in ("asdict", "vars") and made.args:
+        return _fields_made(home, made.args[0])
     is_dict = isinstance(made, ast.Call) and last_name(made.func) == "dict"
-    if made is None or not (is_dict or isinstance(made, ast.Dict)):
+    if not (is_dict or isinstance(made, ast.Dict)):
         return None
     found: dict[str, ast.AST] = {}
     for key, value in (*_parts_of(made), *_assigned_to(script, node)):
+        dead = is_dead(home, value) if key != "" else False
+        if dead:
+            continue
         inner = {key: value} if isinstance(key, str) and key else None
         if key == "" and isinstance(value, ast.expr):
-            inner = items_of(script, value, left - 1)
-        if inner is None or (key and script.is_conditional(value)):
+            inner = items_of(home, value, left - 1, is_dead)
+        if inner is None or dead is None:
             return None
         found |= inner
     return found
+
+
+def _fields_made(script: Script, node: ast.expr) -> dict[str, ast.AST] | None:
+    """The fields of a dataclass's object, each with its value or its default."""
+    ends = script.ends(node)
+    made = ends[0].node if len(ends) == 1 and isinstance(ends[0], Unclear) else None
+    if not isinstance(made, ast.Call) or made.args:
+        return None
+    _, definition = script.definition_of(made)
+    if not isinstance(definition, ast.ClassDef):
+        return None
+    fields = {name: value for name, value in fields_of(definition) if value is not None}
+    given = {k.arg: k.value for k in made.keywords if k.arg is not None}
+    return {**fields, **given} if len(given) == len(made.keywords) else None
 
 
 def _parts_of(made: ast.AST) -> Iterator[tuple[Key, ast.AST]]:
@@ -91,12 +117,19 @@ def written_in(script: Script, call: ast.Call) -> Iterator[tuple[str, str, str]]
             yield name, place_in(home, value), home.shown(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallReader:
-    """Reads calls of one program; defaults of the environment that count are noted in `found`."""
+    """Reads calls of one program; defaults of the environment that count are noted in `found`.
+
+    `absent` are functions that return None in this program. `has_bf16` is what its GPU answers.
+    """
 
     program: Program
     found: Found
+    absent: frozenset[str] = frozenset()
+    has_bf16: bool = True
+    _tests: list[ast.expr] = field(default_factory=list)
+    """The tests that are being decided, which may not ask for themselves."""
 
     def keywords(
         self, script: Script, call: ast.Call, only: Sequence[str] = ()
@@ -107,9 +140,9 @@ class CallReader:
         for keyword in call.keywords:
             if keyword.arg is not None:
                 if not only or keyword.arg in only:
-                    yield from self._named(script, keyword.arg, keyword.value)
+                    yield from self.named(script, keyword.arg, keyword.value)
                 continue
-            items = items_of(script, keyword.value)
+            items = items_of(script, keyword.value, is_dead=self.is_dead)
             if items is None and not only:
                 text = f"has **{script.shown(keyword.value)}, whose keys are not known"
                 yield "**", Argument(None, place_in(script, keyword.value), text)
@@ -119,13 +152,16 @@ class CallReader:
 
     def argument(self, script: Script, node: ast.expr) -> Argument:
         """The one value that an expression has."""
+        if (decided := self._decided(script, node)) is not None:
+            return decided
         if _makes(node):
             # What an object is made with is read where it is made.
             return Argument(script.shown(node), place_in(script, node), is_made=True)
         return self._one(script, node, script.ends(node))
 
-    def _named(self, script: Script, name: str, node: ast.expr) -> Iterator[tuple[str, Argument]]:
-        for key in items_of(script, node) or ():
+    def named(self, script: Script, name: str, node: ast.expr) -> Iterator[tuple[str, Argument]]:
+        """The value of `node` as argument `name`, and its items as `name.key`."""
+        for key in items_of(script, node, is_dead=self.is_dead) or ():
             yield f"{name}.{key}", self._one(script, node, script.ends_at(node, key))
         yield name, self.argument(script, node)
 
@@ -133,11 +169,15 @@ class CallReader:
         ends = script.ends_at(node, key)
         made = ends[0].node if len(ends) == 1 and isinstance(ends[0], Unclear) else None
         if isinstance(made, ast.expr):
-            yield from self._named(script.home_of(made), key, made)
+            yield from self.named(script.home_of(made), key, made)
         else:
             yield key, self._one(script, node, ends)
 
     def _one(self, script: Script, node: ast.expr, ends: Sequence[End]) -> Argument:
+        if len(ends) > 1:
+            nodes = [e.option.call if isinstance(e, OptionValue) else e.node for e in ends]
+            alive = [not self.is_dead(script.home_of(n), n) for n in nodes]
+            ends = [end for end, lives in zip(ends, alive, strict=True) if lives] or ends
         values = [self._end(script, end) for end in ends]
         distinct = {repr(value.value): value for value in values}
         if len(distinct) == 1:
@@ -159,10 +199,14 @@ class CallReader:
             return self._option(script, end, where)
         if isinstance(end, Environment):
             return self._variable(script, end, where)
+        if isinstance(end, Unclear) and isinstance(end.node, ast.expr):
+            decided = self._decided(script, end.node)
+            if decided is not None:
+                return decided
         keys = end.keys if isinstance(end, OutsideKeys) else ("",)
         if keys[0] == "argv" and isinstance(keys[-1], int):
             return self._word(script, keys[-1], where)
-        said = self._parsed(script, str(keys[0])) if len(keys) == 1 else None
+        said = self._parsed(script, end.node, str(keys[0])) if len(keys) == 1 else None
         if said is not None:
             return said
         if str(keys[-1]) in DTYPES:
@@ -184,7 +228,94 @@ class CallReader:
             self.found.assumed.append(f"{end.name}={value}, as this variable is not set")
         return Argument(value, where, default.problem)
 
-    def _parsed(self, script: Script, name: str) -> Argument | None:
+    # -- what a program decides ------------------------------------------------------------
+
+    def is_dead(self, script: Script, node: ast.AST) -> bool | None:
+        """True for an expression that never runs; None where that is unknown."""
+        conditions = script.conditions(node)
+        if conditions is None:
+            return None
+        held = [self.truth(script, test) for test, _ in conditions]
+        wanted = [outcome for _, outcome in conditions]
+        if any(h is not None and h is not w for h, w in zip(held, wanted, strict=True)):
+            return True
+        return None if None in held else False
+
+    def truth(self, script: Script, test: ast.expr) -> bool | None:
+        """The outcome of a test; None where it is unknown."""
+        if test in self._tests:
+            return None
+        self._tests.append(test)
+        try:
+            return self._truth(script, test)
+        finally:
+            self._tests.pop()
+
+    def _truth(self, script: Script, test: ast.expr) -> bool | None:
+        match test:
+            case ast.UnaryOp(op=ast.Not()):
+                inner = self.truth(script, test.operand)
+                return None if inner is None else not inner
+            case ast.BoolOp():
+                held = [self.truth(script, value) for value in test.values]
+                decides = isinstance(test.op, ast.Or)
+                if decides in held:
+                    return decides
+                return None if None in held else not decides
+            case ast.Compare(ops=[comparison], comparators=[other]):
+                return self._compared(script, test.left, comparison, other)
+        argument = self.argument(script, test)
+        if argument.problem is not None or argument.is_made:
+            return None
+        return bool(argument.value)
+
+    def _compared(
+        self, script: Script, left: ast.expr, comparison: ast.cmpop, right: ast.expr
+    ) -> bool | None:
+        one, other = self.argument(script, left), self.argument(script, right)
+        compare = COMPARED.get(type(comparison))
+        if compare is None or one.problem is not None or other.problem is not None:
+            return None
+        if one.is_made or other.is_made:
+            absent = None in (one.value, other.value)
+            return isinstance(comparison, ast.IsNot) if absent else None
+        try:
+            return bool(compare(one.value, other.value))
+        except TypeError:
+            return None
+
+    def _decided(self, script: Script, node: ast.expr) -> Argument | None:
+        """The value of a choice, a test or a product; None for other expressions."""
+        where = place_in(script, node)
+        match node:
+            case ast.IfExp():
+                holds = self.truth(script, node.test)
+                if holds is not None:
+                    return self.argument(script, node.body if holds else node.orelse)
+            case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
+                holds = self.truth(script, node)
+                return None if holds is None else Argument(holds, where)
+            case ast.BinOp(op=ast.Mult() | ast.FloorDiv()):
+                one, other = self.argument(script, node.left), self.argument(script, node.right)
+                if isinstance(one.value, int) and isinstance(other.value, int) and other.value:
+                    is_product = isinstance(node.op, ast.Mult)
+                    made = one.value * other.value if is_product else one.value // other.value
+                    return Argument(made, where)
+            case ast.Call():
+                return self._answered(script, node, where)
+        return None
+
+    def _answered(self, script: Script, call: ast.Call, where: str) -> Argument | None:
+        name = last_name(call.func) or ""
+        if name in self.absent:
+            return Argument(None, where)
+        if name in ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available"):
+            return Argument(self.has_bf16, where)
+        if name == "getattr" and len(call.args) == 2 and last_name(call.args[0]) == "torch":
+            return self.argument(script, call.args[1])
+        return None
+
+    def _parsed(self, script: Script, node: ast.AST, name: str) -> Argument | None:
         """The value of a field of a dataclass that a parser fills; None for no such field."""
         scripts = [script, *script.others.values()]
         if next(parsed_classes(scripts), None) is None:
@@ -196,6 +327,8 @@ class CallReader:
         found = {
             (one.source.path, literal.node): self._end(one, literal) for one, literal in defaults
         }
+        if not found and isinstance(node, ast.Name) and script.is_parsed(node):
+            return Argument(RELEASED.get(name), "the default of its class")
         return next(iter(found.values())) if len(found) == 1 else None
 
     def _word(self, script: Script, number: int, where: str) -> Argument:
@@ -228,58 +361,15 @@ def _makes(node: ast.expr) -> bool:
     return name not in CONVERSIONS and not is_looked_up
 
 
-PARSERS = ("HfArgumentParser", "TrlParser")
-"""Parsers that make objects of dataclasses from a command line or a file."""
-
-
-def parsed_classes(scripts: Sequence[Script]) -> Iterator[str]:
-    """The names of the classes that parsers get."""
-    for call in (call for script in scripts for call in script.calls):
-        if last_name(call.func) not in PARSERS:
-            continue
-        for node in (*call.args, *(k.value for k in call.keywords)):
-            for one in getattr(node, "elts", (node,)):
-                name = last_name(one) if isinstance(one, ast.expr) else None
-                if name:
-                    yield name
-
-
-def class_of(scripts: Sequence[Script], name: str) -> tuple[Script, ast.ClassDef] | None:
-    """The class of the program that has this name, and the script that it is in."""
-    found = ((s, node) for s in scripts for node in s.top.names.get(name, ()))
-    return next(((s, node) for s, node in found if isinstance(node, ast.ClassDef)), None)
-
-
-def base_in(names: Collection[str], scripts: Sequence[Script], name: str) -> str | None:
-    """The one of `names` that a class is or is derived from; None if there is none."""
-    if name in names:
-        return name
-    definition = class_of(scripts, name)
-    bases = () if definition is None else definition[1].bases
-    parents = [last_name(base) or "" for base in bases]
-    found = (base_in(names, scripts, parent) for parent in parents if parent != name)
-    return next((base for base in found if base), None)
-
-
-def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
-    """The fields of a dataclass by name, with their defaults."""
-    for line in node.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            value = line.value
-            if isinstance(value, ast.Call) and last_name(value.func) == "field":
-                value = next((k.value for k in value.keywords if k.arg == "default"), None)
-            yield line.target.id, value
-
-
-def words_behind_script(program: Program) -> Sequence[str]:
-    """The words of the command that its script gets."""
-    command = program.command
-    return command[command.index(program.main) + 1 :] if program.main in command else ()
-
-
-def said_values(program: Program) -> dict[str, Argument]:
-    """The values of files and words behind the script; words win."""
-    words = words_behind_script(program)
-    named = [program.files[w] for w in map(file_in, words) if w in program.files]
-    files = [source for source in named if source.path.suffix not in PYTHON]
-    return {**values_of_files(files), **values_of_words(words)}
+COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.In: lambda one, other: one in other,
+    ast.NotIn: lambda one, other: one not in other,
+}

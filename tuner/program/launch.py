@@ -79,6 +79,8 @@ def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) ->
         return {**knobs, **several, GPUS_PER_TRIAL: ranks, DISTRIBUTED: strategy}
     if DISTRIBUTED in knobs:
         text = "is of one process: start it with torchrun or accelerate launch"
+        if launch.processes is None and gpus is None:
+            text = "is of several GPUs: pass their number, e.g. --gpus 8"
         launch.problems.append(Problem(text, str(knobs[DISTRIBUTED])))
     return {}
 

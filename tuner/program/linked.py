@@ -82,7 +82,8 @@ class LinkedScript(ParsedScript):
             return self
         return next((other for other in self.others.values() if node in other.scopes), self)
 
-    def _definition(self, call: ast.Call) -> tuple[Self, ast.AST | None]:
+    def definition_of(self, call: ast.Call) -> tuple[Self, ast.AST | None]:
+        """The function or class that a call names, and the script with it; None if unknown."""
         base, keys = unrolled(call.func)
         found = self.scopes[call].find(base.id) if isinstance(base, ast.Name) else None
         if found is None or len(found[1]) != 1:
@@ -139,7 +140,7 @@ class LinkedScript(ParsedScript):
             for other in self.others.values()
             if other is not self
             for call in other.calls
-            if last_name(call.func) == name and other._definition(call)[1] is definition
+            if last_name(call.func) == name and other.definition_of(call)[1] is definition
         ]
 
     def _is_passed_with_others(self, function: Function) -> bool:

@@ -162,7 +162,9 @@ class Script(LinkedScript):
             found = self._follow(value, keys, left)
             if not any(isinstance(end, Unclear) for end in found):
                 return found
-        home, definition = self._definition(node)
+        if name == "dict" and not node.args and not spread:
+            return [Unclear(node, f"has no {keys[0]!r}")]
+        home, definition = self.definition_of(node)
         if isinstance(definition, ast.ClassDef):
             if node.args and home._method(definition, "__init__") is None:
                 return [Unclear(node, "is made with values that have no names")]

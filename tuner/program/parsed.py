@@ -209,12 +209,33 @@ class ParsedScript:
 
     def is_conditional(self, node: ast.AST) -> bool:
         """True if an expression stands below an `if` or the like, and may never run."""
-        own = self.parents.get(node)
+        return self.conditions(node) != []
+
+    def conditions(self, node: ast.AST) -> list[tuple[ast.expr, bool]] | None:
+        """The tests that `node` runs under, each with the outcome it needs; None if unknown."""
+        found: list[tuple[ast.expr, bool]] = []
+        below, own = node, self.parents.get(node)
         while own is not None:
+            if isinstance(own, ast.ExceptHandler | ast.Match):
+                return None
             main = isinstance(own, ast.If) and "__main__" in ast.unparse(own.test)
-            if isinstance(own, ast.If | ast.IfExp | ast.ExceptHandler | ast.Match) and not main:
+            if isinstance(own, ast.If | ast.IfExp) and not main and below is not own.test:
+                body = own.body if isinstance(own.body, list) else [own.body]
+                found.append((own.test, below in body))
+            below, own = own, self.parents.get(own)
+        return found
+
+    def is_parsed(self, node: ast.Name) -> bool:
+        """True for a name that an argument parser's answer is assigned to."""
+        found = self.scopes[node].find(node.id) if node in self.scopes else None
+        bindings = found[1] if found is not None else ()
+        for binding in bindings:
+            made = binding if isinstance(binding, ast.Call) else None
+            own = self.parents.get(binding)
+            if made is None and isinstance(own, ast.Assign) and isinstance(own.value, ast.Call):
+                made = own.value
+            if made is not None and (last_name(made.func) or "").startswith("parse_"):
                 return True
-            own = self.parents.get(own)
         return False
 
     def around(self, node: ast.AST) -> list[str]:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tuner.core.errors import InputError, Problem, UnsupportedError
-from tuner.core.expressions import show
+from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import (
@@ -20,6 +20,7 @@ from tuner.core.setup.distributed_knobs import (
 )
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
+from tuner.program.fp16 import has_bf16, in_fp16
 from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
@@ -28,9 +29,7 @@ from tuner.program.signatures import CannotStart, held_versions, hold_loading
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
 from tuner.program.training import read_training
-from tuner.space import configure, default_space
 from tuner.space.models.catalogue import resolve_config
-from tuner.space.models.trainable import model_defaults
 
 WORKLOAD = "causal_lm"
 
@@ -39,9 +38,10 @@ WORKLOAD = "causal_lm"
 class ProgramPlan:
     """The training that is predicted in place of a program.
 
-    `assumed` are defaults of the trainer, `left_out` settings that are not modelled, `notes`
-    remarks. `sequences` is their number in one example, `known` are parameters that are no
-    defaults.
+    `assumed` are defaults of the trainer, `left_out` settings that are not modelled, `at_most`
+    those among them that save memory, `notes` remarks. `sequences` is their number in one example,
+    `known` are parameters that are no defaults, `findings` changes that the GPU requires, which are
+    part of the prediction.
     """
 
     trainer: str
@@ -52,6 +52,8 @@ class ProgramPlan:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     known: frozenset[str]
+    at_most: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
 
     @property
     def settings(self) -> dict[str, KnobValue]:
@@ -78,19 +80,20 @@ def plan_program(
     model: str | None = None,
     *,
     gpus: int | None = None,
+    gpu: Gpu | None = None,
     strict: bool = True,
-    target: Sequence[str] = (),
 ) -> ProgramPlan:
     """The training of `program`; `given` parameters and `model` override it.
 
-    `gpus` is their number if the launcher does not tell. Raises one `InputError` with everything
-    that cannot be read or predicted; if not `strict`, that is left out. `target` are the options of
-    `tuner estimate` that name the GPU, for a hint.
+    `gpus` is their number if the launcher does not tell, and `gpu` their type: a training in bf16
+    on one without it is planned in fp16, with a finding. Raises one `InputError` with everything
+
+    that cannot be read or predicted; if not `strict`, that is left out.
     """
-    training = read_training(program)
+    training = read_training(program, has_bf16=has_bf16(gpu))
     reading = next((r for r in readings() if r.trainer == training.trainer), None)
     if reading is None:
-        raise _unsupported(training)
+        raise _unsupported(training, _emulated(program, gpu))
     planned = reading.plan(training)
     found = training.found
     chosen = model or _beside(program, planned.model)
@@ -110,19 +113,26 @@ def plan_program(
         raise kind(
             f"this program of {reading.name} cannot be predicted from its settings",
             problems=problems,
-            hint=_approximation(chosen, knobs, problems, target) if chosen and target else None,
+            hint=_emulated(program, gpu) if kind is UnsupportedError else None,
         )
-    configuration = _configuration(_settled(knobs, chosen))
-    notes = [*planned.notes, *_versions(reading.versions)]
+    knobs = _settled(knobs, chosen)
+    findings: list[str] = []
+    if gpu is not None and not has_bf16(gpu):
+        halved, findings = in_fp16(training, knobs, gpu)
+        knobs |= {name: value for name, value in halved.items() if name not in (given or {})}
+    configuration = _configuration(knobs)
+    notes = [*findings, *planned.notes, *_versions(reading.versions)]
     return ProgramPlan(
         reading.name,
         chosen,
         configuration,
         planned.sequences,
         tuple(dict.fromkeys(found.assumed)),
-        tuple(dict.fromkeys([*map(str, problems), *found.left_out])),
+        tuple(dict.fromkeys([*map(str, problems), *found.at_most, *found.left_out])),
         tuple(notes),
         frozenset(knobs),
+        tuple(found.at_most),
+        tuple(findings),
     )
 
 
@@ -133,12 +143,13 @@ def _started(
     launch = read_launch(program)
     own = planned.knobs
     if file := training["arguments"].take("deepspeed", quietly=True):
-        zero, problems = zero_of_file(program.folder / str(file))
+        zero, problems = zero_of_file(program.folder / str(file), found.at_most)
         own = {**own, **zero}
         found.problems += problems
     knobs = ranks_and_knobs(launch, own, gpus)
     found.problems += launch.problems
-    if knobs.get(DISTRIBUTED) == "fsdp2" and planned.knobs.get("precision") == "nf4":
+    is_sharded = knobs.get(DISTRIBUTED) == "fsdp2"
+    if is_sharded and planned.knobs.get("precision") == "nf4" and not planned.packs_codes:
         _require_packing(training["quantization"])
     # TrainingArguments take the launcher's word where they have none of their own.
     if launch.mixed_precision is not None and planned.knobs.get("mixed_precision") == "no":
@@ -172,6 +183,8 @@ def _require_start(problems: Sequence[Problem]) -> None:
 
 
 def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Problem]:
+    if training.trainer.startswith("Unsloth"):
+        return  # which takes arguments of its own
     own = training.has("model")
     group, prefix = ("model", "") if own else ("arguments", "model_init_kwargs.")
     try:
@@ -180,56 +193,25 @@ def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Prob
         yield Problem(error.message, "the model")
 
 
-_SAVING = (
-    "use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy",
-    "cut_cross_entropy", "chunked_cross_entropy", "activation_offloading", "use_unsloth_gc",
-)  # fmt: skip
-"""Settings that are not predicted, and without which a training takes more memory, not less."""
-
-
-def _approximation(
-    model: str, knobs: Mapping[str, Any], problems: Sequence[Problem], target: Sequence[str]
-) -> str | None:
-    """The command that predicts the same training without its `_SAVING` settings.
-
-    None if there are other problems: it would predict another training.
-    """
-    names = [(problem.where or "").rpartition(" ")[2] for problem in problems]
-    if not set(names) <= set(_SAVING):
-        return None
-    said = _settings_of(model, _configuration(_settled(knobs, model)))
-    if said is None:
-        return None
-    options = [option for name, text in said.items() for option in ("--set", f"{name}={text}")]
-    command = shlex.join(["tuner", "estimate", "--model", model, *target, *options])
-    return f"For an approximation, without {' and '.join(dict.fromkeys(names))}: {command}"
-
-
-def _settings_of(model: str, wanted: Configuration) -> dict[str, str] | None:
-    """The `--set` options that turn the defaults of a model into `wanted`; None if none do."""
-    said: dict[str, str] = {}
-    for _ in range(3):  # the default of one may follow from others that are set
-        settings = {**model_defaults(model), **said}
-        made = configure(default_space(model, settings), settings, strict=False)
-        other = {name: show(value) for name, value in wanted.items() if made.get(name) != value}
-        other.pop("effective_batch", None)  # follows from the others
-        if not other:
-            return said if made == wanted else None
-        said |= other
-    return None
-
-
 def _is_unsupported(problem: Problem) -> bool:
     return any(text in problem.message for text in (EMULATE, "not predicted", "by --predict"))
 
 
-def _unsupported(training: ProgramTraining) -> UnsupportedError:
+def _emulated(program: Program, gpu: Gpu | None) -> str | None:
+    """The command that runs the program on an emulated GPU; None if no GPU is named."""
+    if gpu is None:
+        return None
+    command = shlex.join(["tuner", "check", "--gpu", gpu.id, "--", *program.command])
+    return f"run it on an emulated GPU: {command}"
+
+
+def _unsupported(training: ProgramTraining, emulated: str | None) -> UnsupportedError:
     names = ", ".join(dict.fromkeys(r.name for r in readings()))
     starts = [p for p in training.found.problems if isinstance(p, CannotStart)]
     _require_start(starts)
     return UnsupportedError(
         f"unsupported trainer (found: {training.trainer or 'a training loop of its own'})",
-        hint=f"supported: {names}; {EMULATE}",
+        hint=f"supported: {names}; {emulated or EMULATE}",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.core.records import KnobValue
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.core.setup.schemas import ALL_LINEAR
+from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.keywords import DTYPES
 from tuner.program.trainers.accelerate import sharding
@@ -23,6 +23,9 @@ NOT_COMPARED = "this is not compared with the emulated program yet"
 """A note beside numbers that nothing was held against."""
 
 
+_UNSET = (None, False, 0, "none", "no", "", ())
+
+
 def number(arguments: Arguments, name: str, default: int | float) -> Any:
     """A number; anything else is noted as a problem."""
     value = arguments.take(name, default)
@@ -36,28 +39,48 @@ def unset(arguments: Arguments, reasons: Mapping[str, str]) -> None:
     """Note a problem for each of these that is set, and neither false nor none."""
     for name, why in reasons.items():
         value = arguments.take(name)
-        if value not in (None, False, 0, "none", "no", "", ()):
+        if value not in _UNSET:
             arguments.refuse(name, f"{why} is not predicted: {EMULATE}")
+
+
+def saves(arguments: Arguments, reasons: Mapping[str, str]) -> None:
+    """Name each of these that is set: the prediction is an upper bound."""
+    for name, what in reasons.items():
+        if arguments.take(name) not in _UNSET:
+            arguments.bound(name, what)
+
+
+def preference(knobs: dict[str, Any]) -> str:
+    """Turn the parameters of a language model into those of DPO on adapters; returns a note.
+
+    The reference is the model without its adapters, in a second forward pass.
+    """
+    knobs |= {"reference_pass": True, "lora_dropout": 0.0}
+    knobs["micro_batch"] *= 2  # the chosen and the rejected answer
+    return "two sequences an example, the chosen and the rejected answer, both of full length"
 
 
 PACKED = (
     "packed: each batch is one full row of micro_batch x max_length tokens; attention takes the "
     "time of samples of max_length, and less where they are shorter"
 )
+MASKED = (
+    "packed: each batch is one full row of micro_batch x max_length tokens, and attention without "
+    "a flash kernel works on all pairs of them, with a mask"
+)
 
 
-def packed_rows(arguments: Arguments, name: str, kernel: str) -> list[str]:
-    """Notes on a training with one row for each batch, because of setting `name`.
+def packed_rows(knobs: dict[str, Any]) -> list[str]:
+    """Pack the samples of a batch into one row, and return notes on it.
 
     Flash attention gets the ends of the samples and no mask (transformers'
     `_flash_attention_forward` with `position_ids`), so its tensors are those of samples side by
-    side. Other kernels make a mask of the whole row: a problem.
+    side. Other kernels get a mask of the whole row (`find_packed_sequence_indices`).
     """
-    if kernel == "flash_attention_2":
+    if knobs["attention"] == "flash_attention_2":
         return [PACKED]
-    why = f"with {kernel} attention isn't supported by --predict yet: use flash attention, or the "
-    arguments.refuse(name, f"{why}emulator")
-    return []
+    knobs["padding"] = "packed"
+    return [MASKED]
 
 
 def mixed_precision(arguments: Arguments, default: str) -> str:
@@ -73,6 +96,9 @@ def mixed_precision(arguments: Arguments, default: str) -> str:
     return "no"
 
 
+OFFLOADED = ("offload", "offload_disk", "unsloth")
+"""Values that Unsloth and Axolotl take for gradient checkpointing, in place of true."""
+
 _CHECKPOINTING_KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 
 
@@ -87,6 +113,9 @@ def checkpointing(
     # transformers 5.23 calls it activation_checkpointing, and takes the older name as well.
     word = "activation" if "activation_checkpointing" in arguments else "gradient"
     on = arguments.take(f"{word}_checkpointing", default)
+    if on in OFFLOADED:
+        arguments.bound(f"{word}_checkpointing", "offloading of checkpoints")
+        on = True
     inner = next(
         (n.partition(".")[0] for n in arguments.values if n.startswith(_CHECKPOINTING_KWARGS)),
         _CHECKPOINTING_KWARGS[0],
@@ -123,10 +152,12 @@ def optimizer(arguments: Arguments, name: str, default: str) -> str:
     return chosen
 
 
-_NOT_PREDICTED = {
-    "use_liger_kernel": "what Liger's kernels take",
-    "torch_compile": "what compiled code takes",
+_SAVING = {
+    "use_liger_kernel": "Liger's kernels",
     "activation_offloading": "offloading of activations",
+}
+_NOT_PREDICTED = {
+    "torch_compile": "what compiled code takes",
     "label_smoothing_factor": "a loss with label smoothing",
     "auto_find_batch_size": "a search for the batch size",
     "neftune_noise_alpha": "noise on embeddings",
@@ -140,7 +171,7 @@ WITHOUT_MEMORY = (
     "include", "project", "trackio", "wandb", "use_cpu", "shuffle", "eos_token", "chat_template",
     "assistant_only", "completion_only", "val_", "test_", "train_dataset", "processing_class",
     "tokenizer", "callbacks", "beta", "formatting", "compute_metrics", "average_tokens", "jit_mode",
-    "deepspeed",
+    "deepspeed", "liger_kernel_config",
 )  # fmt: skip
 """Beginnings of names that have no part in the memory and time of a training step."""
 
@@ -150,6 +181,7 @@ def trainer_arguments(
 ) -> dict[str, KnobValue]:
     """Parameters of `transformers.TrainingArguments` (5.23), with these two defaults."""
     unset(arguments, _NOT_PREDICTED)
+    saves(arguments, _SAVING)
     arguments.taken.add("0")  # output_dir, without its name
     return {
         "micro_batch": number(arguments, "per_device_train_batch_size", 8),
@@ -266,12 +298,22 @@ def dtype(arguments: Arguments, names: tuple[str, ...], default: str) -> str:
     return default
 
 
+_LIKE_FLASH = (
+    "flash_attention_3", "flex_attention", "xformers", "kernels-community/flash-attn",
+    "kernels-community/vllm-flash-attn",
+)  # fmt: skip
+"""Kernels that keep what FlashAttention-2 keeps: their output and a number for each row."""
+
+
 def attention(arguments: Arguments, name: str) -> str:
     """The attention; transformers takes sdpa where nothing is said."""
     chosen = str(arguments.take(name, "sdpa"))
     if chosen in ("eager", "sdpa", "flash_attention_2"):
         return chosen
     if chosen.startswith("kernels-community/flash-attn2"):
+        return "flash_attention_2"
+    if chosen.startswith(_LIKE_FLASH):
+        arguments.found.left_out.append(f"{arguments.where(name)}: {chosen}, as flash_attention_2")
         return "flash_attention_2"
     arguments.refuse(name, f"is {chosen}; predicted are eager, sdpa and flash_attention_2")
     return "sdpa"
@@ -337,15 +379,23 @@ def adapters(
 
 def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
     """Names of modules; `PEFT_DEFAULT` where nothing is said."""
+    value = arguments.take(name)
+    if isinstance(value, str) and is_pattern(value):
+        return (value,)
     chosen = listed(arguments, name)
     if not chosen:
         arguments.found.assumed.append(f"{name}: {PEFT_DEFAULT}")
         return PEFT_DEFAULT
     if chosen in (("all-linear",), ("all",)):
         return ALL_LINEAR
+    lost = [part for part in chosen if part.endswith(",")]
+    for part in lost:
+        text = f"{arguments.where(name)}: {part!r} is no module, for its comma: it gets no adapter"
+        arguments.found.left_out.append(text)
+    chosen = tuple(part for part in chosen if part not in lost)
     for part in chosen:
-        if not part.replace("_", "").replace(".", "").isalnum():
-            arguments.refuse(name, f"is {part}: a pattern, whose modules are not predicted")
+        if is_pattern(part):
+            arguments.refuse(name, f"is {part}: peft takes a pattern alone, not in a list")
     return chosen
 
 

@@ -26,14 +26,14 @@ from tuner.program.arguments import (
     values_of_words,
 )
 from tuner.program.edit.python_file import last_name, unrolled
-from tuner.program.keywords import (
+from tuner.program.filled import (
     PARSERS,
     class_of,
     fields_of,
     parsed_classes,
     words_behind_script,
-    written_in,
 )
+from tuner.program.keywords import written_in
 from tuner.program.names import Script
 from tuner.program.program import Program
 from tuner.program.setting import NAMES
@@ -43,7 +43,7 @@ FILE = Path(__file__).with_name("signatures.json")
 
 _TITLES = {"trl": "TRL", "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory"}
 
-_RENAMED: Mapping[str, tuple[str, ...]] = {
+RENAMED: Mapping[str, tuple[str, ...]] = {
     "evaluation_strategy": ("eval_strategy",),
     "tokenizer": ("processing_class",),
     "warmup_ratio": ("warmup_steps",),  # a share of all steps, where it is below 1
@@ -121,7 +121,7 @@ class Signature:
 
 
 def _meaning(name: str) -> Iterator[str]:
-    yield from _RENAMED.get(name, ())
+    yield from RENAMED.get(name, ())
     for names in NAMES.values():
         if name in names:
             yield from names
@@ -179,7 +179,7 @@ class CannotStart(Problem):
 
 def hold_calls(scripts: Sequence[Script], trainer: str, found: Found) -> None:
     """Note the arguments that are not in the signature of what is called."""
-    if any(_imports(script, name) for script in scripts for name in _REPLACING):
+    if any(imports(script, name) for script in scripts for name in _REPLACING):
         return
     for script in scripts:
         for call in script.calls:
@@ -220,7 +220,8 @@ def _is_of(node: ast.AST, library: str) -> bool:
     return library in (name.partition(".")[0] for name in names)
 
 
-def _imports(script: Script, library: str) -> bool:
+def imports(script: Script, library: str) -> bool:
+    """True for a script that imports a library, or something of it."""
     return any(_is_of(node, library) for node in ast.walk(script.tree))
 
 

@@ -7,7 +7,7 @@ decide memory. The program is parsed, never run.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,19 +24,14 @@ from tuner.program.arguments import (
 )
 from tuner.program.edit.python_file import last_name
 from tuner.program.edit.source import PYTHON, SourceFile
-from tuner.program.keywords import (
-    CallReader,
-    base_in,
-    class_of,
-    fields_of,
-    parsed_classes,
-    place_in,
-    said_values,
-)
+from tuner.program.filled import base_in, class_of, fields_of, parsed_classes, said_values
+from tuner.program.keywords import CallReader, place_in
+from tuner.program.linked import Unclear
+from tuner.program.model_config import MADE_OF_IT, groups_of
 from tuner.program.names import Script
 from tuner.program.program import Program, words_behind_tool
 from tuner.program.settings import scripts_of
-from tuner.program.signatures import hold_calls, hold_file, hold_words, signature
+from tuner.program.signatures import hold_calls, hold_file, hold_words, imports, signature
 from tuner.program.trainer import trainer_named
 from tuner.space.models.catalogue import HUB_ID, get_entry
 
@@ -48,13 +43,17 @@ _MODEL_CLASSES = (
 )
 
 
+_TRAINED = ("SFT", "DPO", "KTO", "ORPO", "CPO", "Reward")
+"""TRL's trainers that are read: each is a `Trainer`, and has a `Config`."""
+
 _CALLS = {
-    "SFTTrainer": "trainer",
-    "DPOTrainer": "trainer",
     "Trainer": "trainer",
-    "SFTConfig": "arguments",
-    "DPOConfig": "arguments",
+    "UnslothTrainer": "trainer",
+    **{f"{name}Trainer": "trainer" for name in _TRAINED},
     "TrainingArguments": "arguments",
+    "UnslothTrainingArguments": "arguments",
+    **{f"{name}Config": "arguments" for name in _TRAINED},
+    "ModelConfig": "model_config",
     "LoraConfig": "lora",
     "BitsAndBytesConfig": "quantization",
     "prepare_model_for_kbit_training": "preparation",
@@ -64,35 +63,108 @@ _CALLS = {
 }
 _ARGUMENTS = tuple(name for name, group in _CALLS.items() if group == "arguments")
 
+_REFERRING = ("DPOTrainer", "KTOTrainer")
+"""Trainers whose second argument is the reference model."""
+
+UNSLOTH = ("FastLanguageModel", "FastModel")
+_OF_UNSLOTH = {"from_pretrained": "model", "get_peft_model": "lora"}
+"""The methods of Unsloth's classes that count; the others change nothing that is predicted."""
+
 _LENGTHS = ("max_length", "model_max_length")
 """Names of the length of examples in calls of tokenisers."""
 
-_OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "deepspeed")
+_OTHERS = ("FastVisionModel", "Accelerator", "LightningModule", "deepspeed")
 """Names of libraries that train in ways of their own."""
 
 
-def read_training(program: Program) -> ProgramTraining:
-    """The training of `program`, with problems noted, not raised."""
+def read_training(program: Program, *, has_bf16: bool = True) -> ProgramTraining:
+    """The training of `program`, with problems noted, not raised.
+
+    `has_bf16` says whether its GPU computes in bf16.
+    """
     found = Found()
     scripts = scripts_of(program)
-    data = [source for source in program.sources if source.path.suffix not in PYTHON]
     if not scripts:
-        words = words_behind_tool(program)
-        values = {**values_of_files(data), **values_of_words(words)}
-        tool = trainer_named(program.trainer)
-        if tool and tool.file and tool.file.takes_assignments:
-            values |= assignments_of(words)
-        values.pop("config", None)
-        known = hold_file(program.trainer, values, found)
-        arguments = Arguments(program.trainer, known, found)
-        return ProgramTraining(program.trainer, {"arguments": arguments}, found)
-    reader = CallReader(program, found)
+        return _of_files(program, found)
+    reader = CallReader(program, found, has_bf16=has_bf16)
+    filled = _filled(reader, scripts)
     calls = [(script, call) for script in scripts for call in script.calls]
+    of_config = _of_model_config(reader, filled, calls)
+    if of_config:
+        reader.absent = frozenset(f for f, group in MADE_OF_IT.items() if group not in of_config)
+    groups, trainers = _groups(reader, scripts, calls)
+    for function, group in MADE_OF_IT.items():
+        if group in of_config and any(last_name(call.func) == function for _, call in calls):
+            groups.setdefault(group, of_config[group])
+    if "arguments" not in groups and "arguments" in filled:
+        given = filled["arguments"]
+        values = {**given.values, **dict(_assigned(reader, calls))}
+        groups["arguments"] = Arguments(given.title, values, found)
+    lengths = tuple(
+        argument
+        for script, call in calls
+        if last_name(call.func) not in _CALLS
+        for _, argument in reader.keywords(script, call, only=_LENGTHS)
+    )
+    for script in scripts:
+        found.problems += _freezes(script)
+    training = ProgramTraining("", groups, found, lengths=lengths, has_bf16=has_bf16)
+    training.trainer = next(iter(trainers), "") or _other_trainer(calls)
+    if trainers:
+        _read_trainer(training)
+    hold_calls(scripts, training.trainer, found)
+    if trainers and groups.get("model", Arguments("", {}, found)).title.startswith(UNSLOTH):
+        own = training.trainer.replace("UnslothTrainer", "SFTTrainer")
+        training.trainer = f"Unsloth {own}"
+    hold_words(program, scripts, found)
+    if "adapted" in groups and "lora" not in groups:
+        text = "couldn't find the LoraConfig passed to get_peft_model"
+        found.problems.append(Problem(text))
+    return training
+
+
+def _of_files(program: Program, found: Found) -> ProgramTraining:
+    data = [source for source in program.sources if source.path.suffix not in PYTHON]
+    words = words_behind_tool(program)
+    values = {**values_of_files(data), **values_of_words(words)}
+    tool = trainer_named(program.trainer)
+    if tool and tool.file and tool.file.takes_assignments:
+        values |= assignments_of(words)
+    values.pop("config", None)
+    known = hold_file(program.trainer, values, found)
+    arguments = Arguments(program.trainer, known, found)
+    return ProgramTraining(program.trainer, {"arguments": arguments}, found)
+
+
+def _of_model_config(
+    reader: CallReader,
+    filled: Mapping[str, Arguments],
+    calls: Sequence[tuple[Script, ast.Call]],
+) -> dict[str, Arguments]:
+    """What TRL makes of a ModelConfig, which a parser fills or a call makes; empty without one."""
+    if "model_config" in filled:
+        return groups_of(filled["model_config"])
+    made = [(s, c) for s, c in calls if last_name(c.func) == "ModelConfig"]
+    values = {name: one for s, c in made for name, one in reader.keywords(s, c)}
+    return groups_of(Arguments("ModelConfig", values, reader.found)) if made else {}
+
+
+def _groups(
+    reader: CallReader, scripts: Sequence[Script], calls: Sequence[tuple[Script, ast.Call]]
+) -> tuple[dict[str, Arguments], list[str]]:
+    """The arguments of the calls that count, by group, and the names of the trainers."""
+    found = reader.found
+    by_unsloth = any(imports(one, "unsloth") for one in scripts)
+    references = _references(scripts)
     groups: dict[str, Arguments] = {}
     trainers: list[str] = []
     for script, call in calls:
         name = last_name(call.func) or ""
-        group = _CALLS.get(name) or ("model" if loads_model(call) else None)
+        group = _group_of(call)
+        if group == "model" and call in references:
+            group = "reference"
+        if (group is None and not _is_other(call)) or reader.is_dead(script, call):
+            continue
         if _is_other(call):
             problem = f"trains with {script.shown(call.func)}, whose memory is not predicted"
             found.problems.append(Problem(problem, place_in(script, call)))
@@ -104,35 +176,16 @@ def read_training(program: Program) -> ProgramTraining:
             text = f"there are several calls like {name}: which of them counts is not known"
             found.problems.append(Problem(text, place_in(script, call)))
             continue
-        if group == "model":
+        if group in ("model", "reference"):
             name = script.shown(call.func)
-        held = signature(name)
+        held = signature(name) if not by_unsloth else None
         values = {
             one: argument
             for one, argument in reader.keywords(script, call)
             if held is None or held.takes(one) or not one[0].isalpha()
         }
         groups[group] = Arguments(name, values, found)
-    if "arguments" not in groups:
-        groups |= _parsed_arguments(reader, scripts)
-    lengths = tuple(
-        argument
-        for script, call in calls
-        if last_name(call.func) not in _CALLS
-        for _, argument in reader.keywords(script, call, only=_LENGTHS)
-    )
-    for script in scripts:
-        found.problems += _freezes(script)
-    training = ProgramTraining("", groups, found, lengths=lengths)
-    training.trainer = next(iter(trainers), "") or _other_trainer(calls)
-    if trainers:
-        _read_trainer(training)
-    hold_calls(scripts, training.trainer, found)
-    hold_words(program, scripts, found)
-    if "adapted" in groups and "lora" not in groups:
-        text = "couldn't find the LoraConfig passed to get_peft_model"
-        found.problems.append(Problem(text))
-    return training
+    return groups, trainers
 
 
 def _other_trainer(calls: Sequence[tuple[Script, ast.Call]]) -> str:
@@ -145,7 +198,8 @@ def _read_trainer(training: ProgramTraining) -> None:
     model = values.get("model", values.get("0"))
     if model is not None and isinstance(model.value, str) and not model.is_made:
         training.model_by_name = model.value
-    for name, group in (("args", "arguments"), ("1", "arguments"), ("peft_config", "lora")):
+    second = "reference" if training.trainer in _REFERRING else "arguments"
+    for name, group in (("args", "arguments"), ("1", second), ("peft_config", "lora")):
         given = training["trainer"].values.get(name)
         if given is None or training.has(group):
             continue
@@ -154,28 +208,72 @@ def _read_trainer(training: ProgramTraining) -> None:
             training.found.problems.append(Problem(text, f"{given.where} {name}"))
 
 
-def _parsed_arguments(reader: CallReader, scripts: Sequence[Script]) -> dict[str, Arguments]:
+def _filled(reader: CallReader, scripts: Sequence[Script]) -> dict[str, Arguments]:
+    """The trainer's arguments and the ModelConfig that a parser fills."""
     classes = list(parsed_classes(scripts))
-    own = {name: class_of(scripts, name) for name in classes}
-    bases = {name: base_in(_ARGUMENTS, scripts, name) for name in classes}
-    name = next((name for name in classes if bases[name] is not None), None)
-    if name is None:
-        return {}
-    values: dict[str, Argument] = {}
-    if (definition := own[name]) is not None:
-        script, node = definition
-        values = {
-            field: reader.argument(script, value) for field, value in fields_of(node) if value
+    groups: dict[str, Arguments] = {}
+    for group, names in (("arguments", _ARGUMENTS), ("model_config", ("ModelConfig",))):
+        bases = {name: base_in(names, scripts, name) for name in classes}
+        name = next((name for name in classes if bases[name] is not None), None)
+        if name is None:
+            continue
+        values: dict[str, Argument] = {}
+        own = {one: class_of(scripts, one) for one in classes}
+        if (definition := own[name]) is not None:
+            script, node = definition
+            values = {
+                field: reader.argument(script, value) for field, value in fields_of(node) if value
+            }
+        others = {
+            field
+            for other, definition in own.items()
+            if other != name and definition is not None
+            for field, _ in fields_of(definition[1])
         }
-    others = {
-        field
-        for other, definition in own.items()
-        if other != name and definition is not None
-        for field, _ in fields_of(definition[1])
-    }
-    said = {n: a for n, a in said_values(reader.program).items() if n not in others}
-    said.pop("config", None)
-    return {"arguments": Arguments(str(bases[name]), {**values, **said}, reader.found)}
+        held = signature(str(bases[name]))
+        released = {o for o in classes if own[o] is None and o != name and signature(o)}
+        said = {
+            one: argument
+            for one, argument in said_values(reader.program).items()
+            if one not in others and one != "config"
+            and (held is None or not released or held.takes(one) or one in values)
+        }  # fmt: skip
+        groups[group] = Arguments(str(bases[name]), {**values, **said}, reader.found)
+    return groups
+
+
+def _assigned(
+    reader: CallReader, calls: Sequence[tuple[Script, ast.Call]]
+) -> Iterator[tuple[str, Argument]]:
+    """What the program assigns to the trainer's arguments: `training_args.bf16 = True`."""
+    for script, call in calls:
+        given = {k.arg: k.value for k in call.keywords}.get("args")
+        if _CALLS.get(last_name(call.func) or "") != "trainer" or not isinstance(given, ast.Name):
+            continue
+        for name, _, keys, value in script.assigned:
+            is_own = name == given.id and len(keys) == 1 and not reader.is_dead(script, value)
+            if is_own and isinstance(value, ast.expr):
+                yield from reader.named(script, str(keys[0]), value)
+
+
+def _group_of(call: ast.Call) -> str | None:
+    name, owner = last_name(call.func) or "", getattr(call.func, "value", None)
+    if isinstance(owner, ast.expr) and last_name(owner) in UNSLOTH:
+        return _OF_UNSLOTH.get(name)
+    return _CALLS.get(name) or ("model" if loads_model(call) else None)
+
+
+def _references(scripts: Sequence[Script]) -> set[ast.AST]:
+    """The calls that load the reference model of preference training."""
+    found: set[ast.AST] = set()
+    for script in scripts:
+        for call in script.calls:
+            if last_name(call.func) not in _REFERRING:
+                continue
+            given = [k.value for k in call.keywords if k.arg == "ref_model"]
+            ends = [end for node in (*given, *call.args[1:2]) for end in script.ends(node)]
+            found |= {end.node for end in ends if isinstance(end, Unclear)}
+    return found
 
 
 def _why_unseen(made: str) -> str:

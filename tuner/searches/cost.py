@@ -15,7 +15,7 @@ from tuner.searches.facts import SpaceFacts, counted_gpus, paid_gpus, rounded, s
 from tuner.searches.front import PAIR_ERROR, fastest_first
 
 PREDICTED_PERCENT = 90
-"""Percent of runs that lie within a prediction's interval (see docs/accuracy_coverage.md)."""
+"""Percent of runs that lie within a prediction's interval (docs/notebook/accuracy_coverage.md)."""
 MEASURED_PERCENT = 95
 """Confidence in percent of the interval of the mean rate over the timed steps of one trial."""
 

@@ -50,7 +50,7 @@ def configure(
     values |= {name: value for name, value in wanted.items() if name not in space.derived}
     _check_rules(space, values)
     full = space.complete(values)
-    _raise_all(
+    raise_all(
         InputError(
             f"{name}={show(wanted[name])} does not agree with {name} = {space.derived[name]} = "
             f"{show(full[name])}",
@@ -113,7 +113,7 @@ def _read(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) -> d
             continue
         if strict:
             errors += _outside(space, name, values[name])
-    _raise_all(errors)
+    raise_all(errors)
     return values
 
 
@@ -150,7 +150,7 @@ def _outside(space: SearchSpace, name: str, value: KnobValue) -> list[InputError
 def _check_rules(space: SearchSpace, values: Mapping[str, KnobValue]) -> None:
     """Raise `InputError` with each rule that the values break, one for the same inputs."""
     broken = {rule.inputs: rule for rule in reversed(space.rules) if not rule.holds(values)}
-    _raise_all(
+    raise_all(
         InputError(
             f"not a valid configuration: `{rule.label}` does not hold",
             hint=f"it was tried with {show_values(values, rule.inputs)}",
@@ -163,7 +163,7 @@ def _sources(space: SearchSpace, name: str, values: Mapping[str, KnobValue]) -> 
     return show_values(values, sorted(space.derivations.inputs([name])))
 
 
-def _raise_all(errors: Iterable[InputError]) -> None:
+def raise_all(errors: Iterable[InputError]) -> None:
     """Raise the only error as it is, several as one with each as a problem."""
     found = list(errors)
     if len(found) == 1:

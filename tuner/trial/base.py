@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal, Protocol
 
+from tuner import __version__
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Outcome, Source
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.space.command import Command
 from tuner.space.data import DataFacts
 
-OUTCOME_LIBRARIES = ("tuner", "torch", "transformers", "peft", "bitsandbytes")
-"""Distributions whose version can change the outcome of a trial.
+OUTCOME_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
+"""Libraries whose version can change the outcome of a trial, as tuner's own can.
 
 Ray and Optuna are not among them: they choose and place trials, but don't change them.
 """
@@ -161,8 +162,8 @@ class MeasureOptions:
 
 
 def outcome_versions() -> dict[str, str]:
-    """The installed version of each of `OUTCOME_LIBRARIES`, without missing ones."""
-    versions = {}
+    """The versions of tuner and of each of `OUTCOME_LIBRARIES`, without missing ones."""
+    versions = {"tuner": __version__}
     for name in OUTCOME_LIBRARIES:
         try:
             versions[name] = metadata.version(name)

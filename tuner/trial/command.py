@@ -2,7 +2,7 @@
 
 The process of the trial does this instead of training by itself. It needs no torch. The command
 has its own session and process group; processes left when the trial ends are ended like all
-helpers of a trial (docs/trials.md).
+helpers of a trial (docs/notebook/trials.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 This side supervises and imports no torch. A warm process, started once, has imported
 everything and forks one child for each trial (`tuner.trial.warm`). The exit of the child gives
-back all its memory. docs/trials.md says which process ends which.
+back all its memory. docs/notebook/trials.md says which process ends which.
 """
 
 from __future__ import annotations

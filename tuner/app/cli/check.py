@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,11 +16,16 @@ from tuner.app.cli.options import (
     seed_option,
     set_option,
     subcommand,
+    verbose_option,
 )
 from tuner.app.programs import check
 from tuner.core.records import parse_margin
+from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import echo, print_json
 from tuner.space.gpus import get_gpu
+
+if TYPE_CHECKING:
+    from tuner.app.program_oracle import RunAnswer
 
 
 @subcommand(
@@ -58,6 +63,7 @@ from tuner.space.gpus import get_gpu
 @set_option
 @seed_option
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
+@verbose_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -67,6 +73,7 @@ def command(
     gpu_memory: int | None,
     margin: str | None,
     quiet: bool,
+    verbose: bool,
     as_json: bool,
     **how: Any,
 ) -> None:
@@ -80,18 +87,29 @@ def command(
     With --predict (or when the emulator is unavailable), estimate from the script's settings
     without running it. Use --set and --model for values it doesn't specify.
 
-    Exit codes: 0 fits, 1 doesn't fit, 2 the program failed, 3 can't be emulated or predicted,
-    4 unknown.
+    The first line is the answer: fits, tight (the 90 % interval spans the limit), does not fit or
+    unknown, with device memory and the limit. No more than 12 lines are printed; --verbose prints
+    the rest.
+
+    Exit codes: 0 fits, 1 doesn't fit (tight: the more likely of the two), 2 the program failed,
+    3 can't be emulated or predicted, 4 unknown.
     """
-    from tuner.app.cli.checked_text import checked_to_dict, print_checked  # numpy
+    from tuner.app.cli.checked_text import checked_to_dict, print_checked, print_found  # numpy
 
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     fraction = parse_margin(margin, gpu)
-    report = (lambda text: None) if quiet else _say
-    checked = check(program, gpu, margin_fraction=fraction, report=report, warn=_say, **how)
-    print_json(checked_to_dict(checked)) if as_json else print_checked(checked)
+    with Waiting(quiet=quiet) as waiting:
+
+        def answered(found: RunAnswer, needed: RunAnswer | None) -> None:
+            with waiting.paused():
+                print_found(found, needed)
+
+        if not as_json:
+            how["answered"] = answered
+        checked = check(program, gpu, margin_fraction=fraction, report=waiting, warn=_warn, **how)
+    print_json(checked_to_dict(checked)) if as_json else print_checked(checked, verbose=verbose)
     raise click.exceptions.Exit(checked.found.exit_code)
 
 
-def _say(text: str) -> None:
-    echo(f"{text} ...", err=True)
+def _warn(text: str) -> None:
+    echo(text, err=True)

@@ -3,21 +3,194 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
+import click
+
 from tuner.app.checking import BetterChange, CheckedProgram
-from tuner.app.cli.emulated_text import print_emulation, print_last_lines
-from tuner.app.program_oracle import PredictedProgram
+from tuner.app.cli.emulated_text import (
+    print_emulation,
+    print_last_lines,
+    reason_text,
+    sizes_text,
+    unknown_text,
+)
+from tuner.app.program_oracle import PredictedProgram, RunAnswer
 from tuner.core.expressions import show
-from tuner.core.units import format_duration, format_size
+from tuner.core.records import MemoryBudget
+from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.emulator.emulation import Emulation
 from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.render import echo, print_fields, settings_text
+from tuner.report.terminal.verdict import (
+    LINES,
+    NOTE,
+    Answer,
+    Pace,
+    changed_lines,
+    difference_lines,
+    field_lines,
+    gpu_text,
+    interval_text,
+    memory_text,
+    pace_fields,
+    print_verdict,
+    source_text,
+)
+from tuner.searches.facts import counted_gpus
 from tuner.space.gpus import load_catalogue
+from tuner.trial.base import outcome_versions
 
 
-def print_checked(checked: CheckedProgram) -> None:
-    """The answer of the program as it is, and below it the change."""
+def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
+    """The first line: the verdict of the program as it is."""
+    print_verdict(_answer(found, needed))
+
+
+def _answer(found: RunAnswer, needed: RunAnswer | None) -> Answer:
+    # The numbers are those of a larger GPU where this one had too little memory.
+    of = found if needed is None or needed.fits is None else needed
+    return Answer(
+        found.verdict,
+        of.used_bytes,
+        _budget(found),
+        gpu_text(found.gpu, _gpus(found)),
+        _ends(of),
+        reason_text(found) if isinstance(found, Emulation) else "",
+    )
+
+
+def _budget(found: RunAnswer) -> MemoryBudget:
+    if isinstance(found, PredictedProgram):
+        return found.prediction.budget
+    return MemoryBudget(found.gpu.memory_bytes, found.margin_bytes)
+
+
+def _ends(found: RunAnswer) -> tuple[float, float] | None:
+    if isinstance(found, PredictedProgram):
+        return found.prediction.intervals.get("device_bytes")
+    return None
+
+
+def _gpus(found: RunAnswer) -> int:
+    if isinstance(found, PredictedProgram):
+        return counted_gpus(found.plan.configuration)
+    return max(found.gpus, found.stands_for)
+
+
+def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
+    """The rest of the answer, below the verdict: the change first, then speed, time and cost."""
+    if verbose:
+        _print_all(checked)
+        return
+    found = checked.found
+    if found.ended in ("error", "crash"):
+        print_last_lines(checked.log_tail, at_most=LINES - 5)
+    notes = list(_notes(checked))
+    memory = field_lines([("memory", "" if found.fits else _memory_text(checked))])
+    numbers = field_lines(_pace_fields(checked))
+    room = LINES - 2 - len(numbers)
+    # The whole change has the room that it needs; then the memory, a note and the places have it.
+    spare = room - _least_change_lines(checked)
+    memory = memory[: max(0, spare)]
+    first = field_lines([(NOTE, note) for note in notes[:1]], most=spare - len(memory))
+    change = _change_lines(checked, room - len(memory) - len(first))
+    more = len(notes) - bool(first)
+    source = field_lines([("source", _source_text(checked, more=more))])
+    click.echo("\n".join((*memory, *change, *numbers, *source, *first)))
+
+
+def _least_change_lines(checked: CheckedProgram) -> int:
+    if checked.suggestion is not None:
+        return 1 + len(changed_lines(checked.suggestion.change.difference))
+    return len(_change_lines(checked, 0))
+
+
+def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
+    """What to change, in at most `room` lines."""
+    found = checked.suggestion
+    if found is not None:
+        return [_title(checked, found), *difference_lines(found.change.difference, room - 1)]
+    if checked.found.fits is False or checked.needed is not None:
+        return _nothing_fits(checked)
+    if checked.runs > 1:
+        return ["Nothing faster was found with the same effective batch, adapters and lengths."]
+    return []
+
+
+def _title(checked: CheckedProgram, found: BetterChange) -> str:
+    of = found.found
+    answer = Answer(of.verdict, of.used_bytes, _budget(of), of.gpu.id, _ends(of))
+    size = f"{significant(of.used_bytes / GIB)} GiB{interval_text(answer.ends)}"
+    if not checked.found.fits:
+        return f"With this change it {of.verdict.replace('tight', 'fits, tightly')}: {size}"
+    faster = f"{found.speedup:.2f} times as fast" if found.speedup else "faster"
+    return f"With this change it is {faster}: {size}"
+
+
+def _memory_text(checked: CheckedProgram) -> str:
+    """The largest parts of the memory."""
+    of = checked.needed or checked.found
+    if isinstance(of, PredictedProgram):
+        return memory_text(of.prediction.memory.breakdown)
+    return memory_text(of.limiting.breakdown) if of.limiting else ""
+
+
+def _pace_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
+    """Speed, time and cost, with the change where the program does not fit without it."""
+    base = checked.needed or checked.found
+    pace, change = _pace(base), checked.suggestion
+    if pace is None:
+        return []
+    is_changed = change is not None and checked.found.fits is False and change.step_s is not None
+    if is_changed:
+        pace = Pace(change.step_s, pace.samples, pace.tokens)
+    speed, *others = pace_fields(pace, base.gpu, gpus=_gpus(base))
+    return [("speed", f"{speed[1]} with the change" if is_changed else speed[1]), *others]
+
+
+def _pace(found: RunAnswer) -> Pace | None:
+    if isinstance(found, PredictedProgram):
+        return Pace.of(found.prediction)
+    if found.time is None:
+        return None
+    ranks = _gpus(found)
+    rows = sum(rows for rows, _ in found.inputs) * ranks or None
+    tokens = sum(rows * tokens for rows, tokens in found.inputs) * ranks or None
+    return Pace(found.time.step_s, rows, tokens, found.time.interval_s, found.time.mfu)
+
+
+def _source_text(checked: CheckedProgram, *, more: int) -> str:
+    found = checked.found
+    if isinstance(found, Emulation):
+        how = f"emulated, {found.steps} optimizer step{'s' * (found.steps != 1)} ran"
+        return source_text(how, {"torch": found.torch, "CUDA": found.cuda}, more=more)
+    return source_text("predicted", outcome_versions(), more=more)
+
+
+def _notes(checked: CheckedProgram) -> Iterator[str]:
+    """What restricts the answer, the gravest first."""
+    found = checked.needed or checked.found
+    for knob, written, arrived in checked.ignored:
+        setting = checked.settings[knob]
+        yield (
+            f"{setting.where}: {setting.name}={show(written)} has no effect, the training has "
+            f"{show(arrived)}"
+        )
+    if isinstance(found, Emulation):
+        yield from filter(None, (unknown_text(found), sizes_text(found.unknown_values)))
+    else:
+        plan = found.plan
+        yield from (f"not modelled: {', '.join(plan.left_out)}",) if plan.left_out else ()
+        yield from plan.notes
+    yield from checked.notes
+    if not isinstance(found, Emulation):
+        yield f"assumed: {'; '.join((*found.plan.assumed, DATA))}"
+
+
+def _print_all(checked: CheckedProgram) -> None:
+    """Every number, what it rests on, and the change as a diff that can be applied."""
     found, needed = checked.found, checked.needed
     if not isinstance(found, Emulation):
         print_predicted(found)
@@ -31,13 +204,13 @@ def print_checked(checked: CheckedProgram) -> None:
     for knob, written, arrived in checked.ignored:
         setting = checked.settings[knob]
         echo(
-            f"{setting.where}: {setting.name} is {show(written)}, and {show(arrived)} is what the "
-            "training has"
+            f"{setting.where}: {setting.name}={show(written)} has no effect, the training has "
+            f"{show(arrived)}"
         )
     if checked.suggestion is not None:
         _print_suggestion(checked, checked.suggestion)
     elif checked.found.fits is False or checked.needed is not None:
-        _print_nothing_fits(checked)
+        echo("\n".join(_nothing_fits(checked)))
     elif checked.runs > 1:
         echo("Nothing faster was found with the same effective batch, adapters and lengths.")
     for note in checked.notes:
@@ -63,10 +236,10 @@ def _print_suggestion(checked: CheckedProgram, found: BetterChange) -> None:
     echo()
 
 
-def _print_nothing_fits(checked: CheckedProgram) -> None:
+def _nothing_fits(checked: CheckedProgram) -> list[str]:
+    """The least memory that a change took, and GPU types that have it."""
     if checked.least_bytes is None:
-        return  # no change was tried
-    echo("No change tried with the same effective batch, adapters and lengths fits.")
+        return []  # no change was tried
     margin = checked.found.margin_bytes / checked.found.gpu.memory_bytes
     larger = sorted(
         (
@@ -78,7 +251,10 @@ def _print_nothing_fits(checked: CheckedProgram) -> None:
     )
     names = ", ".join(gpu.id for gpu in larger[:3])
     where = f": {names} would have room" if names else ""
-    echo(f"The smallest takes {format_size(checked.least_bytes)}{where}.")
+    return [
+        "No change tried with the same effective batch, adapters and lengths fits.",
+        f"The smallest takes {format_size(checked.least_bytes)}{where}.",
+    ]
 
 
 def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
@@ -87,6 +263,7 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
     return {
         "source": checked.source,
         "fits": checked.found.fits,
+        "verdict": str(checked.found.verdict),
         "program": checked.found.to_dict(),
         "needed": checked.needed.to_dict() if checked.needed is not None else None,
         "settings": {

@@ -20,6 +20,7 @@ from tuner.app.cli.options import (
 )
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError
+from tuner.program.vocabulary import settings_for
 from tuner.report.terminal.render import count, echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.space import SearchSpace, TokenLengths, configure, load_space, pin
@@ -104,7 +105,8 @@ def command(*, space: str, settings: dict[str, str], data: DataFile, as_json: bo
     batches, and the optimizer steps in an epoch. If only mean and maximum of the lengths are known,
     these are intervals.
     """
-    of = pin(load_space(space), settings)
+    of = load_space(space)
+    of = pin(of, settings_for(of, settings))
     lengths = data.lengths() or _stated(of)
     if lengths is None:
         raise InputError(

@@ -57,7 +57,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("speed", _speed_text(found)),
             ("limited by", _limit_text(found)),
             ("trainable", f"{count(trained)} parameters" if trained else ""),
-            ("unknown", _unknown_text(found)),
+            ("unknown", unknown_text(found)),
             ("sizes", sizes_text(found.unknown_values)),
             ("input", _asked_text(found)),
             ("took", format_duration(found.duration_s)),
@@ -67,11 +67,10 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
         _print_peak(found, use)
 
 
-def print_last_lines(log_tail: str, *, of: str = "the program") -> None:
+def print_last_lines(log_tail: str, *, of: str = "the program", at_most: int = _LOG_LINES) -> None:
     """The end of what a program printed that failed."""
-    echo()
     echo(f"{of}'s last lines:")
-    for line in log_tail.splitlines()[-_LOG_LINES:]:
+    for line in log_tail.splitlines()[-at_most:]:
         echo(f"  {line[:_LINE_CHARS]}{'...' * (len(line) > _LINE_CHARS)}")
 
 
@@ -119,6 +118,14 @@ def _fault_text(found: Emulation) -> str:
     if found.own_fault is None:
         return ""
     return f"{found.own_fault}. Please report it; no number below can be relied on"
+
+
+def reason_text(found: Emulation) -> str:
+    """Why it is unknown whether the program fits; empty if it is known."""
+    if found.fits is not None:
+        return ""
+    failed = found.ended in (Ended.ERROR, Ended.CRASH, Ended.UNSUPPORTED)
+    return _fault_text(found) or (_ended_text(found) if failed else _why_unknown(found))
 
 
 def _fits_text(found: Emulation) -> str:
@@ -229,7 +236,8 @@ def _ranks_text(found: Emulation) -> str:
     )
 
 
-def _unknown_text(found: Emulation) -> str:
+def unknown_text(found: Emulation) -> str:
+    """Calls of CUDA's libraries that are not emulated."""
     shown = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
     return f"not emulated: {', '.join(shown[:8])}{more}" if shown else ""

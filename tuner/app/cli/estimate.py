@@ -15,8 +15,10 @@ from tuner.app.cli.options import (
     model_option,
     results_option,
     set_option,
+    setting_flags,
     space_option,
     subcommand,
+    verbose_option,
 )
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import (
@@ -32,24 +34,41 @@ from tuner.core.units import format_duration
 from tuner.predict.stages import StagedPrediction
 from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
 from tuner.report.terminal.render import print_fields, print_json, settings_text
-from tuner.searches.facts import SpaceFacts, gpus_text, stage_rows
+from tuner.report.terminal.verdict import (
+    LINES,
+    NOTE,
+    SETTINGS,
+    Answer,
+    Pace,
+    field_lines,
+    gpu_text,
+    memory_text,
+    pace_fields,
+    print_verdict,
+    source_text,
+)
+from tuner.searches.facts import SpaceFacts, counted_gpus, gpus_text, paid_gpus, stage_rows
 from tuner.space.models.trainable import model_defaults
+from tuner.trial.base import outcome_versions
 
 
 @subcommand(
     "estimate",
-    "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
-    "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
+    "tuner estimate --space qlora27b --gpu a6000 --batch-size 4",
+    "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --qlora --batch-size 4",
+    "tuner estimate --model qwen3-8b --gpu t4 --set load_in_8bit=true",
 )
 @space_option(required=False)
 @model_option(
     "Model to use instead of the space's; without --space, all settings have their defaults."
 )
 @gpu_options
+@setting_flags()
 @set_option
 @margin_option
 @results_option
 @calibration_option
+@verbose_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
     *,
@@ -62,12 +81,14 @@ def command(  # noqa: PLR0913 - one argument for each option
     margin: str | None,
     results: Path,
     calibrated: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Predict memory and speed of one configuration, without running or writing anything.
 
     Where trials of the space ran on this GPU type, they correct the prediction, and it says so.
-    Exit code 0 whether or not it fits: see `fits`.
+    The first line is the answer: fits, tight (the 90 % interval spans the limit) or does not fit,
+    with device memory and the limit. Exit code 0 whether or not it fits: see `fits`.
     """
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
@@ -84,18 +105,77 @@ def command(  # noqa: PLR0913 - one argument for each option
     if as_json:
         print_json(found.to_dict())
         return
+    chosen = _chosen_text(model, settings) if space is None else ""
+    _print(found, chosen, verbose=verbose)
+
+
+SHOWN = (
+    "micro_batch",
+    "max_length",
+    "precision",
+    "lora_rank",
+    "gradient_checkpointing",
+    "optimizer",
+    "attention",
+)
+"""Settings that decide most of the memory."""
+
+
+def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
+    """The verdict, then speed, time and cost; everything with `verbose`."""
+    prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
+    gpus = paid_gpus(configuration, gpu)
+    facts = SpaceFacts.of(found.space)
+    print_verdict(
+        Answer(
+            prediction.verdict,
+            prediction.memory.device_bytes,
+            prediction.budget,
+            gpu_text(gpu, counted_gpus(configuration)),
+            prediction.intervals.get("device_bytes"),
+        )
+    )
+    if not verbose:
+        from tuner.searches.cost import cost_of  # numpy
+
+        parts = "" if found.fits else memory_text(prediction.memory.breakdown)
+        limiting = found.stages.limiting if found.stages is not None else ""
+        corrected_by = _correction_text(found)
+        corrected_by = corrected_by and f"corrected {corrected_by}"
+        notes = [*filter(None, (corrected_by, chosen, _unmodelled_text(found)))]
+        cost = cost_of(prediction, configuration, facts, gpu)
+        lines = field_lines(
+            [
+                ("memory", parts),
+                ("stage", f"{limiting} needs the most memory" if limiting else ""),
+                *pace_fields(Pace.of(prediction), gpu, gpus=gpus, cost=cost),
+                (SETTINGS, settings_text(configuration, SHOWN)),
+                ("source", source_text(str(prediction.source), outcome_versions())),
+                *((NOTE, note) for note in notes),
+            ]
+        )
+        click.echo("\n".join(lines[: LINES - 1]))
+        return
     print_fields(
         [
-            ("model", str(of.model)),
+            ("model", str(found.space.model)),
             ("GPU", gpus_text(configuration, gpu)),
             ("settings", settings_text(configuration)),
-            ("chosen", _chosen_text(model, settings) if space is None else ""),
+            ("chosen", chosen),
             ("corrected", _correction_text(found)),
         ]
     )
-    print_evidence(found.prediction, found.prediction.budget, fits=found.fits)
+    print_evidence(prediction, prediction.budget, fits=found.fits)
     if found.stages is not None:
-        print_staged(found.stages, configuration, SpaceFacts.of(of))
+        print_staged(found.stages, configuration, facts)
+
+
+def _unmodelled_text(found: Estimate) -> str:
+    """The settings whose effect is in no number."""
+    from tuner.predict.predict import WITHOUT  # numpy
+
+    _, without, names = found.prediction.method.partition(WITHOUT)
+    return f"{without}{names}"
 
 
 def _correction_text(found: Estimate) -> str:

@@ -15,6 +15,7 @@ from tuner.app.target import Target, comparable
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Measurement, parse_margin
 from tuner.core.units import format_size, significant
+from tuner.program.vocabulary import settings_for
 from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.progress import compiling
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
@@ -54,7 +55,8 @@ def command(
     """
     target = selected.target()
     require_predictable(target)
-    configuration = configure(target.space, settings, strict=False)
+    given = settings_for(target.space, settings)
+    configuration = configure(target.space, given, strict=False)
     fraction = parse_margin(margin, target.gpu)
     with quiet_libraries():
         explanation = _explain(target, configuration, fraction)

@@ -10,7 +10,7 @@ import click
 
 from tuner.app.cli import completing
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import json_option, margin_option, set_option, subcommand
+from tuner.app.cli.options import json_option, margin_option, set_option, setting_flags, subcommand
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError, unknown
@@ -56,6 +56,8 @@ MOST_ROWS = 60
 )
 @click.option(
     "--length",
+    "--seq-len",
+    "length",
     type=click.IntRange(min=1),
     default=2048,
     show_default=True,
@@ -70,6 +72,7 @@ MOST_ROWS = 60
     metavar="NUMBER",
     help="Training examples of an epoch.",
 )
+@setting_flags("--lora-rank")
 @set_option
 @margin_option
 @click.option(

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -31,6 +32,7 @@ from tuner.core.errors import (
     EXIT_FOUND,
     EXIT_INTERRUPTED,
     EXIT_UNAVAILABLE,
+    Note,
     TunerError,
     missing_extra,
     unknown,
@@ -205,9 +207,12 @@ def run(arguments: Sequence[str]) -> int:
     is raised is a bug and is passed on.
     """
     try:
-        result = cli.main(
-            list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
-        )
+        with warnings.catch_warnings():
+            warnings.showwarning = _note
+            warnings.simplefilter("default", Note)
+            result = cli.main(
+                list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
+            )
     except TunerError as error:
         echo(f"error: {error}", err=True)
         return error.exit_code
@@ -226,6 +231,17 @@ def run(arguments: Sequence[str]) -> int:
         echo("interrupted", err=True)
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else EXIT_FOUND
+
+
+_show_warning = warnings.showwarning
+
+
+def _note(message: Warning | str, category: type[Warning], *more: Any, **kwargs: Any) -> None:
+    """Print a note as one line, and any other warning as Python does."""
+    if issubclass(category, Note):
+        echo(str(message), err=True)
+    else:
+        _show_warning(message, category, *more, **kwargs)
 
 
 def _as_printable(error: click.ClickException) -> click.ClickException:

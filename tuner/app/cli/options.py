@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -296,6 +296,38 @@ objective_option = search_options("objectives")
 set_option = search_options("settings")
 margin_option = search_options("margin")
 
+_FLAGS: Mapping[str, dict[str, Any]] = {
+    "--batch-size": {"metavar": "N", "help": "Samples of a GPU in one forward pass."},
+    "--seq-len": {"metavar": "N", "help": "Max. tokens of an example."},
+    "--lora-rank": {"metavar": "N", "help": "Rank of the LoRA adapters."},
+    "--lora": {"is_flag": True, "help": "Train LoRA adapters."},
+    "--qlora": {"is_flag": True, "help": "Train LoRA adapters, base model in 4 bits."},
+    "--full": {"is_flag": True, "help": "Train all weights."},
+}
+"""Short forms of `--set`."""
+
+
+def setting_flags(*names: str) -> Callable[[_Decorated], _Decorated]:
+    """`--batch-size` and others, which the command gets among its `settings`; by default all."""
+    dests = {name: f"flag_{name.strip('-').replace('-', '_')}" for name in names or _FLAGS}
+
+    def decorate(function: _Decorated) -> _Decorated:
+        @functools.wraps(function)
+        def command(*args: Any, settings: Mapping[str, Any], **given: Any) -> Any:
+            flags = {name: given.pop(dest) for name, dest in dests.items()}
+            set_flags = {name: value for name, value in flags.items() if value}
+            methods = [name for name in ("--lora", "--qlora", "--full") if name in set_flags]
+            if len(methods) > 1:
+                raise InputError(f"{' and '.join(methods)} contradict each other")
+            if "--full" in set_flags and "--lora-rank" in set_flags:
+                raise InputError("--full and --lora-rank contradict each other")
+            return function(*args, settings={**set_flags, **settings}, **given)
+
+        options = [click.option(name, dest, **_FLAGS[name]) for name, dest in dests.items()]
+        return together(*options)(command)  # type: ignore[return-value]
+
+    return decorate
+
 
 def model_option(text: str) -> Callable[[_Decorated], _Decorated]:
     """`--model`."""
@@ -338,6 +370,10 @@ seed_option = click.option(
 
 gpus_option = click.option(
     "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
+)
+
+verbose_option = click.option(
+    "--verbose", is_flag=True, help="Show every number, what it rests on, and all notes."
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

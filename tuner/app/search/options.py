@@ -229,8 +229,8 @@ class SearchOptions:
         default=(),
     )
     settings: Mapping[str, KnobValue] = _field(
-        "--set", "setting", "Set a parameter, e.g. --set max_length=2048. Can be repeated.",
-        "KNOB=VALUE",
+        "--set", "setting", "Set a parameter by tuner's name or your trainer's, e.g. --set "
+        "max_length=2048. Can be repeated.", "NAME=VALUE",
     )  # fmt: skip
 
 

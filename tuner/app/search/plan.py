@@ -33,6 +33,7 @@ from tuner.core.records import (
 )
 from tuner.core.setup.distributed_knobs import most_gpus_per_trial, most_machines
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.program.vocabulary import settings_for
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
 from tuner.searches.objectives import objectives_of
@@ -175,7 +176,7 @@ def none_left(refused: Sequence[SkippedGpu]) -> TunerError:
 
 def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD) -> SearchPlan:
     """Check everything that can be wrong. Raises `InputError`; writes no results."""
-    settings = options.settings
+    settings = settings_for(target.space, options.settings)
     space = pin(target.space, settings) if settings else target.space
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)

@@ -5,7 +5,7 @@ name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device 
 and says from which; a `TrialRecord` holds one or more of them, each in its own field.
 """
 
-from tuner.core.kinds import Exhausted, MemoryCategory, Phase, Source, Status
+from tuner.core.kinds import Exhausted, MemoryCategory, Phase, Source, Status, Verdict
 from tuner.core.records.configuration import Configuration, KnobValue
 from tuner.core.records.evidence import (
     DEFAULT_MARGIN_FRACTION,
@@ -40,6 +40,7 @@ __all__ = [
     "StageNumbers",
     "Status",
     "TrialRecord",
+    "Verdict",
     "hardest_stage",
     "parse_margin",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
-from tuner.core.kinds import Source
+from tuner.core.kinds import Source, Verdict
 from tuner.core.records.reading import Bytes, Count, Ends, Quantity, read, written
 from tuner.core.units import parse_bytes
 
@@ -45,6 +45,15 @@ class MemoryBudget:
     def fits(self, used_bytes: float) -> bool:
         """Judge an amount of memory: True when it leaves the margin free."""
         return used_bytes <= self.usable_bytes
+
+    def verdict(self, used_bytes: float, ends: Ends | None = None) -> Verdict:
+        """The verdict in a word; `ends` are those of the interval around an estimate."""
+        low, high = ends or (used_bytes, used_bytes)
+        if low > self.limit_bytes:
+            return Verdict.DOES_NOT_FIT
+        if self.fits(used_bytes) and high <= self.limit_bytes:
+            return Verdict.FITS
+        return Verdict.TIGHT
 
 
 def parse_margin(text: str | None, gpu: Gpu, *, what: str = "margin") -> float | None:
@@ -160,6 +169,11 @@ class Prediction:
     def fits(self) -> bool:
         """The verdict of the budget on `memory.device_bytes`."""
         return self.budget.fits(self.memory.device_bytes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict with the interval; `fits` says which way it is more likely to go."""
+        return self.budget.verdict(self.memory.device_bytes, self.intervals.get("device_bytes"))
 
     @property
     def limiting_stage(self) -> str | None:

@@ -95,6 +95,13 @@ class Examples(Group):
         default=False,
         optional=True,
     )
+    reference_model: bool = knob(
+        "reference_model",
+        "with reference_pass: the reference is a second model in memory, not this one "
+        "without its adapters",
+        default=False,
+        optional=True,
+    )
     length: int = knob(
         "max_length",
         "longest sequence in tokens; longer examples are cut",
@@ -121,9 +128,10 @@ class Examples(Group):
     padding: str = knob(
         "padding",
         "max_length: every example is padded, so attention gets a mask; none: the "
-        "longest example of a batch has no padding, and no mask where all are as long",
+        "longest example of a batch has no padding, and no mask where all are as long; "
+        "packed: the batch is one row of several examples with a mask of their ends",
         default="none",
-        allowed=("none", "max_length"),
+        allowed=("none", "max_length", "packed"),
         optional=True,
     )
 
@@ -131,6 +139,11 @@ class Examples(Group):
     def padded(self) -> bool:
         """Every example is padded to `length`."""
         return self.padding == "max_length"
+
+    @property
+    def packed(self) -> bool:
+        """A batch is one row, and attention masks what is of another example."""
+        return self.padding == "packed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ Kind = Literal["int", "float", "bool", "word", "names", "text", "any"]
 
 _INT = re.compile(r"[+-]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_PATTERN = re.compile(r"[\w.()|\[\]\\*+?^$:-]+")
 _OPTION = re.compile(r"[a-z][a-z0-9_]*:([A-Za-z0-9_.]+|\[[A-Za-z0-9_.,:>]+\])")
 _BETWEEN_OPTIONS = re.compile(r",(?![^\[]*\])")
 """A comma that is not inside brackets."""
@@ -140,6 +141,11 @@ def _read_word(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def is_pattern(name: str) -> bool:
+    """True for a regular expression over names of modules, as peft's `target_modules` takes it."""
+    return _NAME.fullmatch(name) is None
+
+
 def _read_names(value: Any) -> tuple[str, ...] | None:
     """Names from ['q_proj', 'v_proj'], '[q_proj, v_proj]' or 'q_proj,v_proj'."""
     if isinstance(value, str):
@@ -147,7 +153,9 @@ def _read_names(value: Any) -> tuple[str, ...] | None:
         value = [part.strip().strip("'\"") for part in inner.split(",")]
     if not isinstance(value, list | tuple) or not value:
         return None
-    if not all(isinstance(part, str) and _NAME.fullmatch(part) for part in value):
+    if not all(isinstance(part, str) and _NAME.fullmatch(part) for part in value) and not (
+        len(value) == 1 and isinstance(value[0], str) and _PATTERN.fullmatch(value[0])
+    ):
         return None
     return tuple(value) if len(set(value)) == len(value) else None
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.causal_lm import CAUSAL_LM
 from tuner.core.setup.encoders import CONTRASTIVE, MULTITASK
-from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, KnobSchema, WorkloadSchema
+from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, KnobSchema, WorkloadSchema, is_pattern
 
-__all__ = ["ALL_LINEAR", "NO_NAMES", "SCHEMAS", "KnobSchema", "WorkloadSchema", "unmodelled"]
+__all__ = [
+    "ALL_LINEAR", "NO_NAMES", "SCHEMAS", "KnobSchema", "WorkloadSchema", "is_pattern", "unmodelled",
+]  # fmt: skip
 
 SCHEMAS: Mapping[str, WorkloadSchema] = {
     schema.workload: schema for schema in (CAUSAL_LM, CONTRASTIVE, MULTITASK)
@@ -89,7 +91,8 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
             # State on the host, in one byte, in four bytes.
             "optimizer": ("paged_adamw_8bit", "adamw_8bit", "adamw_torch"),
             # Smaller shares under fsdp2 and hsdp, the same under ddp. Not 1, which gathers nothing
-            # and has no buckets; nor one way to share against another (docs/guided-search.md).
+            # and has no buckets; nor one way to share against another
+            # (docs/notebook/guided-search.md).
             # Buffers of NCCL go the other way: 128 MiB less on 4 H100 than on 8, 480 on 2.
             "gpus_per_trial": (8, 4, 2),
             "reshard_after_forward": (True, False),

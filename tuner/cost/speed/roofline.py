@@ -47,7 +47,7 @@ class Efficiency:
     """The share of a GPU's peaks that kinds of kernels reach, and the cost of a launch.
 
     The values are what a first untuned comparison with published A100 and T4 step times used
-    (docs/accuracy.md); `tuner calibrate` replaces them.
+    (docs/notebook/accuracy.md); `tuner calibrate` replaces them.
     """
 
     matmul: Mapping[str, float] = field(

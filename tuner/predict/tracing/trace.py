@@ -125,8 +125,10 @@ def trace(
     accumulates = rounds > 1
     parallelism = Parallelism.of(configuration)
     packages = _packages_on_meta(recorder, path)
-    # Models of images and classifiers ask for values; those of text are traced faster without.
+    # Models of images, classifiers and packed rows ask for values; those of text are traced faster
+    # without.
     asks = configuration.get("images", 0) or configuration.get("num_labels", 0)
+    asks = asks or configuration.get("padding") == "packed"
     known = KnownValues() if asks else contextlib.nullcontext()
     with (
         without_collection(),

@@ -55,7 +55,7 @@ def tokens_per_sample(workload: str, configuration: Configuration) -> int:
 def load_object(name: str, kind: str) -> Any:
     """The object that "package.module:object" names; `kind` is what it is to be, for people.
 
-    Raises `InputError` where there is none, `UnavailableError` where `tuner[all]` is missing.
+    Raises `InputError` where there is none, `UnavailableError` where the extra `[all]` is missing.
     """
     module_name, _, object_name = name.partition(":")
     try:

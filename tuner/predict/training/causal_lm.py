@@ -17,6 +17,7 @@ from torch import nn
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
+from tuner.core.setup.schema import NO_NAMES
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.causal_lm_model import build_model, build_skeleton
 from tuner.predict.training.causal_lm_settings import TrainingSetup
@@ -39,6 +40,7 @@ class CausalLMSession(ModelSession):
         environment: Environment,
         ranks: Ranks | None = None,
         images: Images | None = None,
+        reference: Any = None,
     ) -> None:
         # Loops of people's own give an optimizer its parameters, and do no more.
         by_trainer = settings.update.loop == "trainer"
@@ -50,6 +52,7 @@ class CausalLMSession(ModelSession):
         self._ranks = ranks or Ranks.alone(model)
         self._ranks.take(self.optimizer)
         self._images = images
+        self._reference = reference
         self._outputs: Any = None
         self._flops: StepFlops | None = None
 
@@ -112,6 +115,8 @@ class CausalLMSession(ModelSession):
         device = self._environment.device
         if self._images is not None:
             return self._batch_of_images(self._images, shape)
+        if self._settings.examples.packed:
+            return self._packed_batch(shape)
         tokens = torch.randint(0, self._vocab_size, shape, device=device)
         return self._labelled(
             {
@@ -120,6 +125,16 @@ class CausalLMSession(ModelSession):
                 "labels": tokens.clone(),
             }
         )
+
+    def _packed_batch(self, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+        """One row of all examples, of which each `max_length` tokens are two: what TRL packs.
+
+        Positions are made on the host, so that a trace knows where examples end.
+        """
+        device, tokens = self._environment.device, shape[0] * shape[1]
+        positions = torch.arange(tokens) % max(1, shape[1] // 2)
+        ids = torch.randint(0, self._vocab_size, (1, tokens), device=device)
+        return {"input_ids": ids, "position_ids": positions[None].to(device), "labels": ids.clone()}
 
     def _labelled(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The batch with a label for each text, where a classifier is trained; changes it."""
@@ -153,15 +168,18 @@ class CausalLMSession(ModelSession):
         placed = self._images.placed(batch.inputs)
         return {**placed, **self._images.fields(samples, self._environment.device)}
 
-    def _forward(self, batch: dict[str, torch.Tensor]) -> Any:
+    def _forward(self, batch: dict[str, torch.Tensor], model: Any = None) -> Any:
         dtype = self._settings.autocast_dtype
         precision = self._environment.autocast(dtype) if dtype else contextlib.nullcontext()
         with precision:
-            return self._ranks.called(**batch, use_cache=False)
+            return (model or self._ranks.called)(**batch, use_cache=False)
 
     def _refer(self, batch: dict[str, torch.Tensor]) -> None:
         """Run the reference model of preference training on the same sequences."""
-        if self._settings.examples.reference:
+        if self._reference is not None:
+            with torch.no_grad():
+                self._forward(batch, self._reference)
+        elif self._settings.examples.reference:
             with torch.no_grad(), self.model.disable_adapter():
                 self._forward(batch)
 
@@ -210,10 +228,23 @@ class CausalLM:
             sharding=settings.sharding,
             zero=settings.zero,
         )
-        session = CausalLMSession(model, settings, environment, ranks, images)
+        reference = None
+        if settings.examples.reference_model:
+            reference = _reference(model_config, settings, environment)
+        session = CausalLMSession(model, settings, environment, ranks, images, reference)
         if isinstance(environment, Machine):
             session.use_data(environment, step_flops(model, model_config))
         return session
+
+
+def _reference(model_config: Any, settings: TrainingSetup, environment: Environment) -> Any:
+    """The second model of preference training: the same, frozen, without adapters."""
+    whole = replace(
+        settings,
+        adapter=replace(settings.adapter, rank=0, modules_to_save=NO_NAMES, kind="lora"),
+        recompute=replace(settings.recompute, enabled=False),
+    )
+    return build_model(model_config, whole, environment).requires_grad_(False).eval()
 
 
 def _images(model_config: Any, settings: TrainingSetup, environment: Environment) -> Images | None:

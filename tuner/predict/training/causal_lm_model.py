@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tuner.core.errors import InputError, unknown
-from tuner.core.setup.schemas import ALL_LINEAR
+from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.checkpoint import load_checkpoint
@@ -265,12 +265,14 @@ def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
     every = settings.adapter.targets == ALL_LINEAR
+    first, *others = settings.adapter.targets
+    in_one_word = every or (not others and is_pattern(first))
     bare = unadaptable(model) if every else ()
     config = LoraConfig(
         r=settings.adapter.rank,
         lora_alpha=settings.adapter.alpha,
         lora_dropout=settings.adapter.dropout,
-        target_modules=ALL_LINEAR[0] if every else list(settings.adapter.targets),
+        target_modules=first if in_one_word else [first, *others],
         bias="none",
         use_rslora=settings.adapter.kind == "rslora",
         use_dora=settings.adapter.kind == "dora",

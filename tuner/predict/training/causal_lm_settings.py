@@ -36,6 +36,8 @@ class TrainingSetup(Setup):
                 "data",
                 "set padding to none, or attention to sdpa",
             )
+        if self.examples.packed and (self.examples.images or self.examples.labels):
+            yield "padding packed is of texts and language models", "set padding to none"
         if self.examples.image_size and not self.examples.images:
             yield (
                 f"image_size {self.examples.image_size} has no effect without images",
@@ -47,11 +49,14 @@ class TrainingSetup(Setup):
                 f"{', '.join(both)} cannot be in lora_targets and in modules_to_save",
                 "a module has an adapter or is trained whole",
             )
-        if self.examples.reference and not self.adapter.rank:
+        second = self.examples.reference_model
+        if self.examples.reference and not self.adapter.rank and not second:
             yield (
                 "reference_pass is one of the model without its adapters, and lora_rank 0 has none",
-                "set lora_rank to 1 or more; a second model in memory is not predicted",
+                "set lora_rank to 1 or more, or reference_model to true",
             )
+        if second and (self.parallelism.is_sharded or self.parallelism.zero_stage > 0):
+            yield "reference_model is predicted on one GPU or DDP only", "set distributed to ddp"
         unfit = {
             "images": self.examples.images,
             "loss": self.loss.kind if self.loss.kind != "transformers" else None,
@@ -131,6 +136,11 @@ class TrainingSetup(Setup):
             yield "prefetch_factor", f"{loader.prefetch_factor} has no effect with num_workers 0"
         if self.process.offload:
             yield from self._against_offload()
+        if self.examples.packed:
+            yield (
+                "padding",
+                "packed is predicted, and tuner's own loop packs nothing: set it to none",
+            )
         if self.precision.autocast == "fp16" and self._trains_fp16_weights:
             yield (
                 "mixed_precision",

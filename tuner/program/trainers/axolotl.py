@@ -6,8 +6,10 @@ Read from 0.19: utils/schemas/, utils/config/__init__.py (`resolve_dtype`), load
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tuner.core.records import KnobValue
 from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.reading import (
@@ -16,36 +18,61 @@ from tuner.program.reading import (
     adapters,
     attention,
     checkpointing,
+    listed,
     number,
     optimizer,
     packed_rows,
+    preference,
+    saves,
     unset,
 )
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
+from tuner.program.trainers.accelerate import sharding
 from tuner.program.writing import Settings, SettingsReader, training_arguments, without_none
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
 _NOT_PREDICTED = {
-    "plugins": "what a plugin does (cut cross entropy, Liger)",
-    "cut_cross_entropy": "cut cross entropy",
-    "chunked_cross_entropy": "chunked cross entropy",
-    "liger_fused_linear_cross_entropy": "Liger's loss",
-    "deepspeed": "training with DeepSpeed",
-    "fsdp": "training with FSDP",
-    "fsdp_config": "training with FSDP",
-    "torch_compile": "what compiled code takes",
-    "activation_offloading": "offloading of activations",
     "selective_checkpointing": "checkpointing of some operators",
-    "rl": "preference training",
-    "unfrozen_parameters": "training of some weights",
     "relora": "ReLoRA",
     "qat": "quantisation-aware training",
     "gptq": "GPTQ",
-    "embeddings_skip_upcast": "embeddings that are not widened",
+    "process_reward_model": "a reward for each step",
+    "diffusion": "diffusion training",
+}
+
+_SIZES = {
     "tensor_parallel_size": "tensor parallelism",
     "context_parallel_size": "context parallelism",
+    "expert_parallel_size": "expert parallelism",
 }
+"""Of one rank they are off."""
+
+_SAVES = {
+    "chunked_cross_entropy": "chunked cross entropy",
+    "activation_offloading": "offloading of activations",
+    "layer_offloading": "offloading of frozen layers",
+    "unfrozen_parameters": "training of some weights only",
+    "quantize_moe_experts": "quantisation of experts",
+    "torch_compile": "torch.compile",
+    **dict.fromkeys(
+        ("liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm",
+         "liger_swiglu", "liger_glu_activation"),
+        "Liger's kernel",
+    ),
+}  # fmt: skip
+
+_CUT = "CutCrossEntropyPlugin"
+
+_PLUGINS: Mapping[str, str] = {
+    **dict.fromkeys((_CUT, "LigerPlugin", "SwanLabPlugin", "LMEvalPlugin"), ""),
+    "KernelsPlugin": "kernels of experts",
+    "SpectrumPlugin": "training of some weights only",
+}
+"""Plugins that are read by their settings, and those that only save memory, by their class."""
+
+_SMALLER = {"adamw_torch_8bit": "adamw_8bit", "adamw_torch_4bit": "adamw_8bit"}
+"""torchao's optimizers, and bitsandbytes' with as many bits or more."""
 
 _LORA = {
     "r": "lora_r",
@@ -53,6 +80,8 @@ _LORA = {
     "modules_to_save": "lora_modules_to_save",
     "use_dora": "peft_use_dora",
     "use_rslora": "peft_use_rslora",
+    "target_parameters": "lora_target_parameters",
+    "layers_to_transform": "peft_layers_to_transform",
 }
 
 _WITHOUT_MEMORY = (
@@ -67,20 +96,25 @@ _WITHOUT_MEMORY = (
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
     unset(file, _NOT_PREDICTED)
+    unset(file, {name: what for name, what in _SIZES.items() if file.take(name) != 1})
+    saves(file, _SAVES)
+    plugins = _plugins(file)
     weights = _dtype(file)
+    preferred = file.take("rl")
+    sharded = _sharding(file)
     knobs: dict[str, Any] = {
         "micro_batch": number(file, "micro_batch_size", 1),
         "grad_accum": number(file, "gradient_accumulation_steps", 1),
         # `normalize_config` says so for all but preference training.
-        **checkpointing(file, default=False, reentrant=True),
+        **checkpointing(file, default=False, reentrant=preferred is None),
         "max_length": number(file, "sequence_len", 512),
-        "optimizer": optimizer(file, "optimizer", "adamw_torch_fused"),
+        "optimizer": _optimizer(file, is_sharded="distributed" in sharded),
         "max_grad_norm": number(file, "max_grad_norm", 1.0),
         "precision": weights,
         "mixed_precision": weights if weights != "fp32" else "no",
         "attention": _attention(file),
         "training_loop": "trainer",
-        "loss": "transformers",
+        **_loss(file, plugins),
         # peft's preparation widens to fp32, and Axolotl narrows it again.
         "kbit_preparation": "none",
         "lora_rank": 0,
@@ -93,17 +127,97 @@ def _plan(training: ProgramTraining) -> Planned:
         _fused_kernels(file)
     elif adapter is not None:
         file.refuse("adapter", f"is {adapter}; predicted are lora, qlora and none: {EMULATE}")
-    elif weights != "fp32":
+    elif weights != "fp32" and not sharded and _is_widened(knobs):
         why = (
-            f"are widened to fp32 where all weights are trained, which is not predicted: {EMULATE}"
+            "are widened to fp32 where all weights are trained with this attention, which is not "
+            f"predicted: set attn_implementation: flash_attention_2, or {EMULATE}"
         )
         file.refuse("embeddings and norms", why)
+    knobs |= sharded
     notes = [] if knobs["precision"] in QUANTIZED else [NOT_COMPARED]
     if file.take("sample_packing", False, quietly=True):
-        notes += packed_rows(file, "sample_packing", knobs["attention"])
+        if file.take("attn_implementation") == "sdpa" or file.take("sdp_attention"):
+            # `sdpa_varlen`: samples side by side, without a mask.
+            knobs["attention"] = "flash_attention_2"
+        notes += packed_rows(knobs)
+    sequences = _several_sequences(file, knobs, notes)
+    if file.take("processor_type") and not knobs.get("images"):
+        file.found.left_out.append(f"{file.where('processor_type')}: images (--set images=1)")
     model = file.take("base_model")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    return Planned(model, knobs, notes=notes)
+    return Planned(model, knobs, sequences, notes=notes, packs_codes=True)
+
+
+def _plugins(file: Arguments) -> list[str]:
+    """The classes of the plugins; those that change what is predicted are refused."""
+    names = [path.rpartition(".")[2] for path in listed(file, "plugins")]
+    for name in names:
+        if name not in _PLUGINS:
+            file.refuse("plugins", f"has {name}, which is not predicted: {EMULATE}")
+        elif _PLUGINS[name]:
+            file.bound("plugins", _PLUGINS[name])
+    return names
+
+
+def _loss(file: Arguments, plugins: Sequence[str]) -> dict[str, Any]:
+    """Liger's loss and cut cross entropy, which never have the whole logits, as TRL's."""
+    given = {
+        "cut_cross_entropy": file.take("cut_cross_entropy", _CUT in plugins, quietly=True),
+        "liger_fused_linear_cross_entropy": file.take("liger_fused_linear_cross_entropy"),
+    }
+    for name in [name for name, value in given.items() if value]:
+        file.found.left_out.append(f"{file.where(name)}: as TRL's chunked loss")
+        return {"loss": "chunked"}
+    return {"loss": "transformers", "fused_loss": bool(file.take("liger_cross_entropy"))}
+
+
+def _is_widened(knobs: Mapping[str, Any]) -> bool:
+    """True where embeddings and norms stay in fp32: `should_convert` of `ModelLoader`."""
+    return bool(knobs["attention"] != "flash_attention_2" and knobs["loss"] != "chunked")
+
+
+def _optimizer(file: Arguments, *, is_sharded: bool) -> str:
+    chosen = str(file.take("optimizer", "adamw_torch_fused"))
+    if chosen in _SMALLER:
+        # torchao's can be sharded, which bitsandbytes' cannot.
+        held = "adamw_torch_fused" if is_sharded else _SMALLER[chosen]
+        file.bound("optimizer", f"{chosen} in place of {held}")
+        return held
+    return optimizer(file, "optimizer", "adamw_torch_fused")
+
+
+def _sharding(file: Arguments) -> dict[str, KnobValue]:
+    """Parameters of FSDP; empty without it."""
+    config, prefix = "fsdp_config", "fsdp_"
+    named = {name: a.value for name, a in file.values.items() if name.startswith(f"{config}.")}
+    file.taken |= {config, "fsdp", f"{prefix}version"}
+    if not named and not listed(file, "fsdp"):
+        return {}
+    settings = {n.removeprefix(f"{config}.").removeprefix(prefix): v for n, v in named.items()}
+    settings["version"] = file.take(f"{prefix}version") or settings.get("version", 1)
+    if settings.pop("offload_params", False):
+        file.bound(config, "offload of weights")
+    knobs, problems = sharding(settings, file.where(config))
+    file.found.problems += problems
+    return knobs
+
+
+def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str]) -> int:
+    """The sequences of an example, of preference training and of a reward model."""
+    kind = file.take("rl")
+    if kind in ("dpo", "ipo"):
+        if not knobs["lora_rank"] or file.take("rl_adapter_ref_model"):
+            file.refuse("rl", f"has a second model in memory, which is not predicted: {EMULATE}")
+        notes.append(preference(knobs))
+        return 2
+    if kind is not None:
+        file.refuse("rl", f"is {kind}, which is not predicted (dpo and ipo are): {EMULATE}")
+    if file.take("reward_model"):
+        knobs |= {"num_labels": 1, "loss": "transformers", "fused_loss": False}
+        knobs["micro_batch"] *= 2
+        notes.append("two sequences an example, the chosen and the rejected answer")
+        return 2
+    return 1
 
 
 def _dtype(file: Arguments) -> str:
@@ -117,6 +231,10 @@ def _attention(file: Arguments) -> str:
         return "flash_attention_2"
     if file.take("eager_attention"):
         return "eager"
+    for name in ("xformers_attention", "flex_attention"):
+        if file.take(name):
+            file.found.left_out.append(f"{file.where(name)}, as flash_attention_2")
+            return "flash_attention_2"
     return attention(file, "attn_implementation")
 
 

@@ -21,7 +21,7 @@ from tuner.program.writing import Settings, SettingsReader, without_none
 AUTO = "auto"
 """In place of a number: Trainer fills it in."""
 
-_ZERO = "zero_optimization"
+ZERO = "zero_optimization"
 _STRATEGIES = {stage: name for name, stage in ZERO_STAGES.items()}
 _DEFAULTS: Mapping[str, object] = {
     "allgather_partitions": True,
@@ -37,13 +37,32 @@ _DEFAULTS: Mapping[str, object] = {
 }
 """The values that are predicted; others are refused."""
 
-_WITHOUT_MEMORY = ("stage3_gather_16bit_weights_on_model_save", "ignore_unused_parameters")
+_FILLED = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+"""Numbers that Trainer fills in from the hidden size, below DeepSpeed's own."""
+
+_SAVES: Mapping[str, str] = {
+    "offload_optimizer": "optimizer state on the host",
+    "offload_param": "weights on the host",
+    "overlap_comm": "communication without buffers of its own",
+    "sub_group_size": "an update by single weights",
+    "max_live_parameters": "weights that are let go at once",
+    "max_reuse_distance": "weights that are let go at once",
+}
+"""Settings that save memory, at 0, false or with a device; the last two without their prefix."""
+
+_WITHOUT_MEMORY = (
+    "gather_16bit_weights_on_model_save",
+    "stage3_gather_16bit_weights_on_model_save",
+    "ignore_unused_parameters",
+)
 
 
-def zero_of_file(path: Path) -> tuple[dict[str, KnobValue], list[Problem]]:
+def zero_of_file(
+    path: Path, at_most: list[str] | None = None
+) -> tuple[dict[str, KnobValue], list[Problem]]:
     """Parameters of the file that `deepspeed` of TrainingArguments names, and problems.
 
-    `reduce_bucket_size` may be `AUTO`.
+    `reduce_bucket_size` may be `AUTO`. Settings that only save memory go into `at_most`, if given.
     """
     source = opened(path)
     if source is None:
@@ -56,12 +75,30 @@ def zero_of_file(path: Path) -> tuple[dict[str, KnobValue], list[Problem]]:
     if said.get("bf16.enabled") not in (True, AUTO):
         text = f"is not enabled, and other types are not predicted under DeepSpeed: {EMULATE}"
         problems.append(Problem(text, f"{path} bf16"))
-    inner = f"{_ZERO}."
+    inner = f"{ZERO}."
     settings = {
         name.removeprefix(inner): value for name, value in said.items() if name.startswith(inner)
     }
-    knobs, more = zero_knobs(settings, f"{path} {_ZERO}")
+    settings = {
+        name: value for name, value in settings.items() if value != AUTO or name not in _FILLED
+    }
+    if at_most is not None:
+        saving = {name: what for name, what in _SAVES.items() if _saves(settings, name)}
+        at_most += [
+            f"{path} {ZERO}.{name}: {what} isn't modelled; it takes no more than predicted"
+            for name, what in saving.items()
+        ]
+        settings = {n: v for n, v in settings.items() if n.partition(".")[0] not in saving}
+    knobs, more = zero_knobs(settings, f"{path} {ZERO}")
     return knobs, [*problems, *more]
+
+
+def _saves(settings: Mapping[str, Any], name: str) -> bool:
+    if name.startswith("offload_"):
+        return f"{name}.device" in settings and name not in _moved(settings)
+    if name == "overlap_comm":
+        return settings.get(name) is False and settings.get("stage") == ZERO_STAGES["zero3"]
+    return settings.get(name) == 0
 
 
 def zero_knobs(

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.program.arguments import Arguments, ProgramTraining
+from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.reading import (
     NOT_COMPARED,
     STORED,
     WITHOUT_MEMORY,
     adapters,
     number,
+    packed_rows,
+    preference,
+    saves,
     trainer_arguments,
     unset,
 )
@@ -31,17 +34,11 @@ from tuner.program.writing import (
 _VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
 
 _ATTENTION = {"auto": "sdpa", "sdpa": "sdpa", "disabled": "eager", "fa2": "flash_attention_2"}
+_ATTENTION["fa3"] = _ATTENTION["fa2"]  # both keep their output and a number for each row
 
 _NOT_PREDICTED = {
-    "neat_packing": "a batch as one long row",
-    "enable_liger_kernel": "what Liger's kernels take",
     "use_unsloth": "what Unsloth's kernels take",
-    "use_unsloth_gc": "offloading of activations",
-    "use_galore": "GaLore",
-    "use_apollo": "APOLLO",
-    "use_badam": "BAdam",
-    "use_muon": "Muon",
-    "pissa_init": "PiSSA",
+    "fp8": "training in FP8",
     "shift_attn": "shifted attention",
     "mixture_of_depths": "mixture of depths",
     "resize_vocab": "a vocabulary that grows",
@@ -51,7 +48,24 @@ _NOT_PREDICTED = {
     "quantization_device_map": "a model on several devices",
 }
 
+_SAVES = {
+    "enable_liger_kernel": "Liger's kernels",
+    "use_unsloth_gc": "offloading of checkpoints",
+    "use_galore": "GaLore",
+    "use_apollo": "APOLLO",
+    "use_badam": "BAdam",
+    "use_adam_mini": "Adam-mini",
+}
+
+_WITHOUT_REFERENCE = ("orpo", "simpo")
+"""Kinds of `pref_loss` without a reference model."""
+
 _WITHOUT_MEMORY = ("template", "preprocessing", "trust_remote", "plot", "tokenized", "max_samples")
+
+_ALLOWED = {
+    "stage": ("sft", "pt", "dpo", "rm"),
+    "finetuning_type": ("lora", "full", "freeze"),
+}
 
 _LORA = {
     "r": "lora_rank",
@@ -63,35 +77,68 @@ _LORA = {
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
     unset(file, _NOT_PREDICTED)
-    for name, allowed in (("stage", ("sft",)), ("finetuning_type", ("lora", "full"))):
+    saves(file, _SAVES)
+    for name, allowed in _ALLOWED.items():
         value = file.take(name, allowed[0])
         if value not in allowed:
-            file.refuse(name, f"is {value}; predicted: {', '.join(allowed)}")
+            file.refuse(name, f"is {value}; predicted: {', '.join(allowed)}: {EMULATE}")
+    stage = file.take("stage", quietly=True)
+    has_logits = stage not in (None, "pt", "sft")
     knobs: dict[str, Any] = trainer_arguments(file, checkpoints=False, precision="no")
     knobs["gradient_checkpointing"] = not file.take("disable_gradient_checkpointing", False)
     knobs["use_reentrant"] = bool(file.take("use_reentrant_gc", True))
     pure = bool(file.take("pure_bf16", False, quietly=True))
     computed = "bf16" if pure else str(knobs["mixed_precision"])
     computed = STORED if computed == "no" else computed  # by its quantised layers
-    is_full = file.take("finetuning_type", "lora", quietly=True) == "full"
+    kind = file.take("finetuning_type", "lora", quietly=True)
+    is_full = kind != "lora"
+    if kind == "freeze":
+        file.bound("finetuning_type", "training of some layers only")
     knobs |= {
         # It loads in the dtype of the checkpoint. What is trained is widened to fp32; adapters are
         # anyway.
         "precision": "fp32" if is_full and not pure else STORED,
         "attention": _attention(file),
         "max_length": number(file, "cutoff_len", 2048),
-        "loss": "transformers",
+        # Liger's loss never has the whole logits, and is off where they are asked for.
+        "loss": "chunked"
+        if file.take("enable_liger_kernel") and not has_logits
+        else "transformers",
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    if file.take("use_muon"):
+        knobs["optimizer"] = "muon"
     file.take("packing")  # whole rows of one length are what is predicted anyway
+    notes = packed_rows(knobs) if file.take("neat_packing") else []
     if not is_full:
         knobs |= adapters(file, _LORA, every_linear="lora_target" not in file)
     knobs |= _quantized(file, computed)
+    sequences = _several_sequences(file, knobs, notes)
     model = file.take("model_name_or_path")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    compared = knobs["precision"] != "int8"
-    return Planned(model, knobs, notes=[] if compared else [NOT_COMPARED])
+    if knobs["precision"] == "int8" or stage == "dpo" or file.take("use_muon"):
+        notes.append(NOT_COMPARED)
+    return Planned(model, knobs, sequences, notes=notes, packs_codes=True)
+
+
+def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str]) -> int:
+    """The sequences of an example, of preference training and of a reward model."""
+    stage = file.take("stage", quietly=True)
+    if stage == "rm":
+        # The logits are made, and nothing is asked of them: the loss is of another head.
+        file.bound("stage", "a reward in place of the loss over the logits")
+    elif stage == "dpo" and file.take("pref_loss", "sigmoid", quietly=True) in _WITHOUT_REFERENCE:
+        notes.append("two sequences an example, the chosen and the rejected answer")
+    elif stage == "dpo":
+        if not knobs["lora_rank"]:
+            file.refuse("stage", f"has a second model in memory, which is not predicted: {EMULATE}")
+        notes.append(preference(knobs))
+        return 2
+    else:
+        return 1
+    knobs["micro_batch"] *= 2
+    return 2
 
 
 def _attention(file: Arguments) -> str:

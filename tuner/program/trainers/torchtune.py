@@ -1,7 +1,7 @@
 """torchtune's recipes.
 
-Read from 0.6.1: recipes/lora_finetune_single_device.py, recipes/full_finetune_single_device.py,
-models/, modules/peft/lora.py and training/activations.py.
+Read from 0.6.1: recipes/ (lora and full finetuning, single_device and distributed), models/,
+training/_distributed.py, modules/peft/lora.py and training/activations.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
+from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
+from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
-from tuner.program.reading import NOT_COMPARED, listed, number, unset
+from tuner.program.reading import NOT_COMPARED, PACKED, listed, number, saves, unset
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.writing import Settings, SettingsReader, single_optimizer, without_none
 
@@ -30,7 +31,19 @@ _BUILDERS = {
     "llama3_2.llama3_2_1b": "llama-3.2-1b",
     "llama3_2.llama3_2_3b": "llama-3.2-3b",
     "llama3_3.llama3_3_70b": "llama-3.3-70b",
+    "code_llama2.code_llama2_7b": "codellama/CodeLlama-7b-hf",
+    "code_llama2.code_llama2_13b": "codellama/CodeLlama-13b-hf",
+    "code_llama2.code_llama2_70b": "codellama/CodeLlama-70b-hf",
     "mistral.mistral_7b": "mistral-7b-v0.1",
+    "llama3.llama3_70b": "meta-llama/Meta-Llama-3-70B",
+    **{
+        f"qwen2.qwen2_{size}": f"Qwen/Qwen2-{size.replace('_', '.').upper()}"
+        for size in ("0_5b", "1_5b", "7b")
+    },
+    **{
+        f"qwen3.qwen3_{size}": f"qwen3-{size.replace('_', '.')}"
+        for size in ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
+    },
     "gemma.gemma_2b": "gemma-2b",
     "gemma.gemma_7b": "gemma-7b",
     "gemma2.gemma2_2b": "gemma-2-2b",
@@ -46,6 +59,11 @@ _BUILDERS = {
 }
 """Models of the catalogue by their builder in torchtune.models, without lora_ and the like."""
 
+_LONGEST = dict.fromkeys(("alpaca_dataset", "alpaca_cleaned_dataset"), 1304)
+"""Tokens of the longest example of data sets that recipes do not cut. Alpaca: with Llama 2's
+tokenizer (Lit-GPT, tutorials/resource-tables.md, commit 8641822); with three others 1,034 to 1,079.
+"""
+
 _LOSSES = {
     "torch.nn.CrossEntropyLoss": "transformers",
     "torchtune.modules.loss.CEWithChunkedOutputLoss": "transformers",
@@ -54,13 +72,25 @@ _LOSSES = {
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
+_SAME = {
+    "bitsandbytes.optim.PagedAdamW": "bitsandbytes.optim.PagedAdamW32bit",
+    "torchao.optim.AdamW8bit": "bitsandbytes.optim.AdamW8bit",
+    "torchao.prototype.low_bit_optim.AdamW8bit": "bitsandbytes.optim.AdamW8bit",
+}
+"""Optimizers by those that hold as much."""
+
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
-_NOT_PREDICTED = {
-    "compile": "what compiled code takes",
+_SAVES = {
+    "compile": "torch.compile",
     "enable_activation_offloading": "offloading of activations",
     "optimizer_in_bwd": "an update in the backward pass",
-    "dataset.packed": "packing, with a mask for the samples of a row,",
+    "fsdp_cpu_offload": "offload of weights",
+}
+
+_NOT_PREDICTED = {
+    "tensor_parallel_dim": "tensor parallelism",
+    "context_parallel_dim": "context parallelism",
     "model.apply_lora_to_output": "an adapter on the output head",
     "optimizer.amsgrad": "a third state of AdamW",
 }
@@ -78,8 +108,9 @@ def _plan(training: ProgramTraining) -> Planned:
     # A component is read by its name and its arguments.
     values = {n: a for n, a in given.values.items() if f"{n}._component_" not in given.values}
     file = Arguments(given.title, values, given.found)
-    unset(file, _NOT_PREDICTED)
-    unset(file, {name: "what compiled code takes" for name in file.values if "compile." in name})
+    unset(file, {name: why for name, why in _NOT_PREDICTED.items() if file.take(name) != 1})
+    saves(file, _SAVES)
+    saves(file, {name: "torch.compile" for name in file.values if "compile." in name})
     builder = str(file.take("model._component_")).removeprefix("torchtune.models.")
     family, _, name = builder.rpartition(".")
     is_quantized = name.startswith("qlora_") or file.take("model.quantize_base") is True
@@ -104,14 +135,33 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
-    if file.take("tokenizer.max_seq_len", quietly=True) is not None:
-        knobs["max_length"] = number(file, "tokenizer.max_seq_len", 0)
+    if file.take("fsdp_reshard_after_forward", quietly=True) is False:
+        knobs[RESHARD] = False
+    notes = [NOT_COMPARED]
+    length = _length(file)
+    if length is not None:
+        knobs["max_length"] = length
+    if file.take("dataset.packed"):
+        # `packed_block_causal_mask`: FlexAttention, which keeps no more than FlashAttention.
+        notes.append(PACKED)
     if is_quantized:
         knobs |= {"precision": "nf4", "compute_dtype": dtype, "double_quant": True}
     if has_adapters:
         knobs |= _read_adapters(file, dtype)
     file.leave_out(_WITHOUT_MEMORY)
-    return Planned(_BUILDERS.get(plain), knobs, notes=[NOT_COMPARED])
+    return Planned(_BUILDERS.get(plain), knobs, notes=notes, packs_codes=True)
+
+
+def _length(file: Arguments) -> Any:
+    """The length of the examples; of uncut data sets the longest, where it is known."""
+    if file.take("tokenizer.max_seq_len", quietly=True) is not None:
+        return number(file, "tokenizer.max_seq_len", 0)
+    name = str(file.take("dataset._component_", quietly=True)).rpartition(".")[2]
+    if name not in _LONGEST or file.take("dataset.packed"):
+        return None
+    text = f"max_length={_LONGEST[name]}: the longest example of {name}"
+    file.found.assumed.append(text)
+    return _LONGEST[name]
 
 
 def _read_adapters(file: Arguments, dtype: str) -> dict[str, Any]:
@@ -135,6 +185,7 @@ def _read_adapters(file: Arguments, dtype: str) -> dict[str, Any]:
 def _optimizer(file: Arguments) -> str:
     """The optimizer of this class whose own settings the file repeats best."""
     path = str(file.take("optimizer._component_"))
+    path = _SAME.get(path, path)
     found = {
         name: one.recipe
         for name, one in OPTIMIZERS.items()
@@ -161,7 +212,12 @@ def _launch(program: Program) -> Launch:
     names = [Path(word).name for word in program.command]
     words = names[names.index("run") + 1 :] if "run" in names else []
     recipe = next((word for word in words if "finetune" in word or "single" in word), "")
-    if recipe not in ("lora_finetune_single_device", "full_finetune_single_device"):
+    if recipe in ("lora_finetune_distributed", "full_finetune_distributed"):
+        # `fully_shard` of each layer, whose gathered weights are let go after the forward pass.
+        launch = Launch(knobs={DISTRIBUTED: "fsdp2"})
+        count = str(options_of(words[: words.index(recipe)]).get("nproc_per_node", 1))
+        launch.processes = launch.whole("tune run --nproc_per_node", count)
+    elif recipe not in ("lora_finetune_single_device", "full_finetune_single_device"):
         text = f"is {recipe or 'none that is known'}, which is not predicted: {EMULATE}"
         launch.problems.append(Problem(text, "the recipe"))
     return launch

@@ -1,7 +1,7 @@
-"""TRL's SFTTrainer and DPOTrainer.
+"""TRL's trainers of a fixed data set: SFT, DPO, KTO, ORPO, CPO and reward models.
 
-Read from TRL 1.16: trainer/sft_trainer.py, dpo_trainer.py, base_config.py, utils.py
-(`create_model_from_path`, `add_fused_lm_head`), model_config.py and scripts/sft.py.
+Read from TRL 1.16: trainer/{sft,dpo,kto,reward}_trainer.py, experimental/{orpo,cpo},
+base_config.py, utils.py (`create_model_from_path`, `add_fused_lm_head`) and scripts/.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import (
     EMULATE,
-    Argument,
     Arguments,
     ProgramTraining,
     values_of_files,
     values_of_words,
 )
+from tuner.program.model_config import groups_of, is_of_it
 from tuner.program.program import Program
 from tuner.program.reading import (
     WITHOUT_MEMORY,
@@ -41,6 +41,8 @@ from tuner.program.writing import (
 TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machines")
 """Settings that `trl sft` passes on to `accelerate launch` (trl/cli, 1.16)."""
 
+PAIRS = "two sequences an example, the chosen and the rejected answer, both of full length"
+
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
 
@@ -49,7 +51,7 @@ def _sft(training: ProgramTraining) -> Planned:
         training = _as_script(training)
     model, knobs = _trained(training)
     arguments = training["arguments"]
-    notes = _long_rows(arguments, str(knobs["attention"]))
+    notes = _long_rows(arguments, knobs)
     loss = arguments.take("loss_type", "nll", quietly=True)
     if loss not in ("nll", "chunked_nll", "dft"):
         arguments.refuse("loss_type", f"is {loss}: expected nll or dft")
@@ -65,22 +67,66 @@ def _dpo(training: ProgramTraining) -> Planned:
         arguments.refuse("loss_type", f"is {kind}; predicted is sigmoid: {EMULATE}")
     unset(arguments, {
         "padding_free": "a batch as one long row",
-        "sync_ref_model": "a second model in memory",
         "use_weighting": "a weighted loss",
     })  # fmt: skip
-    unset(training["trainer"], {"ref_model": "a second model in memory"})
-    precomputed = arguments.take("precompute_ref_log_probs", False, quietly=True)
-    if not knobs["lora_rank"] and not precomputed:
-        why = "all weights are trained beside a reference, which is a second model in memory"
-        arguments.refuse("precompute_ref_log_probs", f"{why}, not predicted: {EMULATE}")
-    if knobs["lora_rank"] and not precomputed:
-        knobs["reference_pass"] = True
-    if arguments.take("disable_dropout", True, quietly=True):
-        knobs["lora_dropout"] = 0.0
+    _refer(training, knobs)
     knobs["micro_batch"] *= 2  # the chosen and the rejected answer
     arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop"))
-    note = "two sequences an example, the chosen and the rejected answer, both of full length"
-    return Planned(model, knobs, sequences=2, notes=[note])
+    return Planned(model, knobs, sequences=2, notes=[PAIRS])
+
+
+def _kto(training: ProgramTraining) -> Planned:
+    model, knobs = _trained(training)
+    arguments = training["arguments"]
+    kind = arguments.take("loss_type", "kto", quietly=True)
+    if kind not in ("kto", "apo_zero_unpaired"):
+        arguments.refuse("loss_type", f"is {kind}; expected kto or apo_zero_unpaired")
+    notes = []
+    if kind == "kto":
+        passes = (
+            "pass" if arguments.take("precompute_ref_log_probs", quietly=True) else "two passes"
+        )
+        notes = [f"speed is without the {passes} over unrelated answers that KTO's KL term takes"]
+    _refer(training, knobs)
+    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "desirable", "undesirable"))
+    return Planned(model, knobs, notes=notes)
+
+
+def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
+    """Set the knobs of a reference, as TRL's DPOTrainer and KTOTrainer have one."""
+    arguments = training["arguments"]
+    unset(arguments, {"sync_ref_model": "a reference that follows the model"})
+    given = training["trainer"].take("ref_model") is not None or training.has("reference")
+    training["reference"].leave_out(("",))
+    if arguments.take("disable_dropout", True, quietly=True):
+        knobs["lora_dropout"] = 0.0
+    if not arguments.take("precompute_ref_log_probs", False, quietly=True):
+        knobs["reference_pass"] = True
+        knobs["reference_model"] = given or not knobs["lora_rank"]
+
+
+def _pairs(training: ProgramTraining) -> Planned:
+    """ORPO and CPO (trl/experimental): chosen and rejected answers in one pass, with all logits."""
+    model, knobs = _trained(training)
+    arguments = training["arguments"]
+    if arguments.take("disable_dropout", True, quietly=True):
+        knobs["lora_dropout"] = 0.0
+    knobs |= {"micro_batch": knobs["micro_batch"] * 2, "loss": "transformers"}
+    arguments.leave_out(
+        (*WITHOUT_MEMORY, "pad_", "truncation", "label_", "loss_type", "max_prompt", "max_compl",
+         "cpo_", "simpo", "alpha")
+    )  # fmt: skip
+    return Planned(model, knobs, sequences=2, notes=[PAIRS])
+
+
+def _reward(training: ProgramTraining) -> Planned:
+    model, knobs = _trained(training)
+    arguments = training["arguments"]
+    if arguments.take("disable_dropout", True, quietly=True):
+        knobs["lora_dropout"] = 0.0
+    knobs |= {"micro_batch": knobs["micro_batch"] * 2, "loss": "transformers", "num_labels": 1}
+    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "center_rewards"))
+    return Planned(model, knobs, sequences=2, notes=[PAIRS])
 
 
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
@@ -89,83 +135,37 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     own = arguments.title != "TrainingArguments"
     precision = "bf16" if own else "no"
     model, knobs = training_by_calls(training, checkpoints=own, precision=precision)
-    knobs |= {"max_length": number(arguments, "max_length", 1024), "loss": "chunked"}
+    knobs["loss"] = "chunked"
+    if arguments.has_none("max_length"):
+        arguments.refuse(
+            "max_length", "is None: the longest example decides; pass --set max_length"
+        )
+    else:
+        knobs["max_length"] = number(arguments, "max_length", 1024)
     trainer = training["trainer"]
     if trainer.take("peft_config") is not None or training.has("adapted") or training.has("lora"):
         knobs |= adapters_by_calls(training)
     if knobs["precision"] in QUANTIZED:
         knobs["adapter_dtype"] = "bf16"
-    trainer.leave_out(("0", "1", "model", "args", "peft_config", "quantization", *WITHOUT_MEMORY))
+    trainer.leave_out(
+        ("0", "1", "model", "ref_model", "args", "peft_config", "quantization", *WITHOUT_MEMORY)
+    )
     return model, knobs
 
 
-def _long_rows(arguments: Arguments, kernel: str) -> list[str]:
+def _long_rows(arguments: Arguments, knobs: dict[str, Any]) -> list[str]:
     """Notes on packing that makes one row of a batch; other packing leaves rows of full length."""
     strategy = arguments.take("packing_strategy", "bfd", quietly=True)
-    long = arguments.take("padding_free") or (
-        arguments.take("packing", False) and strategy != "wrapped"
-    )
-    name = "padding_free" if arguments.take("padding_free") else "packing"
-    return packed_rows(arguments, name, kernel) if long else []
-
-
-_MODEL_NAMES = {
-    "model_name_or_path": "0",
-    "dtype": "dtype",
-    "torch_dtype": "torch_dtype",
-    "attn_implementation": "attn_implementation",
-}
-_LORA_NAMES = {
-    "lora_r": "r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_target_modules": "target_modules",
-    "lora_target_parameters": "target_parameters",
-    "lora_modules_to_save": "modules_to_save",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
-}
+    is_packed = arguments.take("packing", False) and strategy != "wrapped"
+    return packed_rows(knobs) if arguments.take("padding_free") or is_packed else []
 
 
 def _as_script(training: ProgramTraining) -> ProgramTraining:
-    """The file of `trl sft --config` as the calls that scripts/sft.py makes of it (ModelConfig)."""
+    """The file of `trl sft --config` as the calls that scripts/sft.py makes of it."""
     flat, found = training["arguments"], training.found
-    bits = {"load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type"}
-    own = {*bits, "use_peft", "use_bnb_nested_quant"}
-    values = {
-        name: argument
-        for name, argument in flat.values.items()
-        if name not in {*own, *_MODEL_NAMES, *_LORA_NAMES} and not name.startswith("lora_")
-    }
-    model = _renamed(flat, _MODEL_NAMES)
-    model.setdefault("dtype", Argument("float32", "TRL's ModelConfig"))
-    groups = {
-        "arguments": Arguments(flat.title, values, found),
-        "model": Arguments(flat.title, model, found),
-    }
-    if flat.take("use_peft", False, quietly=True):
-        defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
-        lora = {n: Argument(v, "TRL's ModelConfig") for n, v in defaults.items()}
-        groups["lora"] = Arguments(flat.title, {**lora, **_renamed(flat, _LORA_NAMES)}, found)
-    if flat.take("load_in_4bit", quietly=True) or flat.take("load_in_8bit", quietly=True):
-        nested = flat.take("use_bnb_nested_quant", False, quietly=True)
-        quantization = {
-            "bnb_4bit_quant_type": Argument("nf4", "TRL's ModelConfig"),
-            "bnb_4bit_use_double_quant": Argument(nested, "TRL's ModelConfig"),
-            "bnb_4bit_compute_dtype": model["dtype"],
-            **{n: a for n, a in flat.values.items() if n in bits},
-        }
-        groups["quantization"] = Arguments(flat.title, quantization, found)
+    values = {name: argument for name, argument in flat.values.items() if not is_of_it(name)}
+    groups = {"arguments": Arguments(flat.title, values, found), **groups_of(flat)}
     return ProgramTraining(training.trainer, groups, found)
-
-
-def _renamed(flat: Arguments, names: dict[str, str]) -> dict[str, Argument]:
-    found = {}
-    for name, argument in flat.values.items():
-        first, dot, rest = name.partition(".")
-        if first in names:
-            found[f"{names[first]}{dot}{rest}"] = argument
-    return found
 
 
 # -- writing ----------------------------------------------------------------------
@@ -245,6 +245,10 @@ TRAINER = Trainer(
         Reading("TRL SFTTrainer", "SFTTrainer", _VERSIONS, _sft),
         Reading("TRL SFTTrainer", "TRL", _VERSIONS, _sft),
         Reading("TRL DPOTrainer", "DPOTrainer", _VERSIONS, _dpo),
+        Reading("TRL KTOTrainer", "KTOTrainer", _VERSIONS, _kto),
+        Reading("TRL ORPOTrainer", "ORPOTrainer", _VERSIONS, _pairs),
+        Reading("TRL CPOTrainer", "CPOTrainer", _VERSIONS, _pairs),
+        Reading("TRL RewardTrainer", "RewardTrainer", _VERSIONS, _reward),
     ),
     Format(
         "trl",

@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 from rich.live import Live
+from rich.progress import Progress as Spinner
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from tuner.core.units import format_duration, format_size, significant
+from tuner.core.units import format_duration, format_size, printable, significant
 from tuner.report.terminal.render import PIPE_WIDTH, echo, is_interactive, settings_text
 from tuner.report.terminal.tables import console
 from tuner.searches.progress import Progress
@@ -44,6 +46,44 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
             lines[gpu](progress)
 
     yield report
+
+
+class Waiting:
+    """A spinner with what is being done and the time since the start, on a terminal's stderr.
+
+    Anywhere else nothing is shown.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._spinner: Spinner | None = None
+        if not quiet and is_interactive(sys.stderr):
+            columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+            shown = console(err=True)
+            self._spinner = Spinner(*columns, console=shown, transient=True, redirect_stdout=False)
+            self._task = self._spinner.add_task("", visible=False)
+
+    def __enter__(self) -> Waiting:
+        if self._spinner is not None:
+            self._spinner.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+    def __call__(self, text: str) -> None:
+        """Show what is being done now."""
+        if self._spinner is not None:
+            self._spinner.update(self._task, description=printable(text), visible=True)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the spinner off the screen while something is printed."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
 
 @contextlib.contextmanager

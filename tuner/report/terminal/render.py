@@ -62,6 +62,11 @@ def is_interactive(stream: TextIO) -> bool:
     return not is_ci and "JPY_PARENT_PID" not in os.environ  # set by Jupyter for its kernels
 
 
+def is_coloured(stream: TextIO) -> bool:
+    """True if text on `stream` may be in colour."""
+    return is_interactive(stream) and not os.environ.get("NO_COLOR")
+
+
 def settings_text(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
     """`micro_batch=4 precision=nf4`: what can be typed after --set."""
     chosen = values if names is None else names

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.core.units import printable
-from tuner.report.terminal.render import PIPE_WIDTH, is_interactive, settings_text
+from tuner.report.terminal.render import PIPE_WIDTH, is_coloured, is_interactive, settings_text
 
 _GAP = 3
 """Blanks between two columns; one less in a table that has to be wrapped."""
@@ -101,7 +101,6 @@ def console(*, err: bool = False) -> Console:
     """A console for tables, with all text taken literally; plain outside a terminal."""
     stream = sys.stderr if err else sys.stdout
     columns = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    styled = is_interactive(stream) and not os.environ.get("NO_COLOR")
     return _Console(
         stderr=err,
         markup=False,
@@ -110,7 +109,7 @@ def console(*, err: bool = False) -> Console:
         width=columns,
         force_terminal=is_interactive(stream),
         force_jupyter=False,  # a kernel's stdout takes text as well, and text can be copied
-        color_system="auto" if styled else None,
+        color_system="auto" if is_coloured(stream) else None,
     )
 
 

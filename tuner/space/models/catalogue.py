@@ -45,6 +45,8 @@ _PATH_STARTS = (".", "/", "~")
 
 # Organisations that upload others' models again, under the same names.
 _MIRRORS = frozenset({"unsloth", "nousresearch"})
+# The same weights quantised: unsloth's.
+_QUANTISED = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def get_entry(name: str) -> ModelEntry | None:
         return None
     organisation, _, rest = name.strip().partition("/")
     if organisation.lower() in _MIRRORS and rest:
-        name = rest
+        name = _QUANTISED.sub("", rest)
     for table, key in zip(_spellings(), (name.strip().lower(), _canonical(name)), strict=True):
         ids = table.get(key, set())
         if len(ids) == 1:

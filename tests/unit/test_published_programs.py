@@ -1,0 +1,212 @@
+"""Programs as they are published: each test has one thing that many of them do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.core.errors import InputError
+from tuner.program.planned import ProgramPlan, plan_program
+from tuner.program.program import read_program
+from tuner.space.gpus import get_gpu
+
+MODEL = "tiny-llama-3m"
+PARSED = """\
+import torch
+from transformers import AutoModelForCausalLM
+from trl import KTOConfig, KTOTrainer, ModelConfig, ScriptArguments, SFTConfig, SFTTrainer
+from trl import TrlParser, get_peft_config, get_quantization_config
+
+"""
+FILLED = """\
+def main(script_args, training_args, model_args):
+    training_args.model_init_kwargs = dict(dtype=model_args.dtype)
+    SFTTrainer(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+    ).train()
+
+if __name__ == "__main__":
+    kinds = (ScriptArguments, SFTConfig, ModelConfig)
+    parser = TrlParser(kinds)
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    main(script_args, training_args, model_args)
+"""
+UNSLOTH = f"""\
+from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+max_seq_length = 2048
+model, tokenizer = FastLanguageModel.from_pretrained(
+    model_name="unsloth/{MODEL}-bnb-4bit", max_seq_length=max_seq_length, dtype=None)
+model = FastLanguageModel.get_peft_model(
+    model, r=8, use_gradient_checkpointing="unsloth", random_state=1)
+trainer = SFTTrainer(
+    model=model, tokenizer=tokenizer, max_seq_length=max_seq_length // 2,
+    args=SFTConfig(per_device_train_batch_size=2, output_dir="out"))
+trainer.train()
+if False:
+    model, tokenizer = FastLanguageModel.from_pretrained(model_name="saved")
+"""
+
+
+def planned(folder: Path, text: str, *words: str, gpu: str = "", **given) -> ProgramPlan:
+    (folder / "train.py").write_text(text)
+    program = read_program(("train.py", *words), folder, is_run=False)
+    return plan_program(program, given, gpu=get_gpu(gpu) if gpu else None)
+
+
+def knobs(plan: ProgramPlan, *names: str) -> tuple[object, ...]:
+    return tuple(plan.configuration.get(name) for name in names)
+
+
+def test_a_model_config_makes_adapters_and_quantization_where_the_words_ask_for_them(tmp_path):
+    words = ("--model_name_or_path", MODEL, "--per_device_train_batch_size", "3")
+    plan = planned(tmp_path, PARSED + FILLED, *words, "--dtype", "bfloat16")
+    assert plan.model == MODEL
+    assert knobs(plan, "micro_batch", "precision", "lora_rank") == (3, "bf16", 0)
+    words = (*words, "--use_peft", "--load_in_4bit", "--dtype", "bfloat16")
+    plan = planned(tmp_path, PARSED + FILLED, *words)
+    assert knobs(plan, "precision", "lora_rank", "lora_dropout") == ("nf4", 16, 0.05)
+
+
+def test_what_the_program_assigns_under_a_test_counts_where_the_test_holds(tmp_path):
+    text = (
+        PARSED
+        + f"""\
+USE_4BIT = {{}}
+kwargs = dict(dtype=torch.bfloat16 if not USE_4BIT else torch.float16)
+if USE_4BIT:
+    kwargs["attn_implementation"] = "eager"
+model = AutoModelForCausalLM.from_pretrained("{MODEL}", **kwargs)
+SFTTrainer(model=model, args=SFTConfig(output_dir="o"))
+"""
+    )
+    for value, wanted in (("True", ("fp16", "eager")), ("False", ("bf16", "sdpa"))):
+        plan = planned(tmp_path, text.format(value))
+        assert knobs(plan, "precision", "attention") == wanted
+
+
+def test_a_dataclass_that_is_unpacked_has_its_values_and_its_defaults(tmp_path):
+    text = (
+        PARSED
+        + f"""\
+from dataclasses import asdict, dataclass, field
+
+@dataclass
+class Own:
+    output_dir: str = "out"
+    per_device_train_batch_size: int = 2
+    max_length: int = field(default=128)
+
+own = Own(per_device_train_batch_size=4)
+cfg = {{"gradient_accumulation_steps": 8, **asdict(own)}}
+SFTTrainer(model="{MODEL}", args=SFTConfig(**cfg))
+"""
+    )
+    assert knobs(planned(tmp_path, text), "micro_batch", "grad_accum", "max_length") == (4, 8, 128)
+
+
+def test_examples_that_are_not_cut_have_no_length(tmp_path):
+    text = (
+        PARSED
+        + f"""\
+args = SFTConfig(output_dir="o", max_length=None)
+SFTTrainer(model="{MODEL}", args=args)
+"""
+    )
+    with pytest.raises(InputError, match="cannot be predicted"):
+        planned(tmp_path, text)
+    assert knobs(planned(tmp_path, text, max_length=64), "max_length") == (64,)
+
+
+def test_kto_has_a_reference_which_full_training_keeps_as_a_second_model(tmp_path):
+    text = (
+        PARSED
+        + f"""\
+model = AutoModelForCausalLM.from_pretrained("{MODEL}")
+{{}}
+KTOTrainer(model, {{}}args=KTOConfig(output_dir="o", {{}}))
+"""
+    )
+    second = f'ref_model = AutoModelForCausalLM.from_pretrained("{MODEL}")'
+    for own, given, more, wanted in (
+        ("", "", "", (True, True)),
+        (second, "ref_model, ", "", (True, True)),
+        ("", "", "precompute_ref_log_probs=True", (None, None)),
+    ):
+        plan = planned(tmp_path, text.format(own, given, more))
+        assert knobs(plan, "reference_pass", "reference_model") == wanted
+        assert plan.sequences == 1
+
+
+def test_unsloth_trains_a_quantised_model_with_its_own_defaults(tmp_path):
+    plan = planned(tmp_path, UNSLOTH)
+    assert plan.trainer == "Unsloth SFTTrainer"
+    assert knobs(plan, "precision", "lora_rank", "micro_batch", "grad_accum", "optimizer") == (
+        "nf4", 8, 2, 2, "adamw_8bit",
+    )  # fmt: skip
+    assert knobs(plan, "max_length", "gradient_checkpointing", "use_reentrant") == (
+        1024,
+        True,
+        True,
+    )
+    assert knobs(plan, "mixed_precision", "compute_dtype", "adapter_dtype") == (
+        "bf16", "bf16", "fp32",
+    )  # fmt: skip
+    assert any("offloading of checkpoints" in text for text in plan.at_most)
+
+
+def test_unsloth_chooses_fp16_itself_where_the_gpu_has_no_bf16(tmp_path):
+    plan = planned(tmp_path, UNSLOTH, gpu="t4")
+    assert knobs(plan, "mixed_precision", "compute_dtype") == ("fp16", "fp16")
+    assert plan.findings == ()
+
+
+def test_a_notebook_with_lines_for_the_shell_is_read(tmp_path):
+    cells = ["!pip install unsloth\n%env A=1", UNSLOTH]
+    shell = [{"cell_type": "code", "source": [text], "outputs": []} for text in cells]
+    book = {"cells": shell, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}
+    (tmp_path / "train.ipynb").write_text(json.dumps(book))
+    plan = plan_program(read_program(("train.ipynb",), tmp_path, is_run=False))
+    assert knobs(plan, "lora_rank") == (8,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "finding"),
+    [
+        ("bf16=True", "train.py:6: bf16=True -> fp16=True"),
+        ("", "SFTConfig: add fp16=True"),
+    ],
+)
+def test_bf16_on_turing_is_a_finding_with_its_change(tmp_path, arguments, finding):
+    text = PARSED + f"SFTTrainer(model='{MODEL}', args=SFTConfig(output_dir='o', {arguments}))"
+    plan = planned(tmp_path, text, gpu="t4")
+    assert knobs(plan, "mixed_precision", "precision") == ("fp16", "fp32")
+    assert len(plan.findings) == 1
+    assert finding in plan.findings[0]
+    assert planned(tmp_path, text, gpu="rtx4090").findings == ()
+
+
+def test_a_program_that_asks_for_bf16_gets_the_answer_of_the_gpu(tmp_path):
+    text = (
+        PARSED
+        + f"""\
+from unsloth import is_bf16_supported
+args = SFTConfig(output_dir="o", fp16=not is_bf16_supported(), bf16=is_bf16_supported())
+SFTTrainer(model="{MODEL}", args=args)
+"""
+    )
+    for gpu, wanted in (("t4", "fp16"), ("rtx4090", "bf16")):
+        plan = planned(tmp_path, text, gpu=gpu)
+        assert knobs(plan, "mixed_precision") == (wanted,)
+        assert plan.findings == ()
+
+
+def test_settings_that_only_save_memory_make_an_upper_bound(tmp_path):
+    more = "use_liger_kernel=True, activation_offloading=True"
+    text = PARSED + f"SFTTrainer(model='{MODEL}', args=SFTConfig(output_dir='o', {more}))"
+    assert len(planned(tmp_path, text).at_most) == 2

@@ -1,0 +1,164 @@
+"""Unsloth's FastLanguageModel and FastModel beside TRL's trainers.
+
+Read from Unsloth 2026.8: models/loader.py, llama.py and vision.py (`get_peft_model`) and rl.py (the
+defaults of its trainers). Its kernels keep less of a layer than PyTorch's do, which is not
+modelled: its memory is priced as that of the same training in PyTorch, an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tuner.program.arguments import Argument, Arguments, ProgramTraining
+from tuner.program.trainer import Planned, Reading, Trainer
+from tuner.program.trainers.trl import TRAINER as TRL
+
+_WHERE = "Unsloth's default"
+
+_DEFAULTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "optim": "adamw_8bit",
+}
+_LORA: Mapping[str, Any] = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.0}
+_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_TRAINED_WHOLE = ("embed_tokens", "lm_head")
+"""Names among the targets that Unsloth trains whole, in fp32."""
+
+_LOADING = (
+    "max_", "fix_tokenizer", "rope_scaling", "random_state", "gpu_memory", "fast_inference",
+    "use_gradient_checkpointing", "full_finetuning", "load_in", "device_map", "token", "revision",
+    "trust_remote_code", "use_exact_model_name", "disable_log", "attn_implementation",
+)  # fmt: skip
+_ADAPTING = (
+    "0", "bias", "random_state", "use_gradient_checkpointing", "loftq_config", "max_seq_length",
+    "finetune_", "init_lora", "temporary", "task_type", "model",
+)  # fmt: skip
+
+
+def _reading(name: str) -> Reading:
+    """The reading of TRL's trainer `name`, with Unsloth's model and defaults."""
+    plan = next(reading.plan for reading in TRL.readings if reading.trainer == name)
+    versions = {"trl": "1.16"}
+    return Reading(f"Unsloth {name}", f"Unsloth {name}", versions, _planned(plan, name))
+
+
+def _planned(
+    plan: Callable[[ProgramTraining], Planned], name: str
+) -> Callable[[ProgramTraining], Planned]:
+    def planned(training: ProgramTraining) -> Planned:
+        found = plan(_as_trl(training))
+        found.knobs["adapter_dtype"] = "fp32"
+        if name != "SFTTrainer":
+            found.knobs["loss"] = "transformers"  # TRL's, which has all logits, is not replaced
+        training.found.at_most.append("Unsloth's kernels keep less of a layer than PyTorch's do")
+        return found
+
+    return planned
+
+
+def _as_trl(training: ProgramTraining) -> ProgramTraining:
+    """The calls of TRL that train the same."""
+    loading, trainer, found = training["model"], training["trainer"], training.found
+    dtype = loading.take("dtype", quietly=True)
+    if dtype is None:
+        dtype = "bfloat16" if training.has_bf16 else "float16"
+    groups = {
+        "model": Arguments(loading.title, _loaded(loading, str(dtype)), found),
+        "trainer": Arguments(trainer.title, {}, found),
+    }
+    bits = [word for word in ("load_in_8bit", "load_in_4bit", "load_in_16bit")
+            if loading.take(word, word == "load_in_4bit", quietly=True)]  # fmt: skip
+    is_full = bool(loading.take("full_finetuning", False, quietly=True))
+    word = bits[0] if bits and not is_full else ""
+    if word in ("load_in_8bit", "load_in_4bit"):
+        made = {
+            word: True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": dtype,
+        }
+        groups["quantization"] = Arguments(loading.title, _defaults(made), found)
+    checkpoints = loading.take("use_gradient_checkpointing", "unsloth", quietly=True)
+    if training.has("lora") and not is_full:
+        lora = training["lora"]
+        checkpoints = lora.take("use_gradient_checkpointing", "unsloth", quietly=True)
+        groups["lora"] = Arguments(lora.title, _adapted(lora, loading.title), found)
+        if checkpoints == "unsloth":
+            lora.bound("use_gradient_checkpointing", "offloading of checkpoints to the host")
+    values = {name: one for name, one in trainer.values.items() if name not in _TRAINER}
+    given = {**_defaults(_DEFAULTS), **values, **training["arguments"].values}
+    given |= _defaults({
+        "gradient_checkpointing": bool(checkpoints),
+        "gradient_checkpointing_kwargs.use_reentrant": True,
+        # Autocast follows the model, whatever the arguments say (rl.py).
+        "bf16": str(dtype).endswith("bfloat16"),
+        "fp16": str(dtype).endswith("float16") and not str(dtype).endswith("bfloat16"),
+    })  # fmt: skip
+    length = _length(training)
+    if length is not None:
+        given["max_length"] = length
+    given.pop("max_seq_length", None)
+    groups["arguments"] = Arguments(training["arguments"].title, given, found)
+    loading.leave_out(("0", "model_name", "dtype", *_LOADING))
+    return ProgramTraining(training.trainer, groups, found)
+
+
+_TRAINER = ("0", "1", "model", "args", "tokenizer", "ref_model", "peft_config")
+"""Arguments of a trainer that are not moved to its configuration."""
+
+
+def _loaded(loading: Arguments, dtype: str) -> dict[str, Argument]:
+    values = {"dtype": Argument(dtype, _WHERE)}
+    for name in ("model_name", "0"):
+        if name in loading:
+            values["0"] = loading.values[name]
+    return values
+
+
+def _adapted(lora: Arguments, loader: str) -> dict[str, Argument]:
+    """The arguments of the LoraConfig that `get_peft_model` makes."""
+    values = {**_defaults(_LORA), **{n: a for n, a in lora.values.items() if n not in _OWN}}
+    values = {name: argument for name, argument in values.items() if name not in _ADAPTING}
+    given = lora.take("target_modules", quietly=True)
+    targets = (given,) if isinstance(given, str) else tuple(given or _TARGETS)
+    whole = tuple(name for name in targets if name in _TRAINED_WHOLE)
+    where = lora.where("target_modules") if given else _WHERE
+    values["target_modules"] = Argument(tuple(t for t in targets if t not in whole), where)
+    if whole:
+        saved = lora.take("modules_to_save", (), quietly=True)
+        values["modules_to_save"] = Argument((*saved, *whole), where)
+    lora.leave_out((*_ADAPTING, *_LORA, "use_rslora", "use_dora", "modules_to_save"))
+    return values
+
+
+_OWN = ("use_gradient_checkpointing", "random_state", "max_seq_length", "loftq_config")
+
+
+def _length(training: ProgramTraining) -> Argument | None:
+    """The longest example: the trainer's word, else the model's (rl.py)."""
+    for group, name in (
+        ("trainer", "max_seq_length"),
+        ("arguments", "max_seq_length"),
+        ("trainer", "max_length"),
+        *((("arguments", "max_length"),) if not training.trainer.endswith("SFTTrainer") else ()),
+    ):
+        argument = training[group].values.get(name)
+        if argument is not None and argument.value is not None:
+            return argument
+    if training.trainer.endswith("SFTTrainer"):
+        return training["model"].values.get("max_seq_length", Argument(2048, _WHERE))
+    return None
+
+
+def _defaults(values: Mapping[str, Any]) -> dict[str, Argument]:
+    return {name: Argument(value, _WHERE) for name, value in values.items()}
+
+
+TRAINER = Trainer(
+    "Unsloth",
+    readings=tuple(
+        map(_reading, ("SFTTrainer", "DPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer"))
+    ),
+)

@@ -1,0 +1,277 @@
+"""The short answer: the verdict on the first line, then a change, speed, time and cost."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.core.gpu import Gpu
+from tuner.core.records import MemoryBudget, Prediction, Verdict
+from tuner.core.units import GIB, format_duration, format_range, printable, significant
+from tuner.report.terminal.render import is_coloured, width
+from tuner.searches.facts import times_text
+
+if TYPE_CHECKING:
+    from tuner.searches.cost import RunCost  # numpy
+
+LINES = 12
+"""Lines of an answer without --verbose."""
+
+COLOURS = {
+    Verdict.FITS: "green",
+    Verdict.TIGHT: "yellow",
+    Verdict.DOES_NOT_FIT: "red",
+    Verdict.UNKNOWN: "magenta",
+}
+
+SAMPLES = 1_000
+"""Time and cost are for so many samples where the size of the data is unknown."""
+
+SETTINGS, NOTE = "with", "note"
+"""Labels of fields with two lines."""
+
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The verdict and its numbers; `reason` stands in their place when it is unknown.
+
+    `used_bytes` and `budget` are of one GPU, `ends` those of the 90 % interval of an estimate.
+    """
+
+    verdict: Verdict
+    used_bytes: int
+    budget: MemoryBudget
+    gpu: str
+    ends: Ends | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The time of an optimizer step, and its samples and tokens on all GPUs (None: unknown)."""
+
+    step_s: float
+    samples: float | None
+    tokens: float | None
+    ends_s: Ends | None = None
+    mfu: float | None = None
+
+    @classmethod
+    def of(cls, evidence: Prediction) -> Pace:
+        """The pace of a prediction."""
+        speed = evidence.speed
+        return cls(
+            speed.step_s,
+            speed.samples_per_s * speed.step_s,
+            speed.tokens_per_s * speed.step_s,
+            evidence.intervals.get("step_s"),
+            speed.mfu,
+        )
+
+
+def print_verdict(answer: Answer) -> None:
+    """The first line: the word, device memory, the limit and the interval."""
+    colour = COLOURS[answer.verdict]
+    words = f"{answer.verdict}{_leaning(answer)}"
+    rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
+    click.echo(f"{painted(words, fg=colour, bold=True)}: {printable(rest)}")
+
+
+def _leaning(answer: Answer) -> str:
+    """Which way a tight answer is more likely to go: its exit code says the same."""
+    if answer.verdict is not Verdict.TIGHT:
+        return ""
+    if answer.budget.fits(answer.used_bytes):
+        return " (likely fits)"
+    if answer.used_bytes > answer.budget.limit_bytes:
+        return " (likely not)"
+    return " (within margin)"
+
+
+def numbers_text(answer: Answer) -> str:
+    """Used and available memory, with as many digits as tell the two apart."""
+    return f"{_of(answer.used_bytes, answer.budget.limit_bytes)} GiB on {answer.gpu}"
+
+
+def _of(used_bytes: float, limit_bytes: float) -> str:
+    pairs = (
+        (significant(used_bytes / GIB, digits), significant(limit_bytes / GIB, digits))
+        for digits in (3, 4, 5)
+    )
+    used, limit = next((pair for pair in pairs if pair[0] != pair[1]), ("?", "?"))
+    return f"{used} of {limit}" if used != limit else f"all {significant(limit_bytes / GIB)}"
+
+
+def interval_text(ends: Ends | None) -> str:
+    """The interval in GiB, " (90 %: 21.6 to 28.8)"; empty without an interval."""
+    return f" (90 %: {_gib(ends[0])} to {_gib(ends[1])})" if ends else ""
+
+
+def _gib(size_bytes: float) -> str:
+    return significant(size_bytes / GIB)
+
+
+def memory_text(breakdown: Mapping[str, float]) -> str:
+    """The largest parts of the memory: "weights 15.2, activations 4.00 GiB"."""
+    parts = sorted(breakdown.items(), key=lambda part: -part[1])[:3]
+    shown = [f"{name.replace('_', ' ')} {_gib(size)}" for name, size in parts if size > 0]
+    return f"{', '.join(shown)} GiB" if shown else ""
+
+
+def pace_fields(
+    pace: Pace | None, gpu: Gpu, *, gpus: int = 1, cost: RunCost | None = None
+) -> list[tuple[str, str]]:
+    """One line each for speed, time and cost; `cost` is that of the data, where its size is known.
+
+    The price is that of all `gpus`.
+    """
+    if pace is None:
+        return []
+    step = f"{format_duration(pace.step_s)} per optimizer step"
+    hourly = None if gpu.price_usd_per_hour is None else gpu.price_usd_per_hour * gpus
+    of = ""
+    if cost is not None:
+        spent, per, of = cost.epoch_s, "epoch", f" of {cost.examples:,} examples"
+    elif pace.samples:
+        spent, per = pace.step_s * SAMPLES / pace.samples, f"{SAMPLES:,} samples"
+    else:
+        spent, per = pace.step_s * SAMPLES, f"{SAMPLES:,} optimizer steps"
+    time = f"{step}, {format_duration(spent)} per {per}{of}"
+    money = "unknown: no price is listed for this GPU type"
+    if hourly is not None:
+        dated = f" (price of {gpu.price_date})" if gpu.price_date else ""
+        money = f"{_usd(spent / 3600 * hourly)} USD per {per}, at {hourly:.3g} USD per hour{dated}"
+    return [("speed", _speed(pace)), ("time", time), ("cost", money)]
+
+
+def _speed(pace: Pace) -> str:
+    rates = []
+    if pace.samples:
+        rates.append(f"{significant(pace.samples / pace.step_s)} samples/s")
+    if pace.tokens:
+        text = f"{significant(pace.tokens / pace.step_s)} tokens/s"
+        if pace.ends_s:
+            low, high = (pace.tokens / end for end in reversed(pace.ends_s))
+            text += f" (90 %: {format_range(low, high, significant)})"
+        rates.append(text)
+    elif pace.ends_s:
+        low, high = pace.ends_s
+        rates.append(f"90 %: {format_range(low, high, format_duration)} per step")
+    rates += [f"MFU {pace.mfu:.0%}"] if pace.mfu is not None else []
+    return ", ".join(rates)
+
+
+def _usd(amount: float) -> str:
+    return f"{amount:,.2f}" if amount >= 1 else significant(amount, 2)
+
+
+def source_text(how: str, versions: Mapping[str, str], *, more: int = 0) -> str:
+    """What the answer rests on; `more` notes are left out."""
+    shown = [
+        f"{name} {versions[name].partition('+')[0]}"
+        for name in ("torch", "CUDA", "transformers")
+        if name in versions
+    ]
+    notes = f"{more} more note{'s' * (more != 1)}" if more else "more"
+    return f"{'; '.join(filter(None, (how, ', '.join(shown))))}; {notes}: --verbose"
+
+
+def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str]:
+    """Fields of one line each, settings and notes of up to `most`; --verbose has the rest."""
+    shown: list[str] = []
+    for label, value in fields if most > 0 else ():
+        lines = textwrap.wrap(
+            printable(value),
+            max(20, width() - 8),
+            max_lines=min(2, most) if label in (SETTINGS, NOTE) else 1,
+            placeholder=" ...",
+            break_on_hyphens=False,
+        )
+        for number, line in enumerate(lines):
+            shown.append(painted(f"{'' if number else label:<8}", dim=True) + line)
+    return shown
+
+
+# -- differences --------------------------------------------------------------------------------
+
+_HUNK = re.compile(r"@@ -(\d+)")
+_AT_WORD = re.compile(r".*[\s,(]", re.DOTALL)
+
+
+def difference_lines(difference: str, room: int) -> list[str]:
+    """The changed lines of a unified diff, in `room` lines and the width of the screen."""
+    hunks = _hunks(difference)
+    lines = changed_lines(difference)
+    if len(lines) + len(hunks) <= room:
+        lines = [line for place, changed in hunks for line in (f" {place}", *changed)]
+    elif len(lines) > room:
+        left = len(lines) - room + 1
+        lines = [*lines[: room - 1], f" ... {left} more lines: --verbose"]
+    colours = {"-": "red", "+": "green"}
+    return [painted(printable(line), fg=colours.get(line[0])) for line in lines]
+
+
+def changed_lines(difference: str) -> list[str]:
+    """The lines of a unified diff that change, without their places."""
+    return [line for _, changed in _hunks(difference) for line in changed]
+
+
+def _hunks(difference: str) -> list[tuple[str, list[str]]]:
+    """The place of each hunk ("train.py:20"), and its lines that change, without their indent."""
+    hunks: list[tuple[str, list[str]]] = []
+    path, number, is_open = "", 0, False
+    for line in difference.splitlines():
+        if line.startswith("--- "):
+            path = line[4:]
+        elif found := _HUNK.match(line):
+            number, is_open = int(found[1]), False
+        elif line.startswith(("+++ ", "\\")):
+            continue
+        elif line.startswith(("-", "+")):
+            place = "command" if line[1:3] == "$ " else f"{path}:{number}"
+            if not is_open or (place == "command" != hunks[-1][0]):
+                hunks.append((place, []))
+                is_open = True
+            hunks[-1][1].append(line)
+            number += line[0] == "-"
+        else:
+            number, is_open = number + 1, False
+    return [(place, _fitted(lines)) for place, lines in hunks]
+
+
+def _fitted(lines: Sequence[str]) -> list[str]:
+    """Changed lines without their common indent; of long ones the part that changes."""
+    bare = textwrap.dedent("\n".join(line[1:] for line in lines)).split("\n")
+    if max(map(len, bare)) >= width():
+        found = _AT_WORD.match(_common_start(bare)) if len(bare) > 1 else None
+        same = found.end() if found else 0
+        bare = [f"... {text[same:]}" if same > 4 else text for text in bare]
+    return [
+        line[0] + (text if len(text) < width() else f"{text[: width() - 5]} ...")
+        for line, text in zip(lines, bare, strict=True)
+    ]
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    """The longest text that all of them begin with."""
+    first, last = min(texts), max(texts)
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((first[:number] for number, (a, b) in pairs if a != b), first)
+
+
+def painted(text: str, **style: object) -> str:
+    """`text` in colour on a terminal; as it is in a pipe and under NO_COLOR."""
+    return click.style(text, **style) if is_coloured(sys.stdout) else text  # type: ignore[arg-type]
+
+
+def gpu_text(gpu: Gpu, gpus: int) -> str:
+    """The GPU type as it is typed, with the number of GPUs if there are several."""
+    return times_text(gpus, gpu.id)
