@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.app.device import find_gpu, is_cpu
 from tuner.app.listener import quiet_libraries
-from tuner.app.measuring import Mode
 from tuner.app.search.supported import can_emulate
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
+from tuner.core.kinds import Mode
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.edit.source import PYTHON
@@ -57,6 +58,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
     given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    notes: tuple[str, ...] = ()
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
@@ -67,7 +69,8 @@ def check(  # noqa: PLR0913 - one argument for each option
     read = read_program(program, is_run=False)
     with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-        return check_program(predictions, improve=improve, report=report, answered=answered)
+        found = check_program(predictions, improve=improve, report=report, answered=answered)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def emulate(

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from tuner.app.cli import completing
-from tuner.app.measuring import Mode
 from tuner.app.search.options import OPTIONS, SearchOptions
 from tuner.core.errors import InputError, unknown
+from tuner.core.kinds import Mode
 from tuner.core.units import parse_bytes
 from tuner.searches.objectives import NAMES, SHORT
 from tuner.searches.request import SEARCHERS, check_searcher
