@@ -36,6 +36,8 @@ _OPTIMIZERS = "optimizers/"
 _EVENTS = ".events"
 """Suffix of arrays (E, 2) of block and +1 or -1, which are kept as differences: the events of all
 layers are alike then, and compress to a third."""
+_COUNTS = "counts"
+"""Name of the array (K, C, U) of live blocks at each moment, kept as differences too."""
 
 Steps = tuple[CompiledOptimizer, CompiledOptimizer]
 """An optimizer step at each of `RANKS`."""
@@ -75,11 +77,11 @@ class Shipped:
     def passes(self, model: str, structure: str) -> CompiledPasses | None:
         """The structure with this key of the model with this digest; None if it is not there."""
         arrays, prefix = self._arrays(model), f"{structure}/"
-        names = [name for name in arrays if name.startswith(prefix)]
-        if not names:
+        keys = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
+        if not keys:
             return None
         return CompiledPasses.from_arrays(
-            {name.removeprefix(prefix): _unpacked(name, arrays[name]) for name in names}
+            {key: _unpacked(key, arrays[prefix + key]) for key in keys}
         )
 
     def optimizer(
@@ -180,11 +182,13 @@ def write(
         for model, structures in sorted(passes.items()):
             buffer = io.BytesIO()
             arrays = {
-                f"{key}/{name}": _packed(name, array)
-                for key, found in sorted(structures.items())
+                (name, key): _packed(name, array)
+                for key, found in structures.items()
                 for name, array in found.to_arrays().items()
             }
-            np.savez(buffer, **arrays)
+            # Like arrays stand together: that makes half of the file.
+            named = {f"{key}/{name}": arrays[name, key] for name, key in sorted(arrays)}
+            np.savez(buffer, **named)
             _add(archive, _PASSES + model, buffer.getvalue())
         for model, steps in sorted(optimizers.items()):
             content = {key: [step.to_dict() for step in both] for key, both in steps.items()}
@@ -198,15 +202,24 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def _packed(name: str, array: Any) -> Any:
+    if name == _COUNTS:
+        return np.diff(array, axis=0, prepend=0).astype(np.int16)
     if name.endswith(_EVENTS):
         return np.diff(2 * array[:, 0] + (array[:, 1] > 0), prepend=0).astype(np.int32)
+    if array.dtype.kind == "U":
+        return np.frombuffer("\n".join(array).encode(), dtype=np.uint8)
     if array.dtype == np.int64 and np.abs(array).max(initial=0) < 2**31:
         return array.astype(np.int32)
     return array
 
 
 def _unpacked(name: str, array: Any) -> Any:
+    if name == _COUNTS:
+        return np.cumsum(array, axis=0, dtype=np.int32)
     if name.endswith(_EVENTS):
         codes = np.cumsum(array, dtype=np.int64)
         return np.stack([codes // 2, 2 * (codes % 2) - 1], axis=1)
+    if array.dtype == np.uint8:
+        text = array.tobytes().decode()
+        return np.array(text.split("\n") if text else [], dtype=np.str_)
     return array.astype(np.int64) if array.dtype == np.int32 and array.ndim else array

@@ -21,7 +21,7 @@ from tuner.app.cli.options import (
 from tuner.app.programs import check
 from tuner.core.records import parse_margin
 from tuner.report.terminal.progress import Waiting
-from tuner.report.terminal.render import echo, print_json
+from tuner.report.terminal.render import print_json
 from tuner.space.gpus import get_gpu
 
 if TYPE_CHECKING:
@@ -106,10 +106,6 @@ def command(
 
         if not as_json:
             how["answered"] = answered
-        checked = check(program, gpu, margin_fraction=fraction, report=waiting, warn=_warn, **how)
+        checked = check(program, gpu, margin_fraction=fraction, report=waiting, **how)
     print_json(checked_to_dict(checked)) if as_json else print_checked(checked, verbose=verbose)
     raise click.exceptions.Exit(checked.found.exit_code)
-
-
-def _warn(text: str) -> None:
-    echo(text, err=True)
