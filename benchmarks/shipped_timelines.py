@@ -160,7 +160,9 @@ def compiled(model: str) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
             for optimizer in OPTIMIZERS:
                 step = optimizer_key(optimizer, trained, clip=True, scaled=name == "t4")
                 if step not in optimizers:
-                    low, high = (
+                    # All weights are trained at rank 0 alone.
+                    ranks = RANKS if trained(RANKS[0]) != trained(RANKS[1]) else (0,)
+                    optimizers[step] = tuple(
                         build_optimizer(
                             entry_name("shipped", step, str(rank)),
                             optimizer,
@@ -168,9 +170,8 @@ def compiled(model: str) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
                             clip=1.0,
                             scaled=name == "t4",
                         )
-                        for rank in RANKS
+                        for rank in ranks
                     )
-                    optimizers[step] = low, high
     return {key: passes for (_, key), passes in predictor.compiled().items()}, optimizers
 
 

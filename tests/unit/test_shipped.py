@@ -30,6 +30,8 @@ TRL = {
     "optimizer": "adamw_torch_fused",
     "precision": "nf4",
     "adapter_dtype": "bf16",
+    "mixed_precision": "bf16",
+    "compute_dtype": "bf16",
     "gradient_checkpointing": True,
 }
 """A script of TRL."""
@@ -77,7 +79,7 @@ def test_without_pytorch_the_file_answers(settings, without_torch):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"attention": "eager"}, {"optimizer": "lion_8bit"}, {"max_grad_norm": 0.0}]
+    "settings", [{"attention": "eager"}, {"optimizer": "lion_8bit"}, {"lora_rank": 2}]
 )
 def test_settings_that_the_file_does_not_cover_are_refused(without_torch, settings):
     job = Predictor(PredictionJob("causal_lm", MODEL))
@@ -101,10 +103,12 @@ def test_the_file_has_what_is_compiled_now(settings, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "paged_adamw_8bit"])
-def test_optimizers_between_the_ranks_are_as_traced(optimizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("optimizer", "rank"), [("adamw_torch_fused", 24), ("paged_adamw_8bit", 32)]
+)
+def test_optimizers_at_and_between_the_ranks_are_as_traced(optimizer, rank, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
-    settings = configuration(**{**TRL, "optimizer": optimizer, "lora_rank": 24})
+    settings = configuration(**{**TRL, "optimizer": optimizer, "lora_rank": rank})
     job = Predictor(PredictionJob("causal_lm", MODEL))
     (traced,) = job.predict([settings], get_gpu("rtx4090"))
     monkeypatch.setenv("TUNER_CACHE", "off")

@@ -7,6 +7,7 @@ steps; and the versions of the libraries that were traced.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import importlib.util
 import io
@@ -26,9 +27,10 @@ from tuner.predict.compiler.optimizer_step import CompiledOptimizer, Trained
 
 FILE = Path(__file__).with_name("shipped.zip")
 
-RANKS = (8, 64)
-"""The ranks of LoRA whose optimizer steps ship. Their numbers follow a line in the rank, up to
-the rounding of blocks to 512 bytes."""
+RANKS = (4, 8, 16, 32, 64, 128, 256)
+"""The ranks of LoRA whose optimizer steps ship. Between two of them its numbers follow a line, up
+to the rounding of blocks to 512 bytes, but for optimizers that page: they leave parameters of up to
+100,000 elements in the GPU's memory (`get_state_buffer` of bitsandbytes/optim/optimizer.py)."""
 
 _VERSIONS = "versions.json"
 _PASSES = "passes/"
@@ -39,8 +41,8 @@ layers are alike then, and compress to a third."""
 _COUNTS = "counts"
 """Name of the array (K, C, U) of live blocks at each moment, kept as differences too."""
 
-Steps = tuple[CompiledOptimizer, CompiledOptimizer]
-"""An optimizer step at each of `RANKS`."""
+Steps = tuple[CompiledOptimizer, ...]
+"""An optimizer step at each of `RANKS`; one alone where all weights are trained."""
 
 
 class Shipped:
@@ -97,8 +99,8 @@ class Shipped:
         if model not in self._steps:
             stored = json.loads(self._read(_OPTIMIZERS + model) or b"{}")
             self._steps[model] = {
-                key: (CompiledOptimizer.from_dict(low), CompiledOptimizer.from_dict(high))
-                for key, (low, high) in stored.items()
+                key: tuple(CompiledOptimizer.from_dict(step) for step in steps)
+                for key, steps in stored.items()
             }
         return self._steps[model]
 
@@ -147,11 +149,16 @@ def optimizer_key(name: str, trained: Trained, *, clip: bool, scaled: bool) -> s
 
 
 def _at_rank(steps: Steps, rank: int) -> CompiledOptimizer | None:
-    """The step on the line through those at `RANKS`; None if those have other kernels."""
-    low, high = steps
-    if len(low.kernels) != len(high.kernels):
+    """The step at a rank, or on the line through its neighbours where there is one."""
+    if len(steps) == 1 or rank in RANKS:
+        return steps[0 if len(steps) == 1 else RANKS.index(rank)]
+    place = bisect.bisect(RANKS, rank)
+    if not 0 < place < len(RANKS):
         return None
-    share = (rank - RANKS[0]) / (RANKS[1] - RANKS[0])
+    low, high = steps[place - 1 : place + 1]
+    if len(low.kernels) != len(high.kernels) or high.paged_bytes:
+        return None
+    share = (rank - RANKS[place - 1]) / (RANKS[place] - RANKS[place - 1])
 
     def between(first: int, second: int) -> int:
         return max(0, round(first + share * (second - first)))
@@ -191,7 +198,7 @@ def write(
             np.savez(buffer, **named)
             _add(archive, _PASSES + model, buffer.getvalue())
         for model, steps in sorted(optimizers.items()):
-            content = {key: [step.to_dict() for step in both] for key, both in steps.items()}
+            content = {key: [step.to_dict() for step in each] for key, each in steps.items()}
             _add(archive, _OPTIMIZERS + model, json.dumps(content, sort_keys=True).encode())
 
 
