@@ -1,10 +1,11 @@
 """Predicts the settings files that trainers publish, read from a folder with their repository.
 
     python -m benchmarks.published_files axolotl FOLDER
-    python -m benchmarks.published_files axolotl FOLDER --only examples/llama-3 --gpu h200-sxm
+    python -m benchmarks.published_files axolotl FOLDER --only examples/llama-3 --gpu h200
 
 Without `--gpu` only the plan is made, which decides whether there is an answer; with it each is
-predicted as well. Prints a row of CSV per file and a count of the reasons.
+predicted as well. `--models` is a folder with configurations of models that the catalogue lacks:
+MODELS/organisation+name/config.json. Prints a row of CSV per file and a count of the reasons.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tuner.core.units import GIB
 from tuner.program.arguments import EMULATE
 from tuner.program.planned import plan_program
 from tuner.program.program import read_program
+from tuner.program.training import named_models
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import resolve_config
 
@@ -53,7 +55,7 @@ class Answer:
     path: str
     model: str = ""
     gpus: int = 1
-    device_gib: str = ""
+    reserved_gib: str = ""
     at_most: bool = False
     reasons: tuple[str, ...] = ()
     has_unknown_model: bool = False
@@ -66,12 +68,16 @@ class Answer:
         return "refused" if self.reasons else "at most" if self.at_most else "answered"
 
 
-def answer(words: Sequence[str], path: str, gpu: str | None, gpus: int | None = None) -> Answer:
+def answer(
+    words: Sequence[str], path: str, gpu: str | None, models: Path, gpus: int | None = None
+) -> Answer:
     """The plan of a file, and with `gpu` its prediction; on `SEVERAL` GPUs if it asks for some."""
     ranks = gpus or 1
     try:
         program = read_program(tuple(words), is_run=False)
-        plan = plan_program(program, gpus=gpus)
+        named = [named.name.replace("/", "+") for named in named_models(program, ())]
+        model = next((str(models / name) for name in named if (models / name).is_dir()), None)
+        plan = plan_program(program, model=model, gpus=gpus)
         try:
             resolve_config(plan.model)
         except TunerError as error:
@@ -79,13 +85,13 @@ def answer(words: Sequence[str], path: str, gpu: str | None, gpus: int | None = 
             return Answer(path, plan.model, ranks, reasons=reasons, has_unknown_model=True)
         if gpu is None:
             return Answer(path, plan.model, ranks, at_most=bool(plan.at_most))
-        found = ProgramPredictions(program, get_gpu(gpu), gpus=gpus).as_it_is()
-        used_gib = f"{found.used_bytes / GIB:.2f}"
-        return Answer(path, plan.model, ranks, used_gib, at_most=bool(plan.at_most))
+        found = ProgramPredictions(program, get_gpu(gpu), gpus=gpus, model=model).as_it_is()
+        reserved_gib = f"{found.prediction.memory.peak_reserved_bytes / GIB:.2f}"
+        return Answer(path, plan.model, ranks, reserved_gib, at_most=bool(plan.at_most))
     except InputError as error:
         reasons = tuple(_without_place(str(p), path) for p in error.problems) or (error.message,)
         if gpus is None and any("is of several GPUs" in reason for reason in reasons):
-            return answer(words, path, gpu, SEVERAL)
+            return answer(words, path, gpu, models, SEVERAL)
         return Answer(path, gpus=ranks, reasons=reasons)
     except TunerError as error:
         return Answer(path, gpus=ranks, reasons=(error.message,))
@@ -113,7 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="a checkout of the tool's repository")
     parser.add_argument("--only", default="", help="beginning of paths, commas between")
     parser.add_argument("--gpu", help="predict on this GPU type")
+    parser.add_argument("--models", type=Path, default=Path("models"))
     options = parser.parse_args(arguments)
+    models = options.models.resolve()
     os.chdir(options.folder)
     repository, under = PUBLISHED[options.tool]
     git = ("git", "rev-parse", "HEAD")
@@ -121,13 +129,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     starts = tuple(options.only.split(","))
     paths = [str(p) for p in sorted(Path(under).rglob("*.y*ml")) if str(p).startswith(starts)]
     rows = csv.writer(sys.stdout, lineterminator="\n")
-    head = ("repository", "commit", "path", "answer", "gpus", "model", "device_gib", "reasons")
+    head = ("repository", "commit", "path", "answer", "gpus", "model", "reserved_gib", "reasons")
     rows.writerow(head)
     counted: collections.Counter[str] = collections.Counter()
     for path in paths:
-        found = answer(words_of(options.tool, path), path, options.gpu)
+        found = answer(words_of(options.tool, path), path, options.gpu, models)
         reasons = "; ".join(found.reasons)
-        rest = (found.kind, found.gpus, found.model, found.device_gib, reasons)
+        rest = (found.kind, found.gpus, Path(found.model).name, found.reserved_gib, reasons)
         rows.writerow((repository, commit, path, *rest))
         sys.stdout.flush()
         counted.update([found.kind, *(found.reasons if found.kind == "refused" else ())])

@@ -273,7 +273,7 @@ def test_accelerate_tells_deepspeed_its_stage(tmp_path, config, stage):
     ("settings", "said"),
     [
         ({"stage": 0}, "zero_optimization.stage: is 0"),
-        ({"overlap_comm": True}, "overlap_comm: is True; predicted is False"),
+        ({"overlap_comm": True, "reduce_bucket_size": "auto"}, "overlap_comm: is True; predicted"),
         ({"zero_quantized_weights": True}, "zero_quantized_weights: is True; not predicted"),
     ],
 )

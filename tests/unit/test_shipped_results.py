@@ -92,5 +92,5 @@ def test_a_page_says_of_published_runs_what_the_evidence_says(page):
 def test_the_page_on_searches_counts_the_space_as_its_search_does():
     best = yaml.safe_load((ROOT / "results" / "qlora27b" / "a6000" / "best.yaml").read_text())
     number, within = load_space("qlora27b").count(use_floors=False), best["chosen_from"]["trials"]
-    text = words("docs/search.md")
+    text = words("docs/fastest-settings.md")
     assert f"a space of {number:,} configurations, of which {within:,} have" in text

@@ -119,7 +119,8 @@ def test_fsdp_of_a_tool_asks_for_the_number_of_gpus(tmp_path):
     assert chosen(plan, "distributed", "gpus_per_trial") == ("fsdp2", 4)
     assert chosen(plan, "optimizer") == ("adamw_torch_fused",)
     assert len(plan.at_most) == 2
-    assert "FSDP1 is not predicted" in refusals(tmp_path, AXOLOTL + "fsdp: [full_shard]\n", gpus=4)
+    old = planned(tmp_path, AXOLOTL + "fsdp: [full_shard, auto_wrap]\n", gpus=4)
+    assert any("FSDP1, as FSDP2" in text for text in old.left_out)
 
 
 def test_deepspeeds_settings_that_save_memory_make_an_upper_bound(tmp_path):
@@ -135,11 +136,20 @@ def test_deepspeeds_settings_that_save_memory_make_an_upper_bound(tmp_path):
     ]
 
 
+def test_two_buckets_are_there_where_one_is_sent_as_the_other_fills(tmp_path):
+    zero = {"zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1e6}}
+    (tmp_path / "zero.json").write_text(json.dumps({**zero, "bf16": {"enabled": True}}))
+    plan = planned(tmp_path, AXOLOTL + "deepspeed: zero.json\n", gpus=2)
+    assert chosen(plan, "distributed", "reduce_bucket_size") == ("zero2", 2_000_000)
+
+
 def test_preference_and_reward_have_two_sequences(tmp_path):
     dpo = planned(tmp_path, AXOLOTL + LORA + "rl: dpo\n")
     assert chosen(dpo, "micro_batch", "reference_pass") == (4, True)
     assert (dpo.sequences, dpo.settings["micro_batch"]) == (2, 2)
     assert "second model in memory" in refusals(tmp_path, AXOLOTL + "rl: dpo\n")
+    orpo = planned(tmp_path, AXOLOTL + "rl: orpo\n")
+    assert chosen(orpo, "micro_batch", "reference_pass") == (4, None)
     assert "rl: is kto" in refusals(tmp_path, AXOLOTL + LORA + "rl: kto\n")
     reward = planned(tmp_path, AXOLOTL + LORA + CUT + "reward_model: true\n")
     assert chosen(reward, "num_labels", "micro_batch", "loss") == (1, 4, "transformers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus
 from tuner.core import host
 from tuner.core.environment import trial_environment
 from tuner.core.errors import InputError, UnavailableError
-from tuner.core.kinds import Mode
 from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB, format_gib
 from tuner.emulator.here import is_emulated
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 
 SMALLER = 0.95
 """Memory below this share of the device's is a different size, not a driver difference."""
+
+
+class Mode(enum.StrEnum):
+    """The ways to run trials."""
+
+    AUTO = "auto"
+    MEASURE = "measure"
+    EMULATE = "emulate"
+    PREDICT = "predict"
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,19 +173,38 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     doing: ClassVar[str] = "predicting"
 
     def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
-        self.count += 1
-        plan = plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
+        (found,) = self.predicted([(program, self.plan(program))])
+        return found
+
+    def plan(self, program: Program) -> ProgramPlan:
+        """The training of `program`. Raises `InputError` as `plan_program` does."""
+        return plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
+
+    def predicted(
+        self, planned: Sequence[tuple[Program, ProgramPlan]], *, at_once: bool = False
+    ) -> list[PredictedProgram]:
+        """Programs with their plans: traced in full, or `at_once` from compiled timelines."""
+        self.count += len(planned)
         if self._predictor is None:
-            self._predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
-        traced = [plan.configuration]
-        if plan.has_whole_model_first:
-            traced.append(Configuration({**plan.configuration, GPUS_PER_TRIAL: 1}))
-        prediction, *alone = self._predictor.traced(
-            traced, self.gpu, margin_fraction=self.margin_fraction
-        )
-        if alone:
-            prediction = loaded_whole(prediction, alone[0])
-        return PredictedProgram(tuple(program.command), self.gpu, plan, prediction)
+            self._predictor = Predictor(PredictionJob(WORKLOAD, planned[0][1].model))
+        how = self._predictor.predict if at_once else self._predictor.traced
+        configurations = [plan.configuration for _, plan in planned]
+        alone = [
+            Configuration({**plan.configuration, GPUS_PER_TRIAL: 1})
+            for _, plan in planned
+            if plan.has_whole_model_first
+        ]
+        found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
+        whole = iter(found[len(planned) :])
+        return [
+            PredictedProgram(
+                tuple(program.command),
+                self.gpu,
+                plan,
+                loaded_whole(one, next(whole)) if plan.has_whole_model_first else one,
+            )
+            for (program, plan), one in zip(planned, found, strict=False)
+        ]
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.app.device import find_gpu, is_cpu
 from tuner.app.listener import quiet_libraries
+from tuner.app.measuring import Mode
 from tuner.app.search.supported import can_emulate
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.kinds import Mode
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.edit.source import PYTHON
@@ -27,6 +27,7 @@ from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
     from tuner.app.checking import Answered, CheckedProgram
+    from tuner.app.program_front import ProgramFront
     from tuner.emulator.emulation import Emulation
 
 DEFAULT_TRIALS = 6
@@ -71,6 +72,26 @@ def check(  # noqa: PLR0913 - one argument for each option
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
         found = check_program(predictions, improve=improve, report=report, answered=answered)
     return replace(found, notes=(*found.notes, *notes))
+
+
+def tune_predicted(
+    program: Sequence[str],
+    gpu: Gpu,
+    *,
+    knobs: Sequence[str] = (),
+    margin_fraction: float | None = None,
+    model: str | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+) -> ProgramFront:
+    """Predict the front of the settings of `program`; see `predict_front`."""
+    from tuner.app.program_front import predict_front  # numpy
+    from tuner.app.program_oracle import ProgramPredictions
+
+    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    read = read_program(program, is_run=False)
+    with quiet_libraries():
+        predictions = ProgramPredictions(read, gpu, None, margin_fraction, given, model)
+        return predict_front(predictions, knobs)
 
 
 def emulate(

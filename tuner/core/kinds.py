@@ -25,15 +25,6 @@ class Source(enum.StrEnum):
         return list(Source).index(self)
 
 
-class Mode(enum.StrEnum):
-    """The ways to run trials."""
-
-    AUTO = "auto"
-    MEASURE = "measure"
-    EMULATE = "emulate"
-    PREDICT = "predict"
-
-
 class Status(enum.StrEnum):
     """The end of a trial. Out of memory is an outcome, not an error."""
 

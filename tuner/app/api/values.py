@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tuner.app.measuring import Mode
 from tuner.core.errors import InputError
-from tuner.core.kinds import Mode
 from tuner.core.units import parse_bytes
 
 

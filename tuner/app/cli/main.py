@@ -25,7 +25,7 @@ from click.shell_completion import CompletionItem, add_completion_class, get_com
 
 from tuner import __version__
 from tuner.app.cli.completing import COMPLETE_VARIABLE, Bash
-from tuner.app.cli.options import examples, subcommand, with_help_all
+from tuner.app.cli.options import examples, help_all, shows_all, subcommand, with_help_all
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES_TEXT,
@@ -40,43 +40,56 @@ from tuner.core.errors import (
 from tuner.core.units import printable
 from tuner.report.terminal.render import echo
 
-COMMANDS = {
-    "check": "Check your own program, and find a change that fits.",
-    "tune": "Search the settings of your own program.",
-    "emulate": "Run your own program on an emulated GPU.",
-    "diff": "Compare what your program needs under two library versions.",
-    "search": "Search a space for the fastest configuration that fits.",
-    "best": "Print the recommendation of a search.",
-    "show": "Print the front of a search, or one trial.",
-    "report": "Redraw the report of a search.",
-    "explain": "Explain why a configuration doesn't fit, and what would.",
-    "compare": "Compare what you use now with the recommendation.",
-    "apply": "Write the recommendation into your own files.",
-    "export": "Print the recommendation as another tool's settings.",
-    "grid": "Predict which models fit which GPU types.",
-    "estimate": "Predict memory and speed of one configuration.",
-    "trial": "Train one configuration for a few steps.",
-    "calibrate": "Measure this machine's GPU to improve its predictions.",
-    "report-run": "Export measured trials to share.",
-    "node-resources": "Print the GPU types of this machine for `ray start`.",
-    "doctor": "Check drivers, libraries and settings of this machine.",
-    "monitor": "Watch this machine's GPUs, processors and memory.",
-    "data": "Show truncation and padding of the training data.",
-    "gpus": "List the GPU types, or print one.",
-    "models": "List the models that work offline, or print one.",
-    "spaces": "List the search spaces, or print one.",
-    "completion": "Print the shell completion script.",
-}
-"""All commands with a one-line description, in the order in which users need them."""
-
 GROUPS = {
-    "Your program": ("check", "tune", "emulate", "diff"),
-    "Spaces": ("search", "estimate", "trial", "explain", "data"),
-    "Results": ("best", "show", "report", "compare", "apply", "export", "report-run"),
-    "Machine": ("doctor", "monitor", "calibrate", "node-resources", "completion"),
-    "Catalogues": ("gpus", "models", "spaces", "grid"),
+    "Check": {
+        "check": "Check whether your program fits on a GPU.",
+        "explain": "Explain why a configuration doesn't fit, and what would.",
+        "diff": "Compare what your program needs under two library versions.",
+    },
+    "Choose a GPU": {
+        "grid": "Predict which models fit which GPU types.",
+        "estimate": "Predict memory and speed of one configuration.",
+    },
+    "Find settings": {
+        "tune": "Find the fastest settings of your program that fit.",
+        "search": "Find the fastest configuration of a search space.",
+        "best": "Print the recommendation of a search.",
+        "show": "Print the front of a search, or one trial.",
+        "report": "Redraw the report of a search.",
+        "compare": "Compare your settings with the recommendation.",
+        "data": "Show truncation and padding of your data.",
+    },
+    "Apply": {
+        "apply": "Write the recommendation into your files.",
+        "export": "Print it as the settings of another tool.",
+    },
+    "Measure": {
+        "trial": "Train one configuration for a few steps.",
+        "emulate": "Run your program, with its output, on an emulated GPU.",
+        "calibrate": "Measure this machine's GPU to improve its predictions.",
+        "monitor": "Watch this machine's GPUs, processors and memory.",
+        "report-run": "Export measured trials to share.",
+    },
+    "Cluster": {
+        "node-resources": "Print the GPU types of this machine for `ray start`.",
+    },
+    "Look up": {
+        "gpus": "List the GPU types, or print one.",
+        "models": "List the models that work offline, or print one.",
+        "spaces": "List the search spaces, or print one.",
+        "doctor": "Check drivers, libraries and settings of this machine.",
+        "completion": "Print the shell completion script.",
+    },
 }
-"""Headings of `tuner --help`."""
+"""The commands by task, each with a line of help, in the order in which users need them."""
+
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
+
+FIRST = frozenset({
+    "check", "grid", "estimate", "tune", "search", "best", "apply", "trial", "gpus", "models",
+    "doctor",
+})  # fmt: skip
+"""The commands of `tuner --help`; `tuner --help-all` lists the others too."""
 
 _SHARED = {
     "apply": ("apply", "export"),
@@ -129,9 +142,13 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of `--help`, for which no command is imported."""
+        shown = {name for name in COMMANDS if shows_all(ctx) or name in FIRST}
+        width = max(map(len, shown))
         for title, commands in GROUPS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, COMMANDS[name]) for name in commands])
+            rows = [(name.ljust(width), text) for name, text in commands.items() if name in shown]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """As click does, without importing the commands."""
@@ -162,18 +179,18 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     epilog=f"Exit codes: {EXIT_CODES_TEXT}.\n\n"
     + examples(
-        "tuner search --space qlora27b --gpu a6000  # search, and recommend",
-        "tuner best --space qlora27b --gpu a6000    # the recommendation again",
-        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
+        "tuner check train.py --gpu rtx4090",
+        "tuner estimate --model qwen3-8b --gpu rtx4090 --qlora --batch-size 4",
+        "tuner search --space qlora27b --gpu a6000",
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+@help_all("Show all commands.")
 @click.version_option(__version__, prog_name="tuner")
 def cli() -> None:
-    """Finds the fastest fine-tuning configuration that fits a GPU.
+    """Find out whether a fine-tuning run fits on a GPU, and the fastest settings that do.
 
-    No GPU and no model weights are needed: memory and speed are predicted from the training
-    step itself.
+    You need no GPU and no model weights: memory and speed are predicted from the training step.
     """
 
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from tuner.app.cli import completing
+from tuner.app.measuring import Mode
 from tuner.app.search.options import OPTIONS, SearchOptions
 from tuner.core.errors import InputError, unknown
-from tuner.core.kinds import Mode
 from tuner.core.units import parse_bytes
 from tuner.searches.objectives import NAMES, SHORT
 from tuner.searches.request import SEARCHERS, check_searcher
@@ -48,7 +48,7 @@ class RareOption(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """As click does, where all options are asked for; else None, which leaves it out."""
-        return super().get_help_record(ctx) if ctx.meta.get(_ALL_OPTIONS) else None
+        return super().get_help_record(ctx) if shows_all(ctx) else None
 
 
 def with_help_all(command: click.Command) -> click.Command:
@@ -56,17 +56,19 @@ def with_help_all(command: click.Command) -> click.Command:
     names = {name for parameter in command.params for name in parameter.opts}
     if "--help-all" in names or not any(isinstance(p, RareOption) for p in command.params):
         return command
-    command.params.append(
-        click.Option(
-            ["--help-all"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            help="Show all options, including rare ones.",
-            callback=_show_all,
-        )
+    return help_all("Show all options, including rare ones.")(command)
+
+
+def help_all(text: str) -> Callable[[_Decorated], _Decorated]:
+    """`--help-all`."""
+    return click.option(
+        "--help-all", is_flag=True, is_eager=True, expose_value=False, help=text, callback=_show_all
     )
-    return command
+
+
+def shows_all(ctx: click.Context) -> bool:
+    """True where `--help-all` asks for everything."""
+    return bool(ctx.meta.get(_ALL_OPTIONS))
 
 
 def _show_all(ctx: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -23,13 +23,13 @@ from tuner.app.cli.options import (
     subcommand,
 )
 from tuner.app.listener import quiet_libraries
+from tuner.app.measuring import Mode
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import make_plans
 from tuner.app.search.run import SearchedGpu, run_plans
 from tuner.app.target import Target
 from tuner.app.targets import gpu_names, load_targets
 from tuner.core.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from tuner.core.kinds import Mode
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 

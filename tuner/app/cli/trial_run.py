@@ -20,6 +20,7 @@ from tuner.app.device import (
 from tuner.app.estimate import estimate_configuration
 from tuner.app.measuring import (
     Measuring,
+    Mode,
     cpu_share,
     emulating,
     limit_of,
@@ -39,7 +40,6 @@ from tuner.core.errors import (
     verdict_code,
 )
 from tuner.core.gpu import Gpu
-from tuner.core.kinds import Mode
 from tuner.core.records import (
     Configuration,
     MemoryBudget,

@@ -5,26 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from tuner.app.cli.options import (
     emulated_gpu_options,
     json_option,
     margin_option,
+    model_option,
     results_option,
+    set_option,
     subcommand,
 )
 from tuner.app.cli.search import run_search
-from tuner.app.programs import DEFAULT_TRIALS, write_space
+from tuner.app.measuring import Mode
+from tuner.app.programs import DEFAULT_TRIALS, tune_predicted, write_space
 from tuner.app.search.options import SearchOptions
 from tuner.app.targets import load_targets
-from tuner.core.kinds import Mode
 from tuner.core.records import parse_margin
-from tuner.report.terminal.render import echo
+from tuner.report.terminal.render import echo, print_json
+from tuner.space.gpus import get_gpu
+
+_OF_TRIALS = {
+    "trials": "--trials",
+    "mode": "--mode",
+    "space_path": "--space",
+    "results": "--results",
+}
+"""Parameters without an effect where nothing is run."""
 
 
 @subcommand(
     "tune",
     "tuner tune train.py --gpu rtx4090",
+    "tuner tune train.py --gpu rtx4090 --predict    # in seconds, nothing is run",
     "tuner tune train.py --gpu a6000 --knob micro_batch --knob lora_rank=16,32,64",
     "tuner tune --gpu h100_sxm -- train.py --epochs 3",
 )
@@ -53,6 +66,13 @@ from tuner.report.terminal.render import echo
     help="Run trials on an emulated GPU or on a real one.",
 )
 @click.option(
+    "--predict",
+    is_flag=True,
+    help="Predict all of them from the program's settings; run and write nothing.",
+)
+@model_option("With --predict: the model, if the program doesn't name it.")
+@set_option
+@click.option(
     "--space",
     "space_path",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -71,6 +91,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     knobs: tuple[str, ...],
     trials: int,
     mode: str,
+    predict: bool,
+    model: str | None,
+    settings: dict[str, str],
     space_path: Path | None,
     margin: str | None,
     quiet: bool,
@@ -78,13 +101,30 @@ def command(  # noqa: PLR0913 - one argument for each option
     as_json: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Search the settings of PROGRAM for the fastest that fits a GPU.
+    """Find the fastest settings of PROGRAM that fit on a GPU.
 
-    PROGRAM is as for `tuner check`. Its settings are found in its files and on its command line,
-    and varied in copies. A few emulated runs predict the whole space; trials verify the front. The
-    space is written to a file: edit it, then continue with `tuner search`. Exit code 1 if nothing
-    fits.
+    PROGRAM is as for `tuner check`. A few emulated runs predict all settings; trials of copies
+    verify the front. The search space is written to a file: edit it, then continue with `tuner
+    search`. With --predict nothing is run: it prints the front, and the change as a diff. Exit code
+    1 if nothing fits.
     """
+    if predict:
+        from tuner.app.cli.front_text import print_program_front  # numpy
+
+        _refuse_of_trials()
+        gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
+        found = tune_predicted(
+            program,
+            gpu,
+            knobs=knobs,
+            margin_fraction=parse_margin(margin, gpu),
+            model=model,
+            settings=settings,
+        )
+        print_json(found.to_dict()) if as_json else print_program_front(found)
+        return found.exit_code
+    if model is not None or settings:
+        raise click.UsageError("--model and --set need --predict.")
     path = write_space(
         program,
         gpu_name,
@@ -98,3 +138,15 @@ def command(  # noqa: PLR0913 - one argument for each option
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
     return run_search(targets, options, as_json=as_json, quiet=quiet, dry=False)
+
+
+def _refuse_of_trials() -> None:
+    """Raise `UsageError` for options of trials that were typed beside --predict."""
+    context = click.get_current_context()
+    typed = [
+        option
+        for name, option in _OF_TRIALS.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if typed:
+        raise click.UsageError(f"{', '.join(typed)} and --predict contradict each other.")

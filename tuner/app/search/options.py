@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.core.kinds import Mode
+from tuner.app.measuring import Mode
 from tuner.core.records import KnobValue
 from tuner.searches.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
 

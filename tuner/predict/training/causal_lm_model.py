@@ -31,7 +31,12 @@ from tuner.predict.training.sharding import (
     move_all_but,
     share_weights,
 )
-from tuner.space.models.trainable import require_quantization, trained_class, trained_config
+from tuner.space.models.trainable import (
+    attention_by_part,
+    require_quantization,
+    trained_class,
+    trained_config,
+)
 
 
 def build_model(model_config: Any, settings: TrainingSetup, environment: Environment) -> Any:
@@ -125,7 +130,7 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
             ).from_config(
                 trained_config(model_config, settings.examples.labels),
                 dtype=settings.load_dtype,
-                attn_implementation=settings.update.attention,
+                attn_implementation=attention_by_part(model_config, settings.update.attention),
             )
         except (ValueError, ImportError) as error:
             raise _build_error(error, settings.update.attention) from error

@@ -8,7 +8,12 @@ from tuner.core.errors import InputError
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.quantized import quantization_config
 from tuner.space.models.catalogue import resolve_config
-from tuner.space.models.trainable import require_quantization, trained_class, trained_config
+from tuner.space.models.trainable import (
+    attention_by_part,
+    require_quantization,
+    trained_class,
+    trained_config,
+)
 
 _SHAPE = (
     "model_type",
@@ -49,7 +54,7 @@ def load_checkpoint(name: str, model_config: Any, settings: TrainingSetup, *, de
             name,
             config=trained_config(found, settings.examples.labels),
             dtype=settings.load_dtype,
-            attn_implementation=settings.update.attention,
+            attn_implementation=attention_by_part(found, settings.update.attention),
             quantization_config=quantization,
             device_map={"": device},
             trust_remote_code=False,

@@ -12,7 +12,12 @@ from typing import Any
 
 from tuner.core.errors import Problem
 from tuner.core.records import KnobValue
-from tuner.core.setup.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, ZERO_STAGES
+from tuner.core.setup.distributed_knobs import (
+    DISTRIBUTED,
+    REDUCE_BUCKET,
+    REDUCE_BUCKET_ELEMENTS,
+    ZERO_STAGES,
+)
 from tuner.program.arguments import EMULATE, options_of, values_of_files
 from tuner.program.reads import opened
 from tuner.program.trainer import Format, Launch, Trainer
@@ -111,6 +116,12 @@ def zero_knobs(
         return {}, [Problem(text, f"{where}.stage")]
     problems = []
     defaults = {**_DEFAULTS, "overlap_comm": stage == ZERO_STAGES["zero3"]}
+    bucket = settings.get(REDUCE_BUCKET, REDUCE_BUCKET_ELEMENTS)
+    has_two = settings.get("overlap_comm") is True and not defaults["overlap_comm"]
+    if has_two and bucket != AUTO:
+        # One bucket fills while the other is sent (`ipg_buffer` of stage_1_and_2.py).
+        settings = {**settings, REDUCE_BUCKET: 2 * int(float(bucket))}
+        defaults["overlap_comm"] = True
     for name, value in settings.items():
         if name in ("stage", REDUCE_BUCKET, *_WITHOUT_MEMORY) or name in _moved(settings):
             continue

@@ -55,6 +55,7 @@ _SAVES = {
     "use_apollo": "APOLLO",
     "use_badam": "BAdam",
     "use_adam_mini": "Adam-mini",
+    "use_kt": "experts on the host",
 }
 
 _WITHOUT_REFERENCE = ("orpo", "simpo")

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 EMULATE = "emulate the program that trains it: tuner emulate --gpu rtx4090 -- python train.py"
 """Advice if nothing is predicted."""
 
-_CATALOGUE_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_oss"})
+_CATALOGUE_WITHOUT_SDPA = frozenset(
+    {"bloom", "deepseek_v4", "gemma2", "gpt_neo", "gpt_oss", "gptj", "mimo_v2_flash", "xglm"}
+)
 """Types of models in the catalogue whose classes have no fused attention (transformers 5.23)."""
 
 
@@ -143,6 +145,22 @@ def trained_class(config: PreTrainedConfig, *, images: bool, num_labels: int) ->
     if _image_class(config) is not None and (images or _causal_class(config) is None):
         return AutoModelForImageTextToText
     return AutoModelForCausalLM
+
+
+def attention_by_part(config: PreTrainedConfig, attention: str) -> str | dict[str, str]:
+    """`attention`, with eager for the parts (an audio tower) whose classes have no sdpa.
+
+    That is what transformers takes where no attention is given; asked for, it is an error.
+    """
+    from transformers import MODEL_MAPPING
+
+    parts = {
+        name: "eager"
+        for name in config.sub_configs
+        if (part := MODEL_MAPPING.get(type(getattr(config, name, None)), None)) is not None
+        and not part._supports_sdpa
+    }
+    return {"": attention, **parts} if parts and attention == "sdpa" else attention
 
 
 def trained_config(config: PreTrainedConfig, num_labels: int) -> PreTrainedConfig:
