@@ -38,6 +38,10 @@ for _number, _handler in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
+# More processes than processors train at once: threads of one that wait for each other must sleep.
+# Spinning, twenty steps of a tiny model took more than a minute in place of a third of a second.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Ray's clusters ask for a token, which a process reads once: some tests have another home folder.
 os.environ["RAY_AUTH_TOKEN"] = TOKEN
 

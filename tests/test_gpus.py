@@ -224,6 +224,38 @@ def test_ambiguous_names_are_refused_with_the_choices(text, choices):
     assert str(caught.value).count(" GiB)") >= len(choices)  # what tells them apart
 
 
+@pytest.mark.parametrize(
+    ("machine", "gpu_id", "count"),
+    [
+        ("p4de.24xlarge", "a100_80gb", 8),
+        ("P5.48xlarge", "h100_sxm", 8),
+        ("g5.xlarge", "a10g", 1),
+        ("a2-ultragpu-1g", "a100_80gb", 1),
+        ("Standard_NC24ads_A100_v4", "a100_80gb_pcie", 1),
+    ],
+)
+def test_a_machine_of_a_cloud_is_its_gpu_and_says_how_many_it_has(machine, gpu_id, count):
+    gpu = get_gpu(machine)
+    assert gpu.id == gpu_id
+    assert (f"one of {count} in a {machine}" in gpu.name) == (count > 1)
+
+
+def test_every_machine_of_a_cloud_has_a_gpu_of_the_catalogue():
+    catalogue = gpus._load(None)
+    assert len(catalogue.instances) > 80
+    assert {gpu_id for gpu_id, _ in catalogue.instances.values()} <= catalogue.gpus.keys()
+
+
+@pytest.mark.parametrize(
+    "name", ["mi300x", "m3 max", "arc a770", "p100", "Tesla P100-PCIE-16GB", "GTX 1080 Ti", "k80"]
+)
+def test_what_is_not_supported_is_said_by_name_and_never_priced(name):
+    with pytest.raises(UnavailableError, match="supported") as caught:
+        get_gpu(name)
+    assert repr(name) in caught.value.message
+    assert "`tuner gpus` lists" in str(caught.value.hint)
+
+
 def test_a_misspelled_gpu_gets_the_nearest_and_the_way_out():
     with pytest.raises(InputError) as caught:
         get_gpu("a600")

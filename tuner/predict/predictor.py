@@ -40,6 +40,7 @@ from tuner.predict.compiling import Request, answers, trace_all
 from tuner.predict.evaluation import Evaluation, gradient_bytes, point_of
 from tuner.predict.predict import (
     Subject,
+    Traces,
     build_prediction,
     method_text,
     predict,
@@ -75,13 +76,17 @@ class PredictionJob:
 class Predictor:
     """Predicts configurations of one job. Keeps what it compiled in memory and on disk.
 
-    `workers` processes compile; with fewer than two, this process does. Neither torch nor
-    transformers is imported while every structure asked for is in the cache.
+    `traces` keeps the traces of `traced`, for several GPU types. `workers` processes compile; with
+    fewer than two, this process does. Neither torch nor transformers is imported while every
+    structure asked for is in the cache.
     """
 
-    def __init__(self, job: PredictionJob, *, workers: int = 0) -> None:
+    def __init__(
+        self, job: PredictionJob, *, workers: int = 0, traces: Traces | None = None
+    ) -> None:
         self._job = job
         self._workers = workers
+        self._traces = traces
         self._architecture = architecture(job.model)
         self._subject: Subject | None = None
         self._passes: dict[Structure, CompiledPasses | str] = {}
@@ -171,7 +176,13 @@ class Predictor:
             traced = trace_all(
                 self._resolved(),
                 [configurations[place] for place in missing],
-                partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile),
+                partial(
+                    predict,
+                    gpu=gpu,
+                    margin_fraction=margin_fraction,
+                    profile=profile,
+                    traces=self._traces,
+                ),
                 workers=self._workers,
             )
             for place, prediction in zip(missing, traced, strict=True):

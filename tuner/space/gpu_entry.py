@@ -144,6 +144,11 @@ class _Reader:
         return text
 
 
+def read_count(node: Node, problems: Problems, where: str) -> int | None:
+    """A whole number from 1."""
+    return _Reader(problems).count(node, where)
+
+
 def _readers(read: _Reader) -> dict[str, tuple[str, str, Callable[[Node, str], Any]]]:
     """For each key of an entry: the field of `Gpu` it fills, its group of sources, its reader."""
     return {

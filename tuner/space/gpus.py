@@ -23,7 +23,7 @@ from tuner.core.errors import InputError, Problem, UnavailableError, unknown
 from tuner.core.gpu import NATIVE_PRECISIONS, PRECISIONS, Gpu, not_supported
 from tuner.core.units import format_gib
 from tuner.space.document import Entry, Form, Problems, compose, mapping, read_text
-from tuner.space.gpu_entry import read_entry, read_texts
+from tuner.space.gpu_entry import read_count, read_entry, read_texts
 
 __all__ = [
     "LIMIT_OF_TYPE",
@@ -55,16 +55,26 @@ _VENDORS = {
 }
 """By vendor of other accelerators: names that people have for them, after `_normalise`."""
 
+_WITHOUT_TENSOR_CORES = re.compile(
+    r"(nvidia|tesla|geforce|quadro)*((gtx)?(9|10|16)\d0(ti|super)?|titan(x|xp)|[kmp]\d{1,4}0?)"
+    r"(pcie|sxm2)?(\d+gb)?"
+)
+"""NVIDIA's GPUs before Volta, and those of Turing without tensor cores, after `_normalise`."""
+
 LIMIT_OF_TYPE = -1
 """A memory limit of as much as the type asked for has (`--memory-limit auto`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Catalogue:
-    """Entries by id, and the names that are refused because several entries answer to them."""
+    """Entries by id, and the names that are refused because several entries answer to them.
+
+    `instances` has the machines of clouds by normalised name: the id of their GPUs, and how many.
+    """
 
     gpus: Mapping[str, Gpu]
     ambiguous: Mapping[str, tuple[str, ...]]
+    instances: Mapping[str, tuple[str, int]]
 
 
 def load_catalogue(extra: Path | None = None) -> Mapping[str, Gpu]:
@@ -85,11 +95,16 @@ def get_gpu(
 ) -> Gpu:
     """The GPU type that `text` names, with the user's own memory and price where given.
 
-    Ids, aliases and exact device names are accepted; case, spaces, dashes and underscores do not
-    matter. Raises `InputError` for a name that is unknown or that several types answer to, and
+    Ids, aliases, exact device names and the machines of clouds ("p4de.24xlarge") are accepted;
+    case, spaces, dashes and underscores do not matter. The name of one GPU of several in a machine
+    says so. Raises `InputError` for a name that is unknown or that several types answer to, and
     `UnavailableError` for an accelerator of another vendor.
     """
-    gpu = _find(text, _load(extra))
+    catalogue = _load(extra)
+    gpu = _find(text, catalogue)
+    _, count = catalogue.instances.get(_normalise(text), ("", 1))
+    if count > 1:
+        gpu = replace(gpu, name=f"{gpu.name}, one of {count} in a {text.strip()}")
     return as_told(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
 
 
@@ -148,6 +163,8 @@ def _named(text: str, catalogue: _Catalogue) -> tuple[str, ...]:
     for gpu in gpus.values():
         if key in map(_normalise, (gpu.id, *gpu.aliases)):
             return (gpu.id,)
+    if key in catalogue.instances:
+        return (catalogue.instances[key][0],)
     return tuple(catalogue.ambiguous.get(key, ())) or tuple(
         gpu.id for gpu in gpus.values() if key in map(_normalise, (gpu.name, *gpu.device_names))
     )
@@ -168,6 +185,11 @@ def _find(text: str, catalogue: _Catalogue) -> Gpu:
         raise UnavailableError(
             f"{not_supported(vendor)}: {text!r}",
             hint="only GPUs of NVIDIA are: `tuner gpus` lists them",
+        )
+    if _WITHOUT_TENSOR_CORES.fullmatch(_normalise(text)):
+        raise UnavailableError(
+            f"GPUs without tensor cores are not supported: {text!r}",
+            hint="the oldest are of the Volta and Turing generations: `tuner gpus` lists all",
         )
     error = unknown("GPU", text, gpus, list_command="tuner gpus")
     own = "a GPU of your own can be described in ~/.config/tuner/gpus.yaml"
@@ -206,7 +228,7 @@ def _load(extra: Path | None) -> _Catalogue:
 
 @functools.cache
 def _load_shipped() -> _Catalogue:
-    return _read(_SHIPPED, _Catalogue({}, {}), shipped=True)
+    return _read(_SHIPPED, _Catalogue({}, {}, {}), shipped=True)
 
 
 def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
@@ -215,7 +237,7 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
     # libyaml is ten times faster, and brackets nested by the thousand overflow its stack.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if shipped else yaml.SafeLoader
     root = compose(read_text(path, _FORM), path.name, _FORM, loader=loader)
-    top = mapping(root, problems, allowed=("gpus", "ambiguous"))
+    top = mapping(root, problems, allowed=("gpus", "ambiguous", "instances"))
     gpus = dict(base.gpus)
     entries = mapping(top["gpus"].value, problems, "gpus") if "gpus" in top else {}
     if not entries and not problems.found:
@@ -232,9 +254,17 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
             if choice not in gpus and choice not in entries:
                 problems.add(entry.value, f"{choice!r} is not the id of a GPU", at=entry.at)
         ambiguous[_normalise(text)] = choices
+    instances = dict(base.instances)
+    machines = mapping(top["instances"].value, problems, "instances") if "instances" in top else {}
+    for gpu_id, entry in machines.items():
+        if gpu_id not in gpus and gpu_id not in entries:
+            problems.add(entry.value, f"{gpu_id!r} is not the id of a GPU", at=entry.at)
+        for machine, held in mapping(entry.value, problems, entry.at).items():
+            count = read_count(held.value, problems, held.at)
+            instances[_normalise(machine)] = (gpu_id, count or 1)
     _check_names(problems, gpus, ambiguous, entries)
     problems.check()
-    return _Catalogue(gpus, ambiguous)
+    return _Catalogue(gpus, ambiguous, instances)
 
 
 def _check_names(

@@ -158,14 +158,14 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
     )
 
 
-def _gpu_and_memory(gpu_help: str) -> Callable[[_Decorated], _Decorated]:
+def _gpu_and_memory(gpu_help: str, *, required: bool = True) -> Callable[[_Decorated], _Decorated]:
     return together(
         click.option(
             "--gpu",
             "gpu_name",
             metavar="GPU",
             shell_complete=completing.gpus,
-            required=True,
+            required=required,
             help=gpu_help,
         ),
         click.option(
@@ -181,17 +181,32 @@ def _gpu_and_memory(gpu_help: str) -> Callable[[_Decorated], _Decorated]:
 emulated_gpu_options = _gpu_and_memory("GPU type (`tuner gpus` lists them).")
 """`--gpu` and `--gpu-memory`, of a type to emulate for a program."""
 
-gpu_options = together(
-    _gpu_and_memory("GPU to target: a name from `tuner gpus`, auto (this machine's) or cpu."),
-    click.option(
-        "--price",
-        cls=RareOption,
-        type=Parsed("price", _price),
-        metavar="USD",
-        help="Price of a GPU hour, instead of the catalogue's.",
-    ),
+_TARGET = "GPU to target: a name from `tuner gpus`, auto (this machine's) or cpu."
+_ALL_GPUS = "[default: a table of all types]"
+
+price_option = click.option(
+    "--price",
+    cls=RareOption,
+    type=Parsed("price", _price),
+    metavar="USD",
+    help="Price of a GPU hour, instead of the catalogue's.",
 )
+
+gpu_options = together(_gpu_and_memory(_TARGET), price_option)
 """`--gpu`, `--gpu-memory` and `--price`."""
+
+any_gpu_options = together(_gpu_and_memory(f"{_TARGET} {_ALL_GPUS}", required=False), price_option)
+"""The same, and all GPU types without them."""
+
+any_emulated_gpu_options = _gpu_and_memory(
+    f"GPU type (`tuner gpus` lists them). {_ALL_GPUS}", required=False
+)
+
+
+def require_gpu(option: str, value: object) -> None:
+    """Raise `InputError` for an option that says something of one GPU type where none is named."""
+    if value is not None:
+        raise InputError(f"{option} is of one GPU type", hint="name it with --gpu")
 
 
 _KINDS: dict[str, dict[str, Any]] = {

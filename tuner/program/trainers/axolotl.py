@@ -196,7 +196,7 @@ def _sharding(file: Arguments) -> dict[str, KnobValue]:
         return {}
     settings = {n.removeprefix(f"{config}.").removeprefix(prefix): v for n, v in named.items()}
     if str(file.take(f"{prefix}version") or settings.pop("version", 1)) != "2":
-        # Of Llama-2-7B on 8 H100 (torchtitan, docs/fsdp.md).
+        # Of Llama-2-7B on 8 H100 (torchtitan's docs/fsdp.md).
         text = f"{file.where(config)}: FSDP1, as FSDP2, whose peak is about 7 % lower"
         file.found.left_out.append(text)
     settings["version"] = 2

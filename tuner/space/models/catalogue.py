@@ -42,8 +42,10 @@ _PATH_STARTS = (".", "/", "~")
 
 # Organisations that upload others' models again, under the same names.
 _MIRRORS = frozenset({"unsloth", "nousresearch"})
-# The same weights quantised: unsloth's.
-_QUANTISED = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
+# What repositories append to the name of a model whose weights they have in another format.
+_QUANTISED = re.compile(
+    r"((-unsloth)?-bnb-4bit|-(awq|gptq|fp8|nvfp4|bf16)(-int[48])?)$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +76,19 @@ class ModelEntry:
         return text
 
     @property
-    def hidden_size(self) -> int:
-        """Width of the residual stream."""
-        return int(_first(self.text_config, "hidden_size", "n_embd"))
+    def hidden_size(self) -> int | None:
+        """Width of the residual stream; None if it is a default of transformers."""
+        return _first(self.text_config, "hidden_size", "n_embd", "d_model")
 
     @property
-    def layers(self) -> int:
-        """Number of transformer blocks of the language model."""
-        return int(_first(self.text_config, "num_hidden_layers", "n_layer"))
+    def layers(self) -> int | None:
+        """Transformer blocks of the language model; None if it is a default of transformers."""
+        return _first(self.text_config, "num_hidden_layers", "n_layer", "num_layers")
 
     @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-        return int(self.text_config["vocab_size"])
+    def vocab_size(self) -> int | None:
+        """Rows of the embedding; None if it is a default of transformers."""
+        return _first(self.text_config, "vocab_size")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,8 +97,8 @@ class ModelEntry:
         return tuple(dict.fromkeys([*full, *(name.rpartition("/")[2] for name in full)]))
 
 
-def _first(config: Mapping[str, Any], *keys: str) -> Any:
-    return next(config[key] for key in keys if key in config)
+def _first(config: Mapping[str, Any], *keys: str) -> int | None:
+    return next((int(config[key]) for key in keys if key in config), None)
 
 
 @cache
@@ -138,16 +140,17 @@ def get_entry(name: str) -> ModelEntry | None:
     """Return the entry that `name` means (id, hub id or alias), or None.
 
     Case does not count, nor does the choice of separators where only one model is meant. A copy
-    that a mirror uploaded is the model that it copies. What is written as a path
-    ("./roberta-base") is a folder, never a catalogue name. Uses neither the network nor
-    transformers.
+    that a mirror uploaded is the model that it copies, and one with its weights in another format
+    ("Qwen/Qwen3-8B-AWQ") has its architecture. What is written as a path ("./roberta-base") is a
+    folder, never a catalogue name. Uses neither the network nor transformers.
     """
     if name.startswith(_PATH_STARTS):
         return None
-    organisation, _, rest = name.strip().partition("/")
-    if organisation.lower() in _MIRRORS and rest:
-        name = _QUANTISED.sub("", rest)
-    for table, key in zip(_spellings(), (name.strip().lower(), _canonical(name)), strict=True):
+    plain = _QUANTISED.sub("", name.strip())
+    organisation, _, rest = plain.partition("/")
+    if rest and (plain != name.strip() or organisation.lower() in _MIRRORS):
+        plain = rest
+    for table, key in zip(_spellings(), (plain.lower(), _canonical(plain)), strict=True):
         ids = table.get(key, set())
         if len(ids) == 1:
             return load_catalogue()[next(iter(ids))]
