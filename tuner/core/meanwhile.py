@@ -78,7 +78,7 @@ def without_context() -> Iterator[None]:
     one, and CUDA does not survive a fork. The driver's management library answers in PyTorch's
     place.
     """
-    from unittest import mock
+    from unittest import mock  # imports asyncio
 
     import torch
 

@@ -40,6 +40,7 @@ from tuner.predict.compiling import Request, answers, trace_all
 from tuner.predict.evaluation import Evaluation, gradient_bytes, point_of
 from tuner.predict.predict import (
     Subject,
+    Traces,
     build_prediction,
     method_text,
     predict,
@@ -75,15 +76,24 @@ class PredictionJob:
 class Predictor:
     """Predicts configurations of one job. Keeps what it compiled in memory and on disk.
 
-    `workers` processes compile; with fewer than two, this process does. Neither torch nor
-    transformers is imported while every structure asked for is in the cache, or comes with tuner
-    and is of the versions that are installed; with `anew` none of those is used.
+    `traces` keeps the traces of `traced`, for several GPU types. `workers` processes compile; with
+    fewer than two, this process does. Neither torch nor transformers is imported while every
+    structure asked for is in the cache, or comes with tuner and is of the versions that are
+    installed; with `anew` none of those is used.
     """
 
-    def __init__(self, job: PredictionJob, *, workers: int = 0, anew: bool = False) -> None:
+    def __init__(
+        self,
+        job: PredictionJob,
+        *,
+        workers: int = 0,
+        anew: bool = False,
+        traces: Traces | None = None,
+    ) -> None:
         self._job = job
         self._ships = not anew and (not can_trace() or shipped().are_installed())
         self._workers = workers
+        self._traces = traces
         self._architecture = architecture(job.model)
         self._subject: Subject | None = None
         self._passes: dict[Structure, CompiledPasses | str] = {}
@@ -173,7 +183,13 @@ class Predictor:
             traced = trace_all(
                 self._resolved(),
                 [configurations[place] for place in missing],
-                partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile),
+                partial(
+                    predict,
+                    gpu=gpu,
+                    margin_fraction=margin_fraction,
+                    profile=profile,
+                    traces=self._traces,
+                ),
                 workers=self._workers,
             )
             for place, prediction in zip(missing, traced, strict=True):
