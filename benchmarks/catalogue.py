@@ -46,8 +46,6 @@ _IRRELEVANT = frozenset(
         "quantization_config",
         "transformers_version",
         "use_cache",
-        "dtype",
-        "torch_dtype",
         "output_hidden_states",
         "output_attentions",
         "return_dict",
