@@ -333,6 +333,22 @@ def test_a_function_that_is_not_emulated_is_named(tmp_path: Path) -> None:
 
 
 @needs_emulator
+def test_no_text_calls_an_emulated_number_measured_or_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(TRAINING)
+    ran = subprocess.run(
+        [*TUNER, "--gpu", "a6000", "--steps", "1", "--", sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "emulated" in ran.stdout
+    assert "measured" not in ran.stdout
+    assert "predicted" not in ran.stdout
+
+
+@needs_emulator
 def test_small_allocations_share_what_the_driver_maps(tmp_path: Path) -> None:
     program = (
         "import ctypes, torch\n"

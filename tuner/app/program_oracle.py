@@ -169,7 +169,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
 
     given: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
-    _predictor: Predictor | None = field(default=None, init=False)
+    predictor: Predictor | None = None
     doing: ClassVar[str] = "predicting"
 
     def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
@@ -185,9 +185,9 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     ) -> list[PredictedProgram]:
         """Programs with their plans: traced in full, or `at_once` from compiled timelines."""
         self.count += len(planned)
-        if self._predictor is None:
-            self._predictor = Predictor(PredictionJob(WORKLOAD, planned[0][1].model))
-        how = self._predictor.predict if at_once else self._predictor.traced
+        if self.predictor is None:
+            self.predictor = Predictor(PredictionJob(WORKLOAD, planned[0][1].model))
+        how = self.predictor.predict if at_once else self.predictor.traced
         configurations = [plan.configuration for _, plan in planned]
         alone = [
             Configuration({**plan.configuration, GPUS_PER_TRIAL: 1})

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tuner.core.errors import InputError, Problem
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Memory, MemoryBudget, Prediction, Speed
+from tuner.core.records import (
+    Configuration,
+    Memory,
+    MemoryBudget,
+    MemoryCategory,
+    Prediction,
+    Speed,
+)
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.core.setup.schemas import unmodelled
 from tuner.cost.calibrate import prior_intervals
-from tuner.cost.library_memory import PROCESSOR
+from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
 from tuner.cost.parallel import exchange_of, times_of_ranks
 from tuner.cost.rank_memory import (
     buckets_of,
@@ -31,11 +38,13 @@ from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import matmul_peak
 from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
 from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
+from tuner.predict.compiler.structure import kernels_like
 from tuner.predict.training import get_workload, tokens_per_sample
 from tuner.space.models.catalogue import resolve_config
 from tuner.space.models.positions import length_problem
 
 if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
+    from tuner.cost.operators.timeline import Timeline
     from tuner.predict.tracing.trace import Trace
     from tuner.predict.training.base import Workload
 
@@ -111,6 +120,62 @@ def _scaling_problems(configuration: Configuration) -> list[Problem]:
     return [Problem(reason, where="adapter_dtype")]
 
 
+class Traces:
+    """Traces that are kept to price them on many GPU types.
+
+    Traces for GPUs that choose the same kernels differ in cuBLAS's workspaces alone.
+    """
+
+    def __init__(self) -> None:
+        self._traces: dict[tuple[str, tuple[int, int], int], Trace] = {}
+        self._memory: dict[tuple[int, bool], Memory] = {}
+
+    def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
+        """The trace of a configuration, made once for all GPUs with the same kernels."""
+        from tuner.predict.compiler.deepening import trace_deep
+
+        capability = gpu.compute_capability
+        kind = (configuration.key, kernels_like(capability))
+        wanted = cublas_workspace_bytes(capability)
+        for (*known, workspace), trace in list(self._traces.items()):
+            if tuple(known) == kind and workspace != wanted:
+                timeline = _with_workspaces(trace.timeline, workspace, wanted)
+                self._traces.setdefault((*kind, wanted), replace(trace, timeline=timeline))
+        if (*kind, wanted) not in self._traces:
+            self._traces[*kind, wanted] = trace_deep(
+                subject.workload,
+                subject.model_config,
+                configuration,
+                compute_capability=capability,
+            )
+        return self._traces[*kind, wanted]
+
+    def memory(self, timeline: Timeline, *, context_bytes: int, caching: bool) -> Memory:
+        """`peak_memory` of the timeline of one of these traces."""
+        from tuner.cost.memory import peak_memory
+
+        key = (id(timeline), caching)
+        if key not in self._memory:
+            self._memory[key] = peak_memory(timeline, context_bytes=0, caching=caching)
+        found, context = self._memory[key], str(MemoryCategory.CONTEXT_AND_WORKSPACE)
+        return replace(
+            found,
+            device_bytes=found.device_bytes + context_bytes,
+            breakdown={**found.breakdown, context: found.breakdown[context] + context_bytes},
+        )
+
+
+def _with_workspaces(timeline: Timeline, size_bytes: int, other_bytes: int) -> Timeline:
+    """The timeline with workspaces of another size."""
+    blocks = [
+        replace(block, size_bytes=other_bytes)
+        if block.category is MemoryCategory.CONTEXT_AND_WORKSPACE and block.size_bytes == size_bytes
+        else block
+        for block in timeline.blocks
+    ]
+    return replace(timeline, blocks=blocks)
+
+
 def predict(
     subject: Subject,
     configuration: Configuration,
@@ -118,28 +183,25 @@ def predict(
     *,
     margin_fraction: float | None = None,
     profile: DeviceProfile | None = None,
+    traces: Traces | None = None,
 ) -> Prediction:
     """Peak memory and step time of `configuration` on `gpu`, from a trace at full depth.
 
-    A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot run
-    it or the model cannot be built from it.
+    A device profile replaces the catalogue's rates, and `traces` has those made before. Raises
+    `InputError` when the GPU cannot run it or the model cannot be built from it.
     """
-    from tuner.cost.memory import peak_memory
-    from tuner.predict.compiler.deepening import trace_deep
-
+    traces = traces or Traces()
     gpu, kernel_times, rates = on_measured_device(gpu, profile)
     require_supported(configuration, gpu)
     parallelism = Parallelism.of(configuration)
-    traced = trace_deep(
-        subject.workload,
-        subject.model_config,
-        configuration,
-        compute_capability=gpu.compute_capability,
-    )
+    traced = traces.of(subject, configuration, gpu)
     # DDP issues its own copies from C++, which costs no host time as the model's operators do.
-    worked = _alone(subject, configuration, gpu) if parallelism.is_replicated else traced
+    worked = traced
+    if parallelism.is_replicated:
+        alone = Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1})
+        worked = traces.of(subject, alone, gpu)
     on_processor = gpu.compute_capability == PROCESSOR
-    memory = peak_memory(
+    memory = traces.memory(
         (worked if on_processor else traced).timeline,
         context_bytes=gpu.context_bytes,
         caching=not on_processor,
@@ -170,18 +232,6 @@ def predict(
         margin_fraction=margin_fraction,
         parallelism=parallelism,
         unknown=times.unknown(0),
-    )
-
-
-def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
-    """The trace of a rank without the others."""
-    from tuner.predict.compiler.deepening import trace_deep
-
-    return trace_deep(
-        subject.workload,
-        subject.model_config,
-        Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1}),
-        compute_capability=gpu.compute_capability,
     )
 
 

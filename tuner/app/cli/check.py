@@ -8,11 +8,12 @@ import click
 
 from tuner.app.cli.options import (
     DURATION,
-    emulated_gpu_options,
+    any_emulated_gpu_options,
     gpus_option,
     json_option,
     margin_option,
     model_option,
+    require_gpu,
     seed_option,
     set_option,
     subcommand,
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     "check",
     "tuner check train.py --gpu rtx4090",
     "tuner check --gpu rtx4090 -- train.py --batch-size 4",
+    "tuner check train.py",
     "tuner check axolotl.yml --gpu a6000",
     "tuner check train.py --gpu rtx4090 --predict --set max_length=2048",
     "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
 )
-@emulated_gpu_options
+@any_emulated_gpu_options
 @gpus_option
 @margin_option
 @click.option(
@@ -69,7 +71,7 @@ if TYPE_CHECKING:
 def command(
     *,
     program: tuple[str, ...],
-    gpu_name: str,
+    gpu_name: str | None,
     gpu_memory: int | None,
     margin: str | None,
     quiet: bool,
@@ -84,6 +86,8 @@ def command(
     micro-batch, accumulation and checkpointing are varied; effective batch, adapters and lengths
     stay. The change is shown as a diff; no file is written.
 
+    Without --gpu, a table of all GPU types is predicted, the smallest that fits first.
+
     With --predict (or when the emulator is unavailable), estimate from the script's settings
     without running it. Use --set and --model for values it doesn't specify.
 
@@ -96,6 +100,21 @@ def command(
     """
     from tuner.app.cli.checked_text import checked_to_dict, print_checked, print_found  # numpy
 
+    if gpu_name is None:
+        from tuner.app.cli.everywhere_text import show_everywhere
+        from tuner.app.everywhere import program_everywhere
+
+        require_gpu("--gpu-memory", gpu_memory)
+        with Waiting(quiet=quiet) as waiting:
+            waiting("predicting the program for every GPU type")
+            found = program_everywhere(
+                program,
+                margin=lambda gpu: parse_margin(margin, gpu),
+                gpus=how["gpus"],
+                model=how["model"],
+                settings=how["settings"],
+            )
+        raise click.exceptions.Exit(show_everywhere(found, verbose=verbose, as_json=as_json))
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     fraction = parse_margin(margin, gpu)
     with Waiting(quiet=quiet) as waiting:

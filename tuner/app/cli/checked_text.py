@@ -182,8 +182,9 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
         yield from filter(None, (unknown_text(found), sizes_text(found.unknown_values)))
     else:
         plan = found.plan
+        yield from plan.findings
         yield from (f"not modelled: {', '.join(plan.left_out)}",) if plan.left_out else ()
-        yield from plan.notes
+        yield from (note for note in plan.notes if note not in plan.findings)
     yield from checked.notes
     if not isinstance(found, Emulation):
         yield f"assumed: {'; '.join((*found.plan.assumed, DATA))}"

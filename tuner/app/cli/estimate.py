@@ -8,11 +8,12 @@ import click
 
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
+    any_gpu_options,
     calibration_option,
-    gpu_options,
     json_option,
     margin_option,
     model_option,
+    require_gpu,
     results_option,
     set_option,
     setting_flags,
@@ -33,11 +34,13 @@ from tuner.core.records import Configuration, parse_margin
 from tuner.core.units import format_duration
 from tuner.predict.stages import StagedPrediction
 from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
+from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_fields, print_json, settings_text
 from tuner.report.terminal.verdict import (
     LINES,
     NOTE,
     SETTINGS,
+    SHOWN,
     Answer,
     Pace,
     field_lines,
@@ -62,7 +65,7 @@ from tuner.trial.base import outcome_versions
 @model_option(
     "Model to use instead of the space's; without --space, all settings have their defaults."
 )
-@gpu_options
+@any_gpu_options
 @setting_flags()
 @set_option
 @margin_option
@@ -74,7 +77,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     *,
     space: str | None,
     model: str | None,
-    gpu_name: str,
+    gpu_name: str | None,
     gpu_memory: int | None,
     price: float | None,
     settings: dict[str, str],
@@ -88,13 +91,28 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     Where trials of the space ran on this GPU type, they correct the prediction, and it says so.
     The first line is the answer: fits, tight (the 90 % interval spans the limit) or does not fit,
-    with device memory and the limit. Exit code 0 whether or not it fits: see `fits`.
+    with device memory and the limit. Without --gpu, a table of all GPU types is predicted.
+    Exit code 0 whether or not it fits: see `fits`.
     """
-    gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
-    fraction = parse_margin(margin, gpu)
+    if gpu_name is None:
+        require_gpu("--gpu-memory", gpu_memory)
+        require_gpu("--price", price)
     if space is None and model is None:
         raise click.UsageError("Missing option '--space' or '--model'.")
     of, configuration = one_configuration(space, model, settings)
+    if gpu_name is None:
+        from tuner.app.cli.everywhere_text import show_everywhere
+        from tuner.app.everywhere import space_everywhere
+
+        with Waiting() as waiting, quiet_libraries():
+            waiting("predicting the configuration for every GPU type")
+            every = space_everywhere(
+                of, configuration, margin=lambda gpu: parse_margin(margin, gpu)
+            )
+        show_everywhere(every, verbose=verbose, as_json=as_json)
+        return
+    gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    fraction = parse_margin(margin, gpu)
     with quiet_libraries():
         gpu, profile = with_profile(gpu, Printer(err=True))
         found = estimate_configuration(
@@ -107,18 +125,6 @@ def command(  # noqa: PLR0913 - one argument for each option
         return
     chosen = _chosen_text(model, settings) if space is None else ""
     _print(found, chosen, verbose=verbose)
-
-
-SHOWN = (
-    "micro_batch",
-    "max_length",
-    "precision",
-    "lora_rank",
-    "gradient_checkpointing",
-    "optimizer",
-    "attention",
-)
-"""Settings that decide most of the memory."""
 
 
 def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
-from tuner.app.cli import completing
-from tuner.app.measuring import Mode
-from tuner.app.search.options import OPTIONS, SearchOptions
+from tuner.app.cli import completing, helping
+from tuner.app.cli.helping import RareOption
+from tuner.app.search.options import OPTIONS, Mode, SearchOptions
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
 from tuner.searches.objectives import NAMES, SHORT
@@ -22,60 +22,12 @@ from tuner.searches.request import SEARCHERS, check_searcher
 from tuner.space import parse_settings
 from tuner.space.gpus import LIMIT_OF_TYPE
 
-_ALL_OPTIONS = "tuner.all_options"
-"""Key of a context's `meta`: True to show all options."""
-
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?")
 
-
-def examples(*lines: str) -> str:
-    """An epilog that shows command lines as they are (click would fill them as prose)."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def subcommand(
-    name: str, *lines: str, **settings: Any
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command of this name, whose help ends with command lines as examples."""
-    return click.command(name, epilog=examples(*lines), **settings)
-
-
-class RareOption(click.Option):
-    """An option that few need: `--help` leaves it out, and `--help-all` shows it."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """As click does, where all options are asked for; else None, which leaves it out."""
-        return super().get_help_record(ctx) if shows_all(ctx) else None
-
-
-def with_help_all(command: click.Command) -> click.Command:
-    """`command` with `--help-all`, where it has rare options."""
-    names = {name for parameter in command.params for name in parameter.opts}
-    if "--help-all" in names or not any(isinstance(p, RareOption) for p in command.params):
-        return command
-    return help_all("Show all options, including rare ones.")(command)
-
-
-def help_all(text: str) -> Callable[[_Decorated], _Decorated]:
-    """`--help-all`."""
-    return click.option(
-        "--help-all", is_flag=True, is_eager=True, expose_value=False, help=text, callback=_show_all
-    )
-
-
-def shows_all(ctx: click.Context) -> bool:
-    """True where `--help-all` asks for everything."""
-    return bool(ctx.meta.get(_ALL_OPTIONS))
-
-
-def _show_all(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        ctx.meta[_ALL_OPTIONS] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
+subcommand = helping.subcommand
 
 
 class Parsed(click.ParamType[Any]):
@@ -206,14 +158,14 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
     )
 
 
-def _gpu_and_memory(gpu_help: str) -> Callable[[_Decorated], _Decorated]:
+def _gpu_and_memory(gpu_help: str, *, required: bool = True) -> Callable[[_Decorated], _Decorated]:
     return together(
         click.option(
             "--gpu",
             "gpu_name",
             metavar="GPU",
             shell_complete=completing.gpus,
-            required=True,
+            required=required,
             help=gpu_help,
         ),
         click.option(
@@ -229,17 +181,32 @@ def _gpu_and_memory(gpu_help: str) -> Callable[[_Decorated], _Decorated]:
 emulated_gpu_options = _gpu_and_memory("GPU type (`tuner gpus` lists them).")
 """`--gpu` and `--gpu-memory`, of a type to emulate for a program."""
 
-gpu_options = together(
-    _gpu_and_memory("GPU to target: a name from `tuner gpus`, auto (this machine's) or cpu."),
-    click.option(
-        "--price",
-        cls=RareOption,
-        type=Parsed("price", _price),
-        metavar="USD",
-        help="Price of a GPU hour, instead of the catalogue's.",
-    ),
+_TARGET = "GPU to target: a name from `tuner gpus`, auto (this machine's) or cpu."
+_ALL_GPUS = "[default: a table of all types]"
+
+price_option = click.option(
+    "--price",
+    cls=RareOption,
+    type=Parsed("price", _price),
+    metavar="USD",
+    help="Price of a GPU hour, instead of the catalogue's.",
 )
+
+gpu_options = together(_gpu_and_memory(_TARGET), price_option)
 """`--gpu`, `--gpu-memory` and `--price`."""
+
+any_gpu_options = together(_gpu_and_memory(f"{_TARGET} {_ALL_GPUS}", required=False), price_option)
+"""The same, and all GPU types without them."""
+
+any_emulated_gpu_options = _gpu_and_memory(
+    f"GPU type (`tuner gpus` lists them). {_ALL_GPUS}", required=False
+)
+
+
+def require_gpu(option: str, value: object) -> None:
+    """Raise `InputError` for an option that says something of one GPU type where none is named."""
+    if value is not None:
+        raise InputError(f"{option} is of one GPU type", hint="name it with --gpu")
 
 
 _KINDS: dict[str, dict[str, Any]] = {

@@ -36,6 +36,17 @@ SAMPLES = 1_000
 SETTINGS, NOTE = "with", "note"
 """Labels of fields with two lines."""
 
+SHOWN = (
+    "micro_batch",
+    "max_length",
+    "precision",
+    "lora_rank",
+    "gradient_checkpointing",
+    "optimizer",
+    "attention",
+)
+"""Settings that decide most of the memory."""
+
 Ends = tuple[float, float]
 
 
@@ -148,7 +159,9 @@ def pace_fields(
     money = "unknown: no price is listed for this GPU type"
     if hourly is not None:
         dated = f" (price of {gpu.price_date})" if gpu.price_date else ""
-        money = f"{_usd(spent / 3600 * hourly)} USD per {per}, at {hourly:.3g} USD per hour{dated}"
+        money = (
+            f"{usd_text(spent / 3600 * hourly)} USD per {per}, at {hourly:.3g} USD per hour{dated}"
+        )
     return [("speed", _speed(pace)), ("time", time), ("cost", money)]
 
 
@@ -169,7 +182,8 @@ def _speed(pace: Pace) -> str:
     return ", ".join(rates)
 
 
-def _usd(amount: float) -> str:
+def usd_text(amount: float) -> str:
+    """An amount of money: cents, or two digits of what is less than a dollar."""
     return f"{amount:,.2f}" if amount >= 1 else significant(amount, 2)
 
 

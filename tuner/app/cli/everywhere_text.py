@@ -1,0 +1,117 @@
+"""One training on all GPU types, as a table."""
+
+from __future__ import annotations
+
+import click
+
+from tuner.app.everywhere import Everywhere, OnGpu
+from tuner.core.errors import verdict_code
+from tuner.core.records import Verdict
+from tuner.core.units import GIB, format_duration, significant
+from tuner.report.terminal.render import print_json, settings_text
+from tuner.report.terminal.tables import print_rows
+from tuner.report.terminal.verdict import (
+    COLOURS,
+    NOTE,
+    SAMPLES,
+    SETTINGS,
+    SHOWN,
+    field_lines,
+    painted,
+    source_text,
+    usd_text,
+)
+from tuner.searches.facts import times_text
+from tuner.trial.base import outcome_versions
+
+ROWS = 17
+"""GPU types in a table without --verbose."""
+
+_NUMBERS = ("GiB", "tokens/s", "time", "USD")
+
+
+def show_everywhere(found: Everywhere, *, verbose: bool, as_json: bool) -> int:
+    """Print the table; the exit code: 0 if it fits on a type."""
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found, verbose=verbose)
+    return verdict_code(bool(found.fitting))
+
+
+def _print(found: Everywhere, *, verbose: bool) -> None:
+    fitting, number = found.fitting, len(found.answers)
+    if fitting:
+        word = Verdict.FITS if fitting[0].verdict is Verdict.FITS else Verdict.TIGHT
+        rest = f"{len(fitting)} of {number} GPU types; the smallest is {fitting[0].gpu.id}"
+    else:
+        word, rest = Verdict.DOES_NOT_FIT, f"on none of {number} GPU types"
+    click.echo(f"{painted(str(word), fg=COLOURS[word], bold=True)}: {rest}")
+    shown = list(found.answers) if verbose else _chosen(found)
+    cost = next((answer.cost for answer in found.answers if answer.cost), None)
+    per = f"epoch of {cost.examples:,} examples" if cost else f"{SAMPLES:,} samples"
+    print_rows(
+        ["", "GPU", "verdict", *_NUMBERS],
+        [(_mark(answer, fitting), *_cells(answer)) for answer in shown if answer.prediction],
+        right=_NUMBERS,
+    )
+    left = [answer for answer in fitting if answer not in shown]
+    refused = [answer for answer in found.answers if answer.prediction is None]
+    lines = [
+        ("", f"* the smallest that fits; time and USD per {per}"),
+        (SETTINGS, settings_text(found.configuration, SHOWN)),
+        ("source", source_text("predicted", outcome_versions())),
+        (NOTE, f"{len(left)} more types fit: --verbose" if left else ""),
+    ]
+    if refused:
+        reason = refused[0].refused
+        names = ", ".join(answer.gpu.id for answer in refused)
+        lines.append((NOTE, f"not on {names}: {reason}"))
+    click.echo("\n".join(field_lines(lines)))
+
+
+def _mark(answer: OnGpu, fitting: list[OnGpu]) -> str:
+    return "*" if fitting and answer is fitting[0] else ""
+
+
+def _chosen(found: Everywhere) -> list[OnGpu]:
+    """Types on which it fits, or the largest; of many the cheapest, the fastest and the smallest.
+
+    The order stays.
+    """
+    fitting = found.fitting or [answer for answer in found.answers if answer.prediction][-3:]
+    by_worth = (
+        fitting,
+        sorted(fitting, key=_usd_per_token),
+        sorted(fitting, key=lambda answer: -_tokens_per_s(answer)),
+    )
+    kept: dict[str, OnGpu] = {}
+    for row in zip(*by_worth, strict=True):
+        kept.update((answer.gpu.id, answer) for answer in row if len(kept) < ROWS)
+    return [answer for answer in fitting if answer.gpu.id in kept]
+
+
+def _tokens_per_s(answer: OnGpu) -> float:
+    return answer.prediction.speed.tokens_per_s if answer.prediction else 0.0
+
+
+def _usd_per_token(answer: OnGpu) -> float:
+    price = answer.gpu.price_usd_per_hour
+    return float("inf") if price is None else price * answer.gpus / _tokens_per_s(answer)
+
+
+def _cells(answer: OnGpu) -> tuple[str, ...]:
+    prediction = answer.prediction
+    assert prediction is not None
+    speed, budget = prediction.speed, prediction.budget
+    spent_s = answer.cost.epoch_s if answer.cost else SAMPLES / speed.samples_per_s
+    price = answer.gpu.price_usd_per_hour
+    size, limit = prediction.memory.device_bytes / GIB, budget.limit_bytes / GIB
+    return (
+        times_text(answer.gpus, answer.gpu.id),
+        f"{answer.verdict}{answer.remark}",
+        f"{significant(size)} of {significant(limit)}",
+        significant(speed.tokens_per_s),
+        format_duration(spent_s),
+        "?" if price is None else usd_text(spent_s / 3600 * price * answer.gpus),
+    )

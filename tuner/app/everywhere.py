@@ -1,0 +1,156 @@
+"""One training on every GPU type of the catalogue, traced once and priced on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.app.listener import quiet_libraries
+from tuner.app.predicting import SpacePredictor
+from tuner.app.program_oracle import ProgramPredictions
+from tuner.core.errors import InputError
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
+from tuner.core.setup.schemas import SCHEMAS
+from tuner.predict.predict import Traces
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.program.fp16 import has_bf16
+from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
+from tuner.program.program import read_program
+from tuner.program.vocabulary import said_in_own_words
+from tuner.searches.cost import RunCost, cost_of
+from tuner.searches.facts import SpaceFacts, paid_gpus
+from tuner.space import SearchSpace
+from tuner.space.gpus import load_catalogue
+from tuner.trial.base import outcome_versions
+
+Margin = Callable[[Gpu], float | None]
+"""The share of a GPU's memory to keep free; None for the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    """The prediction for one GPU type, or why it cannot run the training.
+
+    `gpus` is the number that is paid for, `cost` that of the data where its size is known, and
+    `remark` what the GPU type makes different.
+    """
+
+    gpu: Gpu
+    prediction: Prediction | None
+    refused: str = ""
+    gpus: int = 1
+    cost: RunCost | None = None
+    remark: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict in a word."""
+        return self.prediction.verdict if self.prediction else Verdict.DOES_NOT_FIT
+
+    @property
+    def fits(self) -> bool:
+        """True if it is more likely to fit than not."""
+        return self.prediction is not None and self.prediction.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        values = self.prediction.to_dict() if self.prediction else {"fits": False}
+        refused = self.refused or None
+        words = {"verdict": str(self.verdict), "refused": refused, "remark": self.remark.strip()}
+        return {**values, "gpu": self.gpu.id, **words}
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """All GPU types, those with little memory first, then the cheap ones."""
+
+    model: str
+    configuration: Configuration
+    answers: tuple[OnGpu, ...]
+
+    @property
+    def fitting(self) -> list[OnGpu]:
+        """The types on which it fits; the first is the smallest."""
+        return [answer for answer in self.answers if answer.fits]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "source": "predicted",
+            "model": self.model,
+            "configuration": self.configuration.to_dict(),
+            "smallest": next((answer.gpu.id for answer in self.fitting), None),
+            "gpus": [answer.to_dict() for answer in self.answers],
+            "versions": outcome_versions(),
+        }
+
+
+def space_everywhere(
+    space: SearchSpace, configuration: Configuration, *, margin: Margin
+) -> Everywhere:
+    """One configuration of a space, in all of its stages, on every GPU type."""
+    job = PredictionJob(space.workload, space.predicted_model())
+    predictor = Predictor(job, traces=Traces())
+    facts = SpaceFacts.of(space)
+
+    def on(gpu: Gpu) -> OnGpu:
+        asked = SpacePredictor(space, gpu, margin_fraction=margin(gpu), predictor=predictor)
+        (found,) = asked.trace([configuration])
+        cost = cost_of(found.prediction, configuration, facts, gpu)
+        return OnGpu(gpu, found.prediction, "", paid_gpus(configuration, gpu), cost)
+
+    return Everywhere(str(space.model), configuration, _on_all(on))
+
+
+def program_everywhere(
+    program: Sequence[str],
+    *,
+    margin: Margin,
+    gpus: int | None = None,
+    model: str | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+) -> Everywhere:
+    """A program on every GPU type, from its settings; nothing of it runs."""
+    read = read_program(program, is_run=False)
+    with quiet_libraries():
+        given = said_in_own_words(settings or {}, SCHEMAS[WORKLOAD].terms)
+        plan = plan_program(read, given, model, gpus=gpus)
+        predictor = Predictor(PredictionJob(WORKLOAD, plan.model), traces=Traces())
+        in_fp16: list[ProgramPlan] = []
+
+        def on(gpu: Gpu) -> OnGpu:
+            asked = ProgramPredictions(
+                read, gpu, gpus, margin(gpu), given, model, predictor=predictor
+            )
+            if not has_bf16(gpu) and not in_fp16:
+                in_fp16.append(asked.plan(read))
+            chosen = plan if has_bf16(gpu) else in_fp16[0]
+            (found,) = asked.predicted([(read, chosen)])
+            remark = " in fp16" if chosen.configuration != plan.configuration else ""
+            paid = paid_gpus(chosen.configuration, gpu)
+            return OnGpu(gpu, found.prediction, remark=remark, gpus=paid)
+
+        return Everywhere(plan.model, plan.configuration, _on_all(on))
+
+
+def _on_all(on: Callable[[Gpu], OnGpu]) -> tuple[OnGpu, ...]:
+    """The answer for each type. Raises `InputError` if none can run it."""
+    found: list[OnGpu] = []
+    errors: list[InputError] = []
+    for gpu in load_catalogue().values():
+        try:
+            found.append(on(gpu))
+        except InputError as error:
+            errors.append(error)
+            reason = "; ".join(p.message for p in error.problems) or error.message
+            found.append(OnGpu(gpu, None, reason))
+    if len(errors) == len(found):
+        raise errors[-1]
+    return tuple(sorted(found, key=_order))
+
+
+def _order(answer: OnGpu) -> tuple[float, float]:
+    price = answer.gpu.price_usd_per_hour
+    return answer.gpu.memory_bytes, float("inf") if price is None else price
