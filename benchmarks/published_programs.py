@@ -28,6 +28,7 @@ from tuner.core.units import GIB
 from tuner.program.planned import plan_program
 from tuner.program.program import read_program
 from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import resolve_config
 
 UNSLOTH = (
     "Llama3.1_(8B)-Alpaca",
@@ -93,7 +94,7 @@ def programs(trl: Path | None, unsloth: Path | None) -> Iterator[tuple[Path, str
                 for one in words[:4]
                 if one.endswith(path.name)
             ]  # fmt: skip
-            if not found and "Trainer(" in text:
+            if not found and "parser" not in text:
                 found = [["python", name]]
             for words in found:
                 yield trl, name, words
@@ -106,7 +107,7 @@ def checked(words: list[str], gpu_name: str, *, is_read: bool) -> tuple[str, str
     """The answer, the predicted memory, and the reason if there is no answer."""
     try:
         if is_read:
-            plan_program(read_program(words, is_run=False), gpus=None)
+            resolve_config(plan_program(read_program(words, is_run=False)).model)
             return "fits or not", "", ""
         found = check(words, get_gpu(gpu_name), improve=False, predict=True).found
     except TunerError as error:

@@ -10,22 +10,33 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
 
 from tuner.app.estimate import one_configuration
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
 from tuner.cost.compiled import CompiledPasses
-from tuner.predict.cache import build_optimizer, entry_name, read_optimizer
-from tuner.predict.compiler.optimizer_step import CompiledOptimizer
+from tuner.predict.cache import build_optimizer, entry_name
 from tuner.predict.compiling import default_workers
 from tuner.predict.predict import check_supported
 from tuner.predict.predictor import PredictionJob, Predictor, trained_sizes
-from tuner.predict.shipped import FILE, Shipped, installed_version, optimizer_key, write
+from tuner.predict.shipped import (
+    FILE,
+    RANKS,
+    Shipped,
+    Steps,
+    installed_version,
+    optimizer_key,
+    write,
+)
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture
 
-METHODS = (
+Settings = Mapping[str, Any]
+
+OWN: tuple[Settings, ...] = (
     {"precision": "bf16"},
     {"precision": "nf4"},
     {"precision": "int8"},
@@ -33,10 +44,46 @@ METHODS = (
     {"precision": "nf4", "mixed_precision": "fp16"},
     {"precision": "fp32", "mixed_precision": "fp16", "lora_rank": 0},
 )
+"""Settings of `tuner estimate` and `tuner grid`."""
+TRAINER: Settings = {
+    "training_loop": "trainer",
+    "mixed_precision": "bf16",
+    "kbit_preparation": "none",
+    "optimizer": "adamw_torch_fused",
+}
+NF4: Settings = {"precision": "nf4", "compute_dtype": "bf16"}
+TRL: tuple[Settings, ...] = (
+    *({**NF4, "double_quant": double} for double in (True, False)),
+    {"precision": "bf16"},
+    {"precision": "bf16", "lora_rank": 0},
+)
+"""What scripts of `trl.SFTTrainer` load, whose adapters are in the precision of the model."""
+TRL_PARTS: tuple[Settings, ...] = (
+    {},
+    {"lora_dropout": 0.05},
+    {"attention": "flash_attention_2"},
+    {"gradient_checkpointing": False},
+    {"reference_pass": True},
+)
+"""One of these is set otherwise than TRL's defaults; the last as `DPOTrainer` does."""
+TRAINER_PARTS: tuple[Settings, ...] = (
+    {"gradient_checkpointing": True, "use_reentrant": False},
+    {"gradient_checkpointing": True, "use_reentrant": True},
+    {"gradient_checkpointing": False},
+)
+"""As `transformers.Trainer` has them, and LLaMA-Factory, which checkpoints in the older way."""
 BATCHES = (1, 2)
 """A micro-batch of one has a structure of its own."""
-RANKS = (4, 8, 16, 32, 64, 128, 256)
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd")
+SHORT, LONG = 256, 8192
+"""In one tile of a chunked loss, and in several."""
+OPTIMIZERS = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "sgd",
+)
 GPUS = ("rtx4090", "t4")
 """One GPU type for each set of kernels."""
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
@@ -44,15 +91,33 @@ LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 
 def covered(model: str, gpu: Gpu) -> Iterator[Configuration]:
     """A configuration of each structure of a model that the file covers."""
-    found = architecture(model)
-    lengths = {256, found.sliding_window or 256}
-    choices = itertools.product(METHODS, (True, False), BATCHES, sorted(lengths))
-    for method, checkpointing, batch, length in choices:
-        settings = {**method, "gradient_checkpointing": checkpointing, "micro_batch": batch}
-        _, configuration = one_configuration(None, model, {**settings, "max_length": length})
-        is_half = method.get("mixed_precision") == "fp16"
-        if is_half == (gpu.id == "t4") and not check_supported(configuration, gpu):
-            yield configuration
+    window = architecture(model).sliding_window
+    for settings in _settings():
+        is_half = settings.get("mixed_precision") == "fp16"
+        if is_half != (gpu.id == "t4"):
+            continue
+        is_chunked = settings.get("loss") == "chunked"
+        lengths = {SHORT, LONG if is_chunked else SHORT, window or SHORT}
+        for batch, length in itertools.product(BATCHES, sorted(lengths)):
+            sizes = {"micro_batch": batch, "max_length": length}
+            _, configuration = one_configuration(None, model, {**settings, **sizes})
+            if not check_supported(configuration, gpu):
+                yield configuration
+
+
+def _settings() -> Iterator[Settings]:
+    """Settings of structures, without their sizes."""
+    for method, checkpointing in itertools.product(OWN, (True, False)):
+        yield {**method, "gradient_checkpointing": checkpointing}
+    trl = {**TRAINER, "loss": "chunked"}
+    for method, part in itertools.product(TRL, TRL_PARTS):
+        is_full, is_quantized = method.get("lora_rank") == 0, "double_quant" in method
+        if is_full and not part.keys() <= {"gradient_checkpointing", "attention"}:
+            continue
+        adapters = {"adapter_dtype": "bf16"} if is_quantized else {}
+        yield {"gradient_checkpointing": True, **trl, **method, **adapters, **part}
+    for method, part in itertools.product((*TRL[:1], *TRL[2:]), TRAINER_PARTS):
+        yield {**TRAINER, **method, **part}
 
 
 def main() -> int:
@@ -60,43 +125,54 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
     arguments = parser.parse_args()
+    versions = {name: installed_version(name) or "" for name in LIBRARIES}
     known = Shipped(FILE)
-    passes, optimizers = known.everything()
+    passes: dict[str, dict[str, CompiledPasses]] = {}
+    optimizers: dict[str, dict[str, Steps]] = {}
+    if known.versions == versions:
+        for digest in known.models():
+            found = ((key, known.passes(digest, key)) for key in known.structures(digest))
+            passes[digest] = {key: each for key, each in found if each is not None}
+            optimizers[digest] = known.optimizers(digest)
     for model in arguments.models:
         began = time.monotonic()
-        found = compiled(model)
-        passes.update(found[0])
-        for digest, steps in found[1].items():
-            optimizers.setdefault(digest, {}).update(steps)
-        print(f"{model}: {len(found[0])} structures, {time.monotonic() - began:.0f} s", flush=True)
-        versions = {name: installed_version(name) or "" for name in LIBRARIES}
+        digest = architecture(model).digest
+        passes[digest], optimizers[digest] = compiled(model)
+        print(
+            f"{model}: {len(passes[digest])} structures, {len(optimizers[digest])} optimizer "
+            f"steps, {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
         write(FILE, versions, passes, optimizers)
-    print(f"{FILE.stat().st_size:,} bytes, {len(passes):,} structures")
+    print(f"{FILE.stat().st_size:,} bytes, {sum(map(len, passes.values())):,} structures")
     return 0
 
 
-def compiled(
-    model: str,
-) -> tuple[dict[tuple[str, str], CompiledPasses], dict[str, dict[str, CompiledOptimizer]]]:
-    """The structures and the optimizer steps of one model."""
-    predictor = Predictor(PredictionJob("causal_lm", model), workers=default_workers())
+def compiled(model: str) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
+    """The structures and the optimizer steps of one model, by key."""
+    predictor = Predictor(PredictionJob("causal_lm", model), workers=default_workers(), anew=True)
+    optimizers: dict[str, Steps] = {}
     for name in GPUS:
-        gpu = get_gpu(name)
+        gpu, known = get_gpu(name), set(predictor.compiled())
         predictor.predict(list(covered(model, gpu)), gpu)
-    passes = predictor.compiled()
-    optimizers: dict[str, dict[str, CompiledOptimizer]] = {}
-    for (digest, _), found in passes.items():
-        steps = optimizers.setdefault(digest, {})
-        for rank in RANKS:
-            for name, scaled in itertools.product(OPTIMIZERS, (False, True)):
-                sizes = trained_sizes(found, rank)
-                key = optimizer_key(name, sizes, clip=True, scaled=scaled)
-                if key not in steps:
-                    entry = entry_name("shipped", key)
-                    steps[key] = read_optimizer(entry) or build_optimizer(
-                        entry, name, sizes, clip=1.0, scaled=scaled
+        for key in predictor.compiled().keys() - known:
+            trained = partial(trained_sizes, predictor.compiled()[key])
+            for optimizer in OPTIMIZERS:
+                step = optimizer_key(optimizer, trained, clip=True, scaled=name == "t4")
+                if step not in optimizers:
+                    # All weights are trained at rank 0 alone.
+                    ranks = RANKS if trained(RANKS[0]) != trained(RANKS[1]) else (0,)
+                    optimizers[step] = tuple(
+                        build_optimizer(
+                            entry_name("shipped", step, str(rank)),
+                            optimizer,
+                            trained(rank),
+                            clip=1.0,
+                            scaled=name == "t4",
+                        )
+                        for rank in ranks
                     )
-    return passes, optimizers
+    return {key: passes for (_, key), passes in predictor.compiled().items()}, optimizers
 
 
 if __name__ == "__main__":

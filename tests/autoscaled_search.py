@@ -13,7 +13,8 @@ from collections import Counter
 import ray
 from tune_fakes import SMALL_SPACE, FakeFactory
 
-from tuner.app.measuring import Measuring, Mode, decide
+from tuner.app.measuring import Measuring, decide
+from tuner.app.search.options import Mode
 from tuner.searches.ray.cluster import offer
 from tuner.searches.ray.driver import search_all
 from tuner.searches.request import SearchRequest

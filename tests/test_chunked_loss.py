@@ -12,9 +12,10 @@ from tests.measure_samples import SHAPE, knobs
 from tuner.core.errors import InputError
 from tuner.core.records import Memory
 from tuner.cost.memory import peak_memory
+from tuner.predict.compiler.structure import TILE_TOKENS
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
-from tuner.predict.training.losses import TILE_TOKENS, TILE_WORDS, use_chunked_loss
+from tuner.predict.training.losses import TILE_WORDS, use_chunked_loss
 
 WORDS = 128256
 

@@ -10,7 +10,8 @@ from emulating import TRAINING, needs_emulator
 
 from tuner.app import measuring, verifying
 from tuner.app.cli.main import run
-from tuner.app.measuring import Mode, decide
+from tuner.app.measuring import decide
+from tuner.app.search.options import Mode
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Exhausted, Status
 from tuner.searches.journal import read_journal

@@ -11,7 +11,8 @@ from device_fakes import A6000, H200, T4, UNKNOWN, pretend, profile_of
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.main import run
 from tuner.app.device import cpu_label, find_gpu, local_gpus, with_profile
-from tuner.app.measuring import Measuring, Mode, Predicting, decide
+from tuner.app.measuring import Measuring, Predicting, decide
+from tuner.app.search.options import Mode
 from tuner.core import host
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import GIB

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_fakes import prediction_of
 
-from tuner.app.measuring import Mode
 from tuner.app.predicting import Predicted
-from tuner.app.search.options import SearchOptions, without_effect
+from tuner.app.search.options import Mode, SearchOptions, without_effect
 from tuner.app.search.plan import make_plan
 from tuner.app.search.predicted import keep_predictions, search_predicted
 from tuner.app.target import load_target

@@ -143,6 +143,28 @@ KTOTrainer(model, {{}}args=KTOConfig(output_dir="o", {{}}))
         assert plan.sequences == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "sequences"), [("ORPO", 2), ("CPO", 2), ("Reward", 2), ("TPO", 3)]
+)
+def test_answers_of_one_example_are_one_batch(tmp_path, name, sequences):
+    text = f"""\
+from trl.experimental.all import {name}Config, {name}Trainer
+{name}Trainer(model="{MODEL}", args={name}Config(per_device_train_batch_size=3, output_dir="o"))
+"""
+    plan = planned(tmp_path, text)
+    assert (plan.sequences, plan.settings["micro_batch"]) == (sequences, 3)
+    assert knobs(plan, "micro_batch", "loss", "num_labels") == (
+        3 * sequences, "transformers", 1 if name == "Reward" else None,
+    )  # fmt: skip
+
+
+def test_a_name_with_a_comma_is_no_module(tmp_path):
+    words = ("--use_peft", "--lora_target_modules", "q_proj,", "v_proj")
+    plan = planned(tmp_path, PARSED + FILLED, "--model_name_or_path", MODEL, *words)
+    assert knobs(plan, "lora_targets") == (("v_proj",),)
+    assert any("'q_proj,' is no module" in text for text in plan.left_out)
+
+
 def test_unsloth_trains_a_quantised_model_with_its_own_defaults(tmp_path):
     plan = planned(tmp_path, UNSLOTH)
     assert plan.trainer == "Unsloth SFTTrainer"

@@ -14,7 +14,7 @@ from tuner.space import configure, default_space
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture
 
-MODEL = "llama-3.2-1b"
+MODEL = "qwen3-0.6b"
 
 
 @pytest.fixture
@@ -23,22 +23,42 @@ def without_torch(monkeypatch, tmp_path):
     monkeypatch.setattr(predictor, "can_trace", lambda: False)
 
 
+TRL = {
+    "training_loop": "trainer",
+    "loss": "chunked",
+    "kbit_preparation": "none",
+    "optimizer": "adamw_torch_fused",
+    "precision": "nf4",
+    "adapter_dtype": "bf16",
+    "mixed_precision": "bf16",
+    "compute_dtype": "bf16",
+    "gradient_checkpointing": True,
+}
+"""A script of TRL."""
+
+
 def configuration(**settings: object) -> Configuration:
     return configure(default_space(MODEL, settings), settings, strict=False)
 
 
 def test_a_file_reads_as_it_was_written(tmp_path):
-    passes, optimizers = shipped().everything()
-    write(tmp_path / "copy.zip", shipped().versions, passes, optimizers)
+    model = architecture(MODEL).digest
+    keys = sorted(shipped().structures(model))[:3]
+    passes = {key: found for key in keys if (found := shipped().passes(model, key)) is not None}
+    steps = shipped().optimizers(model)
+    write(tmp_path / "copy.zip", shipped().versions, {model: passes}, {model: steps})
     copy = Shipped(tmp_path / "copy.zip")
     assert copy.versions == shipped().versions
-    again, steps = copy.everything()
-    assert steps == optimizers
+    assert (list(copy.models()), sorted(copy.structures(model))) == ([model], keys)
+    assert copy.optimizers(model) == steps
     for key, found in passes.items():
-        theirs = again[key].to_arrays()
+        again = copy.passes(model, key)
+        assert again is not None
+        theirs = again.to_arrays()
         for name, array in found.to_arrays().items():
             assert np.array_equal(array, theirs[name]), (key, name)
-    assert (tmp_path / "copy.zip").read_bytes() == FILE.read_bytes()
+    write(tmp_path / "twice.zip", copy.versions, {model: passes}, {model: steps})
+    assert (tmp_path / "twice.zip").read_bytes() == (tmp_path / "copy.zip").read_bytes()
 
 
 def test_it_has_its_versions_and_a_size_that_people_download():
@@ -46,17 +66,20 @@ def test_it_has_its_versions_and_a_size_that_people_download():
     assert FILE.stat().st_size < 40_000_000
 
 
-def test_without_pytorch_the_file_answers(without_torch):
+@pytest.mark.parametrize(
+    "settings",
+    [{"precision": "nf4", "micro_batch": 4}, {**TRL, "max_length": 8192, "lora_rank": 24}],
+)
+def test_without_pytorch_the_file_answers(settings, without_torch):
     gpu = get_gpu("rtx4090")
-    (found,) = Predictor(PredictionJob("causal_lm", MODEL)).traced(
-        [configuration(precision="nf4", micro_batch=4)], gpu
-    )
+    job = Predictor(PredictionJob("causal_lm", MODEL))
+    (found,) = job.traced([configuration(**settings)], gpu)
     assert found.method.startswith(predictor.METHOD)
     assert f"torch {shipped().versions['torch']}" in found.method
 
 
 @pytest.mark.parametrize(
-    "settings", [{"attention": "eager"}, {"optimizer": "lion_8bit"}, {"lora_rank": 24}]
+    "settings", [{"attention": "eager"}, {"optimizer": "lion_8bit"}, {"lora_rank": 2}]
 )
 def test_settings_that_the_file_does_not_cover_are_refused(without_torch, settings):
     job = Predictor(PredictionJob("causal_lm", MODEL))
@@ -65,11 +88,11 @@ def test_settings_that_the_file_does_not_cover_are_refused(without_torch, settin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "nf4"])
-def test_the_file_has_what_is_compiled_now(precision, tmp_path, monkeypatch):
+@pytest.mark.parametrize("settings", [{"precision": "bf16", "micro_batch": 2}, TRL])
+def test_the_file_has_what_is_compiled_now(settings, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
-    job = Predictor(PredictionJob("causal_lm", MODEL))
-    job.predict([configuration(precision=precision, micro_batch=2)], get_gpu("rtx4090"))
+    job = Predictor(PredictionJob("causal_lm", MODEL), anew=True)
+    job.predict([configuration(**settings)], get_gpu("rtx4090"))
     ((key, compiled),) = job.compiled().items()
     stored = shipped().passes(*key)
     assert stored is not None
@@ -77,3 +100,21 @@ def test_the_file_has_what_is_compiled_now(precision, tmp_path, monkeypatch):
     theirs = stored.to_arrays()
     for name, array in compiled.to_arrays().items():
         assert np.array_equal(array, theirs[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "rank"), [("adamw_torch_fused", 24), ("paged_adamw_8bit", 32)]
+)
+def test_optimizers_at_and_between_the_ranks_are_as_traced(optimizer, rank, tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
+    settings = configuration(**{**TRL, "optimizer": optimizer, "lora_rank": rank})
+    job = Predictor(PredictionJob("causal_lm", MODEL))
+    (traced,) = job.predict([settings], get_gpu("rtx4090"))
+    monkeypatch.setenv("TUNER_CACHE", "off")
+    monkeypatch.setattr(predictor, "can_trace", lambda: False)
+    (found,) = Predictor(PredictionJob("causal_lm", MODEL)).predict([settings], get_gpu("rtx4090"))
+    for number in ("peak_allocated_bytes", "peak_reserved_bytes", "paged_bytes"):
+        ours, theirs = getattr(found.memory, number), getattr(traced.memory, number)
+        assert ours == pytest.approx(theirs, rel=1e-3), number
+    assert found.speed.step_s == pytest.approx(traced.speed.step_s, rel=1e-3)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus
+from tuner.app.search.options import Mode
 from tuner.core import host
 from tuner.core.environment import trial_environment
 from tuner.core.errors import InputError, UnavailableError
@@ -31,15 +31,6 @@ if TYPE_CHECKING:
 
 SMALLER = 0.95
 """Memory below this share of the device's is a different size, not a driver difference."""
-
-
-class Mode(enum.StrEnum):
-    """The ways to run trials."""
-
-    AUTO = "auto"
-    MEASURE = "measure"
-    EMULATE = "emulate"
-    PREDICT = "predict"
 
 
 @dataclass(frozen=True, slots=True)

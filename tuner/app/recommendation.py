@@ -6,9 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tuner.app.search.plan import SkippedGpu
-from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target, check_conditions, require_records, with_margin
 from tuner.core.errors import NothingFitsError, UnavailableError
 from tuner.core.expressions import all_of
@@ -20,6 +19,10 @@ from tuner.searches.front import device_bytes
 from tuner.searches.journal import latest
 from tuner.searches.objectives import objectives_of, require_known
 from tuner.searches.view import source_label
+
+if TYPE_CHECKING:
+    from tuner.app.search.plan import SkippedGpu
+    from tuner.app.search.run import SearchedGpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +152,8 @@ def answers_found(found: Sequence[SearchedGpu | SkippedGpu]) -> list[Answer]:
 
 
 def _answer(found: SearchedGpu | SkippedGpu) -> Answer:
+    from tuner.app.search.plan import SkippedGpu  # `tuner best` needs no search
+
     if isinstance(found, SkippedGpu):
         return Answer(found.target.gpu, None, found.reason)
     plan, view = found.plan, found.view

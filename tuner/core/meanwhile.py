@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from unittest import mock
 
 from tuner.core.nvml import device_identity
 
@@ -79,6 +78,8 @@ def without_context() -> Iterator[None]:
     one, and CUDA does not survive a fork. The driver's management library answers in PyTorch's
     place.
     """
+    from unittest import mock  # imports asyncio
+
     import torch
 
     with environment(ASK_DRIVER):

@@ -48,7 +48,7 @@ from tuner.predict.predict import (
     resolve_subject,
     speed_of,
 )
-from tuner.predict.shipped import can_trace, optimizer_key, shipped
+from tuner.predict.shipped import can_trace, shipped
 from tuner.space.models.catalogue import architecture
 
 METHOD = "compiled timeline, checked against a held-back trace"
@@ -78,13 +78,20 @@ class Predictor:
 
     `traces` keeps the traces of `traced`, for several GPU types. `workers` processes compile; with
     fewer than two, this process does. Neither torch nor transformers is imported while every
-    structure asked for is in the cache.
+    structure asked for is in the cache, or comes with tuner and is of the versions that are
+    installed; with `anew` none of those is used.
     """
 
     def __init__(
-        self, job: PredictionJob, *, workers: int = 0, traces: Traces | None = None
+        self,
+        job: PredictionJob,
+        *,
+        workers: int = 0,
+        anew: bool = False,
+        traces: Traces | None = None,
     ) -> None:
         self._job = job
+        self._ships = not anew and (not can_trace() or shipped().are_installed())
         self._workers = workers
         self._traces = traces
         self._architecture = architecture(job.model)
@@ -228,7 +235,7 @@ class Predictor:
             return
         self._replayed[structure] = read_replays(self._entry("replays", structure))
         stored = read_passes(self._entry("passes", structure))
-        if stored is None and not can_trace():
+        if stored is None and self._ships:
             stored = shipped().passes(self._architecture.digest, structure.key)
         if stored is not None:
             self._passes[structure] = stored
@@ -263,15 +270,21 @@ class Predictor:
         return cache.entry_name(kind, self._job.workload, self._architecture.digest, structure.key)
 
     def _optimizer(self, configuration: Configuration, passes: CompiledPasses) -> CompiledOptimizer:
-        sizes = trained_sizes(passes, int(str(configuration.get("lora_rank", 0))))
+        rank = int(str(configuration.get("lora_rank", 0)))
+        sizes = trained_sizes(passes, rank)
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
         scaled = configuration.get("mixed_precision") == "fp16"
         key = cache.entry_name("optimizer", name, str(clip > 0), str(scaled), repr(sizes))
         if key not in self._optimizers:
-            stored = optimizer_key(name, sizes, clip=clip > 0, scaled=scaled)
-            found = read_optimizer(key) or shipped().optimizer(self._architecture.digest, stored)
+            found = read_optimizer(key)
+            if found is None and not can_trace():
+                trained = partial(trained_sizes, passes)
+                digest = self._architecture.digest
+                found = shipped().optimizer(
+                    digest, name, trained, rank, clip=clip > 0, scaled=scaled
+                )
             if found is None:
-                self._require_tracing(f"optimizer {name} with this rank is")
+                self._require_tracing(f"optimizer {name} is")
                 found = build_optimizer(key, name, sizes, clip=clip, scaled=scaled)
             self._optimizers[key] = found
         return self._optimizers[key]
@@ -338,22 +351,22 @@ def trained_sizes(passes: CompiledPasses, rank: int) -> list[tuple[int, int, str
 def _is_traced_in_full(configuration: Configuration) -> bool:
     """True if sizes are not polynomials of those of a few layers.
 
-    What is sharded is rounded, tiles have a largest, and some optimizers depend on shapes.
+    What is sharded is rounded, and some optimizers depend on shapes.
     """
     parallelism = Parallelism.of(configuration)
     is_shared = parallelism.ranks > 1 and not parallelism.is_replicated
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     needs_shapes = optimizer is not None and optimizer.needs_shapes
     has_images = bool(configuration.get("images", 0))
-    return is_shared or needs_shapes or has_images or configuration.get("loss") == "chunked"
+    return is_shared or needs_shapes or has_images
 
 
 def _check_traced_in_full(count: int) -> None:
     """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
     if count > MOST_TRACED:
         raise InputError(
-            f"{count} configurations with distributed fsdp2, hsdp or zero, loss chunked or "
-            f"optimizer adafactor would each be traced in full, which takes seconds each; at most "
+            f"{count} configurations with distributed fsdp2, hsdp or zero, or optimizer "
+            f"adafactor would each be traced in full, which takes seconds each; at most "
             f"{MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )

@@ -1,18 +1,19 @@
 """Compiled timelines that come with the package: predictions without PyTorch.
 
 `python -m benchmarks.shipped_timelines` makes the file. It is a zip archive, compressed with LZMA:
-a member for each structure, one for the optimizers of each model, and one with the versions of
-the libraries that were traced.
+for each model a member with all its structures, which are much alike, and one with its optimizer
+steps; and the versions of the libraries that were traced.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import importlib.util
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
@@ -20,16 +21,28 @@ from typing import Any
 
 import numpy as np
 
+from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.compiled import CompiledPasses
-from tuner.predict.compiler.optimizer_step import CompiledOptimizer
+from tuner.predict.compiler.optimizer_step import CompiledOptimizer, Trained
 
 FILE = Path(__file__).with_name("shipped.zip")
 
+RANKS = (4, 8, 16, 32, 64, 128, 256)
+"""The ranks of LoRA whose optimizer steps ship. Between two of them its numbers follow a line, up
+to the rounding of blocks to 512 bytes, but for optimizers that page: they leave parameters of up to
+100,000 elements in the GPU's memory (`get_state_buffer` of bitsandbytes/optim/optimizer.py)."""
+
 _VERSIONS = "versions.json"
 _PASSES = "passes/"
+_OPTIMIZERS = "optimizers/"
 _EVENTS = ".events"
 """Suffix of arrays (E, 2) of block and +1 or -1, which are kept as differences: the events of all
 layers are alike then, and compress to a third."""
+_COUNTS = "counts"
+"""Name of the array (K, C, U) of live blocks at each moment, kept as differences too."""
+
+Steps = tuple[CompiledOptimizer, ...]
+"""An optimizer step at each of `RANKS`; one alone where all weights are trained."""
 
 
 class Shipped:
@@ -37,7 +50,8 @@ class Shipped:
 
     def __init__(self, file: Path) -> None:
         self._archive = zipfile.ZipFile(file) if file.exists() else None
-        self._steps: dict[str, dict[str, CompiledOptimizer]] = {}
+        self._structures: dict[str, Any] = {}
+        self._steps: dict[str, dict[str, Steps]] = {}
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
@@ -49,38 +63,55 @@ class Shipped:
         """The libraries that its timelines are of, for the method of a prediction."""
         return "traced with " + " ".join(f"{name} {was}" for name, was in self.versions.items())
 
-    def everything(
-        self,
-    ) -> tuple[dict[tuple[str, str], CompiledPasses], dict[str, dict[str, CompiledOptimizer]]]:
-        """All structures by digest of the model and key, and all optimizers by digest and key."""
+    def are_installed(self) -> bool:
+        """True if tracing here would give the same: the libraries have the same versions."""
+        return all(installed_version(name) == was for name, was in self.versions.items())
+
+    def models(self) -> Iterator[str]:
+        """The digests of the models that it has."""
         names = [] if self._archive is None else self._archive.namelist()
-        keys = [tuple(name.split("/")[1:]) for name in names if name.startswith(_PASSES)]
-        passes = {
-            (model, structure): found
-            for model, structure in keys
-            if (found := self.passes(model, structure)) is not None
-        }
-        return passes, {model: self._optimizers(model) for model, _ in keys}
+        yield from (name.removeprefix(_PASSES) for name in names if name.startswith(_PASSES))
+
+    def structures(self, model: str) -> Iterator[str]:
+        """The keys of the structures of the model with this digest."""
+        yield from dict.fromkeys(name.partition("/")[0] for name in self._arrays(model))
 
     def passes(self, model: str, structure: str) -> CompiledPasses | None:
         """The structure with this key of the model with this digest; None if it is not there."""
-        content = self._read(_passes_name(model, structure))
-        if content is None:
+        arrays, prefix = self._arrays(model), f"{structure}/"
+        keys = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
+        if not keys:
             return None
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return CompiledPasses.from_arrays({k: _unpacked(k, arrays[k]) for k in arrays.files})
+        return CompiledPasses.from_arrays(
+            {key: _unpacked(key, arrays[prefix + key]) for key in keys}
+        )
 
-    def optimizer(self, model: str, key: str) -> CompiledOptimizer | None:
-        """The optimizer step of a model with this `optimizer_key`; None if it is not there."""
-        return self._optimizers(model).get(key)
+    def optimizer(
+        self, model: str, name: str, trained: Trained, rank: int, *, clip: bool, scaled: bool
+    ) -> CompiledOptimizer | None:
+        """The step of an optimizer at a rank of LoRA; None if it is not there."""
+        key = optimizer_key(name, trained, clip=clip, scaled=scaled)
+        found = self.optimizers(model).get(key)
+        return None if found is None else _at_rank(found, rank)
 
-    def _optimizers(self, model: str) -> dict[str, CompiledOptimizer]:
+    def optimizers(self, model: str) -> dict[str, Steps]:
+        """The optimizer steps of the model with this digest, by `optimizer_key`."""
         if model not in self._steps:
-            stored = json.loads(self._read(_optimizers_name(model)) or b"{}")
+            stored = json.loads(self._read(_OPTIMIZERS + model) or b"{}")
             self._steps[model] = {
-                key: CompiledOptimizer.from_dict(step) for key, step in stored.items()
+                key: tuple(CompiledOptimizer.from_dict(step) for step in steps)
+                for key, steps in stored.items()
             }
         return self._steps[model]
+
+    def _arrays(self, model: str) -> Any:
+        """The arrays of all structures of a model, named `STRUCTURE/ARRAY`."""
+        if model not in self._structures:
+            content = self._read(_PASSES + model)
+            self._structures[model] = (
+                {} if content is None else np.load(io.BytesIO(content), allow_pickle=False)
+            )
+        return self._structures[model]
 
     def _read(self, name: str) -> bytes | None:
         if self._archive is None:
@@ -111,34 +142,64 @@ def can_trace() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def optimizer_key(
-    name: str, sizes: Sequence[tuple[int, int, str]], *, clip: bool, scaled: bool
-) -> str:
-    """12 hexadecimal digits for an optimizer step over parameters of (numel, count, kind)."""
-    text = json.dumps([name, [list(size) for size in sizes], clip, scaled])
+def optimizer_key(name: str, trained: Trained, *, clip: bool, scaled: bool) -> str:
+    """12 hexadecimal digits for a step of an optimizer over parameters at each of `RANKS`."""
+    text = json.dumps([repr(OPTIMIZERS[name]), [trained(rank) for rank in RANKS], clip, scaled])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _at_rank(steps: Steps, rank: int) -> CompiledOptimizer | None:
+    """The step at a rank, or on the line through its neighbours where there is one."""
+    if len(steps) == 1 or rank in RANKS:
+        return steps[0 if len(steps) == 1 else RANKS.index(rank)]
+    place = bisect.bisect(RANKS, rank)
+    if not 0 < place < len(RANKS):
+        return None
+    low, high = steps[place - 1 : place + 1]
+    if len(low.kernels) != len(high.kernels) or high.paged_bytes:
+        return None
+    share = (rank - RANKS[place - 1]) / (RANKS[place] - RANKS[place - 1])
+
+    def between(first: int, second: int) -> int:
+        return max(0, round(first + share * (second - first)))
+
+    return CompiledOptimizer(
+        between(low.state_bytes, high.state_bytes),
+        between(low.peak_bytes, high.peak_bytes),
+        between(low.paged_bytes, high.paged_bytes),
+        tuple(
+            (one[0], between(one[1], two[1]), between(one[2], two[2]))
+            for one, two in zip(low.kernels, high.kernels, strict=True)
+        ),
+    )
 
 
 def write(
     file: Path,
     versions: Mapping[str, str],
-    passes: Mapping[tuple[str, str], CompiledPasses],
-    optimizers: Mapping[str, Mapping[str, CompiledOptimizer]],
+    passes: Mapping[str, Mapping[str, CompiledPasses]],
+    optimizers: Mapping[str, Mapping[str, Steps]],
 ) -> None:
-    """Write a file of structures by digest of the model and key, and optimizers by digest and key.
+    """Write a file of structures and optimizers, by the model's digest and their keys.
 
     The same content makes the same bytes.
     """
     with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
         _add(archive, _VERSIONS, json.dumps(versions, sort_keys=True).encode())
-        for (model, structure), found in sorted(passes.items(), key=lambda item: item[0]):
+        for model, structures in sorted(passes.items()):
             buffer = io.BytesIO()
-            arrays = {key: _packed(key, array) for key, array in found.to_arrays().items()}
-            np.savez(buffer, **arrays)
-            _add(archive, _passes_name(model, structure), buffer.getvalue())
+            arrays = {
+                (name, key): _packed(name, array)
+                for key, found in structures.items()
+                for name, array in found.to_arrays().items()
+            }
+            # Like arrays stand together: that makes half of the file.
+            named = {f"{key}/{name}": arrays[name, key] for name, key in sorted(arrays)}
+            np.savez(buffer, **named)
+            _add(archive, _PASSES + model, buffer.getvalue())
         for model, steps in sorted(optimizers.items()):
-            content = {key: step.to_dict() for key, step in sorted(steps.items())}
-            _add(archive, _optimizers_name(model), json.dumps(content).encode())
+            content = {key: [step.to_dict() for step in each] for key, each in steps.items()}
+            _add(archive, _OPTIMIZERS + model, json.dumps(content, sort_keys=True).encode())
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -147,24 +208,25 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(info, content)
 
 
-def _passes_name(model: str, structure: str) -> str:
-    return f"{_PASSES}{model}/{structure}"
-
-
-def _optimizers_name(model: str) -> str:
-    return f"optimizers/{model}"
-
-
 def _packed(name: str, array: Any) -> Any:
+    if name == _COUNTS:
+        return np.diff(array, axis=0, prepend=0).astype(np.int16)
     if name.endswith(_EVENTS):
         return np.diff(2 * array[:, 0] + (array[:, 1] > 0), prepend=0).astype(np.int32)
+    if array.dtype.kind == "U":
+        return np.frombuffer("\n".join(array).encode(), dtype=np.uint8)
     if array.dtype == np.int64 and np.abs(array).max(initial=0) < 2**31:
         return array.astype(np.int32)
     return array
 
 
 def _unpacked(name: str, array: Any) -> Any:
+    if name == _COUNTS:
+        return np.cumsum(array, axis=0, dtype=np.int32)
     if name.endswith(_EVENTS):
         codes = np.cumsum(array, dtype=np.int64)
         return np.stack([codes // 2, 2 * (codes % 2) - 1], axis=1)
+    if array.dtype == np.uint8:
+        text = array.tobytes().decode()
+        return np.array(text.split("\n") if text else [], dtype=np.str_)
     return array.astype(np.int64) if array.dtype == np.int32 and array.ndim else array

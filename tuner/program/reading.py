@@ -243,6 +243,8 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
         "precision": dtype(source, (f"{prefix}dtype", f"{prefix}torch_dtype"), default)
     }
     knobs["attention"] = attention(source, f"{prefix}attn_implementation")
+    if "ForImageTextToText" in source.title:
+        arguments.found.left_out.append(f"{source.where('0')}: images (--set images=1)")
     if "ForSequenceClassification" in source.title:
         knobs["num_labels"] = number(source, "num_labels", 2)  # as PreTrainedConfig has it
     if training.has("quantization"):

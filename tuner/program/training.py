@@ -43,7 +43,7 @@ _MODEL_CLASSES = (
 )
 
 
-_TRAINED = ("SFT", "DPO", "KTO", "ORPO", "CPO", "Reward")
+_TRAINED = ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward")
 """TRL's trainers that are read: each is a `Trainer`, and has a `Config`."""
 
 _CALLS = {

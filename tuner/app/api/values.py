@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tuner.app.measuring import Mode
+from tuner.app.search.options import Mode
 from tuner.core.errors import InputError
 from tuner.core.units import parse_bytes
 

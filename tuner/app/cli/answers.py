@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tuner.app.measuring import Predicting
 from tuner.app.recommendation import (
     ANY_THAT_FITS,
     Answer,
@@ -17,8 +16,6 @@ from tuner.app.recommendation import (
     require_an_answer,
 )
 from tuner.app.search.options import SearchOptions
-from tuner.app.search.plan import SearchPlan, SkippedGpu
-from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target
 from tuner.core.expressions import show
 from tuner.core.records import Source
@@ -46,6 +43,10 @@ from tuner.searches.facts import OF_ONE, times_text
 from tuner.space import SearchSpace
 from tuner.space.settings import default_values
 
+if TYPE_CHECKING:
+    from tuner.app.search.plan import SearchPlan, SkippedGpu
+    from tuner.app.search.run import SearchedGpu
+
 
 def stopped_text(options: SearchOptions, stopped_by: str) -> str:
     """Why a search ended, where that is not the number of trials."""
@@ -71,7 +72,7 @@ def _done_text(found: SearchedGpu) -> str:
     """Number of trials, duration, and why the search ended."""
     result, stopped_by = found.result, str(found.result.stopped_by)
     took = format_duration(result.duration_s)
-    if not isinstance(found.plan.trials_on, Predicting):
+    if found.plan.trial_device is not None:
         ended = stopped_text(found.plan.options, stopped_by)
         return f"{len(result.records) - result.reused} new trials in {took}{ended}"
     text = f"traced {result.traced} of them in full in {took}"
@@ -129,6 +130,8 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
         dicts = {(one["gpu"]): one for one in map(_any_dict, found)}
         print_json([dicts[gpu] for gpu in order])
         return
+    from tuner.app.search.run import SearchedGpu
+
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     for one in ran:
         _print_part(one)
@@ -157,6 +160,8 @@ def _print_part(found: SearchedGpu) -> None:
 
 
 def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:
+    from tuner.app.search.run import SearchedGpu
+
     if isinstance(found, SearchedGpu):
         return answer_dict(found)
     target = found.target

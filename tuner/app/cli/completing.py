@@ -24,9 +24,6 @@ from tuner.space import list_spaces, load_space
 from tuner.space.gpus import load_catalogue
 from tuner.space.models.catalogue import load_catalogue as load_models
 
-COMPLETE_VARIABLE = "_TUNER_COMPLETE"
-"""Set by the script of `tuner completion`, when a shell asks how a word may end."""
-
 _TRIAL_ID = re.compile(rb'"trial_id":\s*"([^"\\]{1,80})"')
 
 

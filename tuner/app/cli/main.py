@@ -24,8 +24,14 @@ import click
 from click.shell_completion import CompletionItem, add_completion_class, get_completion_class
 
 from tuner import __version__
-from tuner.app.cli.completing import COMPLETE_VARIABLE, Bash
-from tuner.app.cli.options import examples, help_all, shows_all, subcommand, with_help_all
+from tuner.app.cli.helping import (
+    COMPLETE_VARIABLE,
+    examples,
+    help_all,
+    shows_all,
+    subcommand,
+    with_help_all,
+)
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES_TEXT,
@@ -290,6 +296,8 @@ def main() -> None:
             # A name that the terminal's encoding lacks is spelled out, and ends nothing.
             stream.reconfigure(errors="backslashreplace")
     if COMPLETE_VARIABLE in os.environ:
+        from tuner.app.cli.completing import Bash
+
         add_completion_class(Bash)
     if sys.argv[1:2] and sys.argv[1] in ANSWERS:
         gc.disable()

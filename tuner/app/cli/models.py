@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from tuner.app.cli import completing
-from tuner.app.cli.options import examples, json_option
+from tuner.app.cli.helping import examples
+from tuner.app.cli.options import json_option
 from tuner.app.listener import quiet_libraries
 from tuner.core.units import format_gib
 from tuner.report.terminal.render import count, print_fields, print_json

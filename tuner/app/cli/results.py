@@ -13,7 +13,6 @@ from tuner.app.cli.answers import measure_command, print_answers, use_commands, 
 from tuner.app.cli.options import json_option, objective_option, subcommand, where_option
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
 from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
-from tuner.app.search.result_files import redraw, reported_runs
 from tuner.app.target import Target, check_conditions, stale_text, usable
 from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
 from tuner.core.expressions import all_of
@@ -240,6 +239,8 @@ def report(
     tried fits.
     """
     targets = selected.targets()
+    from tuner.app.search.result_files import redraw  # the pages of a report
+
     views = redraw(targets, where)
     files = [target.folder.report_html for target in targets]
     if as_json:
@@ -270,6 +271,8 @@ def report_run(*, selected: Selected) -> None:
     date. A pull request that adds the lines to benchmarks/reported_runs.jsonl improves the
     predictions of everybody. Exit code 3 if nothing was measured.
     """
+    from tuner.app.search.result_files import reported_runs
+
     rows = reported_runs(selected.target())
     for row in rows:
         echo(json.dumps(row))

@@ -23,8 +23,7 @@ from tuner.app.cli.options import (
     subcommand,
 )
 from tuner.app.listener import quiet_libraries
-from tuner.app.measuring import Mode
-from tuner.app.search.options import SearchOptions
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.plan import make_plans
 from tuner.app.search.run import SearchedGpu, run_plans
 from tuner.app.target import Target

@@ -21,8 +21,7 @@ from tuner.app.cli.options import (
 from tuner.app.cli.trial_run import device_type, print_trial, run_trial, with_data
 from tuner.app.estimate import one_configuration
 from tuner.app.listener import quiet_libraries
-from tuner.app.measuring import Mode
-from tuner.app.search.options import SearchOptions
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.report.terminal.render import print_json
 
 

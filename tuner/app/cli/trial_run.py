@@ -20,14 +20,13 @@ from tuner.app.device import (
 from tuner.app.estimate import estimate_configuration
 from tuner.app.measuring import (
     Measuring,
-    Mode,
     cpu_share,
     emulating,
     limit_of,
     on_processor,
     require_one_machine,
 )
-from tuner.app.search.options import SearchOptions
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.prepare import measure_options
 from tuner.app.search.supported import require_lengths, trial_job
 from tuner.core.errors import (

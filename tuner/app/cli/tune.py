@@ -17,9 +17,8 @@ from tuner.app.cli.options import (
     subcommand,
 )
 from tuner.app.cli.search import run_search
-from tuner.app.measuring import Mode
 from tuner.app.programs import DEFAULT_TRIALS, tune_predicted, write_space
-from tuner.app.search.options import SearchOptions
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.targets import load_targets
 from tuner.core.records import parse_margin
 from tuner.report.terminal.render import echo, print_json

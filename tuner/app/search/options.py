@@ -6,14 +6,24 @@ The commands make their options from these fields, and `tuner.search` its keywor
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.app.measuring import Mode
 from tuner.core.records import KnobValue
 from tuner.searches.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
+
+
+class Mode(enum.StrEnum):
+    """The ways to run trials."""
+
+    AUTO = "auto"
+    MEASURE = "measure"
+    EMULATE = "emulate"
+    PREDICT = "predict"
+
 
 Kind = Literal[
     "amount", "count", "duration", "file", "flag", "lengths", "limit", "mode", "number",

@@ -57,6 +57,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     # A momentum for each matrix; the Newton-Schulz iteration works on a copy in bf16.
     "muon": Optimizer("torch.optim:Muon", can_shard=False, needs_shapes=True, rest="adamw_torch"),
     "sgd": Optimizer("torch.optim:SGD", {"foreach": True}),
+    "rmsprop": Optimizer("torch.optim:RMSprop", {"foreach": True}),
 }
 
 _LOW_RANK = "its states are of a low rank: adafactor, whose are smaller still, comes nearest"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from tuner.core.records import MemoryCategory
 from tuner.cost.allocator import replay, settled_size
 from tuner.cost.work_arrays import WorkArrays, optimizer_executions_of
+
+Trained = Callable[[int], list[tuple[int, int, str]]]
+"""The parameters that are trained at a rank of LoRA: elements, number and kind of each."""
 
 
 @dataclass(frozen=True, slots=True)

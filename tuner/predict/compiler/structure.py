@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tuner.core.records import Configuration
+from tuner.core.setup.causal_lm import CAUSAL_LM
 from tuner.core.setup.common import Loader, Process
 from tuner.core.setup.distributed_knobs import Ranks
 from tuner.cost.compiled import CompiledPasses, Floats, Replayed, Replays
@@ -38,6 +39,10 @@ that do the same (`tuner.cost.parallel`)."""
 OPTIMIZER_KNOBS = frozenset({"optimizer", "max_grad_norm"})
 """Knobs that act after the last backward pass."""
 
+TILE_TOKENS = 4096
+"""Most tokens of a tile of loss chunked: `TOKEN_CHUNK_SIZE` of trl/kernels/chunked_logprob.py,
+TRL 1.16."""
+
 _FLASH, _NO_FLASH = (8, 0), (7, 5)
 """Compute capabilities that stand for all GPUs with and without flash attention."""
 
@@ -48,8 +53,9 @@ class Structure:
 
     `settings` are the remaining knobs. A micro-batch or a negative alone has a sequence of its
     own, and so have lengths that reach a model's sliding window (`window`, None without one),
-    because a mask is made from there on. `compute_capability` stands for the kernels that GPUs of
-    its kind choose. Models that look positions up have no more than `positions`.
+    because a mask is made from there on, and tokens that fill a tile of a chunked loss.
+    `compute_capability` stands for the kernels that GPUs of its kind choose. Models that look
+    positions up have no more than `positions`.
     """
 
     settings: Configuration
@@ -61,6 +67,8 @@ class Structure:
     positions: int | None = None
     has_negatives: bool = False
     """More than one negative goes with each anchor; their number is a size."""
+    in_one_tile: bool | None = None
+    """True if all tokens are in one tile of a chunked loss; None with other losses."""
 
     @classmethod
     def of(
@@ -92,6 +100,11 @@ class Structure:
             compute_capability=kernels_like(compute_capability),
             positions=positions,
             has_negatives=has_negatives,
+            in_one_tile=(
+                _whole(configuration["micro_batch"]) * (length - 1) <= TILE_TOKENS
+                if settings.get("loss") == "chunked"
+                else None
+            ),
         )
 
     def configuration(self, probe: Probe) -> Configuration:
@@ -111,13 +124,17 @@ class Structure:
     def probes(self) -> tuple[tuple[Probe, Probe], Probe]:
         """The two points that determine polynomials, and one to check them at.
 
-        The ratios are 7/11, 7/5 (or 4/3), 17/13 and 23/19: their prime factors tell every
+        The ratios are 7/11 (or 2/3), 7/5 (or 4/3), 17/13 and 23/19: their prime factors tell every
         monomial apart. Lengths are multiples of 128, to which attention kernels round.
         """
         unit = 128
         steps = (5, 7)
-        if self.window is not None and self.beyond_window:
-            unit *= -(-self.window // (5 * unit))
+        several_tiles = self.in_one_tile is False
+        least = self.window if self.window is not None and self.beyond_window else 0
+        if several_tiles and self.single_sample:
+            least = max(least, TILE_TOKENS + 2)
+        if least:
+            unit *= -(-least // (5 * unit))
         elif self.window is not None and self.settings.get("attention") != "eager":
             while 7 * unit >= self.window and unit > 1:
                 unit //= 2
@@ -126,8 +143,12 @@ class Structure:
             steps = (3, 4) if self._may_run_flash_attention else (5, 7)
             while steps[1] * unit > self.positions and unit > 1:
                 unit //= 2
-        check_length = (11 if self.beyond_window else 3 if steps == (5, 7) else 1) * unit
-        batches = (1, 1, 1) if self.single_sample else (11, 7, 5)
+        check_step = 11 if self.beyond_window or several_tiles else 3 if steps == (5, 7) else 1
+        batches = (11, 7, 5)
+        if self.in_one_tile:
+            batches, check_step = (3, 2, 2), min(check_step, 6)
+        if self.single_sample:
+            batches = (1, 1, 1)
         ranks = (0, 0, 0) if self.full_training else (13, 17, 29)
         negatives = (19, 23, 5) if self.has_negatives else (0, 0, 0)
         return (
@@ -135,7 +156,7 @@ class Structure:
                 Probe(batches[0], steps[0] * unit, ranks[0], negatives[0]),
                 Probe(batches[1], steps[1] * unit, ranks[1], negatives[1]),
             ),
-            Probe(batches[2], check_length, ranks[2], negatives[2]),
+            Probe(batches[2], check_step * unit, ranks[2], negatives[2]),
         )
 
     @property
@@ -148,10 +169,19 @@ class Structure:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits that identify the structure, the same in every process."""
+        """16 hexadecimal digits that identify the structure, the same in every process.
+
+        Settings with their default stand for themselves: knobs that are added later, and are not
+        set, change no key of the timelines that ship.
+        """
+        settings = {
+            name: value
+            for name, value in self.settings.to_dict().items()
+            if name not in CAUSAL_LM.terms or CAUSAL_LM.terms[name].default != value
+        }
         text = json.dumps(
             [
-                self.settings.to_dict(),
+                settings,
                 self.single_sample,
                 self.full_training,
                 self.window,
@@ -159,6 +189,7 @@ class Structure:
                 self.compute_capability,
                 self.positions,
                 self.has_negatives,
+                self.in_one_tile,
             ],
             sort_keys=True,
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from tuner.core.errors import InputError, unknown
+from tuner.predict.compiler.structure import TILE_TOKENS
 
 _IGNORE_INDEX = -100
 
@@ -88,9 +89,6 @@ class _FusedCrossEntropy(torch.autograd.Function):
         return logits.mul_(gradient), None
 
 
-TILE_TOKENS = 4096
-"""`TOKEN_CHUNK_SIZE` of trl/kernels/chunked_logprob.py, TRL 1.16."""
-
 TILE_WORDS = 32768
 """`_CHUNKED_LOGPROB_CHUNK_SIZE` of trl/trainer/utils.py, TRL 1.16."""
 
@@ -149,7 +147,11 @@ def _kernel_of_trl() -> Any:
 
 
 class _ChunkedShapes(torch.autograd.Function):
-    """Allocations, products and traffic of the kernel. For traces: it needs no values."""
+    """Allocations, products and traffic of the kernel. For traces: it needs no values.
+
+    It goes through the tokens in tiles, one after the other in the same memory. Here one tile has
+    that memory, and the work of all of them, so that a trace has as many events at every length.
+    """
 
     @staticmethod
     def forward(
@@ -162,10 +164,8 @@ class _ChunkedShapes(torch.autograd.Function):
         tokens = hidden.shape[0]
         kept = [hidden.new_empty(tokens, dtype=torch.float32) for _ in range(_STATISTICS)]
         ctx.dtype = _product_dtype(hidden)
-        buffer = _buffer(hidden, ctx.dtype)
-        for rows, words in _tiles(hidden, weight):
-            tile, _, _ = _tile(buffer, hidden[rows].to(ctx.dtype), weight[words], ctx.dtype)
-            kept[0][rows].copy_(tile[:, 0])  # reads it once: the fold
+        for tile, _, _ in _tiles(hidden, weight, ctx.dtype):
+            kept[0].copy_(tile[:, 0])  # reads it once: the fold
         normaliser = kept[0] + kept[1]
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser)
         return kept[-1] - normaliser
@@ -177,14 +177,14 @@ class _ChunkedShapes(torch.autograd.Function):
             torch.zeros_like(tensor, dtype=torch.float32) if needed else None
             for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         )
-        buffer = _buffer(hidden, ctx.dtype)
-        for rows, words in _tiles(hidden, weight):
-            tile, some, part = _tile(buffer, hidden[rows].to(ctx.dtype), weight[words], ctx.dtype)
-            tile.mul_(gradient[rows, None])
+        words = 0
+        for tile, some, part in _tiles(hidden, weight, ctx.dtype):
+            tile.mul_(gradient[:, None])
             if of_hidden is not None:
-                _add_product(of_hidden[rows], tile, part)
+                _add_product(of_hidden, tile, part)
             if of_weight is not None:
-                _add_product(of_weight[words], tile.t(), some)
+                _add_product(of_weight[words : words + part.shape[0]], tile.t(), some)
+            words += part.shape[0]
         return (
             None if of_hidden is None else of_hidden.to(hidden.dtype),
             None if of_weight is None else of_weight.to(weight.dtype),
@@ -199,27 +199,42 @@ def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
     return nn.functional.linear(row, row).dtype
 
 
-def _buffer(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return hidden.new_empty((min(hidden.shape[0], TILE_TOKENS), TILE_WORDS), dtype=dtype)
+def _tiles(
+    hidden: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """The logits of all tokens and some words at a time, and what they are the product of."""
+    tokens, rows = hidden.shape[0], min(hidden.shape[0], TILE_TOKENS)
+    buffer = hidden.new_empty((rows, TILE_WORDS), dtype=dtype)
+    some = part = None
+    if tokens > rows and weight.shape[0] <= TILE_WORDS:
+        # In TRL's loop, what one tile is the product of stays until that of the next is there.
+        some, part = (_converted(tensor, dtype, 0) for tensor in (hidden[:rows], weight))
+    for word in range(0, weight.shape[0], TILE_WORDS):
+        some = _converted(hidden[:rows], dtype, tokens)
+        part = _converted(weight[word : word + TILE_WORDS], dtype, tokens)
+        inputs = _as_tall(some, tokens, some.shape[1])
+        tile = _as_tall(buffer, tokens, part.shape[0])
+        torch.mm(inputs, part.t(), out=tile)
+        yield tile, inputs, part
 
 
-def _tiles(hidden: torch.Tensor, weight: torch.Tensor) -> list[tuple[slice, slice]]:
-    tokens, words = hidden.shape[0], weight.shape[0]
-    return [
-        (slice(row, min(row + TILE_TOKENS, tokens)), slice(word, min(word + TILE_WORDS, words)))
-        for row in range(0, tokens, TILE_TOKENS)
-        for word in range(0, words, TILE_WORDS)
-    ]
+def _as_tall(tile: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A view of this shape, whose rows lie over one another where the tile has fewer."""
+    same = rows <= tile.shape[0]
+    return tile[:rows, :columns] if same else tile.as_strided((rows, columns), (1, 1))
 
 
-def _tile(
-    buffer: torch.Tensor, some: torch.Tensor, words: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A tile of the logits in `buffer`, and what it is the product of, in its dtype."""
-    part = words.to(dtype)
-    tile = buffer[: some.shape[0], : part.shape[0]]
-    torch.mm(some, part.t(), out=tile)
-    return tile, some, part
+def _converted(tensor: torch.Tensor, dtype: torch.dtype, tokens: int) -> torch.Tensor:
+    """The tensor in another dtype, with the traffic of converting it for each tile of tokens."""
+    if tensor.dtype == dtype:
+        return tensor
+    converted = torch.empty_like(tensor, dtype=dtype)
+    if tokens > TILE_TOKENS:
+        shape = tokens, tensor.numel() // TILE_TOKENS
+        converted.as_strided(shape, (1, 1)).copy_(tensor.as_strided(shape, (1, 1)))
+    elif tokens:
+        converted.copy_(tensor)
+    return converted
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import (
-    EMULATE,
     Arguments,
     ProgramTraining,
     values_of_files,
@@ -59,19 +58,29 @@ def _sft(training: ProgramTraining) -> Planned:
     return Planned(model, knobs, notes=notes)
 
 
+_DPO_LOSSES = (
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
+    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
+)  # fmt: skip
+"""All are computed from the log-probabilities of the tokens, which take as much for each."""
+
+
 def _dpo(training: ProgramTraining) -> Planned:
     model, knobs = _trained(training)
     arguments = training["arguments"]
-    kind = arguments.take("loss_type", "sigmoid", quietly=True)
-    if kind not in ("sigmoid", ["sigmoid"]):
-        arguments.refuse("loss_type", f"is {kind}; predicted is sigmoid: {EMULATE}")
+    kinds = arguments.take("loss_type", "sigmoid", quietly=True)
+    for kind in (kinds,) if isinstance(kinds, str) else kinds:
+        if kind not in _DPO_LOSSES:
+            arguments.refuse("loss_type", f"is {kind}: expected one of {', '.join(_DPO_LOSSES)}")
     unset(arguments, {
         "padding_free": "a batch as one long row",
         "use_weighting": "a weighted loss",
     })  # fmt: skip
     _refer(training, knobs)
     knobs["micro_batch"] *= 2  # the chosen and the rejected answer
-    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop"))
+    arguments.leave_out(
+        (*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop", "loss_weights")
+    )
     return Planned(model, knobs, sequences=2, notes=[PAIRS])
 
 
@@ -114,9 +123,19 @@ def _pairs(training: ProgramTraining) -> Planned:
     knobs |= {"micro_batch": knobs["micro_batch"] * 2, "loss": "transformers"}
     arguments.leave_out(
         (*WITHOUT_MEMORY, "pad_", "truncation", "label_", "loss_type", "max_prompt", "max_compl",
-         "cpo_", "simpo", "alpha")
+         "cpo_", "simpo", "alpha", "tpo_")
     )  # fmt: skip
     return Planned(model, knobs, sequences=2, notes=[PAIRS])
+
+
+def _triples(training: ProgramTraining) -> Planned:
+    """TPO (trl/experimental): ORPO's two answers, and a gold one unless its weight is zero."""
+    planned = _pairs(training)
+    if training["arguments"].take("tpo_alpha", 1.0, quietly=True):
+        planned.knobs["micro_batch"] = planned.knobs["micro_batch"] // 2 * 3
+        planned.sequences = 3
+        planned.notes[:] = ["three sequences an example, all of full length"]
+    return planned
 
 
 def _reward(training: ProgramTraining) -> Planned:
@@ -248,6 +267,7 @@ TRAINER = Trainer(
         Reading("TRL KTOTrainer", "KTOTrainer", _VERSIONS, _kto),
         Reading("TRL ORPOTrainer", "ORPOTrainer", _VERSIONS, _pairs),
         Reading("TRL CPOTrainer", "CPOTrainer", _VERSIONS, _pairs),
+        Reading("TRL TPOTrainer", "TPOTrainer", _VERSIONS, _triples),
         Reading("TRL RewardTrainer", "RewardTrainer", _VERSIONS, _reward),
     ),
     Format(

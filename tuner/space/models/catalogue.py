@@ -14,12 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from http.client import HTTPException
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 from tuner.core.errors import InputError, UnavailableError, nearest, unknown
 from tuner.core.files import read_file
@@ -283,6 +280,9 @@ def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig
 def _require_hub(name: str) -> None:
     """Raise `InputError` unless the hub answers; one request, no retries."""
     import ssl
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+    from urllib.request import Request, urlopen
 
     from huggingface_hub import constants, is_offline_mode
 
