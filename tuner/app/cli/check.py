@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 @subcommand(
     "check",
     "tuner check train.py --gpu rtx4090",
-    "tuner check --gpu rtx4090 -- train.py --batch-size 4",
     "tuner check train.py",
-    "tuner check axolotl.yml --gpu a6000",
-    "tuner check train.py --gpu rtx4090 --predict --set max_length=2048",
+    "tuner check axolotl.yml --gpu a6000 --predict --set max_length=2048",
     "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
 )
 @any_emulated_gpu_options
@@ -59,7 +57,7 @@ if TYPE_CHECKING:
 @click.option(
     "--predict",
     is_flag=True,
-    help="Predict from the settings, in seconds. The default without an emulator.",
+    help="Predict from the settings, without running it.",
 )
 @model_option("With --predict: the model, if the program doesn't name it.")
 @set_option
@@ -81,19 +79,13 @@ def command(
 ) -> None:
     """Check whether PROGRAM fits on a GPU. If not, suggest the smallest change that makes it fit.
 
-    PROGRAM is a script with its arguments, a notebook, an Axolotl, LLaMA-Factory, TRL or torchtune
-    file, or any command after --. It runs unchanged for a few steps on an emulated GPU. Then
-    micro-batch, accumulation and checkpointing are varied; effective batch, adapters and lengths
-    stay. The change is shown as a diff; no file is written.
-
-    Without --gpu, a table of all GPU types is predicted, the smallest that fits first.
-
-    With --predict (or when the emulator is unavailable), estimate from the script's settings
-    without running it. Use --set and --model for values it doesn't specify.
+    PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory, TRL or
+    torchtune, or any command after --. It runs unchanged for a few steps on an emulated GPU. With
+    --predict, and where there is no emulator, its settings are read and nothing runs. The change
+    keeps effective batch, adapters and lengths; no file is written.
 
     The first line is the answer: fits, tight (the 90 % interval spans the limit), does not fit or
-    unknown, with device memory and the limit. No more than 12 lines are printed; --verbose prints
-    the rest.
+    unknown. Without --gpu, a table of all GPU types is predicted.
 
     Exit codes: 0 fits, 1 doesn't fit (tight: the more likely of the two), 2 the program failed,
     3 can't be emulated or predicted, 4 unknown.
