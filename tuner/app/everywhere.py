@@ -9,7 +9,7 @@ from typing import Any
 from tuner.app.listener import quiet_libraries
 from tuner.app.predicting import SpacePredictor
 from tuner.app.program_oracle import ProgramPredictions
-from tuner.core.errors import InputError
+from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
 from tuner.core.setup.schemas import SCHEMAS
@@ -31,7 +31,8 @@ Margin = Callable[[Gpu], float | None]
 
 @dataclass(frozen=True, slots=True)
 class OnGpu:
-    """The prediction for one GPU type, or why it cannot run the training.
+    """The prediction for one GPU type, or why there is none: it cannot run the training, or
+    `is_unknown`, because what it needs to be predicted is missing here.
 
     `gpus` is the number that is paid for, `cost` that of the data where its size is known, and
     `remark` what the GPU type makes different.
@@ -43,11 +44,14 @@ class OnGpu:
     gpus: int = 1
     cost: RunCost | None = None
     remark: str = ""
+    is_unknown: bool = False
 
     @property
     def verdict(self) -> Verdict:
         """The verdict in a word."""
-        return self.prediction.verdict if self.prediction else Verdict.DOES_NOT_FIT
+        if self.prediction is not None:
+            return self.prediction.verdict
+        return Verdict.UNKNOWN if self.is_unknown else Verdict.DOES_NOT_FIT
 
     @property
     def fits(self) -> bool:
@@ -56,7 +60,8 @@ class OnGpu:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
-        values = self.prediction.to_dict() if self.prediction else {"fits": False}
+        fits = None if self.is_unknown else False
+        values = self.prediction.to_dict() if self.prediction else {"fits": fits}
         refused = self.refused or None
         words = {"verdict": str(self.verdict), "refused": refused, "remark": self.remark.strip()}
         return {**values, "gpu": self.gpu.id, **words}
@@ -74,6 +79,14 @@ class Everywhere:
     def fitting(self) -> list[OnGpu]:
         """The types on which it fits; the first is the smallest."""
         return [answer for answer in self.answers if answer.fits]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the smallest type on which it fits; unknown if others may still fit."""
+        if self.fitting:
+            return self.fitting[0].verdict
+        unknown = any(answer.is_unknown for answer in self.answers)
+        return Verdict.UNKNOWN if unknown else Verdict.DOES_NOT_FIT
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
@@ -136,16 +149,18 @@ def program_everywhere(
 
 
 def _on_all(on: Callable[[Gpu], OnGpu]) -> tuple[OnGpu, ...]:
-    """The answer for each type. Raises `InputError` if none can run it."""
+    """The answer for each type. Raises the last error if no type has one."""
     found: list[OnGpu] = []
-    errors: list[InputError] = []
+    errors: list[InputError | UnavailableError] = []
     for gpu in load_catalogue().values():
         try:
             found.append(on(gpu))
-        except InputError as error:
+        except (InputError, UnavailableError) as error:
             errors.append(error)
-            reason = "; ".join(p.message for p in error.problems) or error.message
-            found.append(OnGpu(gpu, None, reason))
+            problems = error.problems if isinstance(error, InputError) else ()
+            reason = "; ".join(p.message for p in problems) or error.message
+            is_unknown = isinstance(error, UnavailableError)
+            found.append(OnGpu(gpu, None, reason, is_unknown=is_unknown))
     if len(errors) == len(found):
         raise errors[-1]
     return tuple(sorted(found, key=_order))

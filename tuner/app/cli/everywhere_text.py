@@ -36,16 +36,19 @@ def show_everywhere(found: Everywhere, *, verbose: bool, as_json: bool) -> int:
         print_json(found.to_dict())
     else:
         _print(found, verbose=verbose)
-    return verdict_code(bool(found.fitting))
+    return verdict_code(None if found.verdict is Verdict.UNKNOWN else bool(found.fitting))
 
 
 def _print(found: Everywhere, *, verbose: bool) -> None:
-    fitting, number = found.fitting, len(found.answers)
+    fitting, number, word = found.fitting, len(found.answers), found.verdict
+    refused = [answer for answer in found.answers if answer.prediction is None]
+    unknown = sum(answer.is_unknown for answer in refused)
     if fitting:
-        word = Verdict.FITS if fitting[0].verdict is Verdict.FITS else Verdict.TIGHT
         rest = f"{len(fitting)} of {number} GPU types; the smallest is {fitting[0].gpu.id}"
+    elif unknown:
+        rest = f"{unknown} of {number} GPU types are not known, and it fits on none of the others"
     else:
-        word, rest = Verdict.DOES_NOT_FIT, f"on none of {number} GPU types"
+        rest = f"on none of {number} GPU types"
     click.echo(f"{painted(str(word), fg=COLOURS[word], bold=True)}: {rest}")
     shown = list(found.answers) if verbose else _chosen(found)
     cost = next((answer.cost for answer in found.answers if answer.cost), None)
@@ -56,17 +59,15 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
         right=_NUMBERS,
     )
     left = [answer for answer in fitting if answer not in shown]
-    refused = [answer for answer in found.answers if answer.prediction is None]
     lines = [
         ("", f"* the smallest that fits; time and USD per {per}"),
         (SETTINGS, settings_text(found.configuration, SHOWN)),
         ("source", source_text("predicted", outcome_versions())),
         (NOTE, f"{len(left)} more types fit: --verbose" if left else ""),
     ]
-    if refused:
-        reason = refused[0].refused
-        names = ", ".join(answer.gpu.id for answer in refused)
-        lines.append((NOTE, f"not on {names}: {reason}"))
+    for reason, is_unknown in dict.fromkeys((each.refused, each.is_unknown) for each in refused):
+        names = ", ".join(answer.gpu.id for answer in refused if answer.refused == reason)
+        lines.append((NOTE, f"{'unknown' if is_unknown else 'not'} on {names}: {reason}"))
     click.echo("\n".join(field_lines(lines)))
 
 
