@@ -52,6 +52,14 @@ ANSWER = (
     ("spaces", "qlora27b"),
     ("completion", "bash"),
 )
+SCRIPT = str(ROOT / "examples" / "programs" / "sft.py")
+FROM_WHAT_SHIPS = (
+    ("check", "--gpu", "rtx4090", SCRIPT, "llama-3.2-1b"),
+    ("check", SCRIPT, "llama-3.2-1b"),
+    ("estimate", "--model", "qwen3-0.6b", "--gpu", "rtx4090", "--qlora", "--batch-size", "2"),
+    ("grid", "--model", "qwen3-0.6b", "--model", "phi-4", "--gpu", "rtx4090"),
+    ("tune", "--predict", "--gpu", "rtx4090", SCRIPT, "qwen3-0.6b"),
+)
 ASK = (
     ("estimate", "--model", "mistral-7b-v0.3", "--gpu", "rtx4090"),
     ("grid", "--model", "qwen3-8b", "--gpu", "rtx4090"),
@@ -124,7 +132,7 @@ def test_the_wheel_answers_in_an_environment_of_its_own(tmp_path):
     subprocess.run([python, "-m", "pip", "-q", "install", "-c", constraints, wheel], check=True)
     size_bytes = sum(f.lstat().st_size for f in place.rglob("*") if f.is_file())
     assert size_bytes < 400e6
-    for line in ANSWER:
+    for line in (*ANSWER, *FROM_WHAT_SHIPS):
         done = subprocess.run(
             [program, *line], cwd=tmp_path, capture_output=True, text=True, check=False
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tuner.app.estimate import one_configuration
 from tuner.app.predicting import SpacePredictor
-from tuner.core.errors import InputError
+from tuner.core.errors import INSTALL_ALL, InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, Prediction
 from tuner.cost.library_memory import cublas_workspace_bytes
@@ -22,6 +22,7 @@ from tuner.predict.compiler.structure import kernels_like
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import check_supported
 from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.shipped import can_trace
 from tuner.program.vocabulary import settings_for
 from tuner.report.grid import Grid, GridCell, GridMethod, GridRun
 from tuner.searches.cost import cost_of
@@ -132,8 +133,9 @@ def make_grid(
 ) -> Grid:
     """Predict every cell, and call `on_model` with each model, the number done, and all.
 
-    A cell that cannot be predicted says why. Raises `InputError` for unknown models, and for
-    settings that do not exist or that the grid varies.
+    A cell that cannot be predicted says why. Raises `UnavailableError` where none can, for want of
+    libraries, and `InputError` for unknown models and for settings that do not exist or that the
+    grid varies.
     """
     given = settings_for(default_space(question.models[0]), question.settings)
     question = dataclasses.replace(question, settings=given)
@@ -148,10 +150,17 @@ def make_grid(
     order = sorted(question.models, key=lambda model: -(_params(model) or 0))
     cells: dict[str, list[GridCell]] = {}
     for model, found in in_forks(
-        _cells_of, [(model, question) for model in order], None, workers=workers
+        _cells_of,
+        [(model, question) for model in order],
+        None,
+        workers=workers,
+        traces=can_trace(),
     ):
         cells[model] = found
         on_model(model, len(cells), len(order))
+    reasons = [cell.refused for found in cells.values() for cell in found]
+    if all(reasons) and not can_trace():
+        raise UnavailableError(reasons[0], hint=f"{INSTALL_ALL} predicts every model and setting")
     return Grid(
         models=question.models,
         params={
@@ -186,8 +195,9 @@ def _cells_of(_: object, model: str, question: GridQuestion) -> list[GridCell]:
         for method in question.methods:
             try:
                 cell = _Asked(question, model, method, on, predictor, traced).cell()
-            except InputError as error:
-                reason = "; ".join((error.message, *(p.message for p in error.problems)))
+            except (InputError, UnavailableError) as error:
+                problems = error.problems if isinstance(error, InputError) else ()
+                reason = "; ".join((error.message, *(p.message for p in problems)))
                 cell = GridCell(model, on.gpu.id, method.id, refused=reason)
             cells.append(cell)
     return cells
