@@ -31,10 +31,10 @@ Margin = Callable[[Gpu], float | None]
 
 @dataclass(frozen=True, slots=True)
 class OnGpu:
-    """The prediction for one GPU type, or why there is none: it cannot run the training, or
-    `is_unknown`, because what it needs to be predicted is missing here.
+    """The prediction for one GPU type, or why there is none.
 
-    `gpus` is the number that is paid for, `cost` that of the data where its size is known, and
+    Without one, the type cannot run the training; or it `is_unknown`, because what predicts is not
+    installed. `gpus` is the number that is paid for, `cost` that of the data where its size is known, and
     `remark` what the GPU type makes different.
     """
 
