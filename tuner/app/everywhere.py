@@ -34,8 +34,8 @@ class OnGpu:
     """The prediction for one GPU type, or why there is none.
 
     Without one, the type cannot run the training; or it `is_unknown`, because what predicts is not
-    installed. `gpus` is the number that is paid for, `cost` that of the data where its size is known, and
-    `remark` what the GPU type makes different.
+    installed. `gpus` is the number that is paid for, `cost` that of the data where its size is
+    known, and `remark` what the GPU type makes different.
     """
 
     gpu: Gpu
