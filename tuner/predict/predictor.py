@@ -49,7 +49,7 @@ from tuner.predict.predict import (
     speed_of,
 )
 from tuner.predict.shipped import can_trace, shipped
-from tuner.space.models.catalogue import architecture
+from tuner.space.models.catalogue import architecture, load_catalogue
 
 METHOD = "compiled timeline, checked against a held-back trace"
 FALLBACK = "this structure does not compile"
@@ -263,7 +263,8 @@ class Predictor:
             raise UnavailableError(
                 f"{what} not among the compiled timelines that come with tuner for "
                 f"{self._job.model}, and torch or transformers is not installed to trace them",
-                hint=f"{INSTALL_ALL} predicts every model and setting",
+                hint=f"{INSTALL_ALL} predicts every model and setting; without it, common settings "
+                f"of {', '.join(_shipped_models())} are",
             )
 
     def _entry(self, kind: str, structure: Structure) -> str:
@@ -339,6 +340,12 @@ class Predictor:
             )
             for index, configuration in enumerate(configurations)
         ]
+
+
+def _shipped_models() -> list[str]:
+    """The models of the catalogue whose timelines come with tuner."""
+    digests = set(shipped().models())
+    return [name for name in load_catalogue() if architecture(name).digest in digests]
 
 
 def trained_sizes(passes: CompiledPasses, rank: int) -> list[tuple[int, int, str]]:
