@@ -1,7 +1,8 @@
 """Makes the compiled timelines that come with the package.
 
 `python -m benchmarks.shipped_timelines MODEL...` compiles each model with the methods, kinds
-of GPUs and checkpointing of `covered`, in minutes a model, and adds what is new to the file.
+of GPUs and checkpointing of `covered`, in minutes a model, and adds what is not in the file yet; with
+`--anew` what is there is made again, as a change of what is traced needs.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ TRL_PARTS: tuple[Settings, ...] = (
     {"reference_pass": True},
 )
 """One of these is set otherwise than TRL's defaults; the last as `DPOTrainer` does."""
+IN_FP16: Settings = {"mixed_precision": "fp16", "compute_dtype": "fp16", "adapter_dtype": "fp32"}
+"""What `tuner check` changes where a GPU has no bf16."""
 TRAINER_PARTS: tuple[Settings, ...] = (
     {"gradient_checkpointing": True, "use_reentrant": False},
     {"gradient_checkpointing": True, "use_reentrant": True},
@@ -115,7 +118,10 @@ def _settings() -> Iterator[Settings]:
         if is_full and not part.keys() <= {"gradient_checkpointing", "attention"}:
             continue
         adapters = {"adapter_dtype": "bf16"} if is_quantized else {}
-        yield {"gradient_checkpointing": True, **trl, **method, **adapters, **part}
+        settings = {"gradient_checkpointing": True, **trl, **method, **adapters, **part}
+        yield settings
+        if is_quantized and part in TRL_PARTS[:2]:
+            yield {**settings, **IN_FP16}
     for method, part in itertools.product((*TRL[:1], *TRL[2:]), TRAINER_PARTS):
         yield {**TRAINER, **method, **part}
 
@@ -124,6 +130,7 @@ def main() -> int:
     """Compile the models named on the command line, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
+    parser.add_argument("--anew", action="store_true")
     arguments = parser.parse_args()
     versions = {name: installed_version(name) or "" for name in LIBRARIES}
     known = Shipped(FILE)
@@ -137,7 +144,8 @@ def main() -> int:
     for model in arguments.models:
         began = time.monotonic()
         digest = architecture(model).digest
-        passes[digest], optimizers[digest] = compiled(model)
+        steps = {} if arguments.anew else optimizers.get(digest, {})
+        passes[digest], optimizers[digest] = compiled(model, steps, anew=arguments.anew)
         print(
             f"{model}: {len(passes[digest])} structures, {len(optimizers[digest])} optimizer "
             f"steps, {time.monotonic() - began:.0f} s",
@@ -148,10 +156,13 @@ def main() -> int:
     return 0
 
 
-def compiled(model: str) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
-    """The structures and the optimizer steps of one model, by key."""
-    predictor = Predictor(PredictionJob("causal_lm", model), workers=default_workers(), anew=True)
-    optimizers: dict[str, Steps] = {}
+def compiled(
+    model: str, steps: Mapping[str, Steps], *, anew: bool
+) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
+    """The structures and the optimizer steps of one model, by key; `steps` are known."""
+    job = PredictionJob("causal_lm", model)
+    predictor = Predictor(job, workers=default_workers(), anew=anew)
+    optimizers = dict(steps)
     for name in GPUS:
         gpu, known = get_gpu(name), set(predictor.compiled())
         predictor.predict(list(covered(model, gpu)), gpu)
