@@ -1,8 +1,8 @@
 """Makes the compiled timelines that come with the package.
 
 `python -m benchmarks.shipped_timelines MODEL...` compiles each model with the methods, kinds
-of GPUs and checkpointing of `covered`, in minutes a model, and adds what is not in the file yet; with
-`--anew` what is there is made again, as a change of what is traced needs.
+of GPUs and checkpointing of `covered`, in minutes a model, and adds what is not in the file yet;
+with `--anew` what is there is made again, as a change of what is traced needs.
 """
 
 from __future__ import annotations
