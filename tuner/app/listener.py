@@ -9,12 +9,15 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.app.device import Notices
-from tuner.app.search.plan import SearchPlan, SkippedGpu
 from tuner.core.meanwhile import environment, log_level
 from tuner.core.records import TrialRecord
 from tuner.searches.progress import Progress
+
+if TYPE_CHECKING:
+    from tuner.app.search.plan import SearchPlan, SkippedGpu
 
 Compiling = Callable[[int, int], None]
 """Called with the number of structures traced so far, and their total number."""

@@ -6,19 +6,17 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.live import Live
-from rich.progress import Progress as Spinner
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from tuner.core.units import format_duration, format_size, printable, significant
 from tuner.report.terminal.render import PIPE_WIDTH, echo, is_interactive, settings_text
-from tuner.report.terminal.tables import console
 from tuner.searches.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Spinner
+    from rich.table import Table
 
 Report = Callable[[Mapping[str, "Progress"]], None]
 """Called with how far the search of each GPU type is, by its id."""
@@ -34,6 +32,10 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
         yield lambda progress: None
         return
     if is_interactive(sys.stderr if err else sys.stdout):
+        from rich.live import Live
+
+        from tuner.report.terminal.tables import console
+
         with Live(console=console(err=err), transient=True, refresh_per_second=4) as live:
             yield lambda states: live.update(drawn(states))
         return
@@ -57,6 +59,11 @@ class Waiting:
     def __init__(self, *, quiet: bool = False) -> None:
         self._spinner: Spinner | None = None
         if not quiet and is_interactive(sys.stderr):
+            from rich.progress import Progress as Spinner
+            from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            from tuner.report.terminal.tables import console
+
             columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
             shown = console(err=True)
             self._spinner = Spinner(*columns, console=shown, transient=True, redirect_stdout=False)
@@ -181,6 +188,9 @@ class PlainLines:
 
 def drawn(states: Mapping[str, Progress]) -> Table:
     """For each GPU type a bar, the line of `progress_line` and the best configuration."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
     grid = Table.grid()
     for gpu, progress in states.items():
         grid.add_row(ProgressBar(total=progress.total, completed=progress.done, width=60))
