@@ -162,6 +162,15 @@ def test_an_entry_travels_between_processes():
         ("a100_80gb", 312, 2039),
         ("h100_sxm", 1979 / 2, 3350),
         ("h200", 1979 / 2, 4800),
+        ("rtx3080ti", 68.2, 912),
+        ("rtx4080_super", 104.4, 736),
+        ("rtx5070ti", 87.9, 896),
+        ("a4000", 153.4 / 2, 448),
+        ("a40", 149.7, 696),
+        ("rtx2000_ada", 95.95 / 2, 224),
+        ("a30", 165, 933),
+        ("gh200", 1979 / 2, 4000),
+        ("gb200", 5000 / 2, 8000),
     ],
 )
 def test_figures_are_dense_and_accumulate_in_fp32(gpu_id, fp16_tflops, bandwidth_gb_per_s):
@@ -172,7 +181,17 @@ def test_figures_are_dense_and_accumulate_in_fp32(gpu_id, fp16_tflops, bandwidth
 
 @pytest.mark.parametrize(
     ("gpu_id", "gib"),
-    [("a6000", 47.40), ("rtx6000", 23.64), ("t4", 14.56), ("h100_sxm", 79.19), ("h200", 139.8)],
+    [
+        ("a6000", 47.40),
+        ("rtx6000", 23.64),
+        ("t4", 14.56),
+        ("h100_sxm", 79.19),
+        ("h200", 139.8),
+        ("a40", 44.42),
+        ("rtx_pro_5000", 47.26),
+        ("gh200", 94.50),
+        ("gb200", 184.31),
+    ],
 )
 def test_memory_is_what_torch_reports(gpu_id, gib):
     assert get_gpu(gpu_id).memory_bytes / GIB == pytest.approx(gib, abs=0.01)
