@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,15 @@ from tuner.app.target import Target, comparable, with_model
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, Prediction, Source, Speed, TrialRecord
+from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
+from tuner.core.setup.schemas import SCHEMAS
 from tuner.core.units import format_size, significant
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict.stages import StagedPrediction
 from tuner.program.vocabulary import settings_for
 from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, configure, default_space, load_space
+from tuner.space.load import DEFAULT_WORKLOAD
 from tuner.space.models.trainable import model_defaults
 from tuner.trial.base import outcome_versions
 
@@ -102,11 +106,23 @@ def one_configuration(
         settings = settings_for(space, settings)
     elif model is not None:
         usual = model_defaults(model)
-        settings = {**usual, **settings_for(default_space(model, usual), settings)}
+        given = settings_for(default_space(model, usual), settings)
+        settings = _in_whole_batches({**usual, **given})
         space = default_space(model, settings)
     else:
         raise InputError("no search space and no model is named", hint="name one of them")
     return space, configure(space, settings, strict=False)
+
+
+def _in_whole_batches(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings, with an effective batch of whole micro-batches where none is asked for."""
+    if "micro_batch" not in settings or {"effective_batch", "grad_accum"} & settings.keys():
+        return settings
+    terms = SCHEMAS[DEFAULT_WORKLOAD].terms
+    given = {GPUS_PER_TRIAL: terms[GPUS_PER_TRIAL].default, **settings}
+    step = math.prod(int(terms[name].read(given[name])) for name in ("micro_batch", GPUS_PER_TRIAL))
+    least = terms["effective_batch"].default
+    return {**settings, "effective_batch": math.ceil(least / step) * step}
 
 
 def estimate_configuration(
