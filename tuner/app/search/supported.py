@@ -121,17 +121,24 @@ def require_supported(configuration: Configuration, gpu: Gpu) -> None:
             problems=[Problem(p.message) for p in problems],
             hint="set attention to sdpa"
             if all(problem.where == "attention" for problem in problems)
-            else _hint(gpu),
+            else _hint(gpu, knobs=[problem.where or "" for problem in problems]),
         )
 
 
-def _hint(gpu: Gpu, space: SearchSpace | None = None) -> str:
+_DTYPES = ("precision", "mixed_precision", "compute_dtype")
+
+
+def _hint(
+    gpu: Gpu, space: SearchSpace | None = None, *, knobs: Sequence[str] = _DTYPES[:2]
+) -> str:
+    """A hint with `knobs`, those that are not supported, in fp16."""
     allowed = [p for p in ("fp32", "tf32", "fp16", "bf16", "int8") if p in gpu.flops]
     text = f"{gpu.id} computes in {', '.join(allowed)}"
     fixed = space is not None and "mixed_precision" in space.fixed
     if fixed and space is not None and str(space.fixed["mixed_precision"]) not in gpu.flops:
         return f"{text}: the space holds mixed_precision at {space.fixed['mixed_precision']}"
-    return f"{text}; for example --set precision=fp16 --set mixed_precision=fp16"
+    example = " ".join(f"--set {name}=fp16" for name in _DTYPES if name in knobs)
+    return f"{text}; for example {example}" if example else text
 
 
 def has_predictions(space: SearchSpace, gpu: Gpu) -> bool:
