@@ -60,7 +60,7 @@ def test_an_optimizer_is_traced(clone: Path) -> None:
     for name in ("adagrad", "sgd"):
         settings = ("--set", f"optimizer={name}", "--set", "max_length=64")
         text = tuner(
-            clone, "estimate", "--model", "house-llama", "--gpu", "a16", *settings, "--json"
+            clone, "estimate", "--model", "house-llama", "--gpu", "house_a16", *settings, "--json"
         )
         found[name] = json.loads(text)
     states = [one["memory"]["breakdown"].get("optimizer_state", 0) for one in found.values()]
@@ -91,5 +91,5 @@ def test_a_strategy_proposes(clone: Path) -> None:
 
 
 def test_a_gpu_and_a_model_are_known(clone: Path) -> None:
-    assert "data sheet, one of four GPUs" in tuner(clone, "gpus", "a16")
+    assert "data sheet, one of four GPUs" in tuner(clone, "gpus", "house_a16")
     assert "210,240" in tuner(clone, "models", "house-llama")

@@ -196,7 +196,7 @@ GOLDEN_SETTINGS = [
         {"optimizer": "adamw_4bit"},
         "optimizer cannot be 'adamw_4bit': it must be one of adamw_torch, adamw_torch_fused, "
         "adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit, paged_adamw_32bit, "
-        "adafactor, lion_32bit, lion_8bit, paged_lion_32bit, paged_lion_8bit, muon, sgd\n"
+        "adafactor, lion_32bit, lion_8bit, paged_lion_32bit, paged_lion_8bit, muon, sgd, rmsprop\n"
         "  hint: did you mean 'adamw_8bit'?",
     ),
     (

@@ -44,6 +44,10 @@ def test_a_hundred_names_of_five_tools_are_understood():
         ({"bf16": "false"}, {"mixed_precision": "no"}),
         ({"batch_size": "4", "micro_batch_size": 4}, {"micro_batch": 4}),
         ({"use_peft": "false"}, {"lora_rank": 0}),
+        (
+            {"packing": "true", "attn_implementation": "flash_attention_2"},
+            {"attention": "flash_attention_2"},
+        ),
         ({"fsdp": "full_shard auto_wrap"}, {"distributed": "fsdp2"}),
     ],
 )
@@ -63,7 +67,7 @@ def test_names_that_belong_together(given, meant):
         ({"gradient_checkponting": True}, "did you mean 'gradient_checkpointing'?"),
         ({"warmup_rato": 0.1}, "did you mean 'warmup_ratio'?"),
         ({"use_galore": True}, "use_galore=true is not modelled\n  hint: GaLore is not predicted"),
-        ({"lora_r": "x", "sample_packing": True}, "2 settings are wrong"),
+        ({"lora_r": "x", "use_galore": True}, "2 settings are wrong"),
     ],
 )
 def test_what_is_wrong_is_said_by_name(given, said):

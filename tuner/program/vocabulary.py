@@ -33,6 +33,9 @@ _EXPONENT = re.compile(r"[0-9]+(\.[0-9]+)?[eE][0-9]+")
 _OF_LOADING = ("dtype", "torch_dtype", "model_dtype")
 """Names of the dtype of loading: of a quantised model, that of its other weights."""
 
+_PACKING = ("packing", "sample_packing", "neat_packing", "padding_free")
+"""Names for batches that are one row. Without a flash kernel that row has a mask."""
+
 _ASKED = (
     ("SFTTrainer", "arguments", "SFTConfig"),
     ("SFTTrainer", "arguments", "ModelConfig"),
@@ -113,6 +116,10 @@ class _Reader:
 
     def read(self, name: str, value: Any) -> None:
         said = name if value is True and name.startswith("--") else f"{name}={show(value)}"
+        if name in _PACKING and "padding" in self.terms:
+            if _truth(value):
+                self._set("padding", "packed", said)
+            return
         meaning = name if name in self.terms else self._meaning(name)
         if meaning is None:
             self._ask(name, value, said)
@@ -185,6 +192,9 @@ class _Reader:
     def result(self) -> Understood:
         """Everything that was read, with the names whose meaning depends on others."""
         settings = self.found.settings
+        attention = settings.get("attention", self.usual.get("attention"))
+        if self.by.get("padding", "").startswith(_PACKING) and attention == "flash_attention_2":
+            del settings["padding"]  # its samples stand side by side, as unpacked ones do
         if self.loaded is not None:
             said, knob, value = self.loaded
             kept = settings.get(knob, self.usual.get(knob))
@@ -256,7 +266,8 @@ def _of_reader(trainer: str, group: str, name: str, text: str) -> str:
         found = Found()
         reading.plan(ProgramTraining(trainer, {group: Arguments(group, values, found)}, found))
         left = ["predictions leave it out"] if any(name in one for one in found.left_out) else []
-        noted.append([*(problem.message for problem in found.problems), *left])
+        problems = [problem.message for problem in found.problems]
+        noted.append([*problems, *found.at_most, *([] if found.at_most else left)])
     return "; ".join(note for note in noted[1] if note not in noted[0])
 
 

@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import click
-
 from tuner.app.checking import BetterChange, CheckedProgram
 from tuner.app.cli.emulated_text import (
     print_emulation,
@@ -35,6 +33,7 @@ from tuner.report.terminal.verdict import (
     interval_text,
     memory_text,
     pace_fields,
+    print_lines,
     print_verdict,
     source_text,
 )
@@ -98,7 +97,7 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     change = _change_lines(checked, room - len(memory) - len(first))
     more = len(notes) - bool(first)
     source = field_lines([("source", _source_text(checked, more=more))])
-    click.echo("\n".join((*memory, *change, *numbers, *source, *first)))
+    print_lines((*memory, *change, *numbers, *source, *first))
 
 
 def _least_change_lines(checked: CheckedProgram) -> int:

@@ -47,6 +47,7 @@ from tuner.report.terminal.verdict import (
     gpu_text,
     memory_text,
     pace_fields,
+    print_lines,
     print_verdict,
     source_text,
 )
@@ -160,7 +161,7 @@ def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
                 *((NOTE, note) for note in notes),
             ]
         )
-        click.echo("\n".join(lines[: LINES - 1]))
+        print_lines(lines[: LINES - 1])
         return
     print_fields(
         [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from tuner.app.everywhere import Everywhere, OnGpu
 from tuner.core.errors import verdict_code
 from tuner.core.records import Verdict
@@ -17,7 +15,8 @@ from tuner.report.terminal.verdict import (
     SETTINGS,
     SHOWN,
     field_lines,
-    painted,
+    print_answer,
+    print_lines,
     source_text,
     usd_text,
 )
@@ -49,7 +48,7 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
         rest = f"{unknown} of {number} GPU types are not known, and it fits on none of the others"
     else:
         rest = f"on none of {number} GPU types"
-    click.echo(f"{painted(str(word), fg=COLOURS[word], bold=True)}: {rest}")
+    print_answer(str(word), rest, COLOURS[word])
     shown = list(found.answers) if verbose else _chosen(found)
     cost = next((answer.cost for answer in found.answers if answer.cost), None)
     per = f"epoch of {cost.examples:,} examples" if cost else f"{SAMPLES:,} samples"
@@ -68,7 +67,7 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     for reason, is_unknown in dict.fromkeys((each.refused, each.is_unknown) for each in refused):
         names = ", ".join(answer.gpu.id for answer in refused if answer.refused == reason)
         lines.append((NOTE, f"{'unknown' if is_unknown else 'not'} on {names}: {reason}"))
-    click.echo("\n".join(field_lines(lines)))
+    print_lines(field_lines(lines))
 
 
 def _mark(answer: OnGpu, fitting: list[OnGpu]) -> str:

@@ -128,9 +128,7 @@ def require_supported(configuration: Configuration, gpu: Gpu) -> None:
 _DTYPES = ("precision", "mixed_precision", "compute_dtype")
 
 
-def _hint(
-    gpu: Gpu, space: SearchSpace | None = None, *, knobs: Sequence[str] = _DTYPES[:2]
-) -> str:
+def _hint(gpu: Gpu, space: SearchSpace | None = None, *, knobs: Sequence[str] = _DTYPES[:2]) -> str:
     """A hint with `knobs`, those that are not supported, in fp16."""
     allowed = [p for p in ("fp32", "tf32", "fp16", "bf16", "int8") if p in gpu.flops]
     text = f"{gpu.id} computes in {', '.join(allowed)}"

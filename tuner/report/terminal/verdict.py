@@ -93,7 +93,17 @@ def print_verdict(answer: Answer) -> None:
     colour = COLOURS[answer.verdict]
     words = f"{answer.verdict}{_leaning(answer)}"
     rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
-    click.echo(f"{painted(words, fg=colour, bold=True)}: {printable(rest)}")
+    print_answer(words, rest, colour)
+
+
+def print_answer(words: str, rest: str, colour: str) -> None:
+    """The first line of an answer."""
+    print_lines([f"{painted(words, fg=colour, bold=True)}: {printable(rest)}"])
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines of this module: their text is spelled out for the screen before it is coloured."""
+    click.echo("\n".join(lines))
 
 
 def _leaning(answer: Answer) -> str:

@@ -392,7 +392,8 @@ def architecture(name: str) -> Architecture:
         return Architecture(config_digest(config), window, table_positions(config.to_dict()))
     text = json.dumps(entry.config, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    slides = entry.text_config.get("use_sliding_window", True)
+    kinds = entry.text_config.get("layer_types", ["sliding_attention"])
+    slides = entry.text_config.get("use_sliding_window", True) and "sliding_attention" in kinds
     window = entry.text_config.get("sliding_window") if slides else None
     return Architecture(digest, window, table_positions(entry.config))
 
