@@ -78,10 +78,6 @@ def test_a_four_bit_file_is_no_bf16_run(folder, space):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            "sample_packing: true",
-            "sample_packing: with sdpa attention isn't supported by --predict yet",
-        ),
         ("base_model: mistralai/Mistral-7B-v0.3", "the numbers are of llama-3.1-8b"),
         ("lora_modules_to_save: [lm_head, embed_tokens]", "modules_to_save"),
     ],

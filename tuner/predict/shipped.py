@@ -184,7 +184,8 @@ def write(
 
     The same content makes the same bytes.
     """
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+    new = file.with_suffix(".new")  # whoever reads meanwhile has the whole file of before
+    with zipfile.ZipFile(new, "w", zipfile.ZIP_LZMA) as archive:
         _add(archive, _VERSIONS, json.dumps(versions, sort_keys=True).encode())
         for model, structures in sorted(passes.items()):
             buffer = io.BytesIO()
@@ -200,6 +201,7 @@ def write(
         for model, steps in sorted(optimizers.items()):
             content = {key: [step.to_dict() for step in each] for key, each in steps.items()}
             _add(archive, _OPTIMIZERS + model, json.dumps(content, sort_keys=True).encode())
+    new.replace(file)
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -382,9 +382,9 @@ def adapters(
 def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
     """Names of modules; `PEFT_DEFAULT` where nothing is said."""
     value = arguments.take(name)
-    if isinstance(value, str) and is_pattern(value):
-        return (value,)
     chosen = listed(arguments, name)
+    if isinstance(value, str) and any(map(is_pattern, chosen)):
+        return (value,)
     if not chosen:
         arguments.found.assumed.append(f"{name}: {PEFT_DEFAULT}")
         return PEFT_DEFAULT
