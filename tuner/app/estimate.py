@@ -119,9 +119,11 @@ def _in_whole_batches(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if "micro_batch" not in settings or {"effective_batch", "grad_accum"} & settings.keys():
         return settings
     terms = SCHEMAS[DEFAULT_WORKLOAD].terms
-    given = {GPUS_PER_TRIAL: terms[GPUS_PER_TRIAL].default, **settings}
-    step = math.prod(int(terms[name].read(given[name])) for name in ("micro_batch", GPUS_PER_TRIAL))
-    least = terms["effective_batch"].default
+    asked = (settings["micro_batch"], settings.get(GPUS_PER_TRIAL, 1))
+    names = ("micro_batch", GPUS_PER_TRIAL)
+    values = (terms[name].read(value) for name, value in zip(names, asked, strict=True))
+    step = math.prod(int(str(value)) for value in values)
+    least = int(str(terms["effective_batch"].default))
     return {**settings, "effective_batch": math.ceil(least / step) * step}
 
 
