@@ -55,7 +55,7 @@ ANSWER = (
 SCRIPT = str(ROOT / "examples" / "programs" / "sft.py")
 FROM_WHAT_SHIPS = (
     ("check", "--gpu", "rtx4090", SCRIPT, "llama-3.2-1b"),
-    ("check", SCRIPT, "llama-3.2-1b"),
+    ("check", "--gpu", "all", SCRIPT, "llama-3.2-1b"),
     ("estimate", "--model", "qwen3-0.6b", "--gpu", "rtx4090", "--qlora", "--batch-size", "2"),
     ("grid", "--model", "qwen3-0.6b", "--model", "phi-4", "--gpu", "rtx4090"),
     ("tune", "--predict", "--gpu", "rtx4090", SCRIPT, "qwen3-0.6b"),

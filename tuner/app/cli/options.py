@@ -158,6 +158,10 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
     )
 
 
+def _unless_all(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+    return None if name == "all" else name
+
+
 def _gpu_and_memory(gpu_help: str, *, required: bool = True) -> Callable[[_Decorated], _Decorated]:
     return together(
         click.option(
@@ -166,6 +170,7 @@ def _gpu_and_memory(gpu_help: str, *, required: bool = True) -> Callable[[_Decor
             metavar="GPU",
             shell_complete=completing.gpus,
             required=required,
+            callback=None if required else _unless_all,
             help=gpu_help,
         ),
         click.option(
