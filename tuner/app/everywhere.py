@@ -63,7 +63,7 @@ class OnGpu:
         fits = None if self.is_unknown else False
         values = self.prediction.to_dict() if self.prediction else {"fits": fits}
         refused = self.refused or None
-        words = {"verdict": str(self.verdict), "refused": refused, "remark": self.remark.strip()}
+        words = {"verdict": str(self.verdict), "refused": refused, "remark": self.remark}
         return {**values, "gpu": self.gpu.id, **words}
 
 
@@ -141,7 +141,7 @@ def program_everywhere(
                 in_fp16.append(asked.plan(read))
             chosen = plan if has_bf16(gpu) else in_fp16[0]
             (found,) = asked.predicted([(read, chosen)])
-            remark = " in fp16" if chosen.configuration != plan.configuration else ""
+            remark = "in fp16" if chosen.configuration != plan.configuration else ""
             paid = paid_gpus(chosen.configuration, gpu)
             return OnGpu(gpu, found.prediction, remark=remark, gpus=paid)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ class Predictor:
         traces: Traces | None = None,
     ) -> None:
         self._job = job
-        self._ships = not anew and (not can_trace() or shipped().are_installed())
+        self._anew = anew
         self._workers = workers
         self._traces = traces
         self._architecture = architecture(job.model)
@@ -230,12 +230,17 @@ class Predictor:
             if on_progress is not None:
                 on_progress(done, len(requests))
 
+    @cached_property
+    def _takes_shipped(self) -> bool:
+        """True if a timeline that comes with tuner is as one made here would be."""
+        return not self._anew and (not can_trace() or shipped().are_installed())
+
     def _load(self, structure: Structure) -> None:
         if structure in self._passes:
             return
         self._replayed[structure] = read_replays(self._entry("replays", structure))
         stored = read_passes(self._entry("passes", structure))
-        if stored is None and self._ships:
+        if stored is None and self._takes_shipped:
             stored = shipped().passes(self._architecture.digest, structure.key)
         if stored is not None:
             self._passes[structure] = stored

@@ -33,7 +33,7 @@ def place_in(script: Script, node: ast.AST) -> str:
 
 
 IsDead = Callable[[Script, ast.AST], bool | None]
-"""Whether an expression never runs; None where that is unknown."""
+"""True for an expression that never runs, None where that is unknown."""
 
 
 def _unless_conditional(script: Script, node: ast.AST) -> bool | None:

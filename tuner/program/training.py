@@ -141,7 +141,7 @@ def _of_model_config(
     filled: Mapping[str, Arguments],
     calls: Sequence[tuple[Script, ast.Call]],
 ) -> dict[str, Arguments]:
-    """What TRL makes of a ModelConfig, which a parser fills or a call makes; empty without one."""
+    """The groups that TRL makes of a ModelConfig, which a parser or a call fills; none without."""
     if "model_config" in filled:
         return groups_of(filled["model_config"])
     made = [(s, c) for s, c in calls if last_name(c.func) == "ModelConfig"]
@@ -212,13 +212,13 @@ def _filled(reader: CallReader, scripts: Sequence[Script]) -> dict[str, Argument
     """The trainer's arguments and the ModelConfig that a parser fills."""
     classes = list(parsed_classes(scripts))
     groups: dict[str, Arguments] = {}
+    own = {one: class_of(scripts, one) for one in classes}
     for group, names in (("arguments", _ARGUMENTS), ("model_config", ("ModelConfig",))):
         bases = {name: base_in(names, scripts, name) for name in classes}
         name = next((name for name in classes if bases[name] is not None), None)
         if name is None:
             continue
         values: dict[str, Argument] = {}
-        own = {one: class_of(scripts, one) for one in classes}
         if (definition := own[name]) is not None:
             script, node = definition
             values = {
@@ -245,7 +245,7 @@ def _filled(reader: CallReader, scripts: Sequence[Script]) -> dict[str, Argument
 def _assigned(
     reader: CallReader, calls: Sequence[tuple[Script, ast.Call]]
 ) -> Iterator[tuple[str, Argument]]:
-    """What the program assigns to the trainer's arguments: `training_args.bf16 = True`."""
+    """Assignments to the trainer's arguments, such as `training_args.bf16 = True`."""
     for script, call in calls:
         given = {k.arg: k.value for k in call.keywords}.get("args")
         if _CALLS.get(last_name(call.func) or "") != "trainer" or not isinstance(given, ast.Name):

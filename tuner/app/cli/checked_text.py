@@ -107,7 +107,7 @@ def _least_change_lines(checked: CheckedProgram) -> int:
 
 
 def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
-    """What to change, in at most `room` lines."""
+    """The change, in at most `room` lines."""
     found = checked.suggestion
     if found is not None:
         return [_title(checked, found), *difference_lines(found.change.difference, room - 1)]
@@ -120,8 +120,7 @@ def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
 
 def _title(checked: CheckedProgram, found: BetterChange) -> str:
     of = found.found
-    answer = Answer(of.verdict, of.used_bytes, _budget(of), of.gpu.id, _ends(of))
-    size = f"{significant(of.used_bytes / GIB)} GiB{interval_text(answer.ends)}"
+    size = f"{significant(of.used_bytes / GIB)} GiB{interval_text(_ends(of))}"
     if not checked.found.fits:
         return f"With this change it {of.verdict.replace('tight', 'fits, tightly')}: {size}"
     faster = f"{found.speedup:.2f} times as fast" if found.speedup else "faster"
@@ -172,7 +171,7 @@ def _source_text(checked: CheckedProgram, *, more: int) -> str:
 
 
 def _notes(checked: CheckedProgram) -> Iterator[str]:
-    """What restricts the answer, the gravest first."""
+    """Restrictions of the answer, the gravest first."""
     found = checked.needed or checked.found
     for knob, written, arrived in checked.ignored:
         setting = checked.settings[knob]

@@ -109,7 +109,7 @@ def _cells(answer: OnGpu) -> tuple[str, ...]:
     size, limit = prediction.memory.device_bytes / GIB, budget.limit_bytes / GIB
     return (
         times_text(answer.gpus, answer.gpu.id),
-        f"{answer.verdict}{answer.remark}",
+        f"{answer.verdict} {answer.remark}".rstrip(),
         f"{significant(size)} of {significant(limit)}",
         significant(speed.tokens_per_s),
         format_duration(spent_s),

@@ -47,7 +47,7 @@ _SIZES = {
     "context_parallel_size": "context parallelism",
     "expert_parallel_size": "expert parallelism",
 }
-"""Of one rank they are off."""
+"""Sizes of groups of ranks; a group of one is off."""
 
 _SAVES = {
     "chunked_cross_entropy": "chunked cross entropy",

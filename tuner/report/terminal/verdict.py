@@ -31,7 +31,7 @@ COLOURS = {
 }
 
 SAMPLES = 1_000
-"""Time and cost are for so many samples where the size of the data is unknown."""
+"""The samples that time and cost are for where the size of the data is unknown."""
 
 SETTINGS, NOTE = "with", "note"
 """Labels of fields with two lines."""
@@ -107,7 +107,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def _leaning(answer: Answer) -> str:
-    """Which way a tight answer is more likely to go: its exit code says the same."""
+    """The likelier outcome of a tight answer, which is also that of its exit code."""
     if answer.verdict is not Verdict.TIGHT:
         return ""
     if answer.budget.fits(answer.used_bytes):
