@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
         ("--predict", *TINY[2:], "--gpu-memory", "3GiB", *PROGRAM),
         ("--predict", *TINY[2:], "--no-changes", *PROGRAM),
     ),
+    "check-all-gpus": (("--predict", *PROGRAM),),
     "grid": (("--model", "tiny-llama-3m", "--gpu", "t4", "--gpu", "rtx3060", "--length", "512"),),
     "search": (("--space", "tiny_cpu", *TINY[2:], *ONE_STRUCTURE, "--quiet", "--fresh"),),
     "explain": (("--space", "tiny_cpu", *TINY[2:], *ONE_STRUCTURE),),
@@ -86,6 +87,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
     "energy_source": STRING,
     "phase": STRING,
     "remarks": STRING,
+    "refused": STRING,
     "exhausted": STRING,
     "stage": STRING,
     "problem": STRING,
@@ -120,7 +122,7 @@ TYPES: Mapping[type, str] = {
 }
 
 
-def printed(command: str, arguments: Sequence[str]) -> Any:
+def printed(name: str, arguments: Sequence[str]) -> Any:
     """What a command prints for programs."""
     out, said = io.StringIO(), io.StringIO()
     with (
@@ -128,6 +130,7 @@ def printed(command: str, arguments: Sequence[str]) -> Any:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(said),
     ):
+        command = name.partition("-")[0]  # "check-all-gpus" is `check` without --gpu
         elsewhere = ("--results", results) if command == "search" else ()  # it writes
         code = run([command, *arguments, *elsewhere, "--json"])
     assert code in (0, 1), said.getvalue()
@@ -166,7 +169,7 @@ def command_schema(command: str) -> dict[str, Any]:
     """The schema of a command, from what it prints for each of its arguments here."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"tuner {command} --json",
+        "title": f"tuner {command.partition('-')[0]} --json",
         **schema_of(printed(command, arguments) for arguments in COMMANDS[command]),
     }
 

@@ -156,8 +156,12 @@ def test_without_a_gpu_all_types_are_compared_from_one_trace(
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "timelines"))
     assert run(["check", "train.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(f"the smallest is {found['smallest']}")
-    assert [line.split()[1] for line in lines if line.startswith("*")] == [found["smallest"]]
+    said = lines[0].partition("; ")[2].split(", ")
+    best = {word: said_of.split()[-1] for said_of in said for word in said_of.split()[:-1]}
+    fitting = [answer for answer in found["gpus"] if answer["fits"]]
+    assert best["smallest"] == found["smallest"]
+    assert best["fastest"] == max(fitting, key=lambda answer: answer["samples_per_s"])["gpu"]
+    assert "cheapest" in best
     assert len(lines) <= 25
 
 

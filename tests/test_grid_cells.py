@@ -127,3 +127,19 @@ def numbers(cell: list[list[object] | object]) -> list[object]:
     """What a cell of the page says of memory and speed, without texts and prices."""
     _refused, _remarks, _settings, smallest, longest, fastest = cell
     return [smallest, *(run and run[:5] for run in (longest, fastest))]
+
+
+def test_an_interrupted_grid_keeps_the_models_that_are_done(model):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    asked = GridQuestion(
+        models=("qwen3-32b", model),
+        gpus=(GridGpu(get_gpu("t4")),),
+        methods=(METHODS["qlora"],),
+        length=512,
+        examples=1000,
+    )
+    grid = make_grid(asked, workers=1, on_model=interrupt)
+    assert grid.models == (model,)  # the small one is first
+    assert [cell.model for cell in grid.cells] == [model]

@@ -133,7 +133,8 @@ def make_grid(
 ) -> Grid:
     """Predict every cell, and call `on_model` with each model, the number done, and all.
 
-    A cell that cannot be predicted says why. Raises `UnavailableError` where none can, for want of
+    Small models come first. Interrupted, it returns the grid of the models that are done. A cell that
+    cannot be predicted says why. Raises `UnavailableError` where none can, for want of
     libraries, and `InputError` for unknown models and for settings that do not exist or that the
     grid varies.
     """
@@ -146,31 +147,33 @@ def make_grid(
         )
     for model in question.models:
         one_configuration(None, model, question.settings)
-    # The largest first: two processes then end at about the same time.
-    order = sorted(question.models, key=lambda model: -(_params(model) or 0))
+    order = sorted(question.models, key=lambda model: _params(model) or 0)
     cells: dict[str, list[GridCell]] = {}
-    for model, found in in_forks(
-        _cells_of,
-        [(model, question) for model in order],
-        None,
-        workers=workers,
-        traces=can_trace(),
-    ):
-        cells[model] = found
-        on_model(model, len(cells), len(order))
+    try:
+        for model, found in in_forks(
+            _cells_of,
+            [(model, question) for model in order],
+            None,
+            workers=workers,
+            traces=can_trace(),
+        ):
+            cells[model] = found
+            on_model(model, len(cells), len(order))
+    except KeyboardInterrupt:
+        if not cells:
+            raise
+    models = tuple(model for model in question.models if model in cells)
     reasons = [cell.refused for found in cells.values() for cell in found]
     if all(reasons) and not can_trace():
         raise UnavailableError(reasons[0], hint=f"{INSTALL_ALL} predicts every model and setting")
     return Grid(
-        models=question.models,
-        params={
-            model: _params(model) or _predicted_params(cells[model]) for model in question.models
-        },
+        models=models,
+        params={model: _params(model) or _predicted_params(cells[model]) for model in models},
         gpus=tuple(one.gpu for one in question.gpus),
         methods=question.methods,
         length=question.length,
         examples=question.examples,
-        cells=tuple(cell for model in question.models for cell in cells[model]),
+        cells=tuple(cell for model in models for cell in cells[model]),
         versions=outcome_versions(),
     )
 

@@ -23,7 +23,7 @@ from tuner.report.terminal.verdict import (
 from tuner.searches.facts import times_text
 from tuner.trial.base import outcome_versions
 
-ROWS = 17
+ROWS = 15
 """GPU types in a table without --verbose."""
 
 _NUMBERS = ("GiB", "tokens/s", "time", "USD")
@@ -43,7 +43,7 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     refused = [answer for answer in found.answers if answer.prediction is None]
     unknown = sum(answer.is_unknown for answer in refused)
     if fitting:
-        rest = f"{len(fitting)} of {number} GPU types; the smallest is {fitting[0].gpu.id}"
+        rest = f"{len(fitting)} of {number} GPU types; {_best(fitting)}"
     elif unknown:
         rest = f"{unknown} of {number} GPU types are not known, and it fits on none of the others"
     else:
@@ -53,25 +53,36 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     cost = next((answer.cost for answer in found.answers if answer.cost), None)
     per = f"epoch of {cost.examples:,} examples" if cost else f"{SAMPLES:,} samples"
     print_rows(
-        ["", "GPU", "verdict", *_NUMBERS],
-        [(_mark(answer, fitting), *_cells(answer)) for answer in shown if answer.prediction],
+        ["GPU", "verdict", *_NUMBERS],
+        [_cells(answer) for answer in shown if answer.prediction],
         right=_NUMBERS,
     )
     left = [answer for answer in fitting if answer not in shown]
     lines = [
-        ("", f"* the smallest that fits; time and USD per {per}"),
+        ("", f"time and USD per {per}"),
         (SETTINGS, settings_text(found.configuration, SHOWN)),
         ("source", source_text("predicted", outcome_versions())),
         (NOTE, f"{len(left)} more types fit: --verbose" if left else ""),
     ]
+    for remark in filter(None, dict.fromkeys(answer.remark for answer in found.answers)):
+        names = ", ".join(answer.gpu.id for answer in found.answers if answer.remark == remark)
+        lines.append((NOTE, f"{remark} on {names}"))
     for reason, is_unknown in dict.fromkeys((each.refused, each.is_unknown) for each in refused):
         names = ", ".join(answer.gpu.id for answer in refused if answer.refused == reason)
         lines.append((NOTE, f"{'unknown' if is_unknown else 'not'} on {names}: {reason}"))
     print_lines(field_lines(lines))
 
 
-def _mark(answer: OnGpu, fitting: list[OnGpu]) -> str:
-    return "*" if fitting and answer is fitting[0] else ""
+def _best(fitting: list[OnGpu]) -> str:
+    """The smallest type, the cheapest where a price is known, and the fastest."""
+    cheapest, fastest = min(fitting, key=_usd_per_token), max(fitting, key=_tokens_per_s)
+    named = {"smallest": fitting[0], "cheapest": cheapest, "fastest": fastest}
+    if _usd_per_token(cheapest) == float("inf"):
+        del named["cheapest"]
+    words: dict[str, list[str]] = {}
+    for word, answer in named.items():
+        words.setdefault(answer.gpu.id, []).append(word)
+    return ", ".join(f"{' and '.join(said)} {gpu}" for gpu, said in words.items())
 
 
 def _chosen(found: Everywhere) -> list[OnGpu]:
@@ -109,7 +120,7 @@ def _cells(answer: OnGpu) -> tuple[str, ...]:
     size, limit = prediction.memory.device_bytes / GIB, budget.limit_bytes / GIB
     return (
         times_text(answer.gpus, answer.gpu.id),
-        f"{answer.verdict} {answer.remark}".rstrip(),
+        str(answer.verdict),
         f"{significant(size)} of {significant(limit)}",
         significant(speed.tokens_per_s),
         format_duration(spent_s),

@@ -137,6 +137,9 @@ def command(
         print_json(grid.to_dict())
     else:
         _print(grid, paths)
+    if len(grid.models) < len(asked.models):
+        printer.say(f"interrupted: {len(grid.models)} of {len(asked.models)} models are predicted")
+        raise KeyboardInterrupt
 
 
 def _check_paths(paths: tuple[Path, ...]) -> None:
