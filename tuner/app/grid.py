@@ -133,8 +133,8 @@ def make_grid(
 ) -> Grid:
     """Predict every cell, and call `on_model` with each model, the number done, and all.
 
-    Small models come first. Interrupted, it returns the grid of the models that are done. A cell that
-    cannot be predicted says why. Raises `UnavailableError` where none can, for want of
+    Small models come first. Interrupted, it returns the grid of the models that are done. A cell
+    that cannot be predicted says why. Raises `UnavailableError` where none can, for want of
     libraries, and `InputError` for unknown models and for settings that do not exist or that the
     grid varies.
     """
