@@ -157,10 +157,8 @@ def _on_all(on: Callable[[Gpu], OnGpu]) -> tuple[OnGpu, ...]:
             found.append(on(gpu))
         except (InputError, UnavailableError) as error:
             errors.append(error)
-            problems = error.problems if isinstance(error, InputError) else ()
-            reason = "; ".join(p.message for p in problems) or error.message
             is_unknown = isinstance(error, UnavailableError)
-            found.append(OnGpu(gpu, None, reason, is_unknown=is_unknown))
+            found.append(OnGpu(gpu, None, error.reason, is_unknown=is_unknown))
     if len(errors) == len(found):
         raise errors[-1]
     return tuple(sorted(found, key=_order))

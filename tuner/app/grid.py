@@ -199,9 +199,7 @@ def _cells_of(_: object, model: str, question: GridQuestion) -> list[GridCell]:
             try:
                 cell = _Asked(question, model, method, on, predictor, traced).cell()
             except (InputError, UnavailableError) as error:
-                problems = error.problems if isinstance(error, InputError) else ()
-                reason = "; ".join((error.message, *(p.message for p in problems)))
-                cell = GridCell(model, on.gpu.id, method.id, refused=reason)
+                cell = GridCell(model, on.gpu.id, method.id, refused=error.reason)
             cells.append(cell)
     return cells
 

@@ -52,11 +52,17 @@ class TunerError(Exception):
     """
 
     exit_code = EXIT_UNAVAILABLE
+    problems: tuple[Problem, ...] = ()
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @property
+    def reason(self) -> str:
+        """All problems in one line, or the message where none is listed."""
+        return "; ".join(problem.message for problem in self.problems) or self.message
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
