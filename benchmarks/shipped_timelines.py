@@ -26,6 +26,7 @@ from tuner.predict.predictor import PredictionJob, Predictor, trained_sizes
 from tuner.predict.shipped import (
     FILE,
     RANKS,
+    SHIPPED_OPTIMIZERS,
     Shipped,
     Steps,
     installed_version,
@@ -79,14 +80,6 @@ BATCHES = (1, 2)
 """A micro-batch of one has a structure of its own."""
 SHORT, LONG = 256, 8192
 """In one tile of a chunked loss, and in several."""
-OPTIMIZERS = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_bnb_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
-    "sgd",
-)
 GPUS = ("rtx4090", "t4")
 """One GPU type for each set of kernels."""
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
@@ -168,7 +161,7 @@ def compiled(
         predictor.predict(list(covered(model, gpu)), gpu)
         for key in predictor.compiled().keys() - known:
             trained = partial(trained_sizes, predictor.compiled()[key])
-            for optimizer in OPTIMIZERS:
+            for optimizer in SHIPPED_OPTIMIZERS:
                 step = optimizer_key(optimizer, trained, clip=True, scaled=name == "t4")
                 if step not in optimizers:
                     # All weights are trained at rank 0 alone.

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import tuner  # noqa: E402 - found by the line above
+from tuner.app.calculator import calculator_html  # noqa: E402
+from tuner.predict.shipped import shipped  # noqa: E402
 
 project = "tuner"
 author = "the authors of tuner"
@@ -122,8 +124,10 @@ def reports_of(env: BuildEnvironment) -> set[Path]:
 
 
 def copy_reports(app: Sphinx, error: Exception | None) -> None:
-    """The reports, beside the pages."""
+    """The reports, beside the pages, and the calculator, which is made anew."""
     if error is None and app.builder.format == "html":
+        page = calculator_html(shipped())
+        (Path(app.outdir) / "calculator.html").write_text(page, "utf-8")
         for report in reports_of(app.env):
             copy = Path(app.outdir) / report.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -110,7 +110,7 @@ def prior_intervals(
     (`StepTimes.unknown`); how much programs differ comes on top.
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
-    device, reserved, allocated, step = _prior_ends(uses_profile(method))
+    device, reserved, allocated, step = prior_factors(has_profile=uses_profile(method))
     if memory.peak_allocated_bytes == memory.device_bytes:
         # On a processor all three are resident bytes, which no allocator counts exactly.
         reserved = allocated = device
@@ -126,11 +126,11 @@ def prior_intervals(
 
 def step_factors(*, has_profile: bool) -> _Ends:
     """Range of a program's step time, over a prediction without measurements."""
-    return _prior_ends(has_profile)[-1]
+    return prior_factors(has_profile=has_profile)[-1]
 
 
 @functools.cache
-def _prior_ends(has_profile: bool) -> tuple[_Ends, ...]:
+def prior_factors(*, has_profile: bool) -> tuple[_Ends, ...]:
     """The factors of the ends of the prior's intervals, in the order of `QUANTITIES`."""
     priors = [prior_of(quantity, has_profile=has_profile) for quantity in QUANTITIES]
     priors[-1] = priors[-1] if has_profile else PROGRAM_PRIOR

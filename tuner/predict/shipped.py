@@ -32,6 +32,16 @@ RANKS = (4, 8, 16, 32, 64, 128, 256)
 to the rounding of blocks to 512 bytes, but for optimizers that page: they leave parameters of up to
 100,000 elements in the GPU's memory (`get_state_buffer` of bitsandbytes/optim/optimizer.py)."""
 
+SHIPPED_OPTIMIZERS = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "sgd",
+)
+"""The optimizers whose steps ship."""
+
 _VERSIONS = "versions.json"
 _PASSES = "passes/"
 _OPTIMIZERS = "optimizers/"

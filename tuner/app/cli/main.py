@@ -55,6 +55,7 @@ GROUPS = {
     "Choose a GPU": {
         "grid": "Predict which models fit which GPU types.",
         "estimate": "Predict memory and speed of one configuration.",
+        "calculator": "Write a page that predicts in the browser.",
     },
     "Find settings": {
         "tune": "Find the fastest settings of your program that fit.",

@@ -1,0 +1,246 @@
+"""A page that predicts in the browser, from the compiled timelines that come with tuner.
+
+The page has what `tuner.predict.evaluation` and `tuner.cost.speed.roofline` compute from: the
+polynomials of each structure, the events for its replay of the allocator, optimizer steps, and the
+rates of each GPU type. Its program, `report/page/calculator.js`, does the same with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tuner import __version__
+from tuner.app.estimate import one_configuration
+from tuner.core.errors import UnavailableError
+from tuner.core.gpu import Gpu
+from tuner.core.records import MemoryBudget
+from tuner.core.setup.schemas import SCHEMAS
+from tuner.cost.allocator import (
+    LARGE_OWN_SEGMENT_BYTES,
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    ROUND_LARGE_BYTES,
+    SMALL_LIMIT_BYTES,
+    SMALL_SEGMENT_BYTES,
+)
+from tuner.cost.calibrate import prior_factors
+from tuner.cost.compiled import CATEGORIES, SEGMENTS
+from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES, cublas_workspace_bytes
+from tuner.cost.speed.rates import (
+    BOARDS_DIFFER,
+    matmul_peak,
+    power_limit,
+    rate_of,
+)
+from tuner.cost.speed.roofline import TRAFFIC_SHARE, Efficiency, Roofline
+from tuner.predict.compiler.optimizer_step import CompiledOptimizer, work_arrays
+from tuner.predict.compiler.structure import LARGEST_GPU_BYTES, Structure, kernels_like
+from tuner.predict.portable import (
+    Arrays,
+    PortableStructure,
+    Words,
+    attention_rates,
+    bandwidth_share,
+    number_of,
+)
+from tuner.predict.predict import check_supported
+from tuner.predict.shipped import RANKS, SHIPPED_OPTIMIZERS, Shipped
+from tuner.report.html import page_environment
+from tuner.report.terminal.verdict import SAMPLES
+from tuner.space.gpus import load_catalogue as all_gpus
+from tuner.space.load import DEFAULT_WORKLOAD
+from tuner.space.models.catalogue import architecture
+from tuner.space.models.catalogue import load_catalogue as all_models
+
+Settings = Mapping[str, Any]
+
+METHODS: Mapping[str, tuple[str, tuple[tuple[str, Settings], ...]]] = {
+    "qlora": (
+        "QLoRA, NF4",
+        (
+            ("--qlora", {"precision": "nf4"}),
+            ("--qlora --set mixed_precision=fp16", {"precision": "nf4", "mixed_precision": "fp16"}),
+        ),
+    ),
+    "lora": ("LoRA, bf16", (("--lora", {"precision": "bf16"}),)),
+    "int8": ("LoRA, int8", (("--set precision=int8", {"precision": "int8"}),)),
+    "full": (
+        "Full fine-tuning",
+        (
+            ("--full", {"precision": "bf16", "lora_rank": 0}),
+            (
+                "--full --set precision=fp32 --set mixed_precision=fp16",
+                {"precision": "fp32", "mixed_precision": "fp16", "lora_rank": 0},
+            ),
+        ),
+    ),
+}
+"""By name: a title, and options of `tuner estimate` with the settings that they stand for. Of these
+the first is taken that a GPU type can run: Turing and Volta have no bf16."""
+
+
+def calculator_html(timelines: Shipped) -> str:
+    """The page as HTML text; it asks nothing of the network.
+
+    Raises `UnavailableError` if no timelines ship.
+    """
+    data, numbers = page_data(timelines)
+    text: str = (
+        page_environment()
+        .get_template("calculator.html.j2")
+        .render(page=data, numbers=numbers, versions=sorted(timelines.versions.items()))
+    )
+    return text
+
+
+def page_data(timelines: Shipped) -> tuple[dict[str, Any], str]:
+    """The data of the page, and its arrays: deflated, in base64, and found by their places.
+
+    Of each model the structures of `METHODS` that ship, with and without checkpointing.
+    """
+    arrays, digests = Arrays(), set(timelines.models())
+    models = [name for name in all_models() if architecture(name).digest in digests]
+    if not models:
+        raise UnavailableError("no compiled timelines come with this installation of tuner")
+    gpus = list(all_gpus().values())
+    kernels = sorted({kernels_like(gpu.compute_capability) for gpu in gpus})
+    structures: list[PortableStructure] = []
+    shown = []
+    for name in models:
+        found, places = architecture(name), {}
+        for key, structure, is_half in _structures(name, kernels):
+            passes = timelines.passes(found.digest, structure.key)
+            if passes is not None:
+                places[key] = len(structures)
+                structures.append(PortableStructure(passes, timelines, found.digest, is_half))
+        shown.append(
+            {
+                "name": name,
+                "window": found.sliding_window,
+                "positions": found.positions,
+                "structures": places,
+            }
+        )
+    words = Words()
+    as_update = work_arrays(CompiledOptimizer(0, 0, 0, ((1, 0, 0),)))[0]
+    updates = [
+        number_of(words.kinds, str(as_update.kinds[0])),
+        number_of(words.dtypes, str(as_update.dtypes[0])),
+    ]
+    data = {
+        "version": __version__,
+        "models": shown,
+        "structures": [one.data(arrays, words) for one in structures],
+        "methods": [
+            {"id": name, "title": title, "options": [option for option, _ in ways]}
+            for name, (title, ways) in METHODS.items()
+        ],
+        "optimizers": SHIPPED_OPTIMIZERS,
+        "update": updates,
+        "ranks": RANKS,
+        "categories": [str(category) for category in CATEGORIES],
+        "segments": [[str(s.phase), s.micro_step] for s in SEGMENTS],
+        "steps": [
+            [
+                [s.state_bytes, s.peak_bytes, s.paged_bytes, list(itertools.chain(*s.kernels))]
+                for s in steps
+            ]
+            for steps in words.optimizers
+        ],
+        "bandwidth_shares": [bandwidth_share(kind) for kind in words.kinds],
+        "gpus": [_gpu(gpu, models[0], kernels, words) for gpu in gpus],
+        "constants": _constants(),
+    }
+    return data, arrays.packed()
+
+
+def _structures(
+    model: str, kernels: list[tuple[int, int]]
+) -> Iterable[tuple[str, Structure, bool]]:
+    """Each structure of the page with its key: the words by which the page finds it."""
+    found = architecture(model)
+    lengths = {False: 256, True: found.sliding_window}
+    for (method, (_, ways)), (place, kind), checkpointing, batch, (
+        beyond,
+        length,
+    ) in itertools.product(
+        METHODS.items(), enumerate(kernels), (True, False), (1, 2), lengths.items()
+    ):
+        if length is None:
+            continue
+        for way, (_, settings) in enumerate(ways):
+            sizes = {"micro_batch": batch, "max_length": length}
+            chosen = {**settings, **sizes, "gradient_checkpointing": checkpointing}
+            structure = Structure.of(
+                one_configuration(None, model, chosen)[1],
+                window=found.sliding_window,
+                positions=found.positions,
+                compute_capability=kind,
+            )
+            words = (method, way, place, int(checkpointing), int(batch == 1), int(beyond))
+            yield "/".join(map(str, words)), structure, settings.get("mixed_precision") == "fp16"
+
+
+def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> dict[str, Any]:
+    """The numbers of a GPU type; rates are those of the kinds that the structures name."""
+    budget, efficiency = MemoryBudget.of(gpu.memory_bytes), Efficiency()
+    rates = []
+    for dtype in words.dtypes:
+        key, limit = rate_of(gpu, dtype, False), power_limit(gpu, dtype, False)
+        reached = matmul_peak(gpu, dtype, False) * efficiency.matmul[key]
+        rates.append(
+            [reached, None if math.isinf(limit) else limit, efficiency.slowest.get(key, 1.0)]
+        )
+    ways: dict[str, Any] = {}
+    for method, (_, options) in METHODS.items():
+        problems = [
+            check_supported(one_configuration(None, model, settings)[1], gpu)
+            for _, settings in options
+        ]
+        able = [way for way, found in enumerate(problems) if not found]
+        ways[method] = able[0] if able else problems[0][0].message
+    return {
+        "id": gpu.id,
+        "name": gpu.name,
+        "kernels": kernels.index(kernels_like(gpu.compute_capability)),
+        "limit_bytes": budget.limit_bytes,
+        "usable_bytes": budget.usable_bytes,
+        "context_bytes": gpu.context_bytes,
+        "workspace_bytes": cublas_workspace_bytes(gpu.compute_capability),
+        "bandwidth": gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0),
+        "multiprocessors": gpu.sm_count,
+        "price": gpu.price_usd_per_hour,
+        "price_date": gpu.price_date,
+        "rates": rates,
+        "attention": attention_rates(gpu, words, efficiency),
+        "ways": ways,
+    }
+
+
+def _constants() -> dict[str, Any]:
+    device, _, _, step = prior_factors(has_profile=False)
+    roofline, efficiency = Roofline(), Efficiency()
+    default = SCHEMAS[DEFAULT_WORKLOAD].terms["effective_batch"].default
+    return {
+        "effective_batch": int(str(default)),
+        "samples": SAMPLES,
+        "device": device,
+        "step": step,
+        "launch_s": roofline.launch_s,
+        "hosts": roofline.hosts,
+        "kernel_s": roofline.shortest_s,
+        "tile": efficiency.tile,
+        "fill": efficiency.fill,
+        "boards_differ": BOARDS_DIFFER,
+        "replayed_workspace_bytes": CUBLAS_WORKSPACE_BYTES,
+        "largest_bytes": LARGEST_GPU_BYTES,
+        "block_bytes": MIN_BLOCK_BYTES,
+        "small_bytes": SMALL_LIMIT_BYTES,
+        "small_segment_bytes": SMALL_SEGMENT_BYTES,
+        "large_segment_bytes": LARGE_SEGMENT_BYTES,
+        "own_segment_bytes": LARGE_OWN_SEGMENT_BYTES,
+        "round_large_bytes": ROUND_LARGE_BYTES,
+    }

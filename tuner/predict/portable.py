@@ -1,0 +1,171 @@
+"""Compiled timelines and rates of kernels as arrays that a page can read: see `app.calculator`."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tuner.core.gpu import Gpu
+from tuner.cost.compiled import CompiledPasses, Events
+from tuner.cost.operators.timeline import MASK
+from tuner.cost.polynomial import Terms
+from tuner.cost.speed.rates import attention_flops_per_s
+from tuner.cost.speed.roofline import Efficiency
+from tuner.cost.work_arrays import WorkArrays
+from tuner.predict.predictor import trained_sizes
+from tuner.predict.shipped import SHIPPED_OPTIMIZERS, Shipped, Steps, optimizer_key
+
+_VARIABLES = 3
+"""Micro-batch, length and rank: causal language models have no negatives."""
+
+
+class Words:
+    """Numbers for kinds of operators, types of operands, attention kernels and optimizer steps."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, int] = {}
+        self.dtypes: dict[str, int] = {}
+        self.attention: dict[tuple[str, str, int], int] = {}
+        """By name, type and size of heads; 0 where the kernel is not known."""
+        self.optimizers: dict[Steps, int] = {}
+
+
+class Arrays:
+    """Arrays of whole numbers and of fractions, like ones together and equal ones once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], list[Any]] = {}
+
+    def add(self, name: str, values: Any) -> list[Any]:
+        """The place of an array in `packed`, filled in there: type, start and length."""
+        array = np.asarray(values)
+        most = np.abs(array).max(initial=0)
+        kind = "i1" if most < 2**7 else "i2" if most < 2**15 else "i4"
+        if most >= 2**31 or (array != np.round(array)).any():
+            kind = "f8"
+        content = np.ascontiguousarray(array, dtype=f"<{kind}").tobytes()
+        return self._known.setdefault((f"{kind} {name}", content), [kind, 0, array.size])
+
+    def packed(self) -> str:
+        """All arrays, one after the other, deflated and in base64."""
+        parts, start = [], 0
+        for (_, content), place in sorted(self._known.items(), key=lambda item: item[0][0]):
+            padding = -start % 8
+            place[1] = start + padding
+            parts += [bytes(padding), content]
+            start += padding + len(content)
+        return base64.b64encode(zlib.compress(b"".join(parts), 9)).decode()
+
+
+class PortableStructure:
+    """The passes of one structure and its optimizer steps, as the page takes them."""
+
+    def __init__(
+        self, passes: CompiledPasses, timelines: Shipped, digest: str, is_half: bool
+    ) -> None:
+        self._passes = passes
+        trained, known = partial(trained_sizes, passes), timelines.optimizers(digest)
+        keys = {n: optimizer_key(n, trained, clip=True, scaled=is_half) for n in SHIPPED_OPTIMIZERS}
+        self._optimizers = {name: known[key] for name, key in keys.items() if key in known}
+
+    def data(self, arrays: Arrays, words: Words) -> dict[str, Any]:
+        """JSON types, and places of arrays; differences of what repeats, which compress better."""
+        passes, operators = self._passes, self._passes.operators
+        moments = np.diff(passes.counts.astype(np.int64), axis=0, prepend=0)
+        return {
+            "sizes": _terms("sizes", passes.sizes, arrays),
+            "counts": arrays.add("counts", moments.ravel()),
+            "segments": arrays.add("segments", passes.segments),
+            "ends": arrays.add("ends", passes.ends.ravel()),
+            "workspace": passes.workspace,
+            "kinds": arrays.add("kinds", [number_of(words.kinds, k) for k in operators.kinds]),
+            "dtypes": arrays.add("dtypes", [number_of(words.dtypes, d) for d in operators.dtypes]),
+            "attention": arrays.add("attention", self._attention(words)),
+            "flops": _terms("flops", operators.flops, arrays),
+            "tensors": _terms("tensors", operators.tensor_bytes, arrays),
+            "tensor_of": arrays.add("tensor_of", operators.tensor_of),
+            "shapes": _terms("shapes", operators.shapes, arrays),
+            "has_shape": arrays.add("has_shape", operators.has_shape.astype(int)),
+            "executions": arrays.add("executions", passes.executions.ravel()),
+            "shallow": _events("shallow", passes.shallow, arrays),
+            "deep": _events("deep", passes.deep, arrays),
+            "depth_ratio": passes.depth_ratio,
+            "optimizers": {
+                name: number_of(words.optimizers, steps) for name, steps in self._optimizers.items()
+            },
+        }
+
+    def _attention(self, words: Words) -> list[int]:
+        """The kernel of each operator of fused attention by its number; -1 of all others."""
+        operators, numbers = self._passes.operators, []
+        for row, (name, kind, dtype) in enumerate(
+            zip(operators.names, operators.kinds, operators.dtypes, strict=True)
+        ):
+            if kind != "attention":
+                numbers.append(-1)
+                continue
+            head = 0
+            if operators.has_shape[row]:
+                coefficients = operators.shapes.coefficients[4 * row + 3]
+                assert not operators.shapes.exponents[4 * row + 3][coefficients != 0].any()
+                head = int(coefficients.sum())
+            numbers.append(number_of(words.attention, (name, dtype, head)))
+        return numbers
+
+
+def number_of(known: dict[Any, int], value: Any) -> int:
+    """The number of a value, a new one for a new value."""
+    return known.setdefault(value, len(known))
+
+
+def _terms(name: str, terms: Terms, arrays: Arrays) -> list[Any]:
+    """Coefficients (n, 2) and exponents (n, 2, 3) of polynomials without negatives."""
+    assert not terms.exponents[:, :, _VARIABLES:].any()
+    return [
+        arrays.add(f"{name} coefficients", terms.coefficients.ravel()),
+        arrays.add(f"{name} exponents", terms.exponents[:, :, :_VARIABLES].ravel()),
+    ]
+
+
+def _events(name: str, events: Events, arrays: Arrays) -> list[Any]:
+    """Events up to the last backward pass, the block of each by 2 index + (sign > 0)."""
+    codes = 2 * events.events[:, 0] + (events.events[:, 1] > 0)
+    return [
+        arrays.add(f"{name} events", np.diff(codes, prepend=0)),
+        arrays.add(f"{name} sizes", events.sizes),
+        arrays.add(f"{name} spans", events.spans.ravel()),
+    ]
+
+
+def bandwidth_share(kind: str) -> float:
+    """The share of a GPU's bandwidth that kernels of this kind reach."""
+    shares = Efficiency().bandwidth
+    return shares.get(kind, shares["elementwise"])
+
+
+def attention_rates(gpu: Gpu, words: Words, efficiency: Efficiency) -> list[list[float]]:
+    """FLOP/s of each kernel of attention, and how much longer it may take."""
+    if not words.attention:
+        return []
+    names, dtypes, heads = zip(*words.attention, strict=True)
+    shapes = np.ones((len(names), 4, 1))
+    shapes[:, 3, 0] = heads
+    ones = np.ones((len(names), 1))
+    works = WorkArrays(
+        names=np.array(names, dtype=np.str_),
+        kinds=np.full(len(names), "attention"),
+        dtypes=np.array(dtypes, dtype=np.str_),
+        flops=ones,
+        bytes_moved=ones,
+        shapes=shapes,
+        has_shape=np.array(heads) > 0,
+    )
+    rates = attention_flops_per_s(works, gpu, masked=efficiency.masked_attention)[:, 0]
+    slowest = [
+        efficiency.slowest.get("masked" if name.endswith(MASK) else "", 1.0) for name in names
+    ]
+    return [[float(rate), slow] for rate, slow in zip(rates, slowest, strict=True)]
