@@ -55,6 +55,14 @@ if TYPE_CHECKING:
     help="Only check the program as it is: one run.",
 )
 @click.option(
+    "--steps-only",
+    "whole",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="Run the first steps only: no largest batch, evaluation, saving or end.",
+)
+@click.option(
     "--predict",
     is_flag=True,
     help="Predict from the settings, without running it.",
@@ -80,7 +88,8 @@ def command(
     """Check whether PROGRAM fits on a GPU. If not, suggest the smallest change that makes it fit.
 
     PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory, TRL or
-    torchtune, or any command after --. It runs unchanged for a few steps on an emulated GPU. With
+    torchtune, or any command after --. It runs unchanged on an emulated GPU: a few steps, the
+    largest batch of its data, evaluation, saving and its end; what it saves is thrown away. With
     --predict, and where there is no emulator, its settings are read and nothing runs. The change
     keeps effective batch, adapters and lengths; no file is written.
 
