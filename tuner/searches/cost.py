@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from tuner.core.setup.distributed_knobs import MACHINES, strategy
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.searches.facts import SpaceFacts, counted_gpus, paid_gpus, rounded, seconds_of
 from tuner.searches.front import PAIR_ERROR, fastest_first
+from tuner.space.steps import steps_per_epoch
 
 PREDICTED_PERCENT = 90
 """Percent of runs that lie within a prediction's interval (docs/notebook/accuracy_coverage.md)."""
@@ -99,7 +99,7 @@ def cost_of(
     return RunCost(
         examples=sum(parts),
         epochs=epochs.pop() if len(epochs) == 1 else None,
-        steps_per_epoch=sum(math.ceil(n / step) for n in parts) if step else None,
+        steps_per_epoch=sum(steps_per_epoch(n, step) for n in parts) if step else None,
         epoch_s=epoch_s,
         run_s=run_s,
         epoch_usd=epoch_s / 3600 * hourly if hourly is not None else None,

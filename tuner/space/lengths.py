@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.core.errors import InputError, unknown
+from tuner.space import steps
 
 PADDING_MODES = ("longest", "max_length", "packing")
 """Contents of a micro-batch: examples padded to the longest among them, examples padded to
@@ -243,8 +244,7 @@ class TokenLengths:
     ) -> int | None:
         """Optimizer steps of one pass over the data; None if the examples are not counted.
 
-        The last, smaller batch counts as a step, as it does in transformers' Trainer. Packed
-        rows are ceil(tokens / max_length) in number.
+        Packed rows are ceil(tokens / max_length) in number.
         """
         _check_positive(effective_batch=effective_batch, max_length=max_length)
         if padding not in PADDING_MODES:
@@ -252,10 +252,10 @@ class TokenLengths:
         if self.examples is None or self.tokens is None:
             return None
         if padding != "packing":
-            return -(-self.examples // effective_batch)
+            return steps.steps_per_epoch(self.examples, effective_batch)
         # The mean of counted lengths is a rounded quotient; its multiple is whole again.
         tokens = round(self.tokens) if self.known else self.tokens
-        return math.ceil(math.ceil(tokens / max_length) / effective_batch)
+        return steps.steps_per_epoch(math.ceil(tokens / max_length), effective_batch)
 
     def share_up_to(self, length: float) -> float:
         """Fraction of examples with at most `length` tokens, if the distribution is known."""
