@@ -17,8 +17,8 @@ from tuner.emulator.step_time import EmulatedStepTime
 RUN_PHASES = ("load", "steps", "largest batch", "evaluation", "save", "resume", "end")
 """The phases of a run that nearly every training has."""
 
-GROWS_AFTER = 3
-"""Steps of which growing memory is known (inside/memory.py)."""
+FIRST_STEPS = 3
+"""Steps after which a whole run goes on, and growing memory is known (inside/memory.py)."""
 
 _WITH_STATES = 2
 _FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
@@ -187,7 +187,7 @@ class Emulation:
         if use is None or not growing or self.ended is Ended.OOM:
             return None
         free = self.gpu.memory_bytes - use.device_bytes_in("steps")
-        return GROWS_AFTER + max(0, free) // growing + 1
+        return FIRST_STEPS + max(0, free) // growing + 1
 
     @property
     def training_data(self) -> DataRead | None:

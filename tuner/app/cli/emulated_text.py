@@ -11,6 +11,7 @@ from tuner.core.expressions import show
 from tuner.core.outcome import signal_name
 from tuner.core.units import GIB, format_duration, format_range, format_size, significant
 from tuner.emulator.emulation import (
+    FIRST_STEPS,
     EmulatedAllocation,
     EmulatedDeviceUse,
     Emulation,
@@ -130,8 +131,8 @@ def data_text(found: Emulation) -> str:
         return ""
     if data.of is None:
         return f"a stream: unknown beyond the {data.read:,} batches that were read"
-    if data.row is None:
-        return ""
+    if data.row is None or data.step <= FIRST_STEPS:
+        return ""  # it is one of the first steps
     text = (
         f"row {data.row:,} ({data.size:,} {data.unit}) makes step {data.step:,} of "
         f"{data.steps:,} the largest"
