@@ -11,7 +11,6 @@ from tuner.core.expressions import show
 from tuner.core.outcome import signal_name
 from tuner.core.units import GIB, format_duration, format_range, format_size, significant
 from tuner.emulator.emulation import (
-    RUN_PHASES,
     EmulatedAllocation,
     EmulatedDeviceUse,
     Emulation,
@@ -85,11 +84,10 @@ def run_fields(found: Emulation, needed: Emulation | None) -> list[tuple[str, st
     """
     of = found if needed is None else needed
     use = of.limiting
-    if not found.whole or use is None:
+    if not (found.whole and found.steps) or use is None:
         return []
-    ran = [phase for phase in RUN_PHASES if phase in use.run_phases]
-    ran += [phase for phase in use.run_phases if phase not in ran]
-    shown = [f"{phase} {significant(use.run_phases[phase][0] / GIB)}" for phase in ran]
+    ran = sorted(use.run_phases.items(), key=lambda phase: -phase[1][0])
+    shown = [f"{phase} {significant(allocated / GIB)}" for phase, (allocated, _) in ran]
     return [
         ("ends", _run_end_text(found)),
         ("phases", f"{', '.join(shown)} GiB allocated" if shown else ""),
@@ -148,7 +146,7 @@ def data_text(found: Emulation) -> str:
 
 def not_run_text(found: Emulation) -> str:
     """The phases that did not come."""
-    if not found.whole:
+    if not (found.whole and found.steps):
         return ""
     left = [phase for phase in found.not_run if found.ended is not Ended.OOM or phase == "resume"]
     return f"not run: {', '.join(left)}" if left else ""

@@ -278,9 +278,9 @@ def row_sizes(dataset: Any, reading_s: float = READING_S) -> RowSizes:
     if of_table is not None:
         sizes, unit = of_table
         return RowSizes(dict(enumerate(sizes)), rows, unit)
-    unit = _unit(dataset[0])
     states = _random_states()
     try:
+        unit = _unit(dataset[0])
         found, until = {}, time.monotonic() + reading_s
         for number in range(rows):
             found[number] = _size(dataset[number])
