@@ -272,6 +272,8 @@ class Emulation:
             gpu=self.gpu.id,
             gpu_memory_bytes=self.gpu.memory_bytes,
             fits=self.fits,
+            not_run=list(self.not_run),
+            ends_at_step=self.ends_at_step,
             command=list(self.command),
         )
         return data
