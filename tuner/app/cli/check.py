@@ -19,7 +19,8 @@ from tuner.app.cli.options import (
     subcommand,
     verbose_option,
 )
-from tuner.app.programs import check
+from tuner.app.programs import check, largest
+from tuner.core.errors import verdict_code
 from tuner.core.records import parse_margin
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_json
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     "tuner check train.py --gpu rtx4090",
     "tuner check train.py",
     "tuner check axolotl.yml --gpu a6000 --predict --set max_length=2048",
+    "tuner check train.py --gpu rtx4090 --predict --largest micro_batch",
     "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
 )
 @any_emulated_gpu_options
@@ -55,6 +57,12 @@ if TYPE_CHECKING:
     help="Only check the program as it is: one run.",
 )
 @click.option(
+    "--largest",
+    "largest_of",
+    type=click.Choice(["micro_batch", "max_length", "lora_rank", "model"]),
+    help="Find the largest value that fits, and show the change.",
+)
+@click.option(
     "--predict",
     is_flag=True,
     help="Predict from the settings, without running it.",
@@ -66,12 +74,13 @@ if TYPE_CHECKING:
 @verbose_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(
+def command(  # noqa: PLR0913 - one argument for each option
     *,
     program: tuple[str, ...],
     gpu_name: str | None,
     gpu_memory: int | None,
     margin: str | None,
+    largest_of: str | None,
     quiet: bool,
     verbose: bool,
     as_json: bool,
@@ -87,16 +96,20 @@ def command(
     The first line is the answer: fits, tight (the 90 % interval spans the limit), does not fit or
     unknown. Without --gpu, a table of all GPU types is predicted.
 
+    --largest finds the largest micro-batch, length, rank or model of the same family that fits.
+
     Exit codes: 0 fits, 1 doesn't fit (tight: the more likely of the two), 2 the program failed,
     3 can't be emulated or predicted, 4 unknown.
     """
     from tuner.app.cli.checked_text import checked_to_dict, print_checked, print_found  # numpy
+    from tuner.app.cli.largest_text import largest_to_dict, print_largest
 
     if gpu_name is None:
         from tuner.app.cli.everywhere_text import show_everywhere
         from tuner.app.everywhere import program_everywhere
 
         require_gpu("--gpu-memory", gpu_memory)
+        require_gpu("--largest", largest_of)
         with Waiting(quiet=quiet) as waiting:
             waiting("predicting the program for every GPU type")
             found = program_everywhere(
@@ -109,6 +122,14 @@ def command(
         raise click.exceptions.Exit(show_everywhere(found, verbose=verbose, as_json=as_json))
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     fraction = parse_margin(margin, gpu)
+    if largest_of is not None:
+        del how["improve"]
+        with Waiting(quiet=quiet) as waiting:
+            most = largest(
+                program, gpu, largest_of, margin_fraction=fraction, report=waiting, **how
+            )
+        print_json(largest_to_dict(most)) if as_json else print_largest(most, verbose=verbose)
+        raise click.exceptions.Exit(verdict_code(most.found is not None))
     with Waiting(quiet=quiet) as waiting:
 
         def answered(found: RunAnswer, needed: RunAnswer | None) -> None:
