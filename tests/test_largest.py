@@ -12,6 +12,7 @@ from tests.emulating import needs_emulator
 from tuner.app.cli.main import run
 from tuner.app.largest import highest
 from tuner.space.models.catalogue import family_of
+from tuner.space.models.hollow import write_hollow
 
 PROGRAM = """\
 from datasets import Dataset
@@ -106,7 +107,9 @@ def test_a_setting_that_cannot_be_written_is_refused(
 def test_the_last_candidates_are_emulated(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    write_hollow("tiny-llama-3m", program.parent / "tiny")
+    program.write_text(PROGRAM.replace("tiny-llama-3m", "./tiny"))
     found = answer(capsys, "--largest", "micro_batch", "train.py")
-    assert (found["exit"], found["source"]) == (0, "emulated")
+    assert (found["exit"], found["source"]) == (0, "emulated"), found["notes"]
     assert found["found"]["fits"] is True
     assert found["next"]["fits"] is False

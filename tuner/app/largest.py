@@ -210,7 +210,8 @@ def _emulated(runs: ProgramRuns, name: str) -> Ask:
         if found.settings.get(name, value) != value:
             raise InputError(f"{name}={show(value)} does not reach the training")
         if found.fits is None:
-            raise UnavailableError(f"with {name}={show(value)} the program ended: {found.ended}")
+            why = found.error.message if found.error else found.ended
+            raise UnavailableError(f"with {name}={show(value)} the program ended: {why}")
         return found
 
     return ask

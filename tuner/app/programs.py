@@ -44,6 +44,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     margin_fraction: float | None = None,
     timeout_s: float | None = None,
     improve: bool = True,
+    whole: bool = True,
     predict: bool = False,
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
@@ -53,7 +54,8 @@ def check(  # noqa: PLR0913 - one argument for each option
 ) -> CheckedProgram:
     """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails.
 
-    `answered` is called as soon as the verdict is known, before changes are tried.
+    A `whole` run comes, shortened, to its evaluation, its saving and its end. `answered` is called
+    as soon as the verdict is known, before changes are tried.
     """
     from tuner.app.checking import check_program  # numpy
     from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
@@ -65,7 +67,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
-            with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s) as runs:
+            with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s, whole) as runs:
                 return check_program(runs, improve=improve, report=report, answered=answered)
         except UnavailableError as error:
             notes = (f"not emulated: {error.message} ({error.hint})",)
@@ -84,6 +86,7 @@ def largest(  # noqa: PLR0913 - one argument for each option
     gpus: int | None = None,
     margin_fraction: float | None = None,
     timeout_s: float | None = None,
+    whole: bool = True,
     predict: bool = False,
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
@@ -103,7 +106,8 @@ def largest(  # noqa: PLR0913 - one argument for each option
         raise InputError(f"--set {name} and --largest {name} contradict each other")
     runs = None
     if not (predict or model is not None or given):
-        runs = ProgramRuns(read_program(program), gpu, gpus, margin_fraction, seed, timeout_s)
+        ran = read_program(program)
+        runs = ProgramRuns(ran, gpu, gpus, margin_fraction, seed, timeout_s, whole)
     read = read_program(program, is_run=False)
     with quiet_libraries(), runs or contextlib.nullcontext():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)

@@ -60,7 +60,16 @@ if TYPE_CHECKING:
     "--largest",
     "largest_of",
     type=click.Choice(["micro_batch", "max_length", "lora_rank", "model"]),
-    help="Find the largest value that fits, and show the change.",
+    metavar="NAME",
+    help="Find the largest micro_batch, max_length, lora_rank or model that fits.",
+)
+@click.option(
+    "--steps-only",
+    "whole",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="Run the first steps only: no largest batch, evaluation, saving or end.",
 )
 @click.option(
     "--predict",
@@ -89,14 +98,13 @@ def command(  # noqa: PLR0913 - one argument for each option
     """Check whether PROGRAM fits on a GPU. If not, suggest the smallest change that makes it fit.
 
     PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory, TRL or
-    torchtune, or any command after --. It runs unchanged for a few steps on an emulated GPU. With
+    torchtune, or any command after --. It runs unchanged on an emulated GPU: a few steps, the
+    largest batch of its data, evaluation, saving and its end; what it saves is thrown away. With
     --predict, and where there is no emulator, its settings are read and nothing runs. The change
     keeps effective batch, adapters and lengths; no file is written.
 
     The first line is the answer: fits, tight (the 90 % interval spans the limit), does not fit or
     unknown. Without --gpu, a table of all GPU types is predicted.
-
-    --largest finds the largest micro-batch, length, rank or model of the same family that fits.
 
     Exit codes: 0 fits, 1 doesn't fit (tight: the more likely of the two), 2 the program failed,
     3 can't be emulated or predicted, 4 unknown.

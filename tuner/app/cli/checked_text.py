@@ -8,9 +8,11 @@ from typing import Any
 
 from tuner.app.checking import BetterChange, CheckedProgram
 from tuner.app.cli.emulated_text import (
+    not_run_text,
     print_emulation,
     print_last_lines,
     reason_text,
+    run_fields,
     sizes_text,
     unknown_text,
 )
@@ -89,7 +91,7 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
         print_last_lines(checked.log_tail, at_most=LINES - 5)
     notes = list(_notes(checked))
     memory = field_lines([("memory", "" if found.fits else _memory_text(checked))])
-    numbers = field_lines(_pace_fields(checked))
+    numbers = field_lines([*_run_fields(checked), *_pace_fields(checked)])
     room = LINES - 2 - len(numbers)
     # The whole change has the room that it needs; then the memory, a note and the places have it.
     spare = room - _least_change_lines(checked)
@@ -99,6 +101,14 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     more = len(notes) - bool(first)
     source = field_lines([("source", answer_source(checked.found, more=more))])
     print_lines((*memory, *change, *numbers, *source, *first))
+
+
+def _run_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
+    """The phases of a whole run."""
+    found, needed = checked.found, checked.needed
+    if not isinstance(found, Emulation) or isinstance(needed, PredictedProgram):
+        return []
+    return run_fields(found, needed)
 
 
 def _least_change_lines(checked: CheckedProgram) -> int:
@@ -182,7 +192,9 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
             f"{show(arrived)}"
         )
     if isinstance(found, Emulation):
-        yield from filter(None, (unknown_text(found), sizes_text(found.unknown_values)))
+        yield from filter(
+            None, (unknown_text(found), sizes_text(found.unknown_values), not_run_text(found))
+        )
     else:
         plan = found.plan
         yield from plan.findings
