@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
     from tuner.app.checking import Answered, CheckedProgram
+    from tuner.app.largest import Largest
     from tuner.app.program_front import ProgramFront
     from tuner.emulator.emulation import Emulation
 
@@ -74,6 +76,42 @@ def check(  # noqa: PLR0913 - one argument for each option
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
         found = check_program(predictions, improve=improve, report=report, answered=answered)
     return replace(found, notes=(*found.notes, *notes))
+
+
+def largest(  # noqa: PLR0913 - one argument for each option
+    program: Sequence[str],
+    gpu: Gpu,
+    name: str,
+    *,
+    gpus: int | None = None,
+    margin_fraction: float | None = None,
+    timeout_s: float | None = None,
+    whole: bool = True,
+    predict: bool = False,
+    model: str | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+    seed: int = 0,
+    report: Report = lambda text: None,
+) -> Largest:
+    """The largest value of `name` (one of `tuner.app.largest.NAMES`) with which `program` fits.
+
+    Unless `predict`, it is emulated with that value and the next. Raises `InputError` as
+    `find_largest` does.
+    """
+    from tuner.app.largest import find_largest  # numpy
+    from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
+
+    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    if name in given:
+        raise InputError(f"--set {name} and --largest {name} contradict each other")
+    runs = None
+    if not (predict or model is not None or given):
+        ran = read_program(program)
+        runs = ProgramRuns(ran, gpu, gpus, margin_fraction, seed, timeout_s, whole)
+    read = read_program(program, is_run=False)
+    with quiet_libraries(), runs or contextlib.nullcontext():
+        predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
+        return find_largest(predictions, name, runs=runs, report=report)
 
 
 def tune_predicted(
