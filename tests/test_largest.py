@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.emulating import needs_emulator
 from tuner.app.cli.main import run
 from tuner.app.largest import highest
 from tuner.space.models.catalogue import family_of
-from tuner.space.models.hollow import write_hollow
 
 PROGRAM = """\
 from datasets import Dataset
@@ -102,14 +100,6 @@ def test_a_setting_that_cannot_be_written_is_refused(
     assert "max_length" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@needs_emulator
-def test_the_last_candidates_are_emulated(
-    program: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_hollow("tiny-llama-3m", program.parent / "tiny")
-    program.write_text(PROGRAM.replace("tiny-llama-3m", "./tiny"))
-    found = answer(capsys, "--largest", "micro_batch", "train.py")
-    assert (found["exit"], found["source"]) == (0, "emulated"), found["notes"]
-    assert found["found"]["fits"] is True
-    assert found["next"]["fits"] is False
+def test_it_is_not_taken_for_a_run(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--gpu", "rtx4090", "--largest", "micro_batch", "train.py"]) == 2
+    assert "add --predict" in capsys.readouterr().err

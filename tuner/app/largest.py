@@ -1,8 +1,7 @@
 """The largest value of one setting of a program, or the largest model, that fits a GPU type.
 
 Memory grows with each of these. The value is searched for in compiled timelines, then in traces at
-full depth, then, unless it is only predicted, in emulated runs. Each search begins where the one
-before ended: where the two agree, two answers of the slower one are enough.
+full depth, from where the first search ended: where the two agree, two traces are enough.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tuner.app.program_oracle import ProgramPredictions, ProgramRuns, RunAnswer
-from tuner.core.errors import InputError, UnavailableError
+from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
+from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.changes import Change, change
@@ -30,7 +29,7 @@ MODEL = "model"
 NAMES = (*MOST, MODEL)
 
 Report = Callable[[str], None]
-Ask = Callable[[KnobValue], RunAnswer]
+Ask = Callable[[KnobValue], PredictedProgram]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,12 @@ class Largest:
     name: str
     own: KnobValue
     value: KnobValue | None
-    found: RunAnswer | None
+    found: PredictedProgram | None
     next_value: KnobValue | None
-    next_found: RunAnswer | None
+    next_found: PredictedProgram | None
     change: Change | None
     limit: str
     runs: int
-    notes: tuple[str, ...]
-
-    @property
-    def source(self) -> str:
-        """The source of its numbers."""
-        found = self.found or self.next_found
-        return found.source if found is not None else "predicted"
 
 
 def highest(fits: Callable[[int], bool], start: int, end: int) -> int:
@@ -90,7 +82,7 @@ class _Answers:
 
     values: Sequence[KnobValue]
     ask: Ask
-    found: dict[int, RunAnswer] = field(default_factory=dict)
+    found: dict[int, PredictedProgram] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
     def fits(self, number: int) -> bool:
@@ -108,10 +100,9 @@ def find_largest(
     predictions: ProgramPredictions,
     name: str,
     *,
-    runs: ProgramRuns | None = None,
     report: Report = lambda text: None,
 ) -> Largest:
-    """The largest value of the setting `name` that fits, by predictions and then by `runs`.
+    """The largest value of the setting `name` that fits, predicted.
 
     Raises `InputError` for a program that cannot be predicted, or whose files do not let the
     setting be changed.
@@ -131,19 +122,9 @@ def find_largest(
     oracles: list[Ask] = [_of_model(predictions)]
     if name != MODEL:
         oracles = [_predicted(predictions, name, at_once=at_once) for at_once in (True, False)]
-    notes: list[str] = []
     for ask in oracles:
         answers = _Answers(values, ask)
         start = highest(answers.fits, start, len(values))
-    if runs is not None and name != MODEL:
-        report(f"running it with {name}={show(values[max(start, 0)])} and the next")
-        emulated = _Answers(values, _emulated(runs, name))
-        try:
-            start, answers = highest(emulated.fits, start, len(values)), emulated
-        except UnavailableError as error:
-            notes.append(f"not emulated: {error.message}")
-    elif runs is not None:
-        notes.append("models are predicted: the program names its own")
     value = values[start] if start >= 0 else None
     following = start + 1
     changed = None
@@ -158,8 +139,7 @@ def find_largest(
         answers.found.get(following),
         changed,
         answers.refused.get(following, ""),
-        predictions.count + (runs.count if runs is not None else 0),
-        tuple(notes),
+        predictions.count,
     )
 
 
@@ -183,7 +163,7 @@ def _values(name: str, model: str) -> Iterator[KnobValue]:
 
 
 def _predicted(predictions: ProgramPredictions, name: str, *, at_once: bool) -> Ask:
-    def ask(value: KnobValue) -> RunAnswer:
+    def ask(value: KnobValue) -> PredictedProgram:
         after = change(predictions.program, predictions.settings, {name: value}).after
         plan = predictions.plan(after)
         if plan.settings.get(name) != value:
@@ -194,24 +174,9 @@ def _predicted(predictions: ProgramPredictions, name: str, *, at_once: bool) -> 
 
 
 def _of_model(predictions: ProgramPredictions) -> Ask:
-    def ask(model: KnobValue) -> RunAnswer:
+    def ask(model: KnobValue) -> PredictedProgram:
         other = dataclasses.replace(predictions, model=str(model), predictor=None)
         predictions.count += 1
         return other.as_it_is()
-
-    return ask
-
-
-def _emulated(runs: ProgramRuns, name: str) -> Ask:
-    def ask(value: KnobValue) -> RunAnswer:
-        (found,) = runs.with_values([{name: value}], roomy=False)
-        if isinstance(found, InputError):
-            raise found
-        if found.settings.get(name, value) != value:
-            raise InputError(f"{name}={show(value)} does not reach the training")
-        if found.fits is None:
-            why = found.error.message if found.error else found.ended
-            raise UnavailableError(f"with {name}={show(value)} the program ended: {why}")
-        return found
 
     return ask

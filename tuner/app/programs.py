@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -85,33 +84,24 @@ def largest(  # noqa: PLR0913 - one argument for each option
     *,
     gpus: int | None = None,
     margin_fraction: float | None = None,
-    timeout_s: float | None = None,
-    whole: bool = True,
-    predict: bool = False,
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
-    seed: int = 0,
     report: Report = lambda text: None,
 ) -> Largest:
     """The largest value of `name` (one of `tuner.app.largest.NAMES`) with which `program` fits.
 
-    Unless `predict`, it is emulated with that value and the next. Raises `InputError` as
-    `find_largest` does.
+    It is predicted. Raises `InputError` as `find_largest` does.
     """
     from tuner.app.largest import find_largest  # numpy
-    from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
+    from tuner.app.program_oracle import ProgramPredictions
 
     given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
     if name in given:
         raise InputError(f"--set {name} and --largest {name} contradict each other")
-    runs = None
-    if not (predict or model is not None or given):
-        ran = read_program(program)
-        runs = ProgramRuns(ran, gpu, gpus, margin_fraction, seed, timeout_s, whole)
     read = read_program(program, is_run=False)
-    with quiet_libraries(), runs or contextlib.nullcontext():
+    with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-        return find_largest(predictions, name, runs=runs, report=report)
+        return find_largest(predictions, name, report=report)
 
 
 def tune_predicted(

@@ -20,7 +20,7 @@ from tuner.app.cli.options import (
     verbose_option,
 )
 from tuner.app.programs import check, largest
-from tuner.core.errors import verdict_code
+from tuner.core.errors import InputError, verdict_code
 from tuner.core.records import parse_margin
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_json
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     "largest_of",
     type=click.Choice(["micro_batch", "max_length", "lora_rank", "model"]),
     metavar="NAME",
-    help="Find the largest micro_batch, max_length, lora_rank or model that fits.",
+    help="With --predict: the largest micro_batch, max_length, lora_rank or model that fits.",
 )
 @click.option(
     "--steps-only",
@@ -131,7 +131,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     fraction = parse_margin(margin, gpu)
     if largest_of is not None:
-        del how["improve"]
+        if not how["predict"]:
+            raise InputError("--largest is predicted, not run", hint="add --predict")
+        how = {name: how[name] for name in ("gpus", "model", "settings")}
         with Waiting(quiet=quiet) as waiting:
             most = largest(
                 program, gpu, largest_of, margin_fraction=fraction, report=waiting, **how

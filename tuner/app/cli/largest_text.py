@@ -12,9 +12,7 @@ from tuner.app.cli.checked_text import (
     print_found,
     print_predicted,
 )
-from tuner.app.cli.emulated_text import print_emulation
 from tuner.app.largest import MODEL, Largest
-from tuner.app.program_oracle import PredictedProgram
 from tuner.core.expressions import show
 from tuner.report.terminal.render import echo
 from tuner.report.terminal.verdict import (
@@ -39,7 +37,7 @@ def print_largest(found: Largest, *, verbose: bool) -> None:
     print_found(answer, None)
     change = found.change.difference if found.change is not None else ""
     if verbose:
-        print_predicted(answer) if isinstance(answer, PredictedProgram) else print_emulation(answer)
+        print_predicted(answer)
         echo("\n".join(("", change, *(f"note: {note}" for note in _notes(found)))))
         return
     fields = pace_fields(pace_of(answer), answer.gpu, gpus=gpus_of(answer)) if found.found else []
@@ -60,7 +58,6 @@ def _head(found: Largest) -> str:
 
 
 def _notes(found: Largest) -> Iterator[str]:
-    yield from found.notes
     if found.limit:
         yield found.limit
     if found.name == MODEL and found.value not in (None, found.own):
@@ -74,7 +71,7 @@ def _notes(found: Largest) -> Iterator[str]:
 def largest_to_dict(found: Largest) -> dict[str, Any]:
     """The answer as JSON types; `source` says what every number in it is."""
     return {
-        "source": found.source,
+        "source": "predicted",
         "name": found.name,
         "own": found.own,
         "value": found.value,
@@ -84,5 +81,5 @@ def largest_to_dict(found: Largest) -> dict[str, Any]:
         "limit": found.limit,
         "difference": found.change.difference if found.change is not None else "",
         "runs": found.runs,
-        "notes": list(found.notes),
+        "notes": list(_notes(found)),
     }
