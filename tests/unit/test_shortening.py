@@ -27,6 +27,7 @@ def shortening(told: list[dict[str, Any]], *, evaluates: bool = False) -> Shorte
         after_training=lambda: None,
         accumulation=lambda: 1,
         evaluates=lambda: evaluates,
+        evaluated=lambda: None,
     )
 
 

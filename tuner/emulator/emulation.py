@@ -100,6 +100,8 @@ class EmulatedDeviceUse:
     trainable_params: int
     run_phases: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     growth: tuple[GrowingMemory, ...] = ()
+    evaluation_growth_bytes: int = 0
+    """Memory that an evaluation keeps from each of its batches."""
 
     def device_bytes_in(self, phase: str) -> int:
         """The device memory in a phase of the run."""
@@ -224,10 +226,23 @@ class Emulation:
         return fits if self.steps >= enough or (self.steps and not fits) else None
 
     @property
+    def evaluation_ends_at(self) -> tuple[int, int] | None:
+        """The batch of an evaluation at which memory is full, of how many; None if it never is."""
+        use = self.limiting
+        data = next((data for data in self.data if not data.trains and data.of), None)
+        if use is None or data is None or not use.evaluation_growth_bytes:
+            return None
+        # A few of its batches ran; what they keep is a part of the phase's peak.
+        free = self.gpu.memory_bytes - use.device_bytes_in("evaluation")
+        last = FIRST_STEPS + max(0, free) // use.evaluation_growth_bytes + 1
+        return (last, data.batches) if last <= data.batches else None
+
+    @property
     def _grows_too_much(self) -> bool:
-        """True if memory that grows is full before the first epoch ends."""
+        """True if memory that grows is full before the first epoch, or an evaluation, ends."""
         ends, data = self.ends_at_step, self.training_data
-        return ends is not None and data is not None and ends <= data.steps
+        trains = ends is not None and data is not None and ends <= data.steps
+        return trains or self.evaluation_ends_at is not None
 
     @property
     def verdict(self) -> Verdict:
@@ -274,6 +289,7 @@ class Emulation:
             fits=self.fits,
             not_run=list(self.not_run),
             ends_at_step=self.ends_at_step,
+            evaluation_ends_at=self.evaluation_ends_at,
             command=list(self.command),
         )
         return data

@@ -74,9 +74,11 @@ def of_first_steps(ending: Ending, steps: int, wanted: int) -> Ending:
 
     What fails once they are done fails on made-up values, and says nothing about memory.
     """
-    if not wanted or steps < wanted or ending.ended not in {Ended.ERROR, Ended.UNSUPPORTED}:
+    failed = ending.ended in {Ended.ERROR, Ended.UNSUPPORTED, Ended.CRASH}
+    if not wanted or steps < wanted or not failed:
         return ending
-    return Ending(Ended.STEPS, later=ending.error)
+    later = ending.error or ProgramError(str(ending.ended), "the program ended", None)
+    return Ending(Ended.STEPS, later=later)
 
 
 def find_ending(

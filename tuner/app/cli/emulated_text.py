@@ -99,8 +99,14 @@ def run_fields(found: Emulation, needed: Emulation | None) -> list[tuple[str, st
 
 
 def growth_text(found: Emulation) -> str:
-    """The line that keeps memory of each step, and the step at which none is left."""
+    """What keeps memory of each step or batch, and where none is left."""
     ends, use = found.ends_at_step, found.limiting
+    if use is not None and found.evaluation_ends_at is not None:
+        batch, batches = found.evaluation_ends_at
+        return (
+            f"evaluation keeps {format_size(use.evaluation_growth_bytes)} of each batch: out of "
+            f"memory at batch {batch:,} of {batches:,}"
+        )
     if ends is None or use is None:
         return ""
     most = max(use.growth, key=lambda one: one.bytes_per_step)

@@ -90,6 +90,7 @@ class Follower:
         mode: Any = None,
     ) -> None:
         self._steps = steps
+        self._memory = MemoryWatch(steps if whole else 0)
         self._shortening = self._shortened() if whole and steps else None
         self._scratch = Scratch()
         self._evaluates = False
@@ -98,7 +99,6 @@ class Follower:
         self._snapshot_file = snapshot
         self._pricer = pricer
         self._mode = mode
-        self._memory = MemoryWatch(steps if whole else 0)
         self._arrived = Arrived(self._note_vocabulary)
         self._done = 0
         self._updated: set[int] = set()
@@ -270,6 +270,7 @@ class Follower:
             after_training=lambda: self._enter(END),
             accumulation=lambda: int(self._arrived.settings.get("grad_accum") or 1),
             evaluates=lambda: self._evaluates,
+            evaluated=self._memory.note_evaluated,
         )
 
     @property

@@ -46,6 +46,7 @@ _NOT_KNOWN: dict[str, Any] = {
     "peak_phase": "",
     "run_phases": {},
     "growth": [],
+    "evaluation_growth_bytes": 0,
     "loaded_bytes": 0,
     "breakdown": {},
     "allocations": [],
@@ -69,6 +70,7 @@ class MemoryWatch:
         self._highest: Counter[tuple[int, str]] = Counter()
         self._has_history = False
         self._steps_us: list[int] = []
+        self._evaluated_us: list[int] = []
 
     def install(self, made: Callable[[], None]) -> None:
         """Record from the start of CUDA on, and keep peaks that the program resets.
@@ -108,6 +110,10 @@ class MemoryWatch:
     def note_step(self) -> None:
         """Note that an optimizer step ended now."""
         self._steps_us.append(_now_us())
+
+    def note_evaluated(self) -> None:
+        """Note that an evaluation asks for its next batch."""
+        self._evaluated_us.append(_now_us())
 
     @guarded("the parameters of the program")
     def look(self) -> None:
@@ -210,6 +216,7 @@ class MemoryWatch:
         return {
             "run_phases": self._run_phases(entries),
             "growth": self._growth(blocks),
+            "evaluation_growth_bytes": self._evaluation_growth(entries),
             "phase_peak_bytes": peaks,
             "peak_phase": max(peaks, key=lambda name: peaks[name], default=""),
             "loaded_bytes": self._allocated_at(entries, self._loaded_us()),
@@ -268,6 +275,13 @@ class MemoryWatch:
             for line, (_, second, third) in rows.items()
             if second and third
         ]
+
+    def _evaluation_growth(self, entries: list[dict[str, Any]]) -> int:
+        """Bytes that the first evaluation keeps from each batch, from the second on."""
+        times = self._evaluated_us[1 : _GROWS_FROM + 1]
+        levels = [self._allocated_at(entries, time_us) for time_us in times]
+        grown = [later - before for before, later in itertools.pairwise(levels)]
+        return max(0, min(grown)) if len(grown) == _GROWS_FROM - 1 else 0
 
     def _allocated_at(self, entries: list[dict[str, Any]], time_us: int) -> int:
         return sum(_change(entry) for entry in entries if entry["time_us"] < time_us)

@@ -15,7 +15,7 @@ import random
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from tuner.emulator.inside.faults import guarded
@@ -47,7 +47,8 @@ class Shortening:
 
     `report` sends an event; `stop` ends the program; `after_training` is called when a loader that
     trained has no more batches. `accumulation` is the number of micro-batches of a step, as far as
-    it is known, and `evaluates` is true while the model is being evaluated.
+    it is known, and `evaluates` is true while the model is being evaluated; `evaluated` is then
+    called before each batch.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class Shortening:
         after_training: Callable[[], None],
         accumulation: Callable[[], int],
         evaluates: Callable[[], bool],
+        evaluated: Callable[[], None],
     ) -> None:
         self._steps, self._report, self._stop = steps, report, stop
         self._after_training, self._accumulation = after_training, accumulation
-        self._evaluates = evaluates
+        self._evaluates, self._evaluated = evaluates, evaluated
         self._done = 0
         self._backwards = 0
         self._ended_at = -2
@@ -137,32 +139,41 @@ class Shortening:
             batches, is_whole = sampler, False
         else:
             batches, is_whole = _drawn(sampler)
+        served, is_all = yield from self._first(batches, first + ahead, began)
+        if is_all:
+            return
+        trains = self._backwards > began
+        if not isinstance(batches, list):
+            self._report({"event": "data", "trains": trains, "read": served, "of": None})
+            return
+        micro_steps, steps = self._backwards - began, self._done - done
+        accumulation = max(1, round(micro_steps / steps)) if steps else 1
+        last = served - 1
+        for number in self._deciding(loader, batches, is_whole, accumulation, trains) or ():
+            if number < served:
+                continue
+            if number - 1 > last:
+                # Its results, and gradients of its step, are there when the next one runs.
+                yield batches[number - 1]
+            self._note_evaluated()
+            yield batches[number]
+            last = number
+
+    def _first(self, batches: Any, most: int, began: int) -> Generator[Any, None, tuple[int, bool]]:
+        """At most so many batches, or those of the first steps; their number, and if it is all."""
         served = 0
         for batch in batches:
             trains = self._backwards > began
-            if trains and self._done >= self._steps:
-                break
-            if not trains and served >= first + ahead:
-                break
+            if served >= most if not trains else self._done >= self._steps:
+                return served, False
+            self._note_evaluated()
             yield batch
             served += 1
-        else:
-            return
-        trains = self._backwards > began
-        if isinstance(batches, list):
-            micro_steps, steps = self._backwards - began, self._done - done
-            accumulation = max(1, round(micro_steps / steps)) if steps else 1
-            last = served - 1
-            for number in self._deciding(loader, batches, is_whole, accumulation, trains) or ():
-                if number < served:
-                    continue
-                if number - 1 > last:
-                    # Its results, and gradients of its step, are there when the next one runs.
-                    yield batches[number - 1]
-                yield batches[number]
-                last = number
-        else:
-            self._report({"event": "data", "trains": trains, "read": served, "of": None})
+        return served, True
+
+    def _note_evaluated(self) -> None:
+        if self._evaluates():
+            self._evaluated()
 
     @guarded("the sizes of batches")
     def _deciding(
