@@ -208,11 +208,12 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
 class ProgramRuns(ProgramOracle[Emulation]):
     """Emulated runs of a program; a context manager that ends those still running.
 
-    A run is stopped after `timeout_s`, if it is set.
+    A run is stopped after `timeout_s`, if it is set. A `whole` one goes on to its end, shortened.
     """
 
     seed: int = 0
     timeout_s: float | None = None
+    whole: bool = False
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
     doing: ClassVar[str] = "running"
 
@@ -258,6 +259,7 @@ class ProgramRuns(ProgramOracle[Emulation]):
                 command,
                 steps=STEPS,
                 timeout_s=self.timeout_s,
+                whole=self.whole,
                 roomy=roomy,
                 output=tail,
                 stopped=self._stop.is_set,

@@ -26,6 +26,7 @@ from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
     from tuner.app.checking import Answered, CheckedProgram
+    from tuner.app.largest import Largest
     from tuner.app.program_front import ProgramFront
     from tuner.emulator.emulation import Emulation
 
@@ -41,6 +42,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     margin_fraction: float | None = None,
     timeout_s: float | None = None,
     improve: bool = True,
+    whole: bool = True,
     predict: bool = False,
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
@@ -50,7 +52,8 @@ def check(  # noqa: PLR0913 - one argument for each option
 ) -> CheckedProgram:
     """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails.
 
-    `answered` is called as soon as the verdict is known, before changes are tried.
+    A `whole` run comes, shortened, to its evaluation, its saving and its end. `answered` is called
+    as soon as the verdict is known, before changes are tried.
     """
     from tuner.app.checking import check_program  # numpy
     from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
@@ -62,7 +65,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
-            with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s) as runs:
+            with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s, whole) as runs:
                 return check_program(runs, improve=improve, report=report, answered=answered)
         except UnavailableError as error:
             notes = (f"not emulated: {error.message} ({error.hint})",)
@@ -71,6 +74,33 @@ def check(  # noqa: PLR0913 - one argument for each option
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
         found = check_program(predictions, improve=improve, report=report, answered=answered)
     return replace(found, notes=(*found.notes, *notes))
+
+
+def largest(  # noqa: PLR0913 - one argument for each option
+    program: Sequence[str],
+    gpu: Gpu,
+    name: str,
+    *,
+    gpus: int | None = None,
+    margin_fraction: float | None = None,
+    model: str | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+    report: Report = lambda text: None,
+) -> Largest:
+    """The largest value of `name` (one of `tuner.app.largest.NAMES`) with which `program` fits.
+
+    It is predicted. Raises `InputError` as `find_largest` does.
+    """
+    from tuner.app.largest import find_largest  # numpy
+    from tuner.app.program_oracle import ProgramPredictions
+
+    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    if name in given:
+        raise InputError(f"--set {name} and --largest {name} contradict each other")
+    read = read_program(program, is_run=False)
+    with quiet_libraries():
+        predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
+        return find_largest(predictions, name, report=report)
 
 
 def tune_predicted(

@@ -81,9 +81,9 @@ def write_shards(
     _require_holes(folder)
     shards = _split(tensors, shard_bytes)
     if len(shards) == 1:
-        return [_write_file(folder / SINGLE, shards[0])]
+        return [write_hollow(folder / SINGLE, shards[0])]
     paths = [
-        _write_file(folder / f"model-{number:05}-of-{len(shards):05}.safetensors", shard)
+        write_hollow(folder / f"model-{number:05}-of-{len(shards):05}.safetensors", shard)
         for number, shard in enumerate(shards, 1)
     ]
     where = {t.name: path.name for path, shard in zip(paths, shards, strict=True) for t in shard}
@@ -108,7 +108,8 @@ def _split(tensors: Iterable[TensorEntry], shard_bytes: int) -> list[list[Tensor
     return shards
 
 
-def _write_file(path: Path, tensors: Sequence[TensorEntry]) -> Path:
+def write_hollow(path: Path, tensors: Sequence[TensorEntry]) -> Path:
+    """Write one hollow file of these tensors, and return its path."""
     fields: dict[str, Any] = {"__metadata__": {"format": "pt", HOLLOW_KEY: HOLLOW_VALUE}}
     end = 0
     # Wide types first, as safetensors writes them: so every tensor is aligned to its type.

@@ -22,6 +22,12 @@ FEW = 2
 """From this many micro-batches per step on, gradients of one are present while the next runs: more
 micro-batches change neither the memory nor the time of one."""
 
+RUN_PHASES = ("load", "steps", "largest batch", "evaluation", "save", "resume", "end")
+"""The phases of a run that nearly every training has."""
+
+FIRST_STEPS = 3
+"""Steps after which a whole run goes on, and growing memory is known (inside/memory.py)."""
+
 _WITH_STATES = 2
 _FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
 
@@ -41,11 +47,49 @@ class EmulatedAllocation:
 
 
 @dataclass(frozen=True, slots=True)
+class GrowingMemory:
+    """Memory that a line of the program keeps from each step."""
+
+    line: str
+    bytes_per_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataRead:
+    """The rows behind a data loader, and its largest batch, of a run that was shortened.
+
+    `read` of the `of` rows were measured; `of` is None for a stream, of which nothing else is
+    known. Row `row` has `size` `unit`s, the most in the largest batch of `rows`: batch `batch` of
+    `batches`, in step `step`, with `accumulation` batches in a step. `longer` is the share of rows
+    longer than some lengths.
+    """
+
+    trains: bool
+    read: int
+    of: int | None
+    row: int | None = None
+    size: int = 0
+    unit: str = ""
+    rows: int = 0
+    batch: int = 0
+    batches: int = 0
+    step: int = 0
+    accumulation: int = 1
+    longer: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an epoch."""
+        return self.batches // self.accumulation
+
+
+@dataclass(frozen=True, slots=True)
 class EmulatedDeviceUse:
     """The use of one emulated device by one process.
 
     `device_bytes` is the driver's count: reserved memory, context, and memory outside PyTorch.
-    `managed_bytes` (paged optimizers) is in none of the others.
+    `managed_bytes` (paged optimizers) is in none of the others. `run_phases` are the most allocated
+    and reserved bytes of each phase of the run, in their order.
     """
 
     rank: int
@@ -62,6 +106,12 @@ class EmulatedDeviceUse:
     alloc_retries: int
     ooms: int
     trainable_params: int
+    run_phases: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    growth: tuple[GrowingMemory, ...] = ()
+
+    def device_bytes_in(self, phase: str) -> int:
+        """The device memory in a phase of the run."""
+        return self.device_bytes - self.peak_reserved_bytes + self.run_phases[phase][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +167,40 @@ class Emulation:
     own_fault: OwnFault | None = None
     """A fault in tuner itself, after which no number in the result is reliable."""
 
+    whole: bool = False
+    """True if the run went on, shortened, after its first steps."""
+    refused_in: str = ""
+    """The phase of the run that had no memory; empty if all had, or it is not known."""
+    later_error: ProgramError | None = None
+    """A failure of a whole run after its first steps, where values are made up."""
+    data: tuple[DataRead, ...] = ()
+    """The data of loaders that were shortened, in the order of their first use."""
+
     @property
     def source(self) -> str:
         """The source of the numbers, as in records."""
         return "emulated"
+
+    @property
+    def not_run(self) -> tuple[str, ...]:
+        """The phases of a run that did not come."""
+        ran = self.limiting.run_phases if self.limiting else {}
+        return tuple(phase for phase in RUN_PHASES if phase not in ran) if self.whole else ()
+
+    @property
+    def ends_at_step(self) -> int | None:
+        """The step at which memory that grows is full; None if none grows, or it ran out before."""
+        use = self.limiting
+        growing = sum(one.bytes_per_step for one in use.growth) if use else 0
+        if use is None or not growing or self.ended is Ended.OOM:
+            return None
+        free = self.gpu.memory_bytes - use.device_bytes_in("steps")
+        return FIRST_STEPS + max(0, free) // growing + 1
+
+    @property
+    def training_data(self) -> DataRead | None:
+        """The data that it trains on, if that was shortened."""
+        return next((data for data in self.data if data.trains), None)
 
     @property
     def limiting(self) -> EmulatedDeviceUse | None:
@@ -143,6 +223,8 @@ class Emulation:
             return False
         if self.ended in _FAILED or self.limiting is None:
             return None
+        if self._grows_too_much:
+            return False
         fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
         # The first step creates the optimizer's states, and only the second runs with them. A
         # program that ends by itself needs no second step.
@@ -150,11 +232,17 @@ class Emulation:
         return fits if self.steps >= enough or (self.steps and not fits) else None
 
     @property
+    def _grows_too_much(self) -> bool:
+        """True if memory that grows is full before the first epoch ends."""
+        ends, data = self.ends_at_step, self.training_data
+        return ends is not None and data is not None and ends <= data.steps
+
+    @property
     def verdict(self) -> Verdict:
         """The verdict in a word; the emulated size has no interval."""
         if self.fits is None:
             return Verdict.UNKNOWN
-        if self.ended is Ended.OOM:
+        if self.ended is Ended.OOM or self._grows_too_much:
             return Verdict.DOES_NOT_FIT
         return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).verdict(self.used_bytes)
 
@@ -192,6 +280,8 @@ class Emulation:
             gpu=self.gpu.id,
             gpu_memory_bytes=self.gpu.memory_bytes,
             fits=self.fits,
+            not_run=list(self.not_run),
+            ends_at_step=self.ends_at_step,
             command=list(self.command),
         )
         return data

@@ -56,11 +56,27 @@ class ProgramError:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The ending of a run; `refused_bytes` is the request that ran out of memory, or 0."""
+    """The ending of a run; `refused_bytes` is the request that ran out of memory, or 0.
+
+    `refused_in` is the phase of the run in which it did, as far as it is known. `later` is a
+    failure after the first steps of a whole run, which did not end it for the verdict.
+    """
 
     ended: Ended
     error: ProgramError | None = None
     refused_bytes: int = 0
+    refused_in: str = ""
+    later: ProgramError | None = None
+
+
+def of_first_steps(ending: Ending, steps: int, wanted: int) -> Ending:
+    """The ending of a whole run for its verdict, after `steps` steps, of which `wanted` were asked.
+
+    What fails once they are done fails on made-up values, and says nothing about memory.
+    """
+    if not wanted or steps < wanted or ending.ended not in {Ended.ERROR, Ended.UNSUPPORTED}:
+        return ending
+    return Ending(Ended.STEPS, later=ending.error)
 
 
 def find_ending(
@@ -79,12 +95,12 @@ def find_ending(
     error = _error(events, steps, failed=status != 0 and not (timed_out or steps.stops))
     refusal = _refusal(events, accounts, steps)
     if refusal is not None:
-        line, size = refusal
+        line, size, phase = refusal
         if error is None or _is_memory(error):
             line = str(error["line"]) if error and error["line"] else line
             text = str(error["message"]) if error and _is_memory(error, causes=False) else ""
-            return Ending(Ended.OOM, ProgramError(OUT_OF_MEMORY, text, line), size)
-        return Ending(Ended.OOM, _program_error(error), size)
+            return Ending(Ended.OOM, ProgramError(OUT_OF_MEMORY, text, line), size, phase)
+        return Ending(Ended.OOM, _program_error(error), size, phase)
     if error is not None:
         ended = Ended.OOM if _is_memory(error, causes=False) else Ended.ERROR
         return Ending(ended, _program_error(error))
@@ -124,14 +140,14 @@ class _Steps:
 
 def _refusal(
     events: Sequence[Event], accounts: Iterable[Account], steps: _Steps
-) -> tuple[str | None, int] | None:
-    """The line and the size of the last request that ended the training; None if none did.
+) -> tuple[str | None, int, str] | None:
+    """The line, the size and the phase of the last request that ended the run; None if none did.
 
     PyTorch's allocator reports its own requests. The device's account has the requests of every
     library, but for an expandable segment only the chunk that was refused.
     """
     told = [
-        (event["line"], int(event["requested_bytes"]))
+        (event["line"], int(event["requested_bytes"]), str(event.get("phase", "")))
         for event in events
         if event["event"] == "out_of_memory" and not steps.went_on(event["pid"], event["at_ns"])
     ]
@@ -142,7 +158,7 @@ def _refusal(
     ]
     if told:
         return told[-1]
-    return (None, max(refused)) if refused else None
+    return (None, max(refused), "") if refused else None
 
 
 def _error(events: Sequence[Event], steps: _Steps, *, failed: bool) -> Event | None:

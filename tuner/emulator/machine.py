@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,17 +23,22 @@ from tuner.core.supervised import (
 )
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.emulator.emulation import (
+    DataRead,
     EmulatedAllocation,
     EmulatedDeviceUse,
     Emulation,
+    GrowingMemory,
     unknown_values,
 )
-from tuner.emulator.ending import find_ending, own_fault
+from tuner.emulator.ending import find_ending, of_first_steps, own_fault
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
 from tuner.emulator.rates import multiprocessor_of
 from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
+
+_OTHERWISE = ("device", "allocations", "growth")
+"""Fields of a device's use that are not as the process sends them."""
 
 ROOM = 8
 """A program that does not fit runs again on a GPU with this many times the memory."""
@@ -77,6 +82,7 @@ class Machine:
         steps: int = 3,
         timeout_s: float | None = None,
         snapshot: Path | None = None,
+        whole: bool = False,
         roomy: bool = False,
         repeats: float = 1.0,
         output: IO[Any] | Tail | None = None,
@@ -92,6 +98,9 @@ class Machine:
         this returns or raises.
 
         - `snapshot` is the file for a memory snapshot of PyTorch.
+        - A `whole` run goes on after the steps: its data loaders serve the batches that decide its
+          memory, so that it soon comes to its evaluation, its saving and its end
+          (inside/shortening.py). The person's files stay as they are (inside/scratch.py).
         - `roomy` measures how much a program needs that does not fit: it runs with `ROOM` times
           the memory, and the verdict uses the real one.
         - `repeats` is the number of micro-batches in a whole step over the number that runs.
@@ -102,7 +111,7 @@ class Machine:
         told = {**os.environ, **(environment or {})}
         program = _find(command[0], cwd, told.get("PATH"))
         torch = find_torch(interpreter_of(program, told.get("PATH")))
-        settings: dict[str, Any] = {"steps": steps, "machines": self.machines}
+        settings: dict[str, Any] = {"steps": steps, "machines": self.machines, "whole": whole}
         if snapshot is not None:
             settings["snapshot"] = str(snapshot.absolute())
         room = ROOM if roomy else 1
@@ -134,6 +143,9 @@ class Machine:
         ending = find_ending(
             events, accounts, end.exit_status, timed_out=end.stopped_by == "timeout"
         )
+        done = max((result["steps"] for result in results), default=0)
+        if whole:
+            ending = of_first_steps(ending, done, steps)
         time_of_step = self._slowest(results, repeats)
         return Emulation(
             command=tuple(command),
@@ -142,7 +154,7 @@ class Machine:
             torch=torch.version,
             cuda=".".join(map(str, torch.cuda)),
             ended=ending.ended,
-            steps=max((r["steps"] for r in results), default=0),
+            steps=done,
             margin_bytes=MemoryBudget.of(self.gpu.memory_bytes, self.margin_fraction).margin_bytes,
             exit_status=end.exit_status,
             devices=tuple(_uses(results, accounts)),
@@ -157,6 +169,10 @@ class Machine:
             inputs=_inputs(results, time_of_step),
             asked=next((e["line"] or "" for e in events if e["event"] == "asked"), None),
             own_fault=own_fault(events),
+            whole=whole,
+            refused_in=ending.refused_in,
+            later_error=ending.later,
+            data=tuple(_data(events)),
         )
 
     def _slowest(
@@ -211,6 +227,14 @@ def _inputs(
     return tuple((int(rows), int(tokens)) for rows, tokens in shapes)
 
 
+def _data(events: Iterable[Mapping[str, Any]]) -> Iterator[DataRead]:
+    """The data behind the loaders of the first rank."""
+    names = [field.name for field in dataclasses.fields(DataRead)]
+    for event in events:
+        if event["event"] == "data" and event["rank"] == "0":
+            yield DataRead(**{name: event[name] for name in names if name in event})
+
+
 def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[EmulatedDeviceUse]:
     by_place = {(account.pid, account.device): account for account in accounts}
     found = []
@@ -226,10 +250,12 @@ def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[Emulat
                     device_bytes=account.peak_bytes,
                     managed_bytes=account.managed_peak_bytes,
                     allocations=tuple(EmulatedAllocation(**row) for row in one["allocations"]),
+                    growth=tuple(GrowingMemory(**row) for row in one["growth"]),
                     **{
                         field.name: one[field.name]
                         for field in dataclasses.fields(EmulatedDeviceUse)
-                        if field.name in one and field.name not in ("device", "allocations")
+                        if field.name in one
+                        and field.name not in ("device", "allocations", "growth")
                     },
                 )
             )

@@ -34,7 +34,7 @@ class Found:
     """The results of reading: problems, assumed defaults, and settings that were left out.
 
     `at_most` are those of the left out that only save memory: a prediction without them is an upper
-    bound.
+    bound as far as the rest is exact.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Arguments:
 
     def bound(self, name: str, what: str) -> None:
         """Note that `name` saves memory in a way that is not modelled."""
-        text = f"{self.where(name)}: {what} isn't modelled; it takes no more than predicted"
+        text = f"{self.where(name)}: {what} isn't modelled, and only saves memory"
         self.found.at_most.append(text)
 
     def leave_out(self, prefixes: Sequence[str] = ()) -> None:

@@ -19,7 +19,8 @@ from tuner.app.cli.options import (
     subcommand,
     verbose_option,
 )
-from tuner.app.programs import check
+from tuner.app.programs import check, largest
+from tuner.core.errors import InputError, verdict_code
 from tuner.core.records import parse_margin
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_json
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     "tuner check train.py --gpu rtx4090",
     "tuner check train.py",
     "tuner check axolotl.yml --gpu a6000 --predict --set max_length=2048",
+    "tuner check train.py --gpu rtx4090 --predict --largest micro_batch",
     "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
 )
 @any_emulated_gpu_options
@@ -55,6 +57,21 @@ if TYPE_CHECKING:
     help="Only check the program as it is: one run.",
 )
 @click.option(
+    "--largest",
+    "largest_of",
+    type=click.Choice(["micro_batch", "max_length", "lora_rank", "model"]),
+    metavar="NAME",
+    help="With --predict: the largest micro_batch, max_length, lora_rank or model that fits.",
+)
+@click.option(
+    "--steps-only",
+    "whole",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="Run the first steps only: no largest batch, evaluation, saving or end.",
+)
+@click.option(
     "--predict",
     is_flag=True,
     help="Predict from the settings, without running it.",
@@ -66,12 +83,13 @@ if TYPE_CHECKING:
 @verbose_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(
+def command(  # noqa: PLR0913 - one argument for each option
     *,
     program: tuple[str, ...],
     gpu_name: str | None,
     gpu_memory: int | None,
     margin: str | None,
+    largest_of: str | None,
     quiet: bool,
     verbose: bool,
     as_json: bool,
@@ -80,7 +98,8 @@ def command(
     """Check whether PROGRAM fits on a GPU. If not, suggest the smallest change that makes it fit.
 
     PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory, TRL or
-    torchtune, or any command after --. It runs unchanged for a few steps on an emulated GPU. With
+    torchtune, or any command after --. It runs unchanged on an emulated GPU: a few steps, the
+    largest batch of its data, evaluation, saving and its end; what it saves is thrown away. With
     --predict, and where there is no emulator, its settings are read and nothing runs. The change
     keeps effective batch, adapters and lengths; no file is written.
 
@@ -91,12 +110,14 @@ def command(
     3 can't be emulated or predicted, 4 unknown.
     """
     from tuner.app.cli.checked_text import checked_to_dict, print_checked, print_found  # numpy
+    from tuner.app.cli.largest_text import largest_to_dict, print_largest
 
     if gpu_name is None:
         from tuner.app.cli.everywhere_text import show_everywhere
         from tuner.app.everywhere import program_everywhere
 
         require_gpu("--gpu-memory", gpu_memory)
+        require_gpu("--largest", largest_of)
         with Waiting(quiet=quiet) as waiting:
             waiting("predicting the program for every GPU type")
             found = program_everywhere(
@@ -109,6 +130,16 @@ def command(
         raise click.exceptions.Exit(show_everywhere(found, verbose=verbose, as_json=as_json))
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     fraction = parse_margin(margin, gpu)
+    if largest_of is not None:
+        if not how["predict"]:
+            raise InputError("--largest is predicted, not run", hint="add --predict")
+        how = {name: how[name] for name in ("gpus", "model", "settings")}
+        with Waiting(quiet=quiet) as waiting:
+            most = largest(
+                program, gpu, largest_of, margin_fraction=fraction, report=waiting, **how
+            )
+        print_json(largest_to_dict(most)) if as_json else print_largest(most, verbose=verbose)
+        raise click.exceptions.Exit(verdict_code(most.found is not None))
     with Waiting(quiet=quiet) as waiting:
 
         def answered(found: RunAnswer, needed: RunAnswer | None) -> None:

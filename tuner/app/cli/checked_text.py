@@ -8,9 +8,11 @@ from typing import Any
 
 from tuner.app.checking import BetterChange, CheckedProgram
 from tuner.app.cli.emulated_text import (
+    not_run_text,
     print_emulation,
     print_last_lines,
     reason_text,
+    run_fields,
     sizes_text,
     unknown_text,
 )
@@ -54,7 +56,7 @@ def _answer(found: RunAnswer, needed: RunAnswer | None) -> Answer:
         found.verdict,
         of.used_bytes,
         _budget(found),
-        gpu_text(found.gpu, _gpus(found)),
+        gpu_text(found.gpu, gpus_of(found)),
         _ends(of),
         reason_text(found) if isinstance(found, Emulation) else "",
     )
@@ -72,7 +74,8 @@ def _ends(found: RunAnswer) -> tuple[float, float] | None:
     return None
 
 
-def _gpus(found: RunAnswer) -> int:
+def gpus_of(found: RunAnswer) -> int:
+    """The number of GPUs of an answer."""
     if isinstance(found, PredictedProgram):
         return counted_gpus(found.plan.configuration)
     return max(found.gpus, found.stands_for)
@@ -88,7 +91,7 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
         print_last_lines(checked.log_tail, at_most=LINES - 5)
     notes = list(_notes(checked))
     memory = field_lines([("memory", "" if found.fits else _memory_text(checked))])
-    numbers = field_lines(_pace_fields(checked))
+    numbers = field_lines([*_run_fields(checked), *_pace_fields(checked)])
     room = LINES - 2 - len(numbers)
     # The whole change has the room that it needs; then the memory, a note and the places have it.
     spare = room - _least_change_lines(checked)
@@ -96,8 +99,16 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     first = field_lines([(NOTE, note) for note in notes[:1]], most=spare - len(memory))
     change = _change_lines(checked, room - len(memory) - len(first))
     more = len(notes) - bool(first)
-    source = field_lines([("source", _source_text(checked, more=more))])
+    source = field_lines([("source", answer_source(checked.found, more=more))])
     print_lines((*memory, *change, *numbers, *source, *first))
+
+
+def _run_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
+    """The phases of a whole run."""
+    found, needed = checked.found, checked.needed
+    if not isinstance(found, Emulation) or isinstance(needed, PredictedProgram):
+        return []
+    return run_fields(found, needed)
 
 
 def _least_change_lines(checked: CheckedProgram) -> int:
@@ -138,32 +149,33 @@ def _memory_text(checked: CheckedProgram) -> str:
 def _pace_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
     """Speed, time and cost, with the change where the program does not fit without it."""
     base = checked.needed or checked.found
-    pace, change = _pace(base), checked.suggestion
+    pace, change = pace_of(base), checked.suggestion
     if pace is None:
         return []
     changed_s = change.step_s if change is not None and checked.found.fits is False else None
     if changed_s is not None:
         pace = Pace(changed_s, pace.samples, pace.tokens)
-    speed, *others = pace_fields(pace, base.gpu, gpus=_gpus(base))
+    speed, *others = pace_fields(pace, base.gpu, gpus=gpus_of(base))
     return [
         ("speed", f"{speed[1]} with the change" if changed_s is not None else speed[1]),
         *others,
     ]
 
 
-def _pace(found: RunAnswer) -> Pace | None:
+def pace_of(found: RunAnswer) -> Pace | None:
+    """The pace of an answer; None when unknown."""
     if isinstance(found, PredictedProgram):
         return Pace.of(found.prediction)
     if found.time is None:
         return None
-    ranks = _gpus(found)
+    ranks = gpus_of(found)
     rows = sum(rows for rows, _ in found.inputs) * ranks or None
     tokens = sum(rows * tokens for rows, tokens in found.inputs) * ranks or None
     return Pace(found.time.step_s, rows, tokens, found.time.interval_s, found.time.mfu)
 
 
-def _source_text(checked: CheckedProgram, *, more: int) -> str:
-    found = checked.found
+def answer_source(found: RunAnswer, *, more: int = 0) -> str:
+    """The source of an answer, with the versions that it depends on."""
     if isinstance(found, Emulation):
         how = f"emulated, {found.steps} optimizer step{'s' * (found.steps != 1)} ran"
         return source_text(how, {"torch": found.torch, "CUDA": found.cuda}, more=more)
@@ -180,7 +192,9 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
             f"{show(arrived)}"
         )
     if isinstance(found, Emulation):
-        yield from filter(None, (unknown_text(found), sizes_text(found.unknown_values)))
+        yield from filter(
+            None, (unknown_text(found), sizes_text(found.unknown_values), not_run_text(found))
+        )
     else:
         plan = found.plan
         yield from plan.findings

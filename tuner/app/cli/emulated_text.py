@@ -9,8 +9,14 @@ from collections.abc import Sequence
 
 from tuner.core.expressions import show
 from tuner.core.outcome import signal_name
-from tuner.core.units import format_duration, format_range, format_size, significant
-from tuner.emulator.emulation import EmulatedAllocation, EmulatedDeviceUse, Emulation, UnknownValues
+from tuner.core.units import GIB, format_duration, format_range, format_size, significant
+from tuner.emulator.emulation import (
+    FIRST_STEPS,
+    EmulatedAllocation,
+    EmulatedDeviceUse,
+    Emulation,
+    UnknownValues,
+)
 from tuner.emulator.ending import OUT_OF_MEMORY, Ended, ProgramError
 from tuner.report.terminal.evidence import print_breakdown
 from tuner.report.terminal.render import count, echo, print_fields
@@ -18,6 +24,9 @@ from tuner.report.terminal.tables import print_rows
 
 _ROWS = 12
 """Lines of code that are shown; `--json` has more."""
+
+_FEW_ROWS = 0.05
+"""Share of rows up to which cutting them is worth a word."""
 
 _LOG_LINES = 15
 _LINE_CHARS = 300
@@ -52,6 +61,8 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("fits", _fits_text(found)),
             ("memory", _memory_text(use) if use else ""),
             ("phases", ", ".join(f"{name} {format_size(size)}" for name, size in phases)),
+            *run_fields(refused or found, found),
+            ("not run", not_run_text(found).removeprefix("not run: ")),
             ("ranks", _ranks_text(found)),
             ("training", training_text(found)),
             ("speed", _speed_text(found)),
@@ -65,6 +76,81 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
     )
     if use is not None and use.breakdown:
         _print_peak(found, use)
+
+
+def run_fields(found: Emulation, needed: Emulation | None) -> list[tuple[str, str]]:
+    """Of a whole run: where memory ran out, the peak of each phase, and the rows of the largest.
+
+    `needed` is the same run on a GPU with more memory.
+    """
+    of = found if needed is None else needed
+    use = of.limiting
+    if not (found.whole and found.steps) or use is None:
+        return []
+    ran = sorted(use.run_phases.items(), key=lambda phase: -phase[1][0])
+    shown = [f"{phase} {significant(allocated / GIB)}" for phase, (allocated, _) in ran]
+    return [
+        ("ends", _run_end_text(found)),
+        ("phases", f"{', '.join(shown)} GiB allocated" if shown else ""),
+        ("rows", data_text(of)),
+        ("grows", growth_text(of) if of.fits else ""),
+        ("failed", _failed_text(found)),
+    ]
+
+
+def growth_text(found: Emulation) -> str:
+    """The line that keeps memory of each step, and the step at which none is left."""
+    ends, use = found.ends_at_step, found.limiting
+    if ends is None or use is None:
+        return ""
+    most = max(use.growth, key=lambda one: one.bytes_per_step)
+    return (
+        f"{most.line} keeps {format_size(most.bytes_per_step)} of each step: out of memory at "
+        f"step {ends:,}"
+    )
+
+
+def _failed_text(found: Emulation) -> str:
+    """The failure after the first steps, which is not the verdict's: values are made up."""
+    if found.later_error is None:
+        return ""
+    return f"after the first steps: {_error_text(found.later_error)}"
+
+
+def _run_end_text(found: Emulation) -> str:
+    if found.ended is not Ended.OOM:
+        return ""
+    phase = f" in the {found.refused_in}" if found.refused_in else ""
+    return f"out of memory{phase}{_at(found.error)}"
+
+
+def data_text(found: Emulation) -> str:
+    """The rows that make the largest batch of the training, and the share of long ones."""
+    data = found.training_data
+    if data is None:
+        return ""
+    if data.of is None:
+        return f"a stream: unknown beyond the {data.read:,} batches that were read"
+    if data.row is None or data.step <= FIRST_STEPS:
+        return ""  # it is one of the first steps
+    text = (
+        f"row {data.row:,} ({data.size:,} {data.unit}) makes step {data.step:,} of "
+        f"{data.steps:,} the largest"
+    )
+    shorter = [limit for limit in map(int, data.longer) if limit < data.size]
+    if shorter and (share := data.longer[str(shorter[-1])]) < _FEW_ROWS:
+        text += f"; {share:.2%} are longer than {shorter[-1]:,}".replace("%", " %")
+    if data.read < data.of:
+        text += f"; {data.of - data.read:,} of {data.of:,} rows were not read"
+    return text
+
+
+def not_run_text(found: Emulation) -> str:
+    """The phases that did not come."""
+    if not (found.whole and found.steps):
+        return ""
+    left = [phase for phase in found.not_run if found.ended is not Ended.OOM or phase == "resume"]
+    return f"not run: {', '.join(left)}" if left else ""
 
 
 def print_last_lines(log_tail: str, *, of: str = "the program", at_most: int = _LOG_LINES) -> None:
@@ -121,9 +207,9 @@ def _fault_text(found: Emulation) -> str:
 
 
 def reason_text(found: Emulation) -> str:
-    """Why it is unknown whether the program fits; empty if it is known."""
+    """Why it is unknown whether the program fits, or runs out of memory later; else empty."""
     if found.fits is not None:
-        return ""
+        return growth_text(found) if found.fits is False else ""
     failed = found.ended in (Ended.ERROR, Ended.CRASH, Ended.UNSUPPORTED)
     return _fault_text(found) or (_ended_text(found) if failed else _why_unknown(found))
 

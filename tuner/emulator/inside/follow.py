@@ -13,9 +13,10 @@ import importlib
 import itertools
 import os
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -23,29 +24,81 @@ from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import program_line
-from tuner.emulator.inside.memory import MemoryWatch
+from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
-from tuner.emulator.inside.process import end_when_told
+from tuner.emulator.inside.process import end_when_told, when_imported
+from tuner.emulator.inside.scratch import Scratch
+from tuner.emulator.inside.shortening import Shortening
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
+EVALUATION, SAVE, MERGE, RESUME, END = "evaluation", "save", "merge", "resume", "end"
+AFTER_STEPS = (EVALUATION, SAVE, MERGE, RESUME, END)
+"""Phases of a whole run beside those of its steps."""
+
+CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "transformers.trainer": (
+        ("Trainer", "evaluation_loop", EVALUATION),
+        ("Trainer", "prediction_loop", EVALUATION),
+        ("Trainer", "save_model", SAVE),
+        ("Trainer", "_save_checkpoint", SAVE),
+        ("Trainer", "_load_best_model", RESUME),
+        ("Trainer", "_load_from_checkpoint", RESUME),
+        ("Trainer", "_load_optimizer_and_scheduler", RESUME),
+    ),
+    "transformers.modeling_utils": (("PreTrainedModel", "save_pretrained", SAVE),),
+    "peft.peft_model": (("PeftModel", "save_pretrained", SAVE),),
+    "peft.tuners.tuners_utils": (("BaseTuner", "merge_and_unload", MERGE),),
+    "peft.tuners.lora.model": (("LoraModel", "merge_and_unload", MERGE),),
+    "accelerate.accelerator": (
+        ("Accelerator", "save_state", SAVE),
+        ("Accelerator", "save_model", SAVE),
+        ("Accelerator", "load_state", RESUME),
+    ),
+    "pytorch_lightning.loops.evaluation_loop": (("_EvaluationLoop", "run", EVALUATION),),
+    "lightning.pytorch.loops.evaluation_loop": (("_EvaluationLoop", "run", EVALUATION),),
+    "pytorch_lightning.trainer.trainer": (("Trainer", "save_checkpoint", SAVE),),
+    "lightning.pytorch.trainer.trainer": (("Trainer", "save_checkpoint", SAVE),),
+    "torch.serialization": (("", "save", SAVE),),
+    "safetensors.torch": (("", "save_file", SAVE), ("", "save_model", SAVE)),
+}
+"""By module: a class (empty for a function), a name in it, and the phase that its call is."""
+
+LEAST_REST_S = 60.0
+"""What comes after the first steps may take as long as they did, and at least this long."""
+
+MOST_STEPS = 50
+"""Steps beyond the first ones after which a program is stopped that a loader does not end."""
 
 
 class Follower:
     """Follows the training steps of this process.
 
     The program is ended after `steps` training steps; with 0 it runs to its own end.
-    If there is a `pricer`, each phase is announced to it (`begin(phase, step)`), and its
-    `snapshot()` is part of the result. `mode` computes values, and passes on operators' results.
+    In a `whole` run it goes on, shortened, through evaluation and saving to its end, and what it
+    writes from then on is thrown away. If there is a `pricer`, each phase is announced to it
+    (`begin(phase, step)`), and its `snapshot()` is part of the result. `mode` computes values, and
+    passes on operators' results.
     """
 
     def __init__(
-        self, *, steps: int, snapshot: str | None, pricer: Any = None, mode: Any = None
+        self,
+        *,
+        steps: int,
+        snapshot: str | None,
+        whole: bool = False,
+        pricer: Any = None,
+        mode: Any = None,
     ) -> None:
         self._steps = steps
+        self._shortening = self._shortened() if whole and steps else None
+        self._scratch = Scratch()
+        self._evaluates = False
+        self._interrupted = FORWARD
+        self._calls_train = 0
         self._snapshot_file = snapshot
         self._pricer = pricer
         self._mode = mode
-        self._memory = MemoryWatch()
+        self._memory = MemoryWatch(steps if whole else 0)
         self._arrived = Arrived(self._note_vocabulary)
         self._done = 0
         self._updated: set[int] = set()
@@ -69,11 +122,14 @@ class Follower:
         run = self._around_backward(graph._engine_run_backward)
         graph._engine_run_backward = torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
         self._wait_for_forward()
+        if self._shortening is not None:
+            self._shortening.install()
+            self._follow_calls()
         self._memory.install(self._model_is_made)
         self._arrived.install(lambda: self._done)
         with contextlib.suppress(RuntimeError):  # cudaMallocAsync: the device's account has it
             attach: Any = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
-            attach(_tell_out_of_memory)
+            attach(self._tell_out_of_memory)
         # Forked helpers, which have other process ids, send no result at their end.
         owner = os.getpid()
         end_when_told(self._tell)
@@ -88,7 +144,9 @@ class Follower:
         self._phase = phase
         self._memory.mark(phase, self._done)
         if self._pricer is not None:
-            self._pricer.begin(phase, self._done)
+            # The time of a step is that of the first ones.
+            counts = phase not in AFTER_STEPS and (not self._steps or self._done < self._steps)
+            self._pricer.begin(phase if counts else END, self._done)
 
     def _wait_for_forward(self) -> None:
         import torch
@@ -139,6 +197,11 @@ class Follower:
     @guarded("a backward pass")
     def _begin_backward(self, frame: FrameType) -> None:
         self._has_trained = True
+        self._evaluates = False
+        if self._shortening is not None:
+            self._shortening.note_backward()
+            if self._phase in AFTER_STEPS:  # it was a forward pass that trains
+                self._memory.correct(FORWARD)
         self._enter(BACKWARD)
         self._memory.note_backward(program_line(frame))
 
@@ -188,10 +251,109 @@ class Follower:
         self._done += 1
         self._walls.append(time.perf_counter())
         send({"event": "step", "step": self._done})
-        if self._done == self._steps:
+        self._memory.note_step()
+        if self._shortening is not None:
+            self._shortening.note_step()
+            self._scratch.begin()
+            if self._done == self._steps:
+                self._end_in_time()
+        if self._steps and self._done >= self._steps and not self._goes_on:
             self._end("steps", 0)
 
+    # -- the rest of a run ----------------------------------------------------------------------
+
+    def _shortened(self) -> Shortening:
+        return Shortening(
+            self._steps,
+            report=send,
+            stop=lambda: self._end("steps", 0),
+            after_training=lambda: self._enter(END),
+            accumulation=lambda: int(self._arrived.settings.get("grad_accum") or 1),
+            evaluates=lambda: self._evaluates,
+        )
+
+    @property
+    def _goes_on(self) -> bool:
+        """True if a data loader brings the program to its evaluation and its end."""
+        shortening = self._shortening
+        has_room = self._done < self._steps + MOST_STEPS
+        return shortening is not None and shortening.drives and has_room
+
+    def _end_in_time(self) -> None:
+        """Stop a rest that takes far longer than the first steps, such as a long generation."""
+        spent_s = time.perf_counter() - self._started
+        timer = threading.Timer(max(LEAST_REST_S, spent_s), self._end, ("steps", 0))
+        timer.daemon = True
+        timer.start()
+
+    def _follow_calls(self) -> None:
+        for module, calls in CALLS.items():
+            when_imported(module, functools.partial(self._follow_module, calls))
+        import torch
+
+        modules = torch.nn.Module
+        train = modules.train
+
+        @functools.wraps(train)
+        def train_and_note(model: Any, mode: bool = True) -> Any:
+            self._calls_train += 1
+            try:
+                return train(model, mode)
+            finally:
+                self._calls_train -= 1
+                if not self._calls_train and self._has_trained:
+                    self._note_mode(mode)
+
+        modules.train = train_and_note  # type: ignore[assignment]
+
+    @guarded("the mode of a model")
+    def _note_mode(self, trains: bool) -> None:
+        self._evaluates = not trains
+        if trains and self._phase == EVALUATION:
+            self._go_back(self._interrupted)
+        elif not trains and self._phase in (FORWARD, END):
+            self._interrupted = self._phase
+            self._enter(EVALUATION)
+
+    def _follow_module(self, calls: Sequence[tuple[str, str, str]], module: Any) -> None:
+        for owner_name, name, phase in calls:
+            owner = getattr(module, owner_name, None) if owner_name else module
+            call = vars(owner).get(name) if owner is not None else None
+            if callable(call):
+                setattr(owner, name, self._as_phase(call, phase))
+
+    def _as_phase(self, call: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        """`call` as a phase of its own once the training has begun."""
+
+        @functools.wraps(call)
+        def run_and_note(*args: Any, **kwargs: Any) -> Any:
+            before = self._phase
+            if not self._has_trained:
+                return call(*args, **kwargs)
+            if before not in (SAVE, MERGE, RESUME):  # a part of that
+                self._enter(phase)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._go_back(before)
+
+        return run_and_note
+
+    def _go_back(self, phase: str) -> None:
+        """Enter the phase of before; the end, where no loader goes on with the training."""
+        is_over = self._shortening is not None and self._shortening.is_over
+        self._enter(END if is_over and phase == FORWARD else phase)
+
     # -- the end --------------------------------------------------------------------------------
+
+    def _tell_out_of_memory(self, device: int, size: int, allocated: int, free: int) -> None:
+        """Report a request that PyTorch's allocator could not meet, even if the program handles it.
+
+        In the backward pass this runs in an autograd thread, which has no line of the program.
+        """
+        phase = run_phase(self._phase, self._done, self._steps)
+        about = {"line": program_line(sys._getframe(1)), "phase": phase}
+        send({"event": "out_of_memory", "requested_bytes": size, **about})
 
     def end_unsupported(self) -> None:
         """End the program because it needs something that is not emulated."""
@@ -232,15 +394,6 @@ class Follower:
             }
         )
         return True
-
-
-def _tell_out_of_memory(device: int, size: int, allocated: int, free: int) -> None:
-    """Report a request that PyTorch's allocator could not meet, even if the program handles it.
-
-    In the backward pass this runs in an autograd thread, which has no line of the program.
-    """
-    line = program_line(sys._getframe(1))
-    send({"event": "out_of_memory", "requested_bytes": size, "line": line})
 
 
 def _in_a_forward() -> bool:

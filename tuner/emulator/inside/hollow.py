@@ -53,7 +53,7 @@ _NOTE = "tuner_hollow"  # attribute of a storage that was never written
 # Linux: pages are not reserved (mman.h; Python has no name for it before 3.13).
 _NO_RESERVE = 0x4000
 
-_DTYPES = {
+DTYPES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -67,6 +67,7 @@ _DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
+"""PyTorch's name of an element type by that of safetensors."""
 
 
 def install(values: Values) -> None:
@@ -299,7 +300,7 @@ def _untouched(size_bytes: int) -> mmap.mmap:
 
 def _over(memory: mmap.mmap, start: int, shape: Any, kind: str | torch.dtype) -> torch.Tensor:
     """A tensor over a part of `memory`, which it keeps alive."""
-    dtype = getattr(torch, _DTYPES[kind]) if isinstance(kind, str) else kind
+    dtype = getattr(torch, DTYPES[kind]) if isinstance(kind, str) else kind
     count = 1
     for size in shape:
         count *= size

@@ -30,9 +30,22 @@ _ROUND = 512
 
 _MOST_ROWS = 40
 
+_OF_A_STEP = ("forward", "backward", "optimizer")
+
+_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Entries of the history that change reserved memory."""
+
+_GROWS_FROM = 3
+"""Steps after which growing memory is seen."""
+
+_GROWTH_BYTES = 1 << 16
+"""Smaller blocks, such as a loss that is kept, end no run."""
+
 _NOT_KNOWN: dict[str, Any] = {
     "phase_peak_bytes": {},
     "peak_phase": "",
+    "run_phases": {},
+    "growth": [],
     "loaded_bytes": 0,
     "breakdown": {},
     "allocations": [],
@@ -41,9 +54,13 @@ _NOT_KNOWN: dict[str, Any] = {
 
 
 class MemoryWatch:
-    """Records the history of PyTorch's allocator from the first use of CUDA on."""
+    """Records the history of PyTorch's allocator from the first use of CUDA on.
 
-    def __init__(self) -> None:
+    `steps` are the first training steps, after which a whole run goes on; 0 if all steps are run.
+    """
+
+    def __init__(self, steps: int = 0) -> None:
+        self._first_steps = steps or sys.maxsize
         self._marks: list[tuple[int, str, int]] = [(0, "load", 0)]
         self.owners = Owners()
         self._sightings = Sightings()
@@ -51,6 +68,7 @@ class MemoryWatch:
         self._backward_line: list[tuple[int, str | None]] = []
         self._highest: Counter[tuple[int, str]] = Counter()
         self._has_history = False
+        self._steps_us: list[int] = []
 
     def install(self, made: Callable[[], None]) -> None:
         """Record from the start of CUDA on, and keep peaks that the program resets.
@@ -81,6 +99,15 @@ class MemoryWatch:
         """Mark the beginning of a phase."""
         self._marks.append((_now_us(), phase, step))
         self.look()
+
+    def correct(self, phase: str) -> None:
+        """Name the running phase anew: it turned out to be this one."""
+        time_us, _, step = self._marks[-1]
+        self._marks[-1] = (time_us, phase, step)
+
+    def note_step(self) -> None:
+        """Note that an optimizer step ended now."""
+        self._steps_us.append(_now_us())
 
     @guarded("the parameters of the program")
     def look(self) -> None:
@@ -181,6 +208,8 @@ class MemoryWatch:
             row[1] += 1
         ordered = sorted(rows.items(), key=lambda item: -item[1][0])
         return {
+            "run_phases": self._run_phases(entries),
+            "growth": self._growth(blocks),
             "phase_peak_bytes": peaks,
             "peak_phase": max(peaks, key=lambda name: peaks[name], default=""),
             "loaded_bytes": self._allocated_at(entries, self._loaded_us()),
@@ -202,6 +231,43 @@ class MemoryWatch:
             if allocated > highest:
                 highest, at = allocated, number
         return at, peaks
+
+    def _run_phases(self, entries: list[dict[str, Any]]) -> dict[str, list[int]]:
+        """The most allocated and reserved bytes in each phase of the run, in their order."""
+        allocated = reserved = number = 0
+        peaks: dict[str, list[int]] = {}
+        # A phase begins with what is there, and may allocate nothing.
+        for (_, phase, step), end in zip(
+            self._marks, [*(mark[0] for mark in self._marks[1:]), sys.maxsize], strict=True
+        ):
+            most = peaks.setdefault(run_phase(phase, step, self._first_steps), [0, 0])
+            most[:] = max(most[0], allocated), max(most[1], reserved)
+            while number < len(entries) and entries[number]["time_us"] < end:
+                entry, number = entries[number], number + 1
+                allocated += _change(entry)
+                reserved += _SEGMENTS.get(entry["action"], 0) * entry["size"]
+                most[:] = max(most[0], allocated), max(most[1], reserved)
+        return peaks
+
+    def _growth(self, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Lines whose memory of one step is still alive after the next, and that of both steps.
+
+        The first step makes the optimizer's state, and what the last one made may be on its way.
+        """
+        if len(self._steps_us) < _GROWS_FROM:
+            return []
+        ends = self._steps_us[:_GROWS_FROM]
+        rows: dict[str, list[int]] = {}
+        for one in blocks:
+            step = bisect.bisect_left(ends, one["time_us"])
+            if step in (1, 2) and one["died_us"] > ends[-1] and one["size"] >= _GROWTH_BYTES:
+                line = self._place_of(one)[1]
+                rows.setdefault(line, [0, 0, 0])[step] += one["size"]
+        return [
+            {"line": line, "bytes_per_step": min(second, third)}
+            for line, (_, second, third) in rows.items()
+            if second and third
+        ]
 
     def _allocated_at(self, entries: list[dict[str, Any]], time_us: int) -> int:
         return sum(_change(entry) for entry in entries if entry["time_us"] < time_us)
@@ -227,6 +293,13 @@ class MemoryWatch:
             own = self._backward_line[max(number, 0)][1]
             library = library or "the backward pass"
         return library or "PyTorch", own or ""
+
+
+def run_phase(phase: str, step: int, first_steps: int) -> str:
+    """The phase of the run: that of a step is one of the first steps, or of the largest batch."""
+    if phase not in _OF_A_STEP:
+        return phase
+    return "steps" if step < (first_steps or sys.maxsize) else "largest batch"
 
 
 def _blocks(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ def zero_of_file(
     if at_most is not None:
         saving = {name: what for name, what in _SAVES.items() if _saves(settings, name)}
         at_most += [
-            f"{path} {ZERO}.{name}: {what} isn't modelled; it takes no more than predicted"
+            f"{path} {ZERO}.{name}: {what} isn't modelled, and only saves memory"
             for name, what in saving.items()
         ]
         settings = {n: v for n, v in settings.items() if n.partition(".")[0] not in saving}

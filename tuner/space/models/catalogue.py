@@ -111,8 +111,22 @@ def load_catalogue() -> Mapping[str, ModelEntry]:
 
 
 def _family(model_id: str) -> str:
-    """Cut the size and what follows off an id ("qwen2.5-14b" -> "qwen2.5"), only to sort by."""
+    """Cut the size and what follows off an id ("qwen2.5-14b" -> "qwen2.5")."""
     return re.sub(r"-\d[\dx.]*[bm].*$", "", model_id)
+
+
+def family_of(name: str) -> list[ModelEntry]:
+    """The models of the same family, task and type as `name`, from small to large.
+
+    Empty for a model that is not in the catalogue.
+    """
+
+    def kind(entry: ModelEntry) -> tuple[object, ...]:
+        return _family(entry.id), entry.task, entry.config["model_type"]
+
+    own = get_entry(name)
+    found = load_catalogue().values()
+    return [entry for entry in found if own is not None and kind(entry) == kind(own)]
 
 
 def _canonical(name: str) -> str:

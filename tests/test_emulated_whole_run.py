@@ -1,0 +1,210 @@
+"""The whole run of a program, shortened: its largest batch, evaluation, saving and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.emulating import needs_emulator
+from tuner.core.supervised import Tail
+from tuner.core.units import GIB, MIB
+from tuner.emulator import Machine
+from tuner.emulator.emulation import Emulation
+from tuner.emulator.ending import Ended
+from tuner.space.gpus import as_told, get_gpu
+
+pytestmark = needs_emulator
+
+TRAINER = """\
+import os, torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoModelForCausalLM, DataCollatorForSeq2Seq, LlamaConfig, PreTrainedTokenizerFast, Trainer,
+    TrainingArguments,
+)
+
+LONG, VOCABULARY = int(os.environ["LONG"]), int(os.environ["VOCABULARY"])
+words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1}, unk_token="<pad>"))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
+config = LlamaConfig(
+    hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=2, vocab_size=VOCABULARY,
+)
+model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+lengths = [100 + number % 20 for number in range(600)]
+lengths[417] = LONG
+rows = [{name: [1] * n for name in ("input_ids", "attention_mask", "labels")} for n in lengths]
+data = Dataset.from_list(rows)
+trainer = Trainer(
+    model=model,
+    args=TrainingArguments(
+        output_dir="out", per_device_train_batch_size=1, gradient_accumulation_steps=2,
+        eval_strategy="steps", eval_steps=200, save_steps=250, report_to="none", bf16=True,
+        disable_tqdm=True,
+    ),
+    train_dataset=data,
+    eval_dataset=data.select(range(20)),
+    data_collator=DataCollatorForSeq2Seq(tokenizer, padding=True),
+    processing_class=tokenizer,
+)
+trainer.train()
+trainer.save_model("final")
+print("saved", sorted(os.listdir("final")))
+"""
+
+LOOP = """\
+import os, torch
+from torch.utils.data import DataLoader, Dataset
+
+LONG, WORKERS, LEAK = (int(os.environ.get(name, 0)) for name in ("LONG", "WORKERS", "LEAK"))
+WORDS = 20_000
+
+class Rows(Dataset):
+    def __init__(self, number):
+        self.number = number
+    def __len__(self):
+        return self.number
+    def __getitem__(self, index):
+        length = LONG if LONG and index == 50 else 100 if LEAK else 100 + index % 20
+        return torch.ones(length, dtype=torch.long)
+
+def together(rows):
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+embed, head = torch.nn.Embedding(WORDS, 256), torch.nn.Linear(256, WORDS)
+model = torch.nn.Sequential(embed, torch.nn.ReLU(), head).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+loader = DataLoader(Rows(60), batch_size=2, collate_fn=together, num_workers=WORKERS)
+test = DataLoader(Rows(40), batch_size=16, collate_fn=together)
+kept = []
+for epoch in range(2):
+    model.train()
+    for tokens in loader:
+        logits = model(tokens.cuda())
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.cuda().flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if LEAK:
+            kept.append(logits.detach())
+    model.eval()
+    with torch.no_grad():
+        for tokens in test:
+            model(tokens.cuda())
+    torch.save(model.state_dict(), "best.pt")
+model.load_state_dict(torch.load("best.pt"))
+os.remove("best.pt")
+print("ended", os.path.exists("best.pt"))
+"""
+
+
+def ran(
+    folder: Path, program: str, *, memory_bytes: int = 15 * GIB, whole: bool = True, **told: int
+) -> tuple[Emulation, str]:
+    """A run of `program` with these variables, and what it printed."""
+    path = folder / "train.py"
+    path.write_text(program)
+    output = Tail()
+    found = Machine(as_told(get_gpu("t4"), memory_bytes=memory_bytes, price_usd_per_hour=None)).run(
+        [sys.executable, str(path)],
+        steps=3 if whole else 0,
+        whole=whole,
+        output=output,
+        cwd=folder,
+        environment={name: str(value) for name, value in told.items()},
+    )
+    assert found.own_fault is None, found.own_fault
+    return found, output.text
+
+
+def allocated(found: Emulation) -> dict[str, int]:
+    assert found.limiting is not None
+    return {phase: sizes[0] for phase, sizes in found.limiting.run_phases.items()}
+
+
+def test_the_first_long_batch_is_found_with_its_row_and_its_step(tmp_path: Path) -> None:
+    found, output = ran(tmp_path, TRAINER, LONG=110, VOCABULARY=1000)
+    assert found.fits, output
+    assert "saved" in output
+    assert set(allocated(found)) == {"load", "steps", "largest batch", "evaluation", "save", "end"}
+    assert found.not_run == ("resume",)
+    assert not list(tmp_path.glob("final*"))
+    assert not list(tmp_path.glob("out/*"))
+
+    limit = found.used_bytes + 300 * MIB
+    found, _ = ran(tmp_path, TRAINER, LONG=20_000, VOCABULARY=1000, memory_bytes=limit)
+    assert (found.ended, found.fits, found.refused_in) == (Ended.OOM, False, "largest batch")
+    data = found.training_data
+    assert data is not None
+    assert (data.row, data.size, data.unit, data.of) == (417, 20_000, "tokens", 600)
+    assert (data.steps, data.batches) == (300, 600)
+    assert data.longer["16384"] == pytest.approx(1 / 600)
+
+
+def test_an_evaluation_of_more_rows_than_a_batch_of_training_is_found(tmp_path: Path) -> None:
+    """transformers evaluates 8 rows at a time where nothing else is said."""
+    found, _ = ran(tmp_path, TRAINER, LONG=110, VOCABULARY=120_000)
+    phases = allocated(found)
+    assert phases["evaluation"] > 1.5 * phases["steps"]
+    # Room for the steps, and not for the evaluation.
+    limit = phases["steps"] + (phases["evaluation"] - phases["steps"]) // 2
+    assert found.limiting is not None
+    limit += found.limiting.device_bytes - found.limiting.peak_reserved_bytes
+    small, _ = ran(tmp_path, TRAINER, LONG=110, VOCABULARY=120_000, memory_bytes=limit)
+    assert (small.fits, small.refused_in) == (False, "evaluation")
+    words = f"--gpu t4 --gpu-memory {limit}B --steps-only --no-changes --json train.py".split()
+    ran_steps = subprocess.run(
+        [sys.executable, "-m", "tuner", "check", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "LONG": "110", "VOCABULARY": "120000"},
+    )
+    assert ran_steps.stdout, ran_steps.stderr
+    assert json.loads(ran_steps.stdout)["fits"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [{}, {"LONG": 900}, {"WORKERS": 2, "LONG": 900}])
+def test_peaks_are_those_of_a_run_to_the_end(tmp_path: Path, told: dict[str, int]) -> None:
+    (tmp_path / "best.pt").write_text("of a real training")
+    short, output = ran(tmp_path, LOOP, **told)
+    assert "ended False" in output
+    assert (tmp_path / "best.pt").read_text() == "of a real training"
+    assert short.steps < 60
+    truth, _ = ran(tmp_path, LOOP, whole=False, **told)
+    assert truth.steps == 60
+    assert short.limiting is not None
+    assert truth.limiting is not None
+    for phase in ("load", "evaluation"):
+        assert allocated(short)[phase] == allocated(truth).get(phase, allocated(short)[phase])
+    assert short.limiting.peak_allocated_bytes == truth.limiting.peak_allocated_bytes
+    assert short.limiting.breakdown.keys() == truth.limiting.breakdown.keys()
+
+
+def test_memory_that_grows_is_named_with_its_line_and_the_step_that_it_ends(tmp_path: Path) -> None:
+    found, _ = ran(tmp_path, LOOP, LEAK=1, memory_bytes=700 * MIB)
+    assert found.limiting is not None
+    (growing,) = found.limiting.growth
+    assert growing.line.endswith("train.py:28")
+    assert growing.bytes_per_step == pytest.approx(2 * 100 * 20_000 * 4, rel=0.01)
+    assert found.ends_at_step is not None
+    assert found.fits is False
+    truth, _ = ran(tmp_path, LOOP, LEAK=1, memory_bytes=700 * MIB, whole=False)
+    assert truth.ended is Ended.OOM
+    # Memory between what is kept is lost too.
+    assert truth.steps == pytest.approx(found.ends_at_step, rel=0.25)
+
+
+def test_a_failure_after_the_steps_leaves_the_verdict(tmp_path: Path) -> None:
+    found, _ = ran(tmp_path, LOOP.replace("os.remove", "raise ValueError(3); os.remove"))
+    assert found.fits
+    assert found.later_error is not None
+    assert found.later_error.type == "builtins.ValueError"

@@ -1,0 +1,142 @@
+"""The batches that a shortened loader serves, and files that stay as they are."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from tuner.emulator.inside.shortening import Shortening, row_sizes
+
+LENGTHS = [10] * 40
+LENGTHS[25], LENGTHS[33] = 500, 90
+
+
+def shortening(told: list[dict[str, Any]], *, evaluates: bool = False) -> Shortening:
+    return Shortening(
+        3,
+        report=told.append,
+        stop=lambda: None,
+        after_training=lambda: None,
+        accumulation=lambda: 1,
+        evaluates=lambda: evaluates,
+    )
+
+
+def rows() -> datasets.Dataset:
+    return datasets.Dataset.from_list([{"input_ids": [1] * n, "text": "a"} for n in LENGTHS])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_serves_the_first_steps_the_largest_batch_and_the_last(accumulation: int) -> None:
+    told: list[dict[str, Any]] = []
+    short = shortening(told)
+    loader = DataLoader(rows(), batch_size=2)
+    served = []
+    for batch in short.chosen(loader.batch_sampler, loader):
+        served.append(batch)
+        short.note_backward()
+        if len(served) % accumulation == 0:
+            short.note_step()
+    first = [[2 * n, 2 * n + 1] for n in range(3 * accumulation)]
+    # The one before the largest has its results, and its gradients, still there.
+    assert served == [*first, [22, 23], [24, 25], [36, 37], [38, 39]]
+    (data,) = told
+    assert (data["row"], data["size"], data["unit"], data["rows"]) == (25, 500, "tokens", 2)
+    assert (data["batch"], data["batches"], data["of"]) == (13, 20, 40)
+    assert (data["step"], data["accumulation"]) == (13 if accumulation == 1 else 7, accumulation)
+    assert data["longer"][128] == 1 / 40
+
+
+def test_an_evaluation_serves_two_batches_the_largest_and_the_last() -> None:
+    loader = DataLoader(rows(), batch_size=4)
+    served = list(shortening([], evaluates=True).chosen(loader.batch_sampler, loader))
+    assert served[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [24, 25, 26, 27] in served
+    assert served[-1] == [36, 37, 38, 39]
+    assert len(served) == 6
+
+
+def test_of_a_stream_nothing_is_known_beyond_what_was_read() -> None:
+    class Stream(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter(range(1000))
+
+    told: list[dict[str, Any]] = []
+    loader = DataLoader(Stream(), batch_size=2)
+    short = shortening(told, evaluates=True)
+    assert len(list(short.chosen(loader._index_sampler, loader))) == 2
+    assert told == [{"event": "data", "trains": False, "read": 2, "of": None}]
+
+
+def test_lengths_of_a_table_are_those_of_the_rows_as_they_are_ordered() -> None:
+    chosen = rows().select([33, 0, 25])
+    found = row_sizes(chosen)
+    assert (found.by_row, found.unit) == ({0: 90, 1: 10, 2: 500}, "tokens")
+    assert row_sizes(rows().remove_columns("input_ids")).unit == "characters"
+
+
+def test_other_rows_are_read_for_a_while_and_random_numbers_stay() -> None:
+    class Drawn:
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> Any:
+            return {"pixels": torch.rand(3, 8, 8), "label": int(random.random())}
+
+    torch.manual_seed(0)
+    random.seed(0)
+    expected = (torch.rand(1).item(), random.random())
+    torch.manual_seed(0)
+    random.seed(0)
+    found = row_sizes(Drawn(), reading_s=0.0)
+    assert (len(found.by_row), found.rows, found.by_row[0]) == (1, 100, 3 * 8 * 8 + 1)
+    assert (torch.rand(1).item(), random.random()) == expected
+    assert row_sizes(TensorDataset(torch.zeros(5, 7))).by_row == dict.fromkeys(range(5), 7)
+
+
+FILES = """\
+import os, shutil, torch
+from pathlib import Path
+from tuner.emulator.inside.scratch import Scratch
+Path("kept").write_text("real")
+os.makedirs("old")
+Path("old/a").write_text("real")
+Scratch().begin()
+Path("kept").write_text("made up")
+print(Path("kept").read_text())
+with open("log", "a") as file: file.write("x")
+os.rename("kept", "moved")
+print(os.path.exists("kept"), Path("moved").read_text(), sorted(os.listdir(".")))
+shutil.rmtree("old")
+print(os.path.exists("old"))
+os.makedirs("new/deep")
+torch.save({"a": torch.zeros(1000, 1000)}, "new/deep/model.pt")
+print(torch.load("new/deep/model.pt")["a"].shape, Path("new/deep/model.pt").stat().st_size > 4e6)
+try:
+    open("nowhere/file", "w")
+except FileNotFoundError:
+    print("no such folder")
+"""
+
+
+def test_what_a_program_writes_is_read_back_and_thrown_away(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FILES], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ran.stdout.splitlines() == [
+        "made up",
+        "False made up ['log', 'moved', 'old']",
+        "False",
+        "torch.Size([1000, 1000]) True",
+        "no such folder",
+    ], ran.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "kept", "old"]
+    assert (tmp_path / "kept").read_text() == "real"
