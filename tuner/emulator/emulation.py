@@ -14,6 +14,14 @@ from tuner.core.records import MemoryBudget, Verdict
 from tuner.emulator.ending import Ended, OwnFault, ProgramError
 from tuner.emulator.step_time import EmulatedStepTime
 
+STEPS = 3
+"""Updates of the optimizer: the first makes its state, the second finds it, the third shows that
+nothing grows."""
+
+FEW = 2
+"""From this many micro-batches per step on, gradients of one are present while the next runs: more
+micro-batches change neither the memory nor the time of one."""
+
 RUN_PHASES = ("load", "steps", "largest batch", "evaluation", "save", "resume", "end")
 """The phases of a run that nearly every training has."""
 
