@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.emulating import needs_emulator
+from tuner.app.cli.emulated_text import input_bound_text
 from tuner.core.supervised import Tail
 from tuner.core.units import GIB, MIB
 from tuner.emulator import Machine
@@ -105,6 +106,11 @@ for epoch in range(2):
 model.load_state_dict(torch.load("best.pt"))
 os.remove("best.pt")
 print("ended", os.path.exists("best.pt"))
+"""
+
+SLOW = """\
+    def __getitem__(self, index):
+        __import__("time").sleep(0.03)
 """
 
 
@@ -224,3 +230,30 @@ def test_a_failure_after_the_steps_leaves_the_verdict(tmp_path: Path) -> None:
     assert found.fits
     assert found.later_error is not None
     assert found.later_error.type == "builtins.ValueError"
+
+
+def test_the_time_of_the_run_is_that_of_its_steps_and_evaluations(tmp_path: Path) -> None:
+    found, _ = ran(tmp_path, TRAINER, LONG=900, VOCABULARY=1000)
+    every, _ = ran(tmp_path, TRAINER, LONG=900, VOCABULARY=1000, whole=False)
+    run, step, data = found.run_time, found.time, found.training_data
+    assert run is not None
+    assert step is not None
+    assert data is not None
+    assert (run.is_whole, run.steps, run.evaluations) == (True, every.steps, 4)
+    # Launches dominate so small a model.
+    launch_s = step.breakdown_s["launch"]
+    assert run.steps * launch_s < run.seconds < run.steps * step.step_s * 1.5
+    # The collator pads to the longest of two rows.
+    assert data.epoch_size > 600 * 100
+    assert run.interval_s[0] < run.seconds < run.interval_s[1]
+
+
+def test_data_that_is_slow_to_read_is_named(tmp_path: Path) -> None:
+    slow = LOOP.replace("    def __getitem__(self, index):", SLOW.rstrip())
+    found, _ = ran(tmp_path, slow)
+    data = found.training_data
+    assert data is not None
+    assert data.read_s is not None
+    assert found.time is not None
+    assert found.time.step_s < 0.05 < data.read_s
+    assert "input-bound" in input_bound_text(found)

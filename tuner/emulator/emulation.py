@@ -76,11 +76,32 @@ class DataRead:
     step: int = 0
     accumulation: int = 1
     longer: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    step_sizes: tuple[int, ...] = ()
+    """`unit`s, padding included, of each of the first steps; empty if not all rows were read."""
+    epoch_size: int = 0
+    """`unit`s of all batches of an epoch, padding included."""
+    read_s: float | None = None
+    """Seconds in which a batch was read on this machine's processor; None with workers."""
 
     @property
     def steps(self) -> int:
         """Optimizer steps of an epoch."""
         return self.batches // self.accumulation
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """The time of the whole training, or of an epoch where the number of epochs is not known.
+
+    Saving and loading are not in it, nor is an evaluation of a program that says nothing of their
+    number.
+    """
+
+    steps: int
+    evaluations: int
+    is_whole: bool
+    seconds: float
+    interval_s: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +200,10 @@ class Emulation:
     """A failure of a whole run after its first steps, where values are made up."""
     data: tuple[DataRead, ...] = ()
     """The data of loaders that were shortened, in the order of their first use."""
+    run_steps: int | None = None
+    """Optimizer steps of the whole training, as its trainer counts them."""
+    run_evaluations: int = 0
+    """Evaluations of the whole training."""
 
     @property
     def source(self) -> str:
@@ -205,6 +230,31 @@ class Emulation:
     def training_data(self) -> DataRead | None:
         """The data that it trains on, if that was shortened."""
         return next((data for data in self.data if data.trains), None)
+
+    @property
+    def run_time(self) -> RunTime | None:
+        """The time of the training; None if its data or the time of a step is not known.
+
+        All of a step but its launches takes as long as its rows are, padding included, and an
+        evaluation the time of as long forward passes.
+        """
+        time, data = self.time, self.training_data
+        if time is None or data is None or not data.steps:
+            return None
+        launch_s = time.breakdown_s.get("launch", 0.0)
+        size = data.step_sizes[time.step - 1] if time.step <= len(data.step_sizes) else 0
+        mean = data.epoch_size / data.batches * data.accumulation
+        step_s = launch_s + (time.step_s - launch_s) * (mean / size if size else 1.0)
+        steps = self.run_steps or data.steps
+        seconds = steps * step_s
+        tested = next((one for one in self.data if not one.trains), None)
+        evaluations = self.run_evaluations if tested is not None and size else 0
+        if tested is not None and evaluations:
+            forward_s = time.phases_s.get("forward", 0.0)
+            seconds += evaluations * forward_s * tested.epoch_size / size
+        low, high = (end / time.step_s for end in time.interval_s)
+        interval_s = (seconds * low, seconds * high)
+        return RunTime(steps, evaluations, self.run_steps is not None, seconds, interval_s)
 
     @property
     def limiting(self) -> EmulatedDeviceUse | None:
@@ -300,6 +350,7 @@ class Emulation:
             not_run=list(self.not_run),
             ends_at_step=self.ends_at_step,
             evaluation_ends_at=self.evaluation_ends_at,
+            run_time=None if self.run_time is None else dataclasses.asdict(self.run_time),
             command=list(self.command),
         )
         return data

@@ -173,6 +173,8 @@ class Machine:
             refused_in=ending.refused_in,
             later_error=ending.later,
             data=tuple(_data(events)),
+            run_steps=next((e["steps"] for e in events if e["event"] == "run"), None),
+            run_evaluations=next((e["evaluations"] for e in events if e["event"] == "run"), 0),
         )
 
     def _slowest(

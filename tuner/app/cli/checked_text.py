@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.app.checking import BetterChange, CheckedProgram
 from tuner.app.cli.emulated_text import (
+    input_bound_text,
     not_run_text,
     print_emulation,
     print_last_lines,
@@ -155,7 +156,8 @@ def _pace_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
     changed_s = change.step_s if change is not None and checked.found.fits is False else None
     if changed_s is not None:
         pace = Pace(changed_s, pace.samples, pace.tokens)
-    speed, *others = pace_fields(pace, base.gpu, gpus=gpus_of(base))
+    run = base.run_time if isinstance(base, Emulation) and changed_s is None else None
+    speed, *others = pace_fields(pace, base.gpu, gpus=gpus_of(base), run=run)
     return [
         ("speed", f"{speed[1]} with the change" if changed_s is not None else speed[1]),
         *others,
@@ -192,9 +194,8 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
             f"{show(arrived)}"
         )
     if isinstance(found, Emulation):
-        yield from filter(
-            None, (unknown_text(found), sizes_text(found.unknown_values), not_run_text(found))
-        )
+        texts = unknown_text(found), sizes_text(found.unknown_values), input_bound_text(found)
+        yield from filter(None, (*texts, not_run_text(found)))
     else:
         plan = found.plan
         yield from plan.findings

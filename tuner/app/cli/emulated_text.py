@@ -66,6 +66,8 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("ranks", _ranks_text(found)),
             ("training", training_text(found)),
             ("speed", _speed_text(found)),
+            ("run", _run_time_text(found)),
+            ("data", input_bound_text(found)),
             ("limited by", _limit_text(found)),
             ("trainable", f"{count(trained)} parameters" if trained else ""),
             ("unknown", unknown_text(found)),
@@ -149,6 +151,20 @@ def data_text(found: Emulation) -> str:
     if data.read < data.of:
         text += f"; {data.of - data.read:,} of {data.of:,} rows were not read"
     return text
+
+
+def input_bound_text(found: Emulation) -> str:
+    """The time in which the batches of a step are read, where the device is faster."""
+    data, time = found.training_data, found.time
+    if data is None or data.read_s is None or time is None:
+        return ""
+    read_s = data.read_s * data.accumulation
+    if read_s <= time.step_s:
+        return ""
+    return (
+        f"input-bound: the data of a step takes {format_duration(read_s)} to read on this machine, "
+        f"and the step {format_duration(time.step_s)}; workers of the data loader share it"
+    )
 
 
 def not_run_text(found: Emulation) -> str:
@@ -305,6 +321,19 @@ def _speed_text(found: Emulation) -> str:
         f"{format_range(low, high, format_duration)}){each}{mfu}"
     )
     return "; ".join((text, *time.notes))
+
+
+def _run_time_text(found: Emulation) -> str:
+    run = found.run_time
+    if run is None:
+        return ""
+    tests = f", {run.evaluations} evaluations" if run.evaluations else ", without evaluations"
+    of = "the training" if run.is_whole else "an epoch"
+    ends = format_range(*run.interval_s, format_duration)
+    return (
+        f"{format_duration(run.seconds)} (90 %: {ends}) for {of}: {run.steps:,} steps{tests}; "
+        "loading and saving are not in it"
+    )
 
 
 def _limit_text(found: Emulation) -> str:

@@ -12,6 +12,7 @@ import functools
 import importlib
 import itertools
 import random
+import statistics
 import sys
 import time
 import weakref
@@ -71,6 +72,7 @@ class Shortening:
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
         self._rounds: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._sizes: weakref.WeakKeyDictionary[Any, RowSizes] = weakref.WeakKeyDictionary()
+        self._waits_s: weakref.WeakKeyDictionary[Any, list[float]] = weakref.WeakKeyDictionary()
 
     @property
     def is_over(self) -> bool:
@@ -108,6 +110,7 @@ class Shortening:
         def begin_and_note(loader: Any) -> Any:
             iterator = begin(loader)
             iterator._tuner_began = shortening._backwards
+            iterator._tuner_waits_s = shortening._waits_s[loader] = []
             shortening._open.add(iterator)
             return iterator
 
@@ -115,8 +118,11 @@ class Shortening:
         def follow_to_the_end(iterator: Any) -> Any:
             if shortening._evaluates():
                 shortening._evaluated()
+            started = time.perf_counter()
             try:
-                return following(iterator)
+                batch = following(iterator)
+                iterator._tuner_waits_s.append(time.perf_counter() - started)
+                return batch
             except StopIteration:
                 shortening._open.discard(iterator)
                 shortening._ended_at = shortening._done
@@ -187,6 +193,9 @@ class Shortening:
             numbers = range(len(lists))
             padded = max(numbers, key=lambda n: len(lists[n]) * max(known[n], default=0))
             longest = max(numbers, key=lambda n: max(known[n], default=0))
+            in_steps = [len(one) * max(one, default=0) for one in known]
+            is_read = len(sizes.by_row) == sizes.rows
+            firsts = range(0, self._steps * accumulation * is_read, accumulation)
             fullest = max(numbers, key=lambda n: sum(known[n]))
             found |= {padded, longest, fullest}
             row = max(lists[padded], key=lambda index: sizes.by_row.get(index, 0))
@@ -198,12 +207,17 @@ class Shortening:
                 "rows": len(lists[padded]),
                 "batch": padded + 1,
                 "step": padded // accumulation + 1,
+                "step_sizes": [sum(in_steps[at : at + accumulation]) for at in firsts],
+                "epoch_size": sum(in_steps),
                 "longer": {
                     limit: sum(length > limit for length in lengths) / len(lengths)
                     for limit in LIMITS
                 },
             }
         told |= {"batches": len(batches), "is_whole": is_whole, "accumulation": accumulation}
+        waits_s = self._waits_s.get(loader, [])[1:]  # the first draws the whole epoch
+        if waits_s and not loader.num_workers:
+            told["read_s"] = statistics.median(waits_s)
         if self._rounds.get(loader) == 1:
             self._report(told)
         return sorted(found)
@@ -220,11 +234,14 @@ class Shortening:
             control = end(callback, args, state, control, **more)
             if self._done < self._steps:
                 return control
-            strategies = getattr(args, "eval_strategy", None) or getattr(
-                args, "evaluation_strategy", "no"
+            evaluates = _word(
+                getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", "no")
             )
-            if _word(strategies) != "no":
+            if evaluates != "no":
                 control.should_evaluate = True
+            every = {"steps": state.eval_steps, "epoch": state.max_steps // state.num_train_epochs}
+            number = state.max_steps // every[evaluates] if every.get(evaluates) else 0
+            self._report({"event": "run", "steps": state.max_steps, "evaluations": number})
             if _word(args.save_strategy) != "no":
                 control.should_save = True
             control.should_training_stop = True

@@ -18,6 +18,7 @@ from tuner.report.terminal.render import is_coloured, width
 from tuner.searches.facts import times_text
 
 if TYPE_CHECKING:
+    from tuner.emulator.emulation import RunTime
     from tuner.searches.cost import RunCost  # numpy
 
 LINES = 12
@@ -148,24 +149,35 @@ def memory_text(breakdown: Mapping[str, float]) -> str:
 
 
 def pace_fields(
-    pace: Pace | None, gpu: Gpu, *, gpus: int = 1, cost: RunCost | None = None
+    pace: Pace | None,
+    gpu: Gpu,
+    *,
+    gpus: int = 1,
+    cost: RunCost | None = None,
+    run: RunTime | None = None,
 ) -> list[tuple[str, str]]:
     """One line each for speed, time and cost; `cost` is that of the data, where its size is known.
 
-    The price is that of all `gpus`.
+    `run` is the time of the training itself. The price is that of all `gpus`.
     """
     if pace is None:
         return []
     step = f"{format_duration(pace.step_s)} per optimizer step"
     hourly = None if gpu.price_usd_per_hour is None else gpu.price_usd_per_hour * gpus
     of = ""
-    if cost is not None:
+    if run is not None:
+        spent, per = run.seconds, "run" if run.is_whole else "epoch"
+        tests = f", {run.evaluations} x evaluation" if run.evaluations else ""
+        ends = format_range(*run.interval_s, format_duration)
+        of = f" (90 %: {ends}), {run.steps:,} steps{tests}"
+    elif cost is not None:
         spent, per, of = cost.epoch_s, "epoch", f" of {cost.examples:,} examples"
     elif pace.samples:
         spent, per = pace.step_s * SAMPLES / pace.samples, f"{SAMPLES:,} samples"
     else:
         spent, per = pace.step_s * SAMPLES, f"{SAMPLES:,} optimizer steps"
-    time = f"{step}, {format_duration(spent)} per {per}{of}"
+    whole = f"{format_duration(spent)} per {per}{of}"
+    time = f"{whole}, {step}" if run is not None else f"{step}, {whole}"
     money = "unknown: no price is listed for this GPU type"
     if hourly is not None:
         dated = f" (price of {gpu.price_date})" if gpu.price_date else ""
