@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import MemoryBudget, Verdict
+from tuner.core.records import MemoryBudget, RunTime, Verdict
 from tuner.emulator.ending import Ended, OwnFault, ProgramError
 from tuner.emulator.step_time import EmulatedStepTime
 
@@ -87,21 +87,6 @@ class DataRead:
     def steps(self) -> int:
         """Optimizer steps of an epoch."""
         return self.batches // self.accumulation
-
-
-@dataclass(frozen=True, slots=True)
-class RunTime:
-    """The time of the whole training, or of an epoch where the number of epochs is not known.
-
-    Saving and loading are not in it, nor is an evaluation of a program that says nothing of their
-    number.
-    """
-
-    steps: int
-    evaluations: int
-    is_whole: bool
-    seconds: float
-    interval_s: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,3 +304,18 @@ class Measurement:
         Raises ValueError when malformed.
         """
         return read(cls, {**data, "speed": data})
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """The time of the whole training, or of an epoch where the number of epochs is not known.
+
+    Saving and loading are not in it, nor is an evaluation of a program that says nothing of their
+    number.
+    """
+
+    steps: int
+    evaluations: int
+    is_whole: bool
+    seconds: float
+    interval_s: tuple[float, float]

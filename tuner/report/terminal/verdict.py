@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.core.gpu import Gpu
-from tuner.core.records import MemoryBudget, Prediction, Verdict
+from tuner.core.records import MemoryBudget, Prediction, RunTime, Verdict
 from tuner.core.units import GIB, format_duration, format_range, printable, significant
 from tuner.report.terminal.render import is_coloured, width
 from tuner.searches.facts import times_text
 
 if TYPE_CHECKING:
-    from tuner.emulator.emulation import RunTime
     from tuner.searches.cost import RunCost  # numpy
 
 LINES = 12
