@@ -367,7 +367,7 @@ def test_invariants_hold_whatever_is_asked(actions, options, limit):
         allocator.free(block)
     check_invariants(allocator, [])
     assert allocator.allocated_bytes == 0
-    allocator._release_cached()
+    allocator.release_cached()
     assert allocator.reserved_bytes == 0
 
 
