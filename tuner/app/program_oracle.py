@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
+from tuner.core.records import Configuration, KnobValue, Phase, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.supervised import Tail
@@ -66,13 +66,15 @@ class PredictedProgram:
 
     @property
     def fits(self) -> bool | None:
-        """The verdict with the margin; unknown where only an upper bound does not fit."""
-        return self.prediction.fits or (None if self.plan.at_most else self.prediction.fits)
+        """The verdict with the margin; unknown where a bound on the memory decides nothing."""
+        undecided = self.plan.keeps_all if self.prediction.fits else bool(self.plan.at_most)
+        return None if undecided else self.prediction.fits
 
     @property
     def verdict(self) -> Verdict:
         """The verdict with the interval of the prediction."""
-        return self.prediction.verdict
+        is_open = self.prediction.fits and self.plan.keeps_all
+        return Verdict.UNKNOWN if is_open else self.prediction.verdict
 
     @property
     def exit_code(self) -> int:
@@ -88,6 +90,22 @@ class PredictedProgram:
     def margin_bytes(self) -> int:
         """The memory to keep free."""
         return self.prediction.budget.margin_bytes
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Peak allocated bytes of the steps and of the evaluation; empty without a priced one."""
+        peaks = dict(self.prediction.memory.phase_peak_bytes)
+        evaluation = peaks.pop(str(Phase.EVALUATION), None)
+        return {"evaluation": evaluation, "steps": max(peaks.values())} if evaluation else {}
+
+    @property
+    def ends_in(self) -> str | None:
+        """The phase that takes too much memory where the steps alone would fit."""
+        memory, phases = self.prediction.memory, self.phases
+        if self.prediction.fits or memory.peak_phase != Phase.EVALUATION:
+            return None
+        alone = memory.device_bytes - phases["evaluation"] + phases["steps"]
+        return "evaluation" if self.prediction.budget.fits(alone) else None
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -112,6 +130,8 @@ class PredictedProgram:
             "assumed": list(self.plan.assumed),
             "left_out": list(self.plan.left_out),
             "notes": list(self.plan.notes),
+            "ends_in": self.ends_in,
+            "not_priced": self.plan.evaluation or None,
         }
 
 
@@ -150,6 +170,10 @@ class ProgramOracle(ABC, Generic[Answer]):
         """The program with each of these changes; the reason for a change that is impossible."""
         return [self._changed(values, roomy=roomy) for values in wanted]
 
+    def smaller_evaluation(self, found: Answer) -> tuple[int, Answer] | None:
+        """The samples of an evaluation's batch with which it fits, where it alone does not."""
+        return None
+
     def _changed(self, values: Values, *, roomy: bool) -> Answer | InputError:
         try:
             return self._ask(change(self.program, self.settings, values).after, roomy=roomy)
@@ -179,6 +203,17 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     def plan(self, program: Program) -> ProgramPlan:
         """The training of `program`. Raises `InputError` as `plan_program` does."""
         return plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
+
+    def smaller_evaluation(self, found: PredictedProgram) -> tuple[int, PredictedProgram] | None:
+        """As in `ProgramOracle`: the program's own number, halved until it fits."""
+        size = int(str(found.plan.configuration.get("eval_batch", 0))) if found.ends_in else 0
+        while size := size // 2:
+            other = Configuration({**found.plan.configuration, "eval_batch": size})
+            plan = dataclasses.replace(found.plan, configuration=other)
+            (smaller,) = self.predicted([(self.program, plan)])
+            if smaller.fits:
+                return size, smaller
+        return None
 
     def predicted(
         self, planned: Sequence[tuple[Program, ProgramPlan]], *, at_once: bool = False

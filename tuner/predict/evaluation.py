@@ -118,6 +118,38 @@ class Evaluation:
             paged_bytes=optimizer.paged_bytes,
         )
 
+    def forward_memory(
+        self, index: int, optimizer: CompiledOptimizer, layers: int | None
+    ) -> Memory:
+        """Peak memory of an evaluation: a forward pass of checkpointed layers that keeps nothing.
+
+        Of the activations at the peak those of two of the `layers` stay: a layer's input and
+        output. An upper bound where their number is unknown.
+        """
+        place = int(self._place[index])
+        added = Replayed(*self._added[place][False])
+        breakdown = dict(
+            zip(CATEGORIES, self._peaks(False).breakdown[Phase.FORWARD][place], strict=True)
+        )
+        if layers is not None:
+            breakdown[MemoryCategory.ACTIVATIONS] *= min(2, layers)
+            breakdown[MemoryCategory.ACTIVATIONS] //= layers
+        breakdown[MemoryCategory.OPTIMIZER_STATE] += optimizer.state_bytes
+        allocated = sum(breakdown.values()) + added.forward_bytes
+        reserved = allocated + added.free_bytes
+        breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - sum(breakdown.values())
+        breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += self._gpu.context_bytes
+        return Memory(
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=reserved,
+            device_bytes=reserved + self._gpu.context_bytes,
+            loaded_bytes=self._loaded[place] + added.load_bytes,
+            phase_peak_bytes={str(Phase.EVALUATION): allocated},
+            peak_phase=str(Phase.EVALUATION),
+            breakdown={str(category): size for category, size in breakdown.items()},
+            paged_bytes=optimizer.paged_bytes,
+        )
+
     def _peaks(self, accumulates: bool) -> _Peaks:
         """The peaks at every point, with one micro-step or with more."""
         if accumulates not in self._known_peaks:

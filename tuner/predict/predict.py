@@ -159,9 +159,7 @@ class Traces:
 
         key = (id(timeline), caching, short)
         if key not in self._memory:
-            self._memory[key] = peak_memory(
-                timeline, context_bytes=0, caching=caching, short=short
-            )
+            self._memory[key] = peak_memory(timeline, context_bytes=0, caching=caching, short=short)
         found, context = self._memory[key], str(MemoryCategory.CONTEXT_AND_WORKSPACE)
         return replace(
             found,

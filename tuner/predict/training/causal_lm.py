@@ -116,12 +116,12 @@ class CausalLMSession(ModelSession):
         settings = self._settings.evaluating
         self._environment.enter(Phase.EVALUATION, 0)
         self.model.eval()
-        kept = logits = None
+        kept: Any = None
+        logits: Any = None
         with torch.no_grad():
             for _ in range(max(1, settings.kept)):
                 batch = self._next_batch(settings.batch)
                 outputs = self._outputs_as_trainer(batch)
-                self._refer(batch)
                 logits = outputs.logits if settings.kept else None
                 del outputs
                 kept = logits if kept is None else torch.cat((kept, logits))
