@@ -60,6 +60,8 @@ class PredictedProgram:
     gpu: Gpu
     plan: ProgramPlan
     prediction: Prediction
+    steps_fit: bool = False
+    """The program fits without its evaluation, and not with it."""
     ended: str = "predicted"
     inputs: tuple[tuple[int, int], ...] = ()
     source: ClassVar[str] = "predicted"
@@ -101,11 +103,7 @@ class PredictedProgram:
     @property
     def ends_in(self) -> str | None:
         """The phase that takes too much memory where the steps alone would fit."""
-        memory, phases = self.prediction.memory, self.phases
-        if self.prediction.fits or memory.peak_phase != Phase.EVALUATION:
-            return None
-        alone = memory.device_bytes - phases["evaluation"] + phases["steps"]
-        return "evaluation" if self.prediction.budget.fits(alone) else None
+        return "evaluation" if self.steps_fit and not self.prediction.fits else None
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -231,7 +229,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         ]
         found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
         whole = iter(found[len(planned) :])
-        return [
+        answers = [
             PredictedProgram(
                 tuple(program.command),
                 self.gpu,
@@ -240,6 +238,12 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             )
             for (program, plan), one in zip(planned, found, strict=False)
         ]
+        for place, one in enumerate(answers):
+            if one.prediction.memory.peak_phase == Phase.EVALUATION and not one.prediction.fits:
+                without = Configuration({**one.plan.configuration, "eval_batch": 0})
+                (steps,) = how([without], self.gpu, margin_fraction=self.margin_fraction)
+                answers[place] = dataclasses.replace(one, steps_fit=steps.fits)
+        return answers
 
 
 @dataclass(slots=True)

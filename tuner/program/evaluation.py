@@ -65,8 +65,8 @@ def _kept(training: ProgramTraining, knobs: Mapping[str, Any]) -> tuple[int, str
     if steps is not None and isinstance(steps.value, int) and steps.value > 0:
         return steps.value, ""
     return 1, (
-        "evaluation keeps the logits of all its batches on the GPU for compute_metrics, and their "
-        "number isn't known: set eval_accumulation_steps, or preprocess_logits_for_metrics"
+        "set eval_accumulation_steps: compute_metrics makes the evaluation keep the logits of all "
+        "its batches on the GPU, and their number isn't known"
     )
 
 
