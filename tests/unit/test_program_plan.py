@@ -493,7 +493,7 @@ def evaluated(folder: Path, arguments: str, trainer: str = "", after: str = "", 
             "eval_strategy='steps'",
             "compute_metrics=f, preprocess_logits_for_metrics=g",
             "",
-            (8, 0),
+            (8, 1),
         ),
     ],
 )
@@ -503,6 +503,9 @@ def test_the_evaluation_is_that_of_the_settings(tmp_path, arguments, trainer, af
 
 def test_the_evaluation_that_you_set_is_taken(tmp_path):
     assert evaluated(tmp_path, "eval_strategy='steps'", eval_batch=2) == (2, 0)
+    assert evaluated(tmp_path, "eval_strategy='steps'", eval_batch=0) == (0, 0)
+    metrics = evaluated(tmp_path, "eval_strategy='steps'", "compute_metrics=f", eval_batch=2)
+    assert metrics == (2, 1)  # what is kept of each stays unknown
 
 
 @pytest.mark.parametrize(
@@ -520,7 +523,7 @@ def test_the_evaluation_that_you_set_is_taken(tmp_path):
             "evaluation isn't priced: per_device_eval_batch_size",
             False,
         ),
-        (SFT.format("eval_strategy='steps'", "compute_metrics=f"), "compute all logits", False),
+        (SFT.format("eval_strategy='steps'", "compute_metrics=f"), "eval_accumulation", True),
         (
             "DPOTrainer(model='tiny-llama-3m', args=DPOConfig(eval_strategy='steps'))",
             "evaluation isn't priced: DPOTrainer",

@@ -143,7 +143,7 @@ def program_everywhere(
             (found,) = asked.predicted([(read, chosen)])
             remarks = {
                 "in fp16": chosen.configuration != plan.configuration,
-                "evaluation not priced": bool(chosen.evaluation),
+                "evaluation not priced": bool(found.not_priced),
             }
             remark = ", ".join(text for text, holds in remarks.items() if holds)
             paid = paid_gpus(chosen.configuration, gpu)

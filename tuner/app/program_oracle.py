@@ -101,6 +101,13 @@ class PredictedProgram:
         return {"evaluation": evaluation, "steps": max(peaks.values())} if evaluation else {}
 
     @property
+    def not_priced(self) -> str:
+        """The part of the evaluation that is in no number; else empty."""
+        missing = self.plan.configuration.get("eval_batch") and not self.phases
+        text = "evaluation isn't priced: no timeline that is known has its forward pass"
+        return text if missing else self.plan.evaluation
+
+    @property
     def ends_in(self) -> str | None:
         """The phase that takes too much memory where the steps alone would fit."""
         return "evaluation" if self.steps_fit and not self.prediction.fits else None
@@ -129,7 +136,7 @@ class PredictedProgram:
             "left_out": list(self.plan.left_out),
             "notes": list(self.plan.notes),
             "ends_in": self.ends_in,
-            "not_priced": self.plan.evaluation or None,
+            "not_priced": self.not_priced or None,
         }
 
 

@@ -104,19 +104,7 @@ class Evaluation:
             breakdown[MemoryCategory.OPTIMIZER_STATE] += optimizer.state_bytes
         if peak_phase is Phase.OPTIMIZER:
             breakdown[MemoryCategory.TEMPORARY] += optimizer.peak_bytes - optimizer.state_bytes
-        reserved = phases[peak_phase] + added.free_bytes
-        breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - sum(breakdown.values())
-        breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += self._gpu.context_bytes
-        return Memory(
-            peak_allocated_bytes=phases[peak_phase],
-            peak_reserved_bytes=reserved,
-            device_bytes=reserved + self._gpu.context_bytes,
-            loaded_bytes=self._loaded[place] + added.load_bytes,
-            phase_peak_bytes={str(phase): peak for phase, peak in phases.items()},
-            peak_phase=str(peak_phase),
-            breakdown={str(category): size for category, size in breakdown.items()},
-            paged_bytes=optimizer.paged_bytes,
-        )
+        return self._memory(place, added, breakdown, phases, peak_phase, optimizer)
 
     def forward_memory(
         self, index: int, optimizer: CompiledOptimizer, layers: int | None
@@ -136,16 +124,28 @@ class Evaluation:
             breakdown[MemoryCategory.ACTIVATIONS] //= layers
         breakdown[MemoryCategory.OPTIMIZER_STATE] += optimizer.state_bytes
         allocated = sum(breakdown.values()) + added.forward_bytes
-        reserved = allocated + added.free_bytes
+        phases = {Phase.EVALUATION: allocated}
+        return self._memory(place, added, breakdown, phases, Phase.EVALUATION, optimizer)
+
+    def _memory(
+        self,
+        place: int,
+        added: Replayed,
+        breakdown: dict[MemoryCategory, int],
+        phases: Mapping[Phase, int],
+        peak_phase: Phase,
+        optimizer: CompiledOptimizer,
+    ) -> Memory:
+        reserved = phases[peak_phase] + added.free_bytes
         breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - sum(breakdown.values())
         breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += self._gpu.context_bytes
         return Memory(
-            peak_allocated_bytes=allocated,
+            peak_allocated_bytes=phases[peak_phase],
             peak_reserved_bytes=reserved,
             device_bytes=reserved + self._gpu.context_bytes,
             loaded_bytes=self._loaded[place] + added.load_bytes,
-            phase_peak_bytes={str(Phase.EVALUATION): allocated},
-            peak_phase=str(Phase.EVALUATION),
+            phase_peak_bytes={str(phase): peak for phase, peak in phases.items()},
+            peak_phase=str(peak_phase),
             breakdown={str(category): size for category, size in breakdown.items()},
             paged_bytes=optimizer.paged_bytes,
         )

@@ -59,6 +59,8 @@ COMPILED_TOLERANCE = 0.05
 """Largest relative error of a compiled timeline's reserved memory against a full trace. At most
 4.1 % on the 40 configurations of qlora27b on an A6000 that were traced, 1.4 % in the median."""
 
+EVALUATION = str(Phase.EVALUATION)
+
 MOST_TRACED = 200
 """Configurations under fsdp2 or ZeRO that are predicted at once: some minutes for a large model."""
 
@@ -115,21 +117,16 @@ class Predictor:
         A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot
         run one of them.
         """
-        how: dict[str, Any] = {
-            "margin_fraction": margin_fraction,
-            "profile": profile,
-            "on_progress": on_progress,
-        }
-        found = self._predict(configurations, gpu, **how)
+        how = partial(self._predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile)
+        found = how(configurations, on_progress=on_progress)
         # A full trace has the evaluation in it.
         evaluated = {
             place: _evaluating(configuration)
             for place, (configuration, one) in enumerate(zip(configurations, found, strict=True))
-            if configuration.get("eval_batch")
-            and str(Phase.EVALUATION) not in one.memory.phase_peak_bytes
+            if _has_forward(configuration) and EVALUATION not in one.memory.phase_peak_bytes
         }
         try:
-            forwards = self._predict([*evaluated.values()], gpu, forward=True, **how)
+            forwards = how([*evaluated.values()], forward=True)
         except UnavailableError:  # among the timelines that come with tuner there is none for it
             return found
         for place, forward in zip(evaluated, forwards, strict=True):
@@ -140,10 +137,10 @@ class Predictor:
         self,
         configurations: Sequence[Configuration],
         gpu: Gpu,
-        *,
         margin_fraction: float | None,
         profile: DeviceProfile | None,
-        on_progress: OnProgress | None,
+        on_progress: OnProgress | None = None,
+        *,
         forward: bool = False,
     ) -> list[Prediction]:
         """Predictions of the steps, or of an evaluation's `forward` pass."""
@@ -389,6 +386,12 @@ class Predictor:
         ]
 
 
+def _has_forward(configuration: Configuration) -> bool:
+    """True for an evaluation that is a forward pass, and keeps no logits of several."""
+    batch, kept = (int(str(configuration.get(name, 0))) for name in ("eval_batch", "eval_kept"))
+    return batch > 0 and kept < 2
+
+
 def _evaluating(configuration: Configuration) -> Configuration:
     """The training whose forward pass keeps as little as one of an evaluation."""
     batch = configuration["eval_batch"]
@@ -398,18 +401,15 @@ def _evaluating(configuration: Configuration) -> Configuration:
 
 def _with_evaluation(steps: Prediction, forward: Prediction) -> Prediction:
     """The prediction of steps and of an evaluation between them."""
-    phase = str(Phase.EVALUATION)
-    if forward.memory.peak_phase != phase:  # it did not compile
+    if forward.memory.peak_phase != EVALUATION:  # it did not compile
         return steps
     larger = max(steps, forward, key=lambda one: one.memory.peak_allocated_bytes)
-    phases = {**steps.memory.phase_peak_bytes, phase: forward.memory.phase_peak_bytes[phase]}
+    phases = {**steps.memory.phase_peak_bytes, **forward.memory.phase_peak_bytes}
+    ends = {name: larger.intervals[name] for name in (DEVICE, RESERVED, ALLOCATED)}
     return replace(
         steps,
         memory=replace(larger.memory, phase_peak_bytes=phases),
-        intervals={
-            **steps.intervals,
-            **{name: larger.intervals[name] for name in (DEVICE, RESERVED, ALLOCATED)},
-        },
+        intervals={**steps.intervals, **ends},
     )
 
 

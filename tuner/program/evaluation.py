@@ -28,24 +28,29 @@ _OFF = (None, False, 0, "", "no", "none", "false")
 
 
 def evaluation_of(
-    training: ProgramTraining, knobs: Mapping[str, Any], given: Mapping[str, Any]
+    training: ProgramTraining, knobs: Mapping[str, Any]
 ) -> tuple[dict[str, int], str]:
     """The knobs of the evaluation of a training, and what of it they do not say; both may be empty.
 
-    `knobs` are those of the training, and `given` override the program's.
+    `knobs` are those of the training; an `eval_batch` of theirs takes the place of the program's.
     """
-    arguments = training["arguments"]
+    arguments, said = training["arguments"], knobs.get("eval_batch")
+    none = {} if said is None else {"eval_batch": 0}
     says = any(_is_on(arguments, name) for name in _ASKING if not _is_bare(training, name))
-    if not (says or training.evaluates) or "eval_batch" in given:
-        return {}, ""
+    if said == 0 or (said is None and not (says or training.evaluates)):
+        return none, ""
     if training.trainer not in _PRICED:
-        return {}, f"evaluation isn't priced: {training.trainer}'s isn't known"
+        return none, f"evaluation isn't priced: {training.trainer}'s isn't known"
     if knobs.get(GPUS_PER_TRIAL, 1) > 1:
-        return {}, "evaluation isn't priced on several GPUs"
+        return none, "evaluation isn't priced on several GPUs"
     size = arguments.values.get("per_device_eval_batch_size", Argument(DEFAULT_BATCH, ""))
+    size = size if said is None else Argument(said, "")
     if size.problem is not None or not isinstance(size.value, int):
         why = size.problem or f"is {size.value}"
-        return {}, f"evaluation isn't priced: per_device_eval_batch_size {why}; --set eval_batch=N"
+        return (
+            none,
+            f"evaluation isn't priced: per_device_eval_batch_size {why}; --set eval_batch=N",
+        )
     kept, unknown = _kept(training, knobs)
     return {"eval_batch": size.value, **({"eval_kept": kept} if kept else {})}, unknown
 
@@ -56,11 +61,8 @@ def _kept(training: ProgramTraining, knobs: Mapping[str, Any]) -> tuple[int, str
     lossless = not _is_on(trainer, "compute_metrics")
     if lossless or _is_on(arguments, "prediction_loss_only") or knobs.get("num_labels"):
         return 0, ""
-    if knobs.get("loss") == "chunked":
-        text = "evaluation isn't whole: compute_metrics makes TRL compute all logits, which isn't"
-        return 0, f"{text} priced"
     if _is_on(trainer, "preprocess_logits_for_metrics") or _is_on(arguments, "batch_eval_metrics"):
-        return 0, ""
+        return 1, ""
     steps = arguments.values.get("eval_accumulation_steps")
     if steps is not None and isinstance(steps.value, int) and steps.value > 0:
         return steps.value, ""

@@ -109,9 +109,9 @@ def plan_program(
         found.problems.append(Problem("couldn't determine the model; pass --model"))
     else:
         found.problems += _misnamed_in_loading(training, chosen)
-    knobs = {**planned.knobs, **_started(program, planned, training, gpus)}
-    evaluation, unknown = evaluation_of(training, knobs, given or {})
-    knobs |= {**evaluation, **(given or {})}
+    knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
+    evaluation, unknown = evaluation_of(training, knobs)
+    knobs |= evaluation
     problems = [p for p in found.problems if not _is_given(p, given or {})]
     if "max_length" not in knobs:
         text = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"

@@ -228,7 +228,7 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
         )
     else:
         plan = found.plan
-        yield from (plan.evaluation,) if plan.evaluation else ()
+        yield from (found.not_priced,) if found.not_priced else ()
         yield from plan.findings
         yield from (f"not modelled: {', '.join(plan.left_out)}",) if plan.left_out else ()
         yield from (note for note in plan.notes if note not in plan.findings)
@@ -365,7 +365,7 @@ def print_predicted(found: PredictedProgram) -> None:
             ("assumed", "; ".join((*plan.assumed, DATA))),
             ("left out", ", ".join(plan.left_out)),
             ("notes", "; ".join(plan.notes)),
-            ("evaluation", plan.evaluation),
+            ("evaluation", found.not_priced),
             *predicted_phases(found),
         ]
     )

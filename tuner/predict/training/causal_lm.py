@@ -122,6 +122,9 @@ class CausalLMSession(ModelSession):
             for _ in range(max(1, settings.kept)):
                 batch = self._next_batch(settings.batch)
                 outputs = self._outputs_as_trainer(batch)
+                if settings.kept and outputs.logits is None:
+                    del batch["labels"]  # TRL's pass for `compute_metrics`
+                    outputs = self._outputs_as_trainer(batch)
                 logits = outputs.logits if settings.kept else None
                 del outputs
                 kept = logits if kept is None else torch.cat((kept, logits))
