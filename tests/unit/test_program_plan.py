@@ -467,11 +467,11 @@ def test_what_is_exported_for_torchtune_is_read_as_it_was(tmp_path: Path):
     assert plan_program(read_program([str(file)], is_run=False)).configuration == wanted
 
 
-TRAINER = "Trainer(model=AutoModelForCausalLM.from_pretrained('tiny-llama-3m'), {})\n"
+EVALUATED = "Trainer(model=AutoModelForCausalLM.from_pretrained('tiny-llama-3m'), {})\n"
 
 
 def evaluated(folder: Path, arguments: str, trainer: str = "", after: str = "", **given):
-    text = TRAINER.format(f"args=TrainingArguments({arguments}), {trainer}")
+    text = EVALUATED.format(f"args=TrainingArguments({arguments}), {trainer}")
     plan = planned(folder, f"trainer = {text}{after}", max_length=64, **given)
     return tuple(plan.configuration.get(name, 0) for name in ("eval_batch", "eval_kept"))
 
@@ -512,12 +512,12 @@ def test_the_evaluation_that_you_set_is_taken(tmp_path):
     ("text", "said", "keeps_all"),
     [
         (
-            TRAINER.format("args=TrainingArguments(eval_strategy='steps'), compute_metrics=f"),
+            EVALUATED.format("args=TrainingArguments(eval_strategy='steps'), compute_metrics=f"),
             "set eval_accumulation_steps",
             True,
         ),
         (
-            TRAINER.format(
+            EVALUATED.format(
                 "args=TrainingArguments(eval_strategy='steps', per_device_eval_batch_size=f())"
             ),
             "evaluation isn't priced: per_device_eval_batch_size",
