@@ -216,7 +216,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             other = Configuration({**found.plan.configuration, "eval_batch": size})
             plan = dataclasses.replace(found.plan, configuration=other)
             (smaller,) = self.predicted([(self.program, plan)])
-            if smaller.fits:
+            if smaller.fits and smaller.phases:
                 return size, smaller
         return None
 
