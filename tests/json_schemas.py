@@ -32,6 +32,7 @@ ONE_STRUCTURE = tuple(
     )
     for word in ("--set", setting)
 )  # fmt: skip
+EVALUATED = ("--set", "eval_batch=64", "--set", "micro_batch=1")
 PROGRAM = ("examples/programs/sft.py", "tiny-llama-3m")
 CPU = ("--space", "tiny_cpu", "--gpu", "cpu")
 
@@ -47,6 +48,7 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
         ("--predict", *TINY[2:], *PROGRAM),
         ("--predict", *TINY[2:], "--gpu-memory", "3GiB", *PROGRAM),
         ("--predict", *TINY[2:], "--no-changes", *PROGRAM),
+        ("--predict", *TINY[2:], "--gpu-memory", "1GiB", *EVALUATED, *PROGRAM),
     ),
     "check-all-gpus": (("--predict", *PROGRAM),),
     "check-largest": (
@@ -95,6 +97,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
     "exhausted": STRING,
     "stage": STRING,
     "problem": STRING,
+    "not_priced": STRING,
     "space": STRING,
     "device": STRING,
     "command": OBJECT,

@@ -187,3 +187,51 @@ def test_set_means_that_it_is_predicted_where_it_could_be_emulated(tmp_path: Pat
     (tmp_path / "train.py").write_text(PROGRAM)
     found = ran(tmp_path, "--set", "micro_batch=2", "--no-changes", "--json", "train.py")
     assert json.loads(found.stdout)["source"] == "predicted"
+
+
+EVALUATED = """\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+Trainer(
+    model=AutoModelForCausalLM.from_pretrained("tiny-llama-3m"),
+    args=TrainingArguments(per_device_train_batch_size=1, eval_strategy="steps"),
+)
+"""
+
+
+def test_an_evaluation_that_ends_the_program_is_named_with_the_batch_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(EVALUATED)
+    told = ["check", "--gpu", "rtx4090", "--gpu-memory", "600MiB", "--predict"]
+    told += ["--set", "max_length=512"]
+    assert run([*told, "train.py"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(("does not fit: ", "tight (likely not): "))
+    assert "ends    in the evaluation, of 8 x 512 tokens" in lines
+    assert any(line.startswith("phases  evaluation ") for line in lines)
+    hint = next(line for line in lines if line.startswith("With --set "))
+    size = re.findall(r"per_device_eval_batch_size=(\d)", hint)[0]
+    assert run([*told, "--set", f"per_device_eval_batch_size={size}", "train.py"]) == 0
+    capsys.readouterr()
+    assert run([*told, "--json", "train.py"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["program"]["ends_in"] == "evaluation"
+    assert found["smaller_evaluation"]["per_device_eval_batch_size"] == int(size)
+    assert found["smaller_evaluation"]["device_bytes"] < found["program"]["memory"]["device_bytes"]
+    assert found["suggestion"] is None
+
+
+def test_an_evaluation_that_keeps_an_unknown_number_of_logits_is_no_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        EVALUATED.replace("Trainer(\n", "Trainer(\n    compute_metrics=f,\n")
+    )
+    told = ["check", "--gpu", "rtx4090", "--predict", "--set", "max_length=64", "train.py"]
+    assert run(told) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("unknown: at least ")
+    assert any(line.startswith("note    set eval_accumulation_steps: ") for line in lines)

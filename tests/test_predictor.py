@@ -387,3 +387,33 @@ def test_a_models_own_folder_has_the_same_window(tmp_path):
     entry = load_catalogue()["gemma-3-1b"]
     (tmp_path / "config.json").write_text(json.dumps(dict(entry.config)))
     assert architecture(str(tmp_path)).sliding_window == entry.text_config["sliding_window"]
+
+
+@pytest.mark.parametrize("loss", ["transformers", "chunked"])
+def test_an_evaluation_is_as_large_compiled_as_traced(job, loss):
+    asked = BASE.replace(
+        eval_batch=16, max_length=200, loss=loss, micro_batch=1, gradient_checkpointing=False
+    )
+    one = Predictor(job)
+    compiled_one, steps = one.predict([asked, asked.replace(eval_batch=0)], AMPERE)
+    (traced,) = one.traced([asked], AMPERE)
+    phases = traced.memory.phase_peak_bytes
+    assert traced.memory.peak_phase == compiled_one.memory.peak_phase == "evaluation"
+    assert compiled_one.memory.phase_peak_bytes == pytest.approx(phases, rel=0.03)
+    assert compiled_one.speed == steps.speed
+    without = dict(compiled_one.memory.phase_peak_bytes)
+    del without["evaluation"]
+    assert without == steps.memory.phase_peak_bytes
+
+
+def test_logits_that_an_evaluation_keeps_are_joined_on_the_gpu(job):
+    asked = BASE.replace(eval_batch=16, max_length=200, loss="transformers")
+    vocabulary = resolve_config(job.model).vocab_size
+    logits = 16 * 200 * vocabulary * 4
+    (none, two, three) = Predictor(job).traced(
+        [asked, *(asked.replace(eval_kept=kept) for kept in (2, 3))], AMPERE
+    )
+    assert none.memory.peak_phase == "evaluation"
+    peaks = [one.memory.phase_peak_bytes["evaluation"] for one in (none, two, three)]
+    assert peaks[2] - peaks[1] >= 2 * logits  # one more kept, and its copy where they are joined
+    assert peaks[1] > peaks[0]

@@ -367,7 +367,7 @@ def test_invariants_hold_whatever_is_asked(actions, options, limit):
         allocator.free(block)
     check_invariants(allocator, [])
     assert allocator.allocated_bytes == 0
-    allocator._release_cached()
+    allocator.release_cached()
     assert allocator.reserved_bytes == 0
 
 
@@ -397,3 +397,9 @@ def test_less_memory_than_is_live_runs_out_of_memory(sizes, options):
     result = replay(events, sizes, settings=options, limit_bytes=needed - 1)
     assert result.out_of_memory_at is not None
     assert result.requested_bytes == sizes[result.out_of_memory_at]
+
+
+def test_a_replay_releases_what_is_cached_where_it_is_told_to():
+    events, sizes = [(0, +1), (0, -1), (1, +1)], [100 * MIB, 120 * MIB]
+    assert replay(events, sizes).peak_reserved_bytes == 220 * MIB
+    assert replay(events, sizes, release_at=2).peak_reserved_bytes == 120 * MIB

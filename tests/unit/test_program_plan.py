@@ -465,3 +465,81 @@ def test_what_is_exported_for_torchtune_is_read_as_it_was(tmp_path: Path):
     file = tmp_path / "exported.yaml"
     file.write_text(yaml.safe_dump(changes))
     assert plan_program(read_program([str(file)], is_run=False)).configuration == wanted
+
+
+EVALUATED = "Trainer(model=AutoModelForCausalLM.from_pretrained('tiny-llama-3m'), {})\n"
+
+
+def evaluated(folder: Path, arguments: str, trainer: str = "", after: str = "", **given):
+    text = EVALUATED.format(f"args=TrainingArguments({arguments}), {trainer}")
+    plan = planned(folder, f"trainer = {text}{after}", max_length=64, **given)
+    return tuple(plan.configuration.get(name, 0) for name in ("eval_batch", "eval_kept"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trainer", "after", "found"),
+    [
+        ("", "eval_dataset=rows", "", (0, 0)),
+        ("eval_strategy='no', do_eval=True", "", "", (0, 0)),
+        ("eval_strategy='steps', per_device_train_batch_size=1", "", "", (8, 0)),
+        ("eval_strategy='epoch', per_device_eval_batch_size=3", "", "", (3, 0)),
+        ("eval_on_start=True", "", "", (8, 0)),
+        ("", "", "trainer.evaluate()", (8, 0)),
+        ("", "", "if False:\n    trainer.evaluate()", (0, 0)),
+        ("", "", "metric.evaluate()", (0, 0)),
+        ("eval_strategy='steps', eval_accumulation_steps=2", "compute_metrics=f", "", (8, 2)),
+        ("eval_strategy='steps', prediction_loss_only=True", "compute_metrics=f", "", (8, 0)),
+        (
+            "eval_strategy='steps'",
+            "compute_metrics=f, preprocess_logits_for_metrics=g",
+            "",
+            (8, 1),
+        ),
+    ],
+)
+def test_the_evaluation_is_that_of_the_settings(tmp_path, arguments, trainer, after, found):
+    assert evaluated(tmp_path, arguments, trainer, after) == found
+
+
+def test_the_evaluation_that_you_set_is_taken(tmp_path):
+    assert evaluated(tmp_path, "eval_strategy='steps'", eval_batch=2) == (2, 0)
+    assert evaluated(tmp_path, "eval_strategy='steps'", eval_batch=0) == (0, 0)
+    metrics = evaluated(tmp_path, "eval_strategy='steps'", "compute_metrics=f", eval_batch=2)
+    assert metrics == (2, 1)  # what is kept of each stays unknown
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "keeps_all"),
+    [
+        (
+            EVALUATED.format("args=TrainingArguments(eval_strategy='steps'), compute_metrics=f"),
+            "set eval_accumulation_steps",
+            True,
+        ),
+        (
+            EVALUATED.format(
+                "args=TrainingArguments(eval_strategy='steps', per_device_eval_batch_size=f())"
+            ),
+            "evaluation isn't priced: per_device_eval_batch_size",
+            False,
+        ),
+        (SFT.format("eval_strategy='steps'", "compute_metrics=f"), "eval_accumulation", True),
+        (
+            "DPOTrainer(model='tiny-llama-3m', args=DPOConfig(eval_strategy='steps'))",
+            "evaluation isn't priced: DPOTrainer",
+            False,
+        ),
+        (SFT.format("eval_strategy='steps'", ""), "", False),
+    ],
+)
+def test_what_is_unknown_of_an_evaluation_is_said(tmp_path, text, said, keeps_all):
+    plan = planned(tmp_path, text, max_length=64)
+    assert said in plan.evaluation
+    assert bool(plan.evaluation) == bool(said)
+    assert plan.keeps_all is keeps_all
+
+
+def test_weights_that_are_merged_after_the_training_are_named(tmp_path):
+    text = "trainer = " + SFT.format("", "") + "\ntrainer.model.merge_and_unload()\n"
+    (left_out,) = planned(tmp_path, text).left_out
+    assert left_out.endswith("train.py:8 merge_and_unload")

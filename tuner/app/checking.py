@@ -74,6 +74,8 @@ class CheckedProgram:
 
     - `found` is the unchanged program; `needed` the same with more memory, if it ran out.
     - `settings` are those in its files and command; `ignored` those without effect.
+    - `evaluation` is the number of samples of an evaluation's batch with which it fits, where the
+      evaluation alone does not, and the answer with it.
     - `suggestion` fits and trains the same model; it is faster, if the program fits.
     - `least_bytes` is the smallest device memory of all runs.
     - `notes` say why no better change was searched for.
@@ -89,6 +91,7 @@ class CheckedProgram:
     runs: int
     notes: tuple[str, ...]
     log_tail: str
+    evaluation: tuple[int, RunAnswer] | None = None
 
     @property
     def source(self) -> str:
@@ -119,7 +122,8 @@ def check_program(
     base = needed or found
     notes: list[str] = []
     suggestion, least_bytes = None, None
-    if improve and base.fits is not None:
+    evaluation = runs.smaller_evaluation(base) if improve else None
+    if improve and base.fits is not None and evaluation is None:
         search = _Search(runs, base, notes, report)
         if search.is_possible:
             suggestion = search.best(fits=bool(found.fits))
@@ -135,6 +139,7 @@ def check_program(
         runs=runs.count,
         notes=tuple(notes),
         log_tail=log_tail,
+        evaluation=evaluation,
     )
 
 

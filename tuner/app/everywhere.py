@@ -141,7 +141,11 @@ def program_everywhere(
                 in_fp16.append(asked.plan(read))
             chosen = plan if has_bf16(gpu) else in_fp16[0]
             (found,) = asked.predicted([(read, chosen)])
-            remark = "in fp16" if chosen.configuration != plan.configuration else ""
+            remarks = {
+                "in fp16": chosen.configuration != plan.configuration,
+                "evaluation not priced": bool(found.not_priced),
+            }
+            remark = ", ".join(text for text, holds in remarks.items() if holds)
             paid = paid_gpus(chosen.configuration, gpu)
             return OnGpu(gpu, found.prediction, remark=remark, gpus=paid)
 

@@ -93,7 +93,7 @@ class _Answers:
             except InputError as error:
                 problems = "; ".join(map(str, error.problems))
                 self.refused[number] = problems or error.message
-        return number in self.found and self.found[number].fits is True
+        return number in self.found and self.found[number].prediction.fits
 
 
 def find_largest(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
+from tuner.core.records import Configuration, KnobValue, Phase, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.rank_memory import loaded_whole
@@ -57,19 +57,23 @@ class PredictedProgram:
     gpu: Gpu
     plan: ProgramPlan
     prediction: Prediction
+    steps_fit: bool = False
+    """The program fits without its evaluation, and not with it."""
     ended: str = "predicted"
     inputs: tuple[tuple[int, int], ...] = ()
     source: ClassVar[str] = "predicted"
 
     @property
     def fits(self) -> bool | None:
-        """The verdict with the margin; unknown where only an upper bound does not fit."""
-        return self.prediction.fits or (None if self.plan.at_most else self.prediction.fits)
+        """The verdict with the margin; unknown where a bound on the memory decides nothing."""
+        undecided = self.plan.keeps_all if self.prediction.fits else bool(self.plan.at_most)
+        return None if undecided else self.prediction.fits
 
     @property
     def verdict(self) -> Verdict:
         """The verdict with the interval of the prediction."""
-        return self.prediction.verdict
+        is_open = self.prediction.fits and self.plan.keeps_all
+        return Verdict.UNKNOWN if is_open else self.prediction.verdict
 
     @property
     def exit_code(self) -> int:
@@ -85,6 +89,25 @@ class PredictedProgram:
     def margin_bytes(self) -> int:
         """The memory to keep free."""
         return self.prediction.budget.margin_bytes
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Peak allocated bytes of the steps and of the evaluation; empty without a priced one."""
+        peaks = dict(self.prediction.memory.phase_peak_bytes)
+        evaluation = peaks.pop(str(Phase.EVALUATION), None)
+        return {"evaluation": evaluation, "steps": max(peaks.values())} if evaluation else {}
+
+    @property
+    def not_priced(self) -> str:
+        """The part of the evaluation that is in no number; else empty."""
+        missing = self.plan.configuration.get("eval_batch") and not self.phases
+        text = "evaluation isn't priced: no timeline that is known has its forward pass"
+        return text if missing else self.plan.evaluation
+
+    @property
+    def ends_in(self) -> str | None:
+        """The phase that takes too much memory where the steps alone would fit."""
+        return "evaluation" if self.steps_fit and not self.prediction.fits else None
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -109,6 +132,8 @@ class PredictedProgram:
             "assumed": list(self.plan.assumed),
             "left_out": list(self.plan.left_out),
             "notes": list(self.plan.notes),
+            "ends_in": self.ends_in,
+            "not_priced": self.not_priced or None,
         }
 
 
@@ -147,6 +172,10 @@ class ProgramOracle(ABC, Generic[Answer]):
         """The program with each of these changes; the reason for a change that is impossible."""
         return [self._changed(values, roomy=roomy) for values in wanted]
 
+    def smaller_evaluation(self, found: Answer) -> tuple[int, Answer] | None:
+        """The samples of an evaluation's batch with which it fits, where it alone does not."""
+        return None
+
     def _changed(self, values: Values, *, roomy: bool) -> Answer | InputError:
         try:
             return self._ask(change(self.program, self.settings, values).after, roomy=roomy)
@@ -177,6 +206,17 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         """The training of `program`. Raises `InputError` as `plan_program` does."""
         return plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
 
+    def smaller_evaluation(self, found: PredictedProgram) -> tuple[int, PredictedProgram] | None:
+        """As in `ProgramOracle`: the program's own number, halved until it fits."""
+        size = int(str(found.plan.configuration.get("eval_batch", 0))) if found.ends_in else 0
+        while size := size // 2:
+            other = Configuration({**found.plan.configuration, "eval_batch": size})
+            plan = dataclasses.replace(found.plan, configuration=other)
+            (smaller,) = self.predicted([(self.program, plan)])
+            if smaller.fits and smaller.phases:
+                return size, smaller
+        return None
+
     def predicted(
         self, planned: Sequence[tuple[Program, ProgramPlan]], *, at_once: bool = False
     ) -> list[PredictedProgram]:
@@ -193,7 +233,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         ]
         found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
         whole = iter(found[len(planned) :])
-        return [
+        answers = [
             PredictedProgram(
                 tuple(program.command),
                 self.gpu,
@@ -202,6 +242,12 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             )
             for (program, plan), one in zip(planned, found, strict=False)
         ]
+        for place, one in enumerate(answers):
+            if one.prediction.memory.peak_phase == Phase.EVALUATION and not one.prediction.fits:
+                without = Configuration({**one.plan.configuration, "eval_batch": 0})
+                (steps,) = how([without], self.gpu, margin_fraction=self.margin_fraction)
+                answers[place] = dataclasses.replace(one, steps_fit=steps.fits)
+        return answers
 
 
 @dataclass(slots=True)

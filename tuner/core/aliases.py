@@ -84,6 +84,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "n_ctx",
     ),
     "lora_rank": ("lora_dim", "lora_attn_dim", "adapter_rank"),
+    "eval_batch": ("per_device_eval_batch_size", "eval_batch_size"),
     "lora_alpha": ("alpha",),
     "lora_dropout": ("dropout", "adapter_dropout"),
     "lora_rank=0": ("full", "full_finetuning", "full_parameter"),

@@ -123,7 +123,7 @@ class CachingAllocator:
         if block is None and self._release_oversized(size, pool):
             block = self._grow(size, pool)
         if block is None:
-            self._release_cached()
+            self.release_cached()
             self.retries += 1
             block = self._grow(size, pool)
         if block is None:
@@ -243,7 +243,7 @@ class CachingAllocator:
         self.reserved_bytes -= released
         return released >= wanted
 
-    def _release_cached(self) -> None:
+    def release_cached(self) -> None:
         """Return to the driver what no live block shares (release_cached_blocks)."""
         for key, pool in self._free.items():
             if self._expandable:
@@ -334,13 +334,14 @@ def replay(
     streams: Sequence[int] | None = None,
     settings: AllocatorSettings | None = None,
     limit_bytes: int | None = None,
+    release_at: int | None = None,
     keep_history: bool = False,
 ) -> Replay:
     """Run (block index, +1 or -1) events through the allocator.
 
     `sizes_bytes[i]` is the size of block i, `streams[i]` the stream that asks for it. Stops at the
-    first request that does not fit. `keep_history` keeps the allocated and reserved bytes after
-    each event.
+    first request that does not fit. Before event `release_at` cached segments are released.
+    `keep_history` keeps the allocated and reserved bytes after each event.
     """
     allocator = CachingAllocator(settings, limit_bytes=limit_bytes)
     held: dict[int, _Block] = {}
@@ -348,6 +349,8 @@ def replay(
     allocated: list[int] = []
     reserved: list[int] = []
     for position, (index, sign) in enumerate(events):
+        if position == release_at:
+            allocator.release_cached()
         if sizes_bytes[index] == 0:
             pass  # the allocator returns a null pointer for these
         elif sign < 0:

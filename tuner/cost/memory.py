@@ -33,14 +33,24 @@ def rounded_sizes(timeline: Timeline) -> list[int]:
 
 
 def memory_history(
-    timeline: Timeline, *, settings: AllocatorSettings | None = None, caching: bool = True
+    timeline: Timeline,
+    *,
+    settings: AllocatorSettings | None = None,
+    caching: bool = True,
+    short: bool = False,
 ) -> History:
     """Memory after each event, by the allocator's rules; see `peak_memory`."""
     if caching:
         sizes = block_sizes(timeline)
         streams = [block.stream for block in timeline.blocks]
+        evaluation = (m.event for m in timeline.marks if short and m.phase is Phase.EVALUATION)
         replayed = replay(
-            timeline.events, sizes, streams=streams, settings=settings, keep_history=True
+            timeline.events,
+            sizes,
+            streams=streams,
+            settings=settings,
+            release_at=next(evaluation, None),
+            keep_history=True,
         )
         return History(
             replayed.allocated_bytes, replayed.reserved_bytes, replayed.peak_reserved_bytes
@@ -56,15 +66,17 @@ def peak_memory(
     context_bytes: int,
     settings: AllocatorSettings | None = None,
     caching: bool = True,
+    short: bool = False,
 ) -> Memory:
     """Peak memory of the traced steps on a GPU.
 
     Replaying all requests through the allocator's rules gives what `max_memory_allocated` and
     `max_memory_reserved` would say: whole blocks, with the rests in them that were not worth
     splitting off. Device memory adds `context_bytes`, which CUDA holds outside of both. Without
-    `caching` nothing is kept beside what is live, as on a processor.
+    `caching` nothing is kept beside what is live, as on a processor. Where memory is `short`, the
+    allocator gives back what the steps left free before an evaluation.
     """
-    history = memory_history(timeline, settings=settings, caching=caching)
+    history = memory_history(timeline, settings=settings, caching=caching, short=short)
     live, reserved = history.allocated, history.peak_reserved
     peak_at = max(range(len(live)), key=live.__getitem__)
     phase_peaks = _phase_peaks(live, timeline.marks)
@@ -102,7 +114,7 @@ def _phase_peaks(live: Sequence[int], marks: list[Mark]) -> dict[Phase, int]:
     for mark, end in zip(marks, ends, strict=True):
         # What a phase inherits is live when it begins, even if it allocates nothing.
         inside = max(live[max(mark.event - 1, 0) : end], default=0)
-        peaks[mark.phase] = max(peaks[mark.phase], inside)
+        peaks[mark.phase] = max(peaks.get(mark.phase, 0), inside)
     return peaks
 
 

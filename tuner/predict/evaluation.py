@@ -104,6 +104,38 @@ class Evaluation:
             breakdown[MemoryCategory.OPTIMIZER_STATE] += optimizer.state_bytes
         if peak_phase is Phase.OPTIMIZER:
             breakdown[MemoryCategory.TEMPORARY] += optimizer.peak_bytes - optimizer.state_bytes
+        return self._memory(place, added, breakdown, phases, peak_phase, optimizer)
+
+    def forward_memory(
+        self, index: int, optimizer: CompiledOptimizer, layers: int | None
+    ) -> Memory:
+        """Peak memory of an evaluation: a forward pass of checkpointed layers that keeps nothing.
+
+        Of the activations at the peak those of two of the `layers` stay: a layer's input and
+        output. An upper bound where their number is unknown.
+        """
+        place = int(self._place[index])
+        added = Replayed(*self._added[place][False])
+        breakdown = dict(
+            zip(CATEGORIES, self._peaks(False).breakdown[Phase.FORWARD][place], strict=True)
+        )
+        if layers is not None:
+            breakdown[MemoryCategory.ACTIVATIONS] *= min(2, layers)
+            breakdown[MemoryCategory.ACTIVATIONS] //= layers
+        breakdown[MemoryCategory.OPTIMIZER_STATE] += optimizer.state_bytes
+        allocated = sum(breakdown.values()) + added.forward_bytes
+        phases = {Phase.EVALUATION: allocated}
+        return self._memory(place, added, breakdown, phases, Phase.EVALUATION, optimizer)
+
+    def _memory(
+        self,
+        place: int,
+        added: Replayed,
+        breakdown: dict[MemoryCategory, int],
+        phases: Mapping[Phase, int],
+        peak_phase: Phase,
+        optimizer: CompiledOptimizer,
+    ) -> Memory:
         reserved = phases[peak_phase] + added.free_bytes
         breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - sum(breakdown.values())
         breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += self._gpu.context_bytes

@@ -17,6 +17,7 @@ from tuner.core.records import (
     MemoryCategory,
     Prediction,
     Speed,
+    Verdict,
 )
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
@@ -128,7 +129,7 @@ class Traces:
 
     def __init__(self) -> None:
         self._traces: dict[tuple[str, tuple[int, int], int], Trace] = {}
-        self._memory: dict[tuple[int, bool], Memory] = {}
+        self._memory: dict[tuple[int, bool, bool], Memory] = {}
 
     def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
         """The trace of a configuration, made once for all GPUs with the same kernels."""
@@ -150,13 +151,15 @@ class Traces:
             )
         return self._traces[*kind, wanted]
 
-    def memory(self, timeline: Timeline, *, context_bytes: int, caching: bool) -> Memory:
+    def memory(
+        self, timeline: Timeline, *, context_bytes: int, caching: bool, short: bool = False
+    ) -> Memory:
         """`peak_memory` of the timeline of one of these traces."""
         from tuner.cost.memory import peak_memory
 
-        key = (id(timeline), caching)
+        key = (id(timeline), caching, short)
         if key not in self._memory:
-            self._memory[key] = peak_memory(timeline, context_bytes=0, caching=caching)
+            self._memory[key] = peak_memory(timeline, context_bytes=0, caching=caching, short=short)
         found, context = self._memory[key], str(MemoryCategory.CONTEXT_AND_WORKSPACE)
         return replace(
             found,
@@ -184,11 +187,13 @@ def predict(
     margin_fraction: float | None = None,
     profile: DeviceProfile | None = None,
     traces: Traces | None = None,
+    short: bool = False,
 ) -> Prediction:
     """Peak memory and step time of `configuration` on `gpu`, from a trace at full depth.
 
-    A device profile replaces the catalogue's rates, and `traces` has those made before. Raises
-    `InputError` when the GPU cannot run it or the model cannot be built from it.
+    A device profile replaces the catalogue's rates, and `traces` has those made before. Where
+    memory is `short`, an evaluation gets what the steps left free. Raises `InputError` when the
+    GPU cannot run it or the model cannot be built from it.
     """
     traces = traces or Traces()
     gpu, kernel_times, rates = on_measured_device(gpu, profile)
@@ -205,6 +210,7 @@ def predict(
         (worked if on_processor else traced).timeline,
         context_bytes=gpu.context_bytes,
         caching=not on_processor,
+        short=short,
     )
     if on_processor and worked is not traced:
         # Not all that is resident in a step is so while DDP broadcasts.
@@ -221,7 +227,7 @@ def predict(
     if parallelism.ranks > 1:
         exchange = exchange_of(traced.timeline, traced.gradient_bytes, configuration)
         times = times_of_ranks(times, [exchange], [parallelism], gpu, memory)
-    return build_prediction(
+    found = build_prediction(
         memory,
         speed_of(times, 0, subject.workload.name, configuration, gpu),
         gpu,
@@ -232,6 +238,17 @@ def predict(
         margin_fraction=margin_fraction,
         parallelism=parallelism,
         unknown=times.unknown(0),
+    )
+    if short or not configuration.get("eval_batch") or found.verdict is Verdict.FITS:
+        return found
+    return predict(
+        subject,
+        configuration,
+        gpu,
+        margin_fraction=margin_fraction,
+        profile=profile,
+        traces=traces,
+        short=True,
     )
 
 

@@ -117,6 +117,8 @@ class ProgramTraining:
     """The values of `max_length` in any call of a script."""
     has_bf16: bool = True
     """The GPU computes in bf16."""
+    evaluates: bool = False
+    """A script calls `evaluate` of its trainer."""
 
     def __getitem__(self, group: str) -> Arguments:
         return self.groups.get(group) or Arguments(group, {}, self.found)

@@ -20,6 +20,7 @@ from tuner.core.setup.distributed_knobs import (
 )
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
+from tuner.program.evaluation import evaluation_of
 from tuner.program.fp16 import has_bf16, in_fp16
 from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
@@ -54,6 +55,13 @@ class ProgramPlan:
     known: frozenset[str]
     at_most: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
+    evaluation: str = ""
+    """The part of the evaluation that is not in the configuration."""
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if an evaluation keeps the logits of an unknown number of batches."""
+        return bool(self.evaluation and self.configuration.get("eval_kept"))
 
     @property
     def settings(self) -> dict[str, KnobValue]:
@@ -102,6 +110,8 @@ def plan_program(
     else:
         found.problems += _misnamed_in_loading(training, chosen)
     knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
+    evaluation, unknown = evaluation_of(training, knobs)
+    knobs |= evaluation
     problems = [p for p in found.problems if not _is_given(p, given or {})]
     if "max_length" not in knobs:
         text = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
@@ -133,6 +143,7 @@ def plan_program(
         frozenset(knobs),
         tuple(found.at_most),
         tuple(findings),
+        unknown,
     )
 
 

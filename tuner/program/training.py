@@ -73,6 +73,9 @@ _OF_UNSLOTH = {"from_pretrained": "model", "get_peft_model": "lora"}
 _LENGTHS = ("max_length", "model_max_length")
 """Names of the length of examples in calls of tokenisers."""
 
+_MERGES = ("merge_and_unload", "save_pretrained_merged")
+"""Calls after the training that make weights on the GPU, which are not predicted."""
+
 _OTHERS = ("FastVisionModel", "Accelerator", "LightningModule", "deepspeed")
 """Names of libraries that train in ways of their own."""
 
@@ -112,6 +115,14 @@ def read_training(program: Program, *, has_bf16: bool = True) -> ProgramTraining
     training.trainer = next(iter(trainers), "") or _other_trainer(calls)
     if trainers:
         _read_trainer(training)
+    training.evaluates = any(
+        _is_evaluation(call) and not reader.is_dead(script, call) for script, call in calls
+    )
+    found.left_out += [
+        f"{place_in(script, call)} {last_name(call.func)}"
+        for script, call in calls
+        if last_name(call.func) in _MERGES and not reader.is_dead(script, call)
+    ]
     hold_calls(scripts, training.trainer, found)
     if trainers and groups.get("model", Arguments("", {}, found)).title.startswith(UNSLOTH):
         own = training.trainer.replace("UnslothTrainer", "SFTTrainer")
@@ -254,6 +265,12 @@ def _assigned(
             is_own = name == given.id and len(keys) == 1 and not reader.is_dead(script, value)
             if is_own and isinstance(value, ast.expr):
                 yield from reader.named(script, str(keys[0]), value)
+
+
+def _is_evaluation(call: ast.Call) -> bool:
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    owned = isinstance(owner, ast.expr) and "trainer" in (last_name(owner) or "").lower()
+    return owned and last_name(call.func) in ("evaluate", "predict")
 
 
 def _group_of(call: ast.Call) -> str | None:

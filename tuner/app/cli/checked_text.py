@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from tuner.app.checking import BetterChange, CheckedProgram
@@ -19,7 +20,7 @@ from tuner.app.cli.emulated_text import (
 )
 from tuner.app.program_oracle import PredictedProgram, RunAnswer
 from tuner.core.expressions import show
-from tuner.core.records import MemoryBudget
+from tuner.core.records import MemoryBudget, Verdict
 from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.emulator.emulation import Emulation
 from tuner.report.terminal.evidence import print_evidence
@@ -35,6 +36,7 @@ from tuner.report.terminal.verdict import (
     gpu_text,
     interval_text,
     memory_text,
+    numbers_text,
     pace_fields,
     print_lines,
     print_verdict,
@@ -53,7 +55,7 @@ def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
 def _answer(found: RunAnswer, needed: RunAnswer | None) -> Answer:
     # The numbers are those of a larger GPU where this one had too little memory.
     of = found if needed is None or needed.fits is None else needed
-    return Answer(
+    answer = Answer(
         found.verdict,
         of.used_bytes,
         _budget(found),
@@ -61,6 +63,11 @@ def _answer(found: RunAnswer, needed: RunAnswer | None) -> Answer:
         _ends(of),
         reason_text(found) if isinstance(found, Emulation) else "",
     )
+    if isinstance(found, PredictedProgram) and found.verdict is Verdict.UNKNOWN:
+        return replace(
+            answer, reason=f"at least {numbers_text(answer)}, without the logits that are kept"
+        )
+    return answer
 
 
 def _budget(found: RunAnswer) -> MemoryBudget:
@@ -107,9 +114,31 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
 def _run_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
     """The phases of a whole run."""
     found, needed = checked.found, checked.needed
+    if isinstance(found, PredictedProgram):
+        return predicted_phases(found)
     if not isinstance(found, Emulation) or isinstance(needed, PredictedProgram):
         return []
     return run_fields(found, needed)
+
+
+def predicted_phases(found: PredictedProgram) -> list[tuple[str, str]]:
+    """The phase that ends a predicted program, and the peaks of its phases."""
+    ran = sorted(found.phases.items(), key=lambda phase: -phase[1])
+    shown = ", ".join(f"{phase} {significant(size / GIB)}" for phase, size in ran)
+    batch, length = (found.plan.configuration.get(n) for n in ("eval_batch", "max_length"))
+    return [
+        ("ends", f"in the evaluation, of {batch} x {length:,} tokens" if found.ends_in else ""),
+        ("phases", f"{shown} GiB allocated; saving takes no more" if shown else ""),
+    ]
+
+
+def _evaluation_text(checked: CheckedProgram) -> str:
+    """The batch of the evaluation with which the program fits; else empty."""
+    if checked.evaluation is None:
+        return ""
+    size, of = checked.evaluation
+    memory = f"{significant(of.used_bytes / GIB)} GiB{interval_text(_ends(of))}"
+    return f"With --set per_device_eval_batch_size={size} it fits: {memory}"
 
 
 def _least_change_lines(checked: CheckedProgram) -> int:
@@ -123,6 +152,8 @@ def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
     found = checked.suggestion
     if found is not None:
         return [_title(checked, found), *difference_lines(found.change.difference, room - 1)]
+    if checked.evaluation is not None:
+        return [_evaluation_text(checked)]
     if checked.found.fits is False or checked.needed is not None:
         return _nothing_fits(checked)
     if checked.runs > 1:
@@ -198,6 +229,7 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
         yield from filter(None, (*texts, not_run_text(found)))
     else:
         plan = found.plan
+        yield from (found.not_priced,) if found.not_priced else ()
         yield from plan.findings
         yield from (f"not modelled: {', '.join(plan.left_out)}",) if plan.left_out else ()
         yield from (note for note in plan.notes if note not in plan.findings)
@@ -226,6 +258,8 @@ def _print_all(checked: CheckedProgram) -> None:
         )
     if checked.suggestion is not None:
         _print_suggestion(checked, checked.suggestion)
+    elif checked.evaluation is not None:
+        echo(_evaluation_text(checked))
     elif checked.found.fits is False or checked.needed is not None:
         echo("\n".join(_nothing_fits(checked)))
     elif checked.runs > 1:
@@ -302,13 +336,19 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
             "speedup": found.speedup,
             "found": found.found.to_dict(),
         },
+        "smaller_evaluation": None
+        if checked.evaluation is None
+        else {
+            "per_device_eval_batch_size": checked.evaluation[0],
+            "device_bytes": checked.evaluation[1].used_bytes,
+        },
         "least_bytes": checked.least_bytes,
         "runs": checked.runs,
         "notes": list(checked.notes),
     }
 
 
-DATA = "every sequence is of full length; data, logging and evaluation take no memory"
+DATA = "every sequence is of full length; data, logging and saving take no memory"
 """Assumptions of every prediction of a program."""
 
 
@@ -326,6 +366,8 @@ def print_predicted(found: PredictedProgram) -> None:
             ("assumed", "; ".join((*plan.assumed, DATA))),
             ("left out", ", ".join(plan.left_out)),
             ("notes", "; ".join(plan.notes)),
+            ("evaluation", found.not_priced),
+            *predicted_phases(found),
         ]
     )
     prediction = found.prediction

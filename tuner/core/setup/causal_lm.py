@@ -275,6 +275,27 @@ class Update(Group):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluating(Group):
+    """The evaluation between steps, which predictions have after the last one."""
+
+    batch: int = knob(
+        "eval_batch",
+        "predictions only: samples in one forward pass of an evaluation; 0 for no evaluation",
+        default=0,
+        minimum=0,
+        optional=True,
+    )
+    kept: int = knob(
+        "eval_kept",
+        "with eval_batch: batches whose logits stay on the GPU, as Trainer with "
+        "compute_metrics keeps eval_accumulation_steps of them",
+        default=0,
+        minimum=0,
+        optional=True,
+    )
+
+
 _GROUPS: tuple[type[Group], ...] = (
     Batch,
     Adapter,
@@ -283,6 +304,7 @@ _GROUPS: tuple[type[Group], ...] = (
     Loss,
     Recompute,
     Update,
+    Evaluating,
     Process,
     Loader,
     Ranks,
@@ -308,6 +330,7 @@ class Setup:
     loss: Loss
     recompute: Recompute
     update: Update
+    evaluating: Evaluating
     process: Process
     loader: Loader
     ranks: Ranks

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tuner.core.records import Configuration
-from tuner.core.setup.causal_lm import CAUSAL_LM
+from tuner.core.setup.causal_lm import CAUSAL_LM, Evaluating
 from tuner.core.setup.common import Loader, Process
 from tuner.core.setup.distributed_knobs import Ranks
 from tuner.cost.compiled import CompiledPasses, Floats, Replayed, Replays
@@ -38,6 +38,9 @@ that do the same (`tuner.cost.parallel`)."""
 
 OPTIMIZER_KNOBS = frozenset({"optimizer", "max_grad_norm"})
 """Knobs that act after the last backward pass."""
+
+EVALUATION_KNOBS = frozenset(term.name for term in Evaluating.terms())
+"""Knobs of the evaluation, which is a structure of its own."""
 
 TILE_TOKENS = 4096
 """Most tokens of a tile of loss chunked: `TOKEN_CHUNK_SIZE` of trl/kernels/chunked_logprob.py,
@@ -85,7 +88,7 @@ class Structure:
         settings = {
             name: value
             for name, value in configuration.items()
-            if name not in sizes | OPTIMIZER_KNOBS | HOST_KNOBS
+            if name not in sizes | OPTIMIZER_KNOBS | HOST_KNOBS | EVALUATION_KNOBS
         }
         length = _whole(configuration["max_length"])
         return cls(

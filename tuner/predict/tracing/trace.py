@@ -114,7 +114,7 @@ def trace(
     *,
     compute_capability: tuple[int, int],
 ) -> Trace:
-    """Trace two optimizer steps of `configuration`.
+    """Trace two optimizer steps of `configuration`, and its evaluation if it has one.
 
     `model_config` is a transformers configuration. Takes seconds of CPU for a model of
     27 billion parameters and needs no more memory than its Python objects. Each block says in
@@ -147,6 +147,9 @@ def trace(
             _label_optimizer_state(recorder, session.optimizer)
             environment.optimizer_step = 1
             session.optimizer_step(2 if accumulates else 1)
+            if configuration.get("eval_batch"):
+                environment.optimizer_step = 2
+                session.evaluate()
     return Trace(
         timeline=recorder.timeline,
         micro_steps=2 if accumulates else 1,

@@ -88,6 +88,9 @@ class TrainingSession(Protocol):
     def optimizer_step(self, micro_steps: int) -> None:
         """Run `micro_steps` forward and backward passes and one optimizer step."""
 
+    def evaluate(self) -> None:
+        """Run forward passes of an evaluation; called where a configuration has `eval_batch`."""
+
     def close(self) -> None:
         """End what runs beside the session. It cannot be used after it."""
 

@@ -107,11 +107,34 @@ class CausalLMSession(ModelSession):
         weight = self.model.get_input_embeddings().weight
         return int(getattr(weight, "ds_shape", weight.shape)[0])  # of DeepSpeed's, where shared
 
-    def _next_batch(self) -> dict[str, torch.Tensor]:
+    def evaluate(self) -> None:
+        """Evaluate as transformers' Trainer does.
+
+        Of several batches whose logits are kept, each is joined to those before it
+        (`EvalLoopContainer`), while those of the last one are still held.
+        """
+        settings = self._settings.evaluating
+        self._environment.enter(Phase.EVALUATION, 0)
+        self.model.eval()
+        kept: Any = None
+        logits: Any = None
+        with torch.no_grad():
+            for _ in range(max(1, settings.kept)):
+                batch = self._next_batch(settings.batch)
+                outputs = self._outputs_as_trainer(batch)
+                if settings.kept and outputs.logits is None:
+                    del batch["labels"]  # TRL's pass for `compute_metrics`
+                    outputs = self._outputs_as_trainer(batch)
+                logits = outputs.logits if settings.kept else None
+                del outputs
+                kept = logits if kept is None else torch.cat((kept, logits))
+        self.model.train()
+
+    def _next_batch(self, samples: int | None = None) -> dict[str, torch.Tensor]:
         """The arguments of the model. A trace has no data, only shapes."""
         if self._batches is not None:
             return self._real_batch(self._batches)
-        shape = (self._settings.batch.micro, self._settings.examples.length)
+        shape = (samples or self._settings.batch.micro, self._settings.examples.length)
         device = self._environment.device
         if self._images is not None:
             return self._batch_of_images(self._images, shape)
@@ -184,7 +207,12 @@ class CausalLMSession(ModelSession):
                 self._forward(batch)
 
     def _loss_as_trainer(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss as transformers' Trainer computes it: outputs die before backward.
+        """The loss as transformers' Trainer computes it: outputs die before backward."""
+        loss: torch.Tensor = self._outputs_as_trainer(batch).loss
+        return loss
+
+    def _outputs_as_trainer(self, batch: dict[str, torch.Tensor]) -> Any:
+        """The outputs of the model as transformers' Trainer has them.
 
         Under mixed precision accelerate converts the outputs to fp32
         (`convert_outputs_to_fp32`), so a second fp32 copy of the logits exists until here.
@@ -193,8 +221,7 @@ class CausalLMSession(ModelSession):
         # Fused kernels of the output head and its loss leave no logits.
         if self._settings.autocast_dtype is not None and outputs.logits is not None:
             outputs["logits"] = outputs.logits.float()
-        loss: torch.Tensor = outputs.loss
-        return loss
+        return outputs
 
 
 class CausalLM:

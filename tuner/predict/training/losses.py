@@ -101,13 +101,16 @@ _IGNORED = -100
 def use_chunked_loss(model: Any, *, real: bool) -> None:
     """Make a transformers model return a loss and no logits, computed in tiles.
 
-    Raises `InputError` where TRL is to run and is not installed.
+    Without labels it returns its logits. Raises `InputError` where TRL is to run and is not
+    installed.
     """
     log_probabilities: Any = _kernel_of_trl() if real else _ChunkedShapes.apply
 
-    def forward(self: Any, *, labels: torch.Tensor, **inputs: Any) -> Any:
+    def forward(self: Any, *, labels: torch.Tensor | None = None, **inputs: Any) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
+        if labels is None:
+            return type(self).forward(self, **inputs)
         hidden = self.base_model(**inputs).last_hidden_state[:, :-1]
         targets = labels[:, 1:].reshape(-1)
         head = self.get_output_embeddings()

@@ -386,12 +386,13 @@ class Architecture:
 
     `digest` changes with anything in the configuration; `sliding_window` is in tokens, None for
     models without one; `positions` how many tokens a model has whose positions are looked up in
-    a table of that length, None for the others.
+    a table of that length, None for the others. `layers` are those of its text.
     """
 
     digest: str
     sliding_window: int | None
     positions: int | None = None
+    layers: int | None = None
 
 
 def architecture(name: str) -> Architecture:
@@ -402,14 +403,19 @@ def architecture(name: str) -> Architecture:
     entry = get_entry(name)
     if entry is None:
         config = resolve_config(name)
-        window = getattr(config.get_text_config(), "sliding_window", None)
-        return Architecture(config_digest(config), window, table_positions(config.to_dict()))
+        text_config = config.get_text_config()
+        window = getattr(text_config, "sliding_window", None)
+        layers = getattr(text_config, "num_hidden_layers", None)
+        return Architecture(
+            config_digest(config), window, table_positions(config.to_dict()), layers
+        )
     text = json.dumps(entry.config, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     kinds = entry.text_config.get("layer_types", ["sliding_attention"])
     slides = entry.text_config.get("use_sliding_window", True) and "sliding_attention" in kinds
     window = entry.text_config.get("sliding_window") if slides else None
-    return Architecture(digest, window, table_positions(entry.config))
+    layers = entry.text_config.get("num_hidden_layers")
+    return Architecture(digest, window, table_positions(entry.config), layers)
 
 
 def config_digest(config: PreTrainedConfig) -> str:
