@@ -15,6 +15,7 @@ def activate() -> None:
     import torch
 
     from tuner.emulator.inside.hollow import install as read_hollow_files
+    from tuner.emulator.inside.host_memory import anonymous_bytes
     from tuner.emulator.inside.host_reads import HostReads
     from tuner.emulator.inside.made_up import draw_once
     from tuner.emulator.inside.mode import EmulatorMode, follow_python_kernels
@@ -30,6 +31,7 @@ def activate() -> None:
         stand_for_all_ranks()
     if settings.get("machines", 1) > 1:
         launch_without_others()
+    before_bytes = anonymous_bytes()
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
     reads = ACTIVE["reads"] = HostReads(
@@ -51,5 +53,5 @@ def activate() -> None:
             pricer=ACTIVE.get("pricer"),
             mode=mode,
         )
-        follower.install()
+        follower.install(before_bytes)
         reads.end = follower.end_unsupported
