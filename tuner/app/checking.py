@@ -119,7 +119,8 @@ def check_program(
     base = needed or found
     notes: list[str] = []
     suggestion, least_bytes = None, None
-    if improve and base.fits is not None:
+    # A change of device memory does not help a host that has too little.
+    if improve and base.fits is not None and not base.host_is_full:
         search = _Search(runs, base, notes, report)
         if search.is_possible:
             suggestion = search.best(fits=bool(found.fits))

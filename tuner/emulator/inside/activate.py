@@ -14,8 +14,10 @@ def activate() -> None:
     """Push the mode that computes values, price operators, and follow the program's steps."""
     import torch
 
-    from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.host_memory import anonymous_bytes
+
+    before_bytes = anonymous_bytes()
+    from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.host_reads import HostReads
     from tuner.emulator.inside.made_up import draw_once
     from tuner.emulator.inside.mode import EmulatorMode, follow_python_kernels
@@ -31,7 +33,6 @@ def activate() -> None:
         stand_for_all_ranks()
     if settings.get("machines", 1) > 1:
         launch_without_others()
-    before_bytes = anonymous_bytes()
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
     reads = ACTIVE["reads"] = HostReads(

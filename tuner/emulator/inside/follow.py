@@ -399,7 +399,7 @@ class Follower:
                 "cuda": torch.version.cuda,
                 "host_step_s": [b - a for a, b in itertools.pairwise(times)],
                 "devices": self._memory.result() or [],
-                "host": None if host is None else host.result(0),
+                "host": None if host is None else host.result(),
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
                 "values_unknown": [] if self._mode is None else self._mode.values.unknowns.rows(),
                 "settings": self._arrived.settings,
