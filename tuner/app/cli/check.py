@@ -9,6 +9,7 @@ import click
 from tuner.app.cli.options import (
     DURATION,
     SIZE,
+    RareOption,
     any_emulated_gpu_options,
     gpus_option,
     json_option,
@@ -77,7 +78,8 @@ if TYPE_CHECKING:
     "host_memory_bytes",
     type=SIZE,
     metavar="SIZE",
-    help="Memory of the host, e.g. 64GiB: a run that takes more doesn't fit.",
+    cls=RareOption,
+    help="Memory of the host, e.g. 64GiB.",
 )
 @click.option(
     "--predict",
