@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.app.cli.helping import RareOption
 from tuner.app.cli.options import (
     DURATION,
     SIZE,
-    RareOption,
     any_emulated_gpu_options,
     gpus_option,
     json_option,
