@@ -123,7 +123,9 @@ def check_program(
     notes: list[str] = []
     suggestion, least_bytes = None, None
     evaluation = runs.smaller_evaluation(base) if improve else None
-    if improve and base.fits is not None and evaluation is None:
+    # A change of device memory does not help a host that has too little.
+    helps = base.fits is not None and not base.host_is_full and evaluation is None
+    if improve and helps:
         search = _Search(runs, base, notes, report)
         if search.is_possible:
             suggestion = search.best(fits=bool(found.fits))

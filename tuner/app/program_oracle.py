@@ -62,6 +62,7 @@ class PredictedProgram:
     ended: str = "predicted"
     inputs: tuple[tuple[int, int], ...] = ()
     source: ClassVar[str] = "predicted"
+    host_is_full: ClassVar[bool] = False
 
     @property
     def fits(self) -> bool | None:
@@ -254,12 +255,14 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
 class ProgramRuns(ProgramOracle[Emulation]):
     """Emulated runs of a program; a context manager that ends those still running.
 
-    A run is stopped after `timeout_s`, if it is set. A `whole` one goes on to its end, shortened.
+    A run is stopped after `timeout_s`, if it is set. A `whole` one goes on to its end, shortened,
+    and is judged by the memory of the host too, if that is given.
     """
 
     seed: int = 0
     timeout_s: float | None = None
     whole: bool = False
+    host_memory_bytes: int | None = None
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
     doing: ClassVar[str] = "running"
 
@@ -306,6 +309,7 @@ class ProgramRuns(ProgramOracle[Emulation]):
                 steps=STEPS,
                 timeout_s=self.timeout_s,
                 whole=self.whole,
+                host_memory_bytes=self.host_memory_bytes,
                 roomy=roomy,
                 output=tail,
                 stopped=self._stop.is_set,

@@ -43,6 +43,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     timeout_s: float | None = None,
     improve: bool = True,
     whole: bool = True,
+    host_memory_bytes: int | None = None,
     predict: bool = False,
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
@@ -52,20 +53,27 @@ def check(  # noqa: PLR0913 - one argument for each option
 ) -> CheckedProgram:
     """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails.
 
-    A `whole` run comes, shortened, to its evaluation, its saving and its end. `answered` is called
-    as soon as the verdict is known, before changes are tried.
+    A `whole` run comes, shortened, to its evaluation, its saving and its end; it does not
+    fit if it takes more than `host_memory_bytes` of the host. `answered` is called as soon as the
+    verdict is known, before changes are tried.
     """
     from tuner.app.checking import check_program  # numpy
     from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
 
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
+    if host_memory_bytes is not None and (predict or not whole):
+        raise InputError(
+            "--host-memory is of the whole emulated run",
+            hint="leave --predict and --steps-only out",
+        )
     given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
     notes: tuple[str, ...] = ()
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
-            with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout_s, whole) as runs:
+            how = (margin_fraction, seed, timeout_s, whole, host_memory_bytes)
+            with ProgramRuns(read, gpu, gpus, *how) as runs:
                 return check_program(runs, improve=improve, report=report, answered=answered)
         except UnavailableError as error:
             notes = (f"not emulated: {error.message} ({error.hint})",)

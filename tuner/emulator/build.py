@@ -178,7 +178,7 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
     order = [CORE, "libcuda.so.1", "libnvidia-ml.so.1"]
     folder.mkdir()
     make = _Compiler(compiler, flags, folder)
-    make.library(CORE, *map(make.object, ("device.c", "answers.c", "modes.c")))
+    make.library(CORE, *map(make.object, ("device.c", "answers.c", "host.c", "modes.c")))
     make.library("libnvidia-ml.so.1", make.object("nvml.c"), core=True)
     driver = make.object("driver.c")
     asked = _asked_of_driver(torch) - _defined(driver)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
+from tuner.core.host import usable_memory_bytes
 from tuner.core.records import MemoryBudget, RunTime, Verdict
 from tuner.emulator.ending import Ended, OwnFault, ProgramError
 from tuner.emulator.step_time import EmulatedStepTime
@@ -29,6 +30,9 @@ FIRST_STEPS = 3
 """Steps after which a whole run goes on, and growing memory is known (inside/memory.py)."""
 
 _WITH_STATES = 2
+_ABOUT = 0.98
+"""Phases from this share of the highest use of the host on are as high."""
+
 _FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
 
 
@@ -125,6 +129,53 @@ class EmulatedDeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class HostUse:
+    """Host memory of all processes of a whole run: the most in each phase, in bytes.
+
+    Large tensors count as allocated, all else as measured in the emulated processes, without
+    `emulator_bytes` of tuner itself. What CUDA's context takes on the host, and what malloc keeps,
+    are not known and not counted. `worker_bytes` is the most that worker processes add.
+    `limit_bytes` is the memory of this machine, or that of `--host-memory` if it `is_stated`.
+    """
+
+    phases: Mapping[str, int]
+    worker_bytes: int
+    emulator_bytes: int
+    limit_bytes: int
+    is_stated: bool
+
+    @property
+    def peak_phase(self) -> str:
+        """The last of the phases with the highest use: a save begins with what it gathered."""
+        most = _ABOUT * max(self.phases.values())
+        return [phase for phase, size in self.phases.items() if size >= most][-1]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest use."""
+        return max(self.phases.values())
+
+    @property
+    def is_killed(self) -> bool:
+        """True if Linux kills a process because the machine has no memory left."""
+        return self.peak_bytes > self.limit_bytes
+
+    @classmethod
+    def of(cls, results: Iterable[Mapping[str, Any]], stated: int | None) -> HostUse | None:
+        """The sum of the results of all ranks; None if they have no host memory."""
+        phases: Counter[str] = Counter()
+        workers = own = 0
+        for result in results:
+            host, ranks = result["host"], result["stands_for"]
+            for phase, (process, in_workers) in (host["phases"] if host else {}).items():
+                phases[phase] += ranks * (process + in_workers)
+                workers = max(workers, ranks * in_workers)
+            own += host["own_bytes"] if host else 0
+        limit = usable_memory_bytes() if stated is None else stated
+        return cls(phases, workers, own, limit, stated is not None) if phases else None
+
+
+@dataclass(frozen=True, slots=True)
 class UnknownValues:
     """Values that the emulator could not compute, and how often `operator` asked for them.
 
@@ -189,6 +240,8 @@ class Emulation:
     """Optimizer steps of the whole training, as its trainer counts them."""
     run_evaluations: int = 0
     """Evaluations of the whole training."""
+    host: HostUse | None = None
+    """The memory of the host in a whole run; None if it is not known."""
 
     @property
     def source(self) -> str:
@@ -262,7 +315,7 @@ class Emulation:
             return False
         if self.ended in _FAILED or self.limiting is None:
             return None
-        if self._grows_too_much:
+        if self._grows_too_much or self.host_is_full:
             return False
         fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
         # The first step creates the optimizer's states, and only the second runs with them. A
@@ -283,6 +336,11 @@ class Emulation:
         return (last, data.batches) if last <= data.batches else None
 
     @property
+    def host_is_full(self) -> bool:
+        """True if the host has too little memory: that of `--host-memory`, not this machine's."""
+        return self.host is not None and self.host.is_stated and self.host.is_killed
+
+    @property
     def _grows_too_much(self) -> bool:
         """True if memory that grows is full before the first epoch, or an evaluation, ends."""
         ends, data = self.ends_at_step, self.training_data
@@ -294,7 +352,7 @@ class Emulation:
         """The verdict in a word; the emulated size has no interval."""
         if self.fits is None:
             return Verdict.UNKNOWN
-        if self.ended is Ended.OOM or self._grows_too_much:
+        if self.ended is Ended.OOM or self._grows_too_much or self.host_is_full:
             return Verdict.DOES_NOT_FIT
         return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).verdict(self.used_bytes)
 

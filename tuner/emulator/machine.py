@@ -28,6 +28,7 @@ from tuner.emulator.emulation import (
     EmulatedDeviceUse,
     Emulation,
     GrowingMemory,
+    HostUse,
     unknown_values,
 )
 from tuner.emulator.ending import find_ending, of_first_steps, own_fault
@@ -85,6 +86,7 @@ class Machine:
         whole: bool = False,
         roomy: bool = False,
         repeats: float = 1.0,
+        host_memory_bytes: int | None = None,
         output: IO[Any] | Tail | None = None,
         stopped: Callable[[], bool] = lambda: False,
         cwd: Path | None = None,
@@ -103,6 +105,8 @@ class Machine:
           (inside/shortening.py). The person's files stay as they are (inside/scratch.py).
         - `roomy` measures how much a program needs that does not fit: it runs with `ROOM` times
           the memory, and the verdict uses the real one.
+        - `host_memory_bytes` is the memory of the host, by default this machine's; a `whole` run
+          that takes more than is given does not fit.
         - `repeats` is the number of micro-batches in a whole step over the number that runs.
 
         Raises `InputError` for a command that does not exist, and `UnavailableError` if nothing
@@ -175,6 +179,7 @@ class Machine:
             data=tuple(_data(events)),
             run_steps=next((e["steps"] for e in events if e["event"] == "run"), None),
             run_evaluations=next((e["evaluations"] for e in events if e["event"] == "run"), 0),
+            host=HostUse.of(results, host_memory_bytes),
         )
 
     def _slowest(

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.app.cli.helping import RareOption
 from tuner.app.cli.options import (
     DURATION,
+    SIZE,
     any_emulated_gpu_options,
     gpus_option,
     json_option,
@@ -72,6 +74,14 @@ if TYPE_CHECKING:
     help="Run the first steps only: no largest batch, evaluation, saving or end.",
 )
 @click.option(
+    "--host-memory",
+    "host_memory_bytes",
+    type=SIZE,
+    metavar="SIZE",
+    cls=RareOption,
+    help="Memory of the host, e.g. 64GiB.",
+)
+@click.option(
     "--predict",
     is_flag=True,
     help="Predict from the settings, without running it.",
@@ -118,6 +128,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
         require_gpu("--gpu-memory", gpu_memory)
         require_gpu("--largest", largest_of)
+        require_gpu("--host-memory", how["host_memory_bytes"])
         with Waiting(quiet=quiet) as waiting:
             waiting("predicting the program for every GPU type")
             found = program_everywhere(

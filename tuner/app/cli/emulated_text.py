@@ -28,6 +28,9 @@ _ROWS = 12
 _FEW_ROWS = 0.05
 """Share of rows up to which cutting them is worth a word."""
 
+_NEAR = 0.8
+"""Share of the host's memory from which on its use is shown."""
+
 _LOG_LINES = 15
 _LINE_CHARS = 300
 
@@ -94,10 +97,33 @@ def run_fields(found: Emulation, needed: Emulation | None) -> list[tuple[str, st
     return [
         ("ends", _run_end_text(found)),
         ("phases", f"{', '.join(shown)} GiB allocated" if shown else ""),
+        ("host", host_phases_text(of)),
         ("rows", data_text(of)),
         ("grows", growth_text(of) if of.fits else ""),
         ("failed", _failed_text(found)),
     ]
+
+
+def host_phases_text(found: Emulation) -> str:
+    """The host memory of each phase, where it comes near its limit or the limit is stated."""
+    host = found.host
+    if host is None or not (host.is_stated or host.peak_bytes >= _NEAR * host.limit_bytes):
+        return ""
+    ordered = sorted(host.phases.items(), key=lambda phase: -phase[1])
+    shown = ", ".join(f"{phase} {significant(size / GIB)}" for phase, size in ordered)
+    whose = "" if host.is_stated else "this machine's "
+    text = f"{shown} of {whose}{significant(host.limit_bytes / GIB)} GiB"
+    return text if host.is_stated or not host.is_killed else f"{text}: Linux would kill it here"
+
+
+def _host_text(found: Emulation) -> str:
+    """The phase in which Linux kills the program for want of memory on the host; else empty."""
+    host = found.host
+    if host is None or not found.host_is_full:
+        return ""
+    sizes = (significant(size / GIB) for size in (host.peak_bytes, host.limit_bytes))
+    text = f"host memory: {{}} GiB in {host.peak_phase}, of {{}} GiB".format(*sizes)
+    return f"{text}: Linux kills it (out-of-memory killer)"
 
 
 def growth_text(found: Emulation) -> str:
@@ -231,13 +257,15 @@ def _fault_text(found: Emulation) -> str:
 def reason_text(found: Emulation) -> str:
     """Why it is unknown whether the program fits, or runs out of memory later; else empty."""
     if found.fits is not None:
-        return growth_text(found) if found.fits is False else ""
+        return growth_text(found) or _host_text(found) if found.fits is False else ""
     failed = found.ended in (Ended.ERROR, Ended.CRASH, Ended.UNSUPPORTED)
     return _fault_text(found) or (_ended_text(found) if failed else _why_unknown(found))
 
 
 def _fits_text(found: Emulation) -> str:
     limit = found.gpu.memory_bytes
+    if found.fits is False and found.host_is_full:
+        return f"no: {_host_text(found)}"
     if found.ended is Ended.OOM and found.fits is False:
         return f"no: out of memory on {format_size(limit)}"
     use = found.limiting

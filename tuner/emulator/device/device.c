@@ -500,6 +500,11 @@ int emu_range(const void *p, void **start, size_t *size, int *device) {
   return result;
 }
 
+void emu_device_range(char **start, size_t *size) {
+  *size = base ? (granules - next_granule) * GRANULE : 0;
+  *start = *size ? address_of(next_granule) : NULL;
+}
+
 int emu_is_device_pointer(const void *p) {
   return base && (char *)p >= base && (char *)p < base + granules * GRANULE;
 }
@@ -545,6 +550,7 @@ static void *map_host(size_t size, int managed) {
   *one = (struct host_block){p, size, managed, host_blocks};
   host_blocks = one;
   pthread_mutex_unlock(&host_lock);
+  if (!managed) emu_host_add(p, size);
   return p;
 }
 
@@ -600,6 +606,7 @@ int emu_free_pinned(void *p) {
     if (one->address != p) continue;
     *link = one->next;
     pthread_mutex_unlock(&host_lock);
+    emu_host_remove(one->address);
     munmap(one->address, one->size);
     book(one->size, one->managed, -1);
     free(one);

@@ -146,6 +146,14 @@ static inline int emu_copy(void *to, const void *from, size_t size) {
 typedef int (*emu_reader)(void *to, const void *from, size_t size);
 EMU_EXPORT void emu_set_reader(emu_reader reader);
 
+/* -- this process's memory on the host (host.c) ------------------------------------------------- */
+
+EMU_EXPORT void emu_device_range(char **start, size_t *size); /* addresses in use, or none */
+EMU_EXPORT void emu_host_add(void *start, size_t size);
+EMU_EXPORT void emu_host_remove(void *start);
+EMU_EXPORT void emu_host_watch(void);
+EMU_EXPORT int64_t emu_host_peak(void);
+
 /* -- launches and time ------------------------------------------------------------------------ */
 
 struct emu_launch {

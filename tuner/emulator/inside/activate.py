@@ -14,6 +14,9 @@ def activate() -> None:
     """Push the mode that computes values, price operators, and follow the program's steps."""
     import torch
 
+    from tuner.emulator.inside.host_memory import anonymous_bytes
+
+    before_bytes = anonymous_bytes()
     from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.host_reads import HostReads
     from tuner.emulator.inside.made_up import draw_once
@@ -51,5 +54,5 @@ def activate() -> None:
             pricer=ACTIVE.get("pricer"),
             mode=mode,
         )
-        follower.install()
+        follower.install(before_bytes)
         reads.end = follower.end_unsupported

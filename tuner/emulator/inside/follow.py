@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import multiprocessing
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import Any
 from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
+from tuner.emulator.inside.host_memory import HostMemory, anonymous_bytes
 from tuner.emulator.inside.lines import program_line
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
@@ -92,6 +94,7 @@ class Follower:
         self._steps = steps
         self._memory = MemoryWatch(steps if whole else 0)
         self._shortening = self._shortened() if whole and steps else None
+        self._host: HostMemory | None = None
         self._scratch = Scratch()
         self._evaluates = False
         self._interrupted = FORWARD
@@ -110,8 +113,11 @@ class Follower:
         self._started = time.perf_counter()
         self._told = False
 
-    def install(self) -> None:
-        """Follow optimizers, the backward pass, the first forward pass and the end."""
+    def install(self, before_bytes: int = 0) -> None:
+        """Follow optimizers, the backward pass, the first forward pass and the end.
+
+        `before_bytes` is the host memory of the process before the emulator was there.
+        """
         import torch
 
         # torch.optim removes its submodules from its names.
@@ -130,6 +136,8 @@ class Follower:
         with contextlib.suppress(RuntimeError):  # cudaMallocAsync: the device's account has it
             attach: Any = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
             attach(self._tell_out_of_memory)
+        if self._shortening is not None and multiprocessing.parent_process() is None:
+            self._host = HostMemory(LOAD, max(0, anonymous_bytes() - before_bytes))
         # Forked helpers, which have other process ids, send no result at their end.
         owner = os.getpid()
         end_when_told(self._tell)
@@ -143,6 +151,8 @@ class Follower:
             return
         self._phase = phase
         self._memory.mark(phase, self._done)
+        if self._host is not None:
+            self._host.enter(run_phase(phase, self._done, self._steps))
         if self._pricer is not None:
             # The time of a step is that of the first ones.
             counts = phase not in AFTER_STEPS and (not self._steps or self._done < self._steps)
@@ -377,6 +387,7 @@ class Follower:
         if self._snapshot_file:
             self._memory.save(self._snapshot_file)
         times = [self._started, *self._walls]
+        host = self._host
         send(
             {
                 "event": "result",
@@ -388,6 +399,7 @@ class Follower:
                 "cuda": torch.version.cuda,
                 "host_step_s": [b - a for a, b in itertools.pairwise(times)],
                 "devices": self._memory.result() or [],
+                "host": None if host is None else host.result(),
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
                 "values_unknown": [] if self._mode is None else self._mode.values.unknowns.rows(),
                 "settings": self._arrived.settings,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tuner.core.sparse import read_header, says_hollow
+from tuner.emulator.inside.host_memory import note_memory
 from tuner.emulator.inside.notes import FLOATS
 from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.transfers import FRESH_BYTES
@@ -283,6 +284,7 @@ def hole(shape: Any, dtype: torch.dtype) -> torch.Tensor:
     for one in shape:
         size *= one
     memory = _untouched(max(size * dtype.itemsize, 1))
+    note_memory(memory)
     return _over(memory, 0, shape, dtype)
 
 
