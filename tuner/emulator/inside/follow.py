@@ -58,7 +58,9 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "lightning.pytorch.loops.evaluation_loop": (("_EvaluationLoop", "run", EVALUATION),),
     "pytorch_lightning.trainer.trainer": (("Trainer", "save_checkpoint", SAVE),),
     "lightning.pytorch.trainer.trainer": (("Trainer", "save_checkpoint", SAVE),),
-    "torch.serialization": (("", "save", SAVE),),
+    "pytorch_lightning.core.saving": (("", "_load_from_checkpoint", RESUME),),
+    "lightning.pytorch.core.saving": (("", "_load_from_checkpoint", RESUME),),
+    "torch.serialization": (("", "save", SAVE), ("", "load", RESUME)),
     "safetensors.torch": (("", "save_file", SAVE), ("", "save_model", SAVE)),
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
@@ -324,12 +326,12 @@ class Follower:
                 setattr(owner, name, self._as_phase(call, phase))
 
     def _as_phase(self, call: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        """`call` as a phase of its own once the training has begun."""
+        """`call` as a phase of its own; before the training, an evaluation only."""
 
         @functools.wraps(call)
         def run_and_note(*args: Any, **kwargs: Any) -> Any:
             before = self._phase
-            if not self._has_trained:
+            if not self._has_trained and phase != EVALUATION:
                 return call(*args, **kwargs)
             if before not in (SAVE, MERGE, RESUME):  # a part of that
                 self._enter(phase)

@@ -95,6 +95,8 @@ class Shortening:
         """Shorten the loaders that are read from now on, and epochs of trainers."""
         when_imported("torch.utils.data.dataloader", self._shorten_loaders)
         when_imported("transformers.trainer_callback", self._end_epochs)
+        for name in ("lightning.pytorch", "pytorch_lightning"):
+            when_imported(f"{name}.loops.training_epoch_loop", self._end_lightning_epochs)
 
     # -- loaders --------------------------------------------------------------------------------
 
@@ -235,6 +237,26 @@ class Shortening:
             return control
 
         flow.on_epoch_end = end_training
+
+    def _end_lightning_epochs(self, module: Any) -> None:
+        """Validate and stop where a shortened loader ends: Lightning counts on its length."""
+        loops = module._TrainingEpochLoop
+        advance = loops.advance
+
+        @functools.wraps(advance)
+        def advance_or_end(loop: Any, fetcher: Any) -> None:
+            try:
+                advance(loop, fetcher)
+            except StopIteration:
+                if self._done >= self._steps:
+                    trainer = loop.trainer
+                    trainer.check_val_every_n_epoch = None
+                    trainer.fit_loop.min_epochs = loop.min_steps = None
+                    trainer.should_stop = True
+                    loop.on_advance_end(fetcher)
+                raise
+
+        loops.advance = advance_or_end
 
 
 def _word(value: Any) -> str:
