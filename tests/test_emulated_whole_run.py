@@ -208,3 +208,13 @@ def test_a_failure_after_the_steps_leaves_the_verdict(tmp_path: Path) -> None:
     assert found.fits
     assert found.later_error is not None
     assert found.later_error.type == "builtins.ValueError"
+
+
+def test_weights_that_are_copied_to_be_saved_run_out_of_memory_in_the_save(tmp_path: Path) -> None:
+    """The copies are made before `save` is called, in a statement or a function named by it."""
+    save = "    torch.save(model.state_dict(), "
+    copies = "{name: one.repeat(8, 1) for name, one in model.state_dict().items()}"
+    found, _ = ran(tmp_path, LOOP)
+    program = LOOP.replace(save, f"    torch.save({copies}, ")
+    found, output = ran(tmp_path, program, memory_bytes=found.used_bytes + 16 * MIB)
+    assert (found.fits, found.refused_in) == (False, "save"), output

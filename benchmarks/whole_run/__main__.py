@@ -29,7 +29,7 @@ MEMORY_MIB: Mapping[str, int] = {
     "trl_sft": 680,
     "trainer_generation": 780,
     "accelerate_loop": 840,
-    "lightning_module": 850,
+    "lightning_module": 800,
     "sentence_pairs": 740,
 }
 """The memory of the emulated GPU: little more than the program without a fault takes."""

@@ -29,7 +29,7 @@ for epoch in range(2):
             optimizer.step()
             optimizer.zero_grad()
         if planted("leak"):
-            losses.append(outputs.logits.detach() * 0.5)  # line: leak
+            losses.append(outputs.logits.detach()[:, -8:] * 2)  # line: leak
     model.eval()
     with torch.no_grad():
         for batch in test:

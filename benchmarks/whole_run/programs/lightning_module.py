@@ -20,13 +20,12 @@ class Tuned(lightning.LightningModule):
     def training_step(self, batch, index):
         outputs = self.model(**batch)  # line: longest row
         if planted("leak"):
-            self.outputs.append(outputs.logits.detach() * 2)  # line: leak
+            self.outputs.append(outputs.logits.detach()[:, -8:] * 2)  # line: leak
         return outputs.loss
 
     def validation_step(self, batch, index):
-        self.log(
-            "loss", self.model(**batch).loss, batch_size=len(batch["input_ids"])
-        )  # line: evaluation
+        loss = self.model(**batch).loss  # line: evaluation
+        self.log("loss", loss, batch_size=len(batch["input_ids"]))
 
     def on_save_checkpoint(self, checkpoint):
         if planted("save"):
@@ -56,9 +55,10 @@ trainer = lightning.Trainer(
 module = Tuned()
 trainer.fit(module, train, test)  # line: longest row
 
+module.cuda()
 place = None if planted("resume") else "cpu"
 again = Tuned.load_from_checkpoint(best.best_model_path, map_location=place)  # line: resume
 
-model = module.model.cuda() if planted("merge") else module.model.cpu()
+model = module.model if planted("merge") else module.model.cpu()
 model.merge_and_unload(safe_merge=True).save_pretrained("merged")  # line: merge
 print("ended")

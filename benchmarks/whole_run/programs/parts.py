@@ -4,7 +4,7 @@ import os
 
 import torch
 from peft import LoraConfig
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 WORDS = 32_000
@@ -29,9 +29,10 @@ def rows(number=ROWS, *, trains=True):
 
 def tokenizer():
     """A tokenizer of a few words."""
-    words = {"<pad>": 0, "a": 1, "<eos>": 2}
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "<eos>": 2}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<pad>")),
+        tokenizer_object=words,
         pad_token="<pad>",
         eos_token="<eos>",
     )

@@ -21,10 +21,11 @@ class Training(SentenceTransformerTrainer):
     kept = []
 
     def compute_loss(self, model, inputs, *args, **kwargs):
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)  # line: longest row, evaluation
         if planted("leak"):
             features, _ = self.collect_features(inputs)
-            self.kept.append(model(features[0])["sentence_embedding"])  # line: leak
+            with torch.no_grad():
+                self.kept.append(model(features[0])["token_embeddings"] * 2)  # line: leak
         return loss
 
     def _save(self, output_dir=None, state_dict=None):

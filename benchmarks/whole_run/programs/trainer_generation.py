@@ -19,11 +19,11 @@ class Training(Seq2SeqTrainer):
     kept = []
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss, outputs = super().compute_loss(
+        loss, outputs = super().compute_loss(  # line: longest row
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         if planted("leak"):
-            self.kept.append(outputs.logits.float())  # line: leak
+            self.kept.append(outputs.logits[:, -8:].float())  # line: leak
         return (loss, outputs) if return_outputs else loss
 
     def _save(self, output_dir=None, state_dict=None):

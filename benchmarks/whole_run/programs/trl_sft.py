@@ -12,9 +12,10 @@ class Training(SFTTrainer):
     kept = []
 
     def compute_loss(self, model, inputs, *args, **kwargs):
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)  # line: longest row, evaluation
         if planted("leak"):
-            self.kept.append(model(inputs["input_ids"]).logits.detach())  # line: leak
+            with torch.no_grad():
+                self.kept.append(model(inputs["input_ids"]).logits[:, -8:] * 2)  # line: leak
         return loss
 
     def _save(self, output_dir=None, state_dict=None):

@@ -23,7 +23,7 @@ from typing import Any
 from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
-from tuner.emulator.inside.lines import program_line
+from tuner.emulator.inside.lines import called_around, program_line
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
@@ -343,9 +343,9 @@ class Follower:
         return run_and_note
 
     def _go_back(self, phase: str) -> None:
-        """Enter the phase of before; the end, where no loader goes on with the training."""
+        """Enter the phase of before; the end, where no loader goes on with what was done."""
         is_over = self._shortening is not None and self._shortening.is_over
-        self._enter(END if is_over and phase == FORWARD else phase)
+        self._enter(END if is_over and phase in (FORWARD, EVALUATION) else phase)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -355,6 +355,8 @@ class Follower:
         In the backward pass this runs in an autograd thread, which has no line of the program.
         """
         phase = run_phase(self._phase, self._done, self._steps)
+        if phase in (EVALUATION, END):
+            phase = _named(called_around(sys._getframe(1))) or phase
         about = {"line": program_line(sys._getframe(1)), "phase": phase}
         send({"event": "out_of_memory", "requested_bytes": size, **about})
 
@@ -397,6 +399,13 @@ class Follower:
             }
         )
         return True
+
+
+def _named(calls: set[str]) -> str:
+    """The phase that a program makes by itself, by the names of its functions; empty for none."""
+    starts = [name.lstrip("_").lower() for name in calls]
+    found = (phase for phase in (SAVE, MERGE) if any(one.startswith(phase) for one in starts))
+    return next(found, "")
 
 
 def _in_a_forward() -> bool:
