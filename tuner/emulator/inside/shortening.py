@@ -156,6 +156,7 @@ class Shortening:
                 continue
             if number - 1 > last:
                 # Its results, and gradients of its step, are there when the next one runs.
+                self._note_evaluated()
                 yield batches[number - 1]
             self._note_evaluated()
             yield batches[number]
