@@ -62,7 +62,8 @@ LOOP = """\
 import os, torch
 from torch.utils.data import DataLoader, Dataset
 
-LONG, WORKERS, LEAK = (int(os.environ.get(name, 0)) for name in ("LONG", "WORKERS", "LEAK"))
+names = ("LONG", "WORKERS", "LEAK", "KEEP")
+LONG, WORKERS, LEAK, KEEP = (int(os.environ.get(name, 0)) for name in names)
 WORDS = 20_000
 
 class Rows(Dataset):
@@ -81,7 +82,7 @@ embed, head = torch.nn.Embedding(WORDS, 256), torch.nn.Linear(256, WORDS)
 model = torch.nn.Sequential(embed, torch.nn.ReLU(), head).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 loader = DataLoader(Rows(60), batch_size=2, collate_fn=together, num_workers=WORKERS)
-test = DataLoader(Rows(40), batch_size=16, collate_fn=together)
+test = DataLoader(Rows(200 if KEEP else 40), batch_size=4 if KEEP else 16, collate_fn=together)
 kept = []
 for epoch in range(2):
     model.train()
@@ -95,8 +96,11 @@ for epoch in range(2):
             kept.append(logits.detach())
     model.eval()
     with torch.no_grad():
-        for tokens in test:
-            model(tokens.cuda())
+        for number, tokens in enumerate(test, 1):
+            out = model(tokens.cuda())
+            if KEEP:
+                kept.append(out)
+                print("evaluated", number, flush=True)
     torch.save(model.state_dict(), "best.pt")
 model.load_state_dict(torch.load("best.pt"))
 os.remove("best.pt")
@@ -193,7 +197,7 @@ def test_memory_that_grows_is_named_with_its_line_and_the_step_that_it_ends(tmp_
     found, _ = ran(tmp_path, LOOP, LEAK=1, memory_bytes=700 * MIB)
     assert found.limiting is not None
     (growing,) = found.limiting.growth
-    assert growing.line.endswith("train.py:28")
+    assert growing.line.endswith("train.py:29")
     assert growing.bytes_per_step == pytest.approx(2 * 100 * 20_000 * 4, rel=0.01)
     assert found.ends_at_step is not None
     assert found.fits is False
@@ -201,6 +205,18 @@ def test_memory_that_grows_is_named_with_its_line_and_the_step_that_it_ends(tmp_
     assert truth.ended is Ended.OOM
     # Memory between what is kept is lost too.
     assert truth.steps == pytest.approx(found.ends_at_step, rel=0.25)
+
+
+def test_outputs_that_an_evaluation_keeps_are_found(tmp_path: Path) -> None:
+    found, _ = ran(tmp_path, LOOP, KEEP=1, memory_bytes=GIB)
+    assert found.ended is Ended.END
+    assert found.fits is False
+    assert found.evaluation_ends_at is not None
+    last, batches = found.evaluation_ends_at
+    assert batches == 50
+    truth, output = ran(tmp_path, LOOP, KEEP=1, memory_bytes=GIB, whole=False)
+    assert truth.ended is Ended.OOM
+    assert output.count("evaluated") == pytest.approx(last, rel=0.25)
 
 
 def test_a_failure_after_the_steps_leaves_the_verdict(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Status, TrialRecord
 from tuner.core.setup.schemas import MemoryOrder
 from tuner.searches.candidates import Candidates
+from tuner.searches.names import SEARCHERS, check_searcher
 from tuner.searches.proposer import Proposer
-from tuner.searches.request import SEARCHERS, check_searcher
 from tuner.searches.strategies import Knowledge, open_mirror, score
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

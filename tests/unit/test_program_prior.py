@@ -10,11 +10,10 @@ import pytest
 from tuner.app.program_prior import program_predictions
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import KnobValue
-from tuner.emulator.emulation import EmulatedDeviceUse, Emulation
+from tuner.emulator.emulation import FEW, EmulatedDeviceUse, Emulation
 from tuner.emulator.step_time import EmulatedStepTime
 from tuner.space.format import read_space
 from tuner.space.gpus import get_gpu
-from tuner.trial.emulated_command import FEW
 
 SPACE = read_space(
     """

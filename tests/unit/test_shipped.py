@@ -78,6 +78,17 @@ def test_without_pytorch_the_file_answers(settings, without_torch):
     assert f"torch {shipped().versions['torch']}" in found.method
 
 
+def test_an_answer_of_the_file_is_kept(without_torch, monkeypatch):
+    gpu, one = get_gpu("rtx4090"), configuration(precision="nf4")
+    first = Predictor(PredictionJob("causal_lm", MODEL)).traced([one], gpu)
+    monkeypatch.setattr(Predictor, "predict", None)
+    again = Predictor(PredictionJob("causal_lm", MODEL))
+    assert again.traced([one], gpu) == first
+    monkeypatch.setitem(vars(shipped()), "checksum", "of another file")
+    with pytest.raises(TypeError):
+        again.traced([one], gpu)
+
+
 @pytest.mark.parametrize(
     "settings", [{"attention": "eager"}, {"optimizer": "lion_8bit"}, {"lora_rank": 2}]
 )

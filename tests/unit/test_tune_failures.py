@@ -11,8 +11,9 @@ from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Exhausted, Outcome, Status
 from tuner.searches.failures import FAILURES_THAT_END, MOST_FAILURES, Failures, failure_of
+from tuner.searches.names import SEARCHERS
 from tuner.searches.ray.driver import proposer_of
-from tuner.searches.request import SEARCHERS, SearchRequest
+from tuner.searches.request import SearchRequest
 from tuner.searches.state import SearchState
 
 SPACE = FakeSpace()

@@ -15,10 +15,10 @@ from tuner.app.program_oracle import ProgramOracle, RunAnswer, ignored
 from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
+from tuner.emulator.emulation import FEW
 from tuner.program.changes import Change, can_change, change
 from tuner.program.program import Program
 from tuner.program.setting import Setting
-from tuner.trial.emulated_command import FEW
 
 LEAST_GAIN = 0.02
 """Faster changes are suggested from this gain on."""

@@ -17,6 +17,7 @@ from tuner.cost.speed.profile import (
     profile_path,
     slug_of,
 )
+from tuner.emulator.toolchain import unavailable
 from tuner.space.gpus import Gpu, as_told, get_gpu, match_device
 
 
@@ -281,3 +282,8 @@ def _profile_named(name: str) -> DeviceProfile | None:
     except UnavailableError:
         return None
     return load_profile(path) if path.is_file() else None
+
+
+def can_emulate(gpu: Gpu) -> bool:
+    """True if this machine can emulate a device of this type; processors are not emulated."""
+    return not is_cpu(gpu) and unavailable() is None

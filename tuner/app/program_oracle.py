@@ -15,10 +15,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.core.supervised import Tail
 from tuner.cost.rank_memory import loaded_whole
-from tuner.emulator import Machine
-from tuner.emulator.emulation import Emulation
+from tuner.emulator.emulation import STEPS, Emulation
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.program.changes import change
 from tuner.program.edit.place import is_wanted
@@ -27,7 +25,6 @@ from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
 from tuner.program.setting import Setting
 from tuner.program.settings import find_settings
-from tuner.trial.emulated_command import STEPS
 
 AT_ONCE = 2
 """Number of programs that run side by side; each keeps about one processor busy."""
@@ -240,6 +237,9 @@ class ProgramRuns(ProgramOracle[Emulation]):
 
     def _ask(self, program: Program, *, roomy: bool) -> Emulation:
         """One run, judged by the memory that the GPU really has."""
+        from tuner.core.supervised import Tail  # only runs need these
+        from tuner.emulator import Machine
+
         self.count += 1
         launch = read_launch(program)
         if launch.machines > 1:

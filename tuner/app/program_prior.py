@@ -16,10 +16,9 @@ from tuner.app.program_oracle import ProgramRuns
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, MemoryBudget, Prediction, Speed
-from tuner.emulator.emulation import Emulation
+from tuner.emulator.emulation import FEW, Emulation
 from tuner.program.setting import NAMES
 from tuner.space import SearchSpace
-from tuner.trial.emulated_command import FEW
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.app.device import find_gpu, is_cpu
+from tuner.app.device import can_emulate, find_gpu, is_cpu
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import Mode
-from tuner.app.search.supported import can_emulate
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
 from tuner.core.processes import descendants
@@ -231,6 +229,8 @@ def _host_bytes(pids: Iterable[int]) -> int:
 
 
 def _share_bytes(pid: int) -> int:
+    import psutil  # a prediction never needs it
+
     try:
         return int(psutil.Process(pid).memory_full_info().pss)
     except psutil.Error:  # it has ended

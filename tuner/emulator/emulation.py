@@ -14,6 +14,14 @@ from tuner.core.records import MemoryBudget, Verdict
 from tuner.emulator.ending import Ended, OwnFault, ProgramError
 from tuner.emulator.step_time import EmulatedStepTime
 
+STEPS = 3
+"""Updates of the optimizer: the first makes its state, the second finds it, the third shows that
+nothing grows."""
+
+FEW = 2
+"""From this many micro-batches per step on, gradients of one are present while the next runs: more
+micro-batches change neither the memory nor the time of one."""
+
 RUN_PHASES = ("load", "steps", "largest batch", "evaluation", "save", "resume", "end")
 """The phases of a run that nearly every training has."""
 
@@ -102,6 +110,8 @@ class EmulatedDeviceUse:
     growth: tuple[GrowingMemory, ...] = ()
     evaluation_growth_bytes: int = 0
     """Memory that an evaluation keeps from each of its batches."""
+    evaluation_peak_bytes: int = 0
+    """Allocated memory at the peak of an evaluation's third batch."""
 
     def device_bytes_in(self, phase: str) -> int:
         """The device memory in a phase of the run."""
@@ -232,8 +242,8 @@ class Emulation:
         data = next((data for data in self.data if not data.trains and data.of), None)
         if use is None or data is None or not use.evaluation_growth_bytes:
             return None
-        # A few of its batches ran; what they keep is a part of the phase's peak.
-        free = self.gpu.memory_bytes - use.device_bytes_in("evaluation")
+        context_bytes = use.device_bytes - use.peak_reserved_bytes
+        free = self.gpu.memory_bytes - context_bytes - use.evaluation_peak_bytes
         last = FIRST_STEPS + max(0, free) // use.evaluation_growth_bytes + 1
         return (last, data.batches) if last <= data.batches else None
 

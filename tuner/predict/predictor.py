@@ -158,18 +158,14 @@ class Predictor:
         margin_fraction: float | None = None,
         profile: DeviceProfile | None = None,
     ) -> list[Prediction]:
-        """Predict from traces at full depth: seconds for each, kept on disk.
+        """Predict from traces at full depth: seconds for each. The predictions are kept on disk.
 
         Without PyTorch nothing can be traced, and the compiled timelines of the package answer.
         """
-        if not can_trace():
-            return self.predict(
-                configurations, gpu, margin_fraction=margin_fraction, profile=profile
-            )
         self._require_supported(configurations, gpu)
         entries = [
             cache.entry_name(
-                "traced",
+                "traced" if can_trace() else shipped().checksum,
                 self._job.workload,
                 self._architecture.digest,
                 configuration.key,
@@ -180,18 +176,22 @@ class Predictor:
         found = [read_prediction(entry) for entry in entries]
         missing = [place for place, prediction in enumerate(found) if prediction is None]
         if missing:
-            traced = trace_all(
-                self._resolved(),
-                [configurations[place] for place in missing],
-                partial(
-                    predict,
-                    gpu=gpu,
-                    margin_fraction=margin_fraction,
-                    profile=profile,
-                    traces=self._traces,
-                ),
-                workers=self._workers,
-            )
+            chosen = [configurations[place] for place in missing]
+            if can_trace():
+                traced = trace_all(
+                    self._resolved(),
+                    chosen,
+                    partial(
+                        predict,
+                        gpu=gpu,
+                        margin_fraction=margin_fraction,
+                        profile=profile,
+                        traces=self._traces,
+                    ),
+                    workers=self._workers,
+                )
+            else:
+                traced = self.predict(chosen, gpu, margin_fraction=margin_fraction, profile=profile)
             for place, prediction in zip(missing, traced, strict=True):
                 cache.write_json(entries[place], prediction.to_dict())
                 found[place] = prediction

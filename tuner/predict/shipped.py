@@ -77,6 +77,12 @@ class Shipped:
         """True if tracing here would give the same: the libraries have the same versions."""
         return all(installed_version(name) == was for name, was in self.versions.items())
 
+    @cached_property
+    def checksum(self) -> str:
+        """Digits for the whole content, which a kept prediction depends on."""
+        members = [] if self._archive is None else self._archive.infolist()
+        return hashlib.sha256(repr([(m.filename, m.CRC) for m in members]).encode()).hexdigest()
+
     def models(self) -> Iterator[str]:
         """The digests of the models that it has."""
         names = [] if self._archive is None else self._archive.namelist()

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tuner.core.errors import InputError, TunerError, unknown
+from tuner.core.errors import InputError, TunerError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction, Source, Status, TrialRecord
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
+from tuner.searches.names import DEFAULT_SEARCHER, DEFAULT_TRIALS, check_searcher
 from tuner.searches.progress import Budget, StoppedBy
 from tuner.searches.store import ResultsFolder, write_atomically
 from tuner.searches.watch import Watch
@@ -47,19 +48,6 @@ def write_pruned(folder: ResultsFolder, pruned: Iterable[Pruned]) -> None:
     """Replace `pruned.jsonl` atomically, one line per entry. Raises `UnavailableError`."""
     lines = [json.dumps(entry.to_dict(), separators=(",", ":")) + "\n" for entry in pruned]
     write_atomically(folder.path / "pruned.jsonl", "".join(lines).encode("ascii"))
-
-
-SEARCHERS = ("guided", "tpe", "random", "grid")
-"""Names of the searchers; "package.module:Class" loads an Optuna sampler or a `Strategy`."""
-DEFAULT_SEARCHER = "guided"
-"""The default searcher; it starts from the request's predictions, if any."""
-DEFAULT_TRIALS = 40
-
-
-def check_searcher(name: str) -> None:
-    """Raise `InputError` unless there may be a searcher of this name."""
-    if name not in SEARCHERS and ":" not in name:
-        raise unknown("searcher", name, (*SEARCHERS, "package.module:Class"))
 
 
 class Space(Protocol):

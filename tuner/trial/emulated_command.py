@@ -28,6 +28,7 @@ from tuner.core.records import (
 )
 from tuner.core.supervised import Tail
 from tuner.emulator import Emulation, Machine
+from tuner.emulator.emulation import FEW, STEPS
 from tuner.emulator.ending import Ended
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.trial.command import (
@@ -42,14 +43,6 @@ from tuner.trial.command_result import required
 from tuner.trial.emulated import unknown_text, with_estimates
 from tuner.trial.isolated import secrets_of
 from tuner.trial.stop_rule import Deadline
-
-STEPS = 3
-"""Updates of the optimizer: the first makes its state, the second finds it, the third shows that
-nothing grows."""
-
-FEW = 2
-"""From this many micro-batches per step on, gradients of one are present while the next runs: more
-micro-batches change neither the memory nor the time of one."""
 
 
 class EmulatedCommandRunner:

@@ -16,7 +16,7 @@ from tuner.searches.store import utf8, write_atomically
     "--out",
     "path",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    default=Path("calculator.html"),
+    default="calculator.html",
     show_default=True,
     metavar="FILE",
     help="Page to write.",

@@ -15,7 +15,7 @@ from tuner.core.records import TrialRecord
 from tuner.core.units import format_gib
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import count, echo, print_fields
-from tuner.searches.request import DEFAULT_SEARCHER
+from tuner.searches.names import DEFAULT_SEARCHER
 
 if TYPE_CHECKING:
     from tuner.app.search.supported import SupportedSpace

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.core.records import KnobValue
-from tuner.searches.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
+from tuner.searches.names import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
 
 
 class Mode(enum.StrEnum):

@@ -36,10 +36,10 @@ from tuner.cost.speed.profile import DeviceProfile
 from tuner.program.vocabulary import settings_for
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
+from tuner.searches.names import DEFAULT_SEARCHER
 from tuner.searches.objectives import objectives_of
 from tuner.searches.progress import Budget
 from tuner.searches.request import (
-    DEFAULT_SEARCHER,
     TrialDevice,
     check_min_gain,
     check_objectives,

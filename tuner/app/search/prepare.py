@@ -20,7 +20,8 @@ from tuner.core.units import format_duration, format_size
 from tuner.predict.shortlist import shortlist
 from tuner.predict.stages import hardest_first
 from tuner.program.program import read_program
-from tuner.searches.request import DEFAULT_SEARCHER, SearchRequest
+from tuner.searches.names import DEFAULT_SEARCHER
+from tuner.searches.request import SearchRequest
 from tuner.searches.watch import Watch, parse_tracking
 from tuner.space import SearchSpace, configure
 from tuner.trial.base import MeasureOptions, RunnerFactory

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.app.device import is_cpu
+from tuner.app.device import can_emulate
 from tuner.app.measuring import Measuring, Predicting
 from tuner.app.target import CannotRunError
 from tuner.core.errors import InputError, Problem, UnavailableError
@@ -17,7 +17,6 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.emulator.toolchain import unavailable
 from tuner.space import SearchSpace
 from tuner.space.models.catalogue import architecture
 from tuner.trial.base import TrialJob
@@ -147,11 +146,6 @@ def has_predictions(space: SearchSpace, gpu: Gpu) -> bool:
 def has_program_prior(space: SearchSpace, gpu: Gpu) -> bool:
     """True if a few emulated runs of the space's program can predict all its configurations."""
     return space.command is not None and space.command.is_program and can_emulate(gpu)
-
-
-def can_emulate(gpu: Gpu) -> bool:
-    """True if this machine can emulate a device of this type; processors are not emulated."""
-    return not is_cpu(gpu) and unavailable() is None
 
 
 def require_trials(space: SearchSpace, trials_on: Measuring | Predicting) -> None:

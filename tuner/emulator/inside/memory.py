@@ -47,6 +47,7 @@ _NOT_KNOWN: dict[str, Any] = {
     "run_phases": {},
     "growth": [],
     "evaluation_growth_bytes": 0,
+    "evaluation_peak_bytes": 0,
     "loaded_bytes": 0,
     "breakdown": {},
     "allocations": [],
@@ -216,7 +217,7 @@ class MemoryWatch:
         return {
             "run_phases": self._run_phases(entries),
             "growth": self._growth(blocks),
-            "evaluation_growth_bytes": self._evaluation_growth(entries),
+            **self._evaluation_growth(entries),
             "phase_peak_bytes": peaks,
             "peak_phase": max(peaks, key=lambda name: peaks[name], default=""),
             "loaded_bytes": self._allocated_at(entries, self._loaded_us()),
@@ -276,12 +277,16 @@ class MemoryWatch:
             if second and third
         ]
 
-    def _evaluation_growth(self, entries: list[dict[str, Any]]) -> int:
-        """Bytes that the first evaluation keeps from each batch, from the second on."""
+    def _evaluation_growth(self, entries: list[dict[str, Any]]) -> dict[str, int]:
+        """Bytes that the first evaluation keeps of each batch, and the peak of its third."""
         times = self._evaluated_us[1 : _GROWS_FROM + 1]
+        if len(times) < _GROWS_FROM:
+            return {}
         levels = [self._allocated_at(entries, time_us) for time_us in times]
-        grown = [later - before for before, later in itertools.pairwise(levels)]
-        return max(0, min(grown)) if len(grown) == _GROWS_FROM - 1 else 0
+        grown = min(later - before for before, later in itertools.pairwise(levels))
+        changes = [_change(e) for e in entries if times[-2] <= e["time_us"] < times[-1]]
+        peak = max(itertools.accumulate(changes, initial=levels[-2]))
+        return {"evaluation_growth_bytes": max(0, grown), "evaluation_peak_bytes": peak}
 
     def _allocated_at(self, entries: list[dict[str, Any]], time_us: int) -> int:
         return sum(_change(entry) for entry in entries if entry["time_us"] < time_us)

@@ -115,6 +115,8 @@ class Shortening:
 
         @functools.wraps(following)
         def follow_to_the_end(iterator: Any) -> Any:
+            if shortening._evaluates():
+                shortening._evaluated()
             try:
                 return following(iterator)
             except StopIteration:
@@ -158,7 +160,6 @@ class Shortening:
                 # Its results, and gradients of its step, are there when the next one runs.
                 self._note_evaluated()
                 yield batches[number - 1]
-            self._note_evaluated()
             yield batches[number]
             last = number
 
@@ -169,14 +170,9 @@ class Shortening:
             trains = self._backwards > began
             if served >= most if not trains else self._done >= self._steps:
                 return served, False
-            self._note_evaluated()
             yield batch
             served += 1
         return served, True
-
-    def _note_evaluated(self) -> None:
-        if self._evaluates():
-            self._evaluated()
 
     @guarded("the sizes of batches")
     def _deciding(

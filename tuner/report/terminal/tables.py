@@ -6,16 +6,17 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
 
 from tuner.core.units import printable
 from tuner.report.terminal.render import PIPE_WIDTH, is_coloured, is_interactive, settings_text
+
+if TYPE_CHECKING:  # loaded where a table is printed
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+    from rich.text import Text
 
 _GAP = 3
 """Blanks between two columns; one less in a table that has to be wrapped."""
@@ -23,12 +24,6 @@ _LONGEST_WORD = 28
 """Words of a text up to this width are never broken over two lines."""
 _NARROWEST_TEXT = 16
 """A column of text is dropped rather than made narrower than this."""
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        # rich would end with the code that means "nothing fits".
-        raise BrokenPipeError
 
 
 @dataclass(eq=False, slots=True)
@@ -86,6 +81,8 @@ class Sheet:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table as wide as it may be, and the names of columns without room."""
+        from rich.text import Text
+
         chosen = [c for c in self._columns if not c.name or c is self._columns[0]]
         for column in self._by_worth:
             least = [each.least for each in (*chosen, column)]
@@ -99,9 +96,16 @@ class Sheet:
 
 def console(*, err: bool = False) -> Console:
     """A console for tables, with all text taken literally; plain outside a terminal."""
+    from rich.console import Console
+
+    class Unended(Console):
+        def on_broken_pipe(self) -> None:
+            # rich would end with the code that means "nothing fits".
+            raise BrokenPipeError
+
     stream = sys.stderr if err else sys.stdout
     columns = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return _Console(
+    return Unended(
         stderr=err,
         markup=False,
         highlight=False,
@@ -158,6 +162,10 @@ def _width(columns: Sequence[int], gap: int) -> int:
 
 def _drawn(columns: Sequence[_Column], width: int, title: Text) -> Table:
     """A table of these columns, in which text takes the room that numbers leave."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     is_wrapped = _width([column.natural for column in columns], _GAP) > width
     gap = _GAP - is_wrapped
     widths = _widths(columns, width, gap)
