@@ -158,7 +158,6 @@ class Shortening:
                 continue
             if number - 1 > last:
                 # Its results, and gradients of its step, are there when the next one runs.
-                self._note_evaluated()
                 yield batches[number - 1]
             yield batches[number]
             last = number
