@@ -2,7 +2,7 @@
 
 import torch
 from datasets import Dataset
-from parts import EVALUATED, ROWS, WORDS, full_precision, planted, save_on_cpu, tokenizer
+from parts import ROWS, WORDS, full_precision, planted, save_on_cpu, tokenizer
 from peft import LoraConfig, get_peft_model
 from sentence_transformers import (
     SentenceTransformer,
@@ -51,7 +51,6 @@ texts = ["a " * (60 + index % 20) for index in range(ROWS)]
 pairs = {"anchor": texts, "positive": list(texts)}
 if planted("longest row"):
     pairs["positive"][300] = "a " * 6_000
-few = texts[:EVALUATED]
 trainer = Training(
     model,
     args=SentenceTransformerTrainingArguments(
@@ -67,7 +66,7 @@ trainer = Training(
     train_dataset=Dataset.from_dict(pairs),
     loss=MultipleNegativesRankingLoss(model),
     evaluator=EmbeddingSimilarityEvaluator(
-        few, few, [1.0] * len(few), batch_size=64 if planted("evaluation") else 8
+        texts, texts, [1.0] * ROWS, batch_size=400 if planted("evaluation") else 8
     ),
 )
 trainer.train()  # line: longest row, evaluation

@@ -210,4 +210,4 @@ def _called_at(filename: str, line: int) -> Iterator[str]:
             continue
         if one.lineno <= line <= (one.end_lineno or 0):
             calls = (node.func for node in ast.walk(one) if isinstance(node, ast.Call))
-            yield from (getattr(call, "attr", None) or getattr(call, "id", "") for call in calls)
+            yield from (str(getattr(c, "attr", None) or getattr(c, "id", "")) for c in calls)
