@@ -65,7 +65,7 @@ from torch.utils.data import DataLoader, Dataset
 
 names = ("LONG", "WORKERS", "LEAK", "KEEP")
 LONG, WORKERS, LEAK, KEEP = (int(os.environ.get(name, 0)) for name in names)
-WORDS = 20_000
+WORDS, EPOCHS = 20_000, int(os.environ.get("EPOCHS", 2))
 
 class Rows(Dataset):
     def __init__(self, number):
@@ -85,7 +85,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 loader = DataLoader(Rows(60), batch_size=2, collate_fn=together, num_workers=WORKERS)
 test = DataLoader(Rows(200 if KEEP else 40), batch_size=4 if KEEP else 16, collate_fn=together)
 kept = []
-for epoch in range(2):
+for epoch in range(EPOCHS):
     model.train()
     for tokens in loader:
         logits = model(tokens.cuda())
@@ -225,6 +225,12 @@ def test_outputs_that_an_evaluation_keeps_are_found(tmp_path: Path) -> None:
     assert output.count("evaluated") == pytest.approx(last, rel=0.25)
 
 
+def test_a_program_of_many_epochs_comes_to_its_end(tmp_path: Path) -> None:
+    found, output = ran(tmp_path, LOOP, EPOCHS=25)
+    assert found.ended is Ended.END
+    assert "ended False" in output
+
+
 def test_a_failure_after_the_steps_leaves_the_verdict(tmp_path: Path) -> None:
     found, _ = ran(tmp_path, LOOP.replace("os.remove", "raise ValueError(3); os.remove"))
     assert found.fits
@@ -257,3 +263,13 @@ def test_data_that_is_slow_to_read_is_named(tmp_path: Path) -> None:
     assert found.time is not None
     assert found.time.step_s < 0.05 < data.read_s
     assert "input-bound" in input_bound_text(found)
+
+
+def test_weights_that_are_copied_to_be_saved_run_out_of_memory_in_the_save(tmp_path: Path) -> None:
+    """The copies are made before `save` is called, in a statement or a function named by it."""
+    save = "    torch.save(model.state_dict(), "
+    copies = "{name: one.repeat(30, 1) for name, one in model.state_dict().items()}"
+    found, _ = ran(tmp_path, LOOP)
+    program = LOOP.replace(save, f"    torch.save({copies}, ")
+    found, output = ran(tmp_path, program, memory_bytes=found.used_bytes + 16 * MIB)
+    assert (found.fits, found.refused_in) == (False, "save"), output

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -65,6 +66,37 @@ def test_an_evaluation_serves_two_batches_the_largest_and_the_last() -> None:
     assert len(served) == 6
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_lightning_validates_and_stops_where_a_shortened_loader_ends(trained: bool) -> None:
+    """Lightning counts batches up to the length of the loader, which a shortened one never has."""
+
+    class Loop:
+        min_steps = 1000
+        trainer = SimpleNamespace(
+            check_val_every_n_epoch=5, fit_loop=SimpleNamespace(min_epochs=3), should_stop=False
+        )
+        validated = False
+
+        def advance(self, fetcher: Any) -> None:
+            next(fetcher)
+
+        def on_advance_end(self, fetcher: Any) -> None:
+            self.validated = (
+                self.trainer.should_stop and self.trainer.check_val_every_n_epoch is None
+            )
+
+    short = shortening([])
+    short._end_lightning_epochs(SimpleNamespace(_TrainingEpochLoop=Loop))
+    for _ in range(3 if trained else 1):
+        short.note_step()
+    loop, fetcher = Loop(), iter([1])
+    loop.advance(fetcher)
+    assert not loop.trainer.should_stop
+    with pytest.raises(StopIteration):
+        loop.advance(fetcher)
+    assert loop.validated is trained
+
+
 def test_of_a_stream_nothing_is_known_beyond_what_was_read() -> None:
     class Stream(IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
@@ -104,7 +136,7 @@ def test_other_rows_are_read_for_a_while_and_random_numbers_stay() -> None:
 
 
 FILES = """\
-import os, shutil, torch
+import fsspec, glob, os, shutil, torch
 from pathlib import Path
 from tuner.emulator.inside.scratch import Scratch
 Path("kept").write_text("real")
@@ -121,6 +153,10 @@ print(os.path.exists("old"))
 os.makedirs("new/deep")
 torch.save({"a": torch.zeros(1000, 1000)}, "new/deep/model.pt")
 print(torch.load("new/deep/model.pt")["a"].shape, Path("new/deep/model.pt").stat().st_size > 4e6)
+files = fsspec.filesystem("file")
+with files.transaction, files.open(os.path.abspath("new/last.ckpt"), "wb") as file:
+    file.write(b"as Lightning writes")
+print(sorted(glob.glob("new/*")), list(Path("new").glob("*.ckpt")))
 try:
     open("nowhere/file", "w")
 except FileNotFoundError:
@@ -137,6 +173,7 @@ def test_what_a_program_writes_is_read_back_and_thrown_away(tmp_path: Path) -> N
         "False made up ['log', 'moved', 'old']",
         "False",
         "torch.Size([1000, 1000]) True",
+        "['new/deep', 'new/last.ckpt'] [PosixPath('new/last.ckpt')]",
         "no such folder",
     ], ran.stderr
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "kept", "old"]

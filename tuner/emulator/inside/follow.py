@@ -25,7 +25,7 @@ from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.host_memory import HostMemory, anonymous_bytes
-from tuner.emulator.inside.lines import program_line
+from tuner.emulator.inside.lines import called_around, program_line
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
@@ -60,7 +60,9 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "lightning.pytorch.loops.evaluation_loop": (("_EvaluationLoop", "run", EVALUATION),),
     "pytorch_lightning.trainer.trainer": (("Trainer", "save_checkpoint", SAVE),),
     "lightning.pytorch.trainer.trainer": (("Trainer", "save_checkpoint", SAVE),),
-    "torch.serialization": (("", "save", SAVE),),
+    "pytorch_lightning.core.saving": (("", "_load_from_checkpoint", RESUME),),
+    "lightning.pytorch.core.saving": (("", "_load_from_checkpoint", RESUME),),
+    "torch.serialization": (("", "save", SAVE), ("", "load", RESUME)),
     "safetensors.torch": (("", "save_file", SAVE), ("", "save_model", SAVE)),
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
@@ -334,12 +336,12 @@ class Follower:
                 setattr(owner, name, self._as_phase(call, phase))
 
     def _as_phase(self, call: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        """`call` as a phase of its own once the training has begun."""
+        """`call` as a phase of its own; before the training, an evaluation only."""
 
         @functools.wraps(call)
         def run_and_note(*args: Any, **kwargs: Any) -> Any:
             before = self._phase
-            if not self._has_trained:
+            if not self._has_trained and phase != EVALUATION:
                 return call(*args, **kwargs)
             if before not in (SAVE, MERGE, RESUME):  # a part of that
                 self._enter(phase)
@@ -351,9 +353,9 @@ class Follower:
         return run_and_note
 
     def _go_back(self, phase: str) -> None:
-        """Enter the phase of before; the end, where no loader goes on with the training."""
+        """Enter the phase of before; the end, where no loader goes on with what was done."""
         is_over = self._shortening is not None and self._shortening.is_over
-        self._enter(END if is_over and phase == FORWARD else phase)
+        self._enter(END if is_over and phase in (FORWARD, EVALUATION) else phase)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -363,6 +365,8 @@ class Follower:
         In the backward pass this runs in an autograd thread, which has no line of the program.
         """
         phase = run_phase(self._phase, self._done, self._steps)
+        if phase in (EVALUATION, END):
+            phase = _named(called_around(sys._getframe(1))) or phase
         about = {"line": program_line(sys._getframe(1)), "phase": phase}
         send({"event": "out_of_memory", "requested_bytes": size, **about})
 
@@ -407,6 +411,13 @@ class Follower:
             }
         )
         return True
+
+
+def _named(calls: set[str]) -> str:
+    """The phase that a program makes by itself, by the names of its functions; empty for none."""
+    starts = [name.lstrip("_").lower() for name in calls]
+    found = (phase for phase in (SAVE, MERGE) if any(one.startswith(phase) for one in starts))
+    return next(found, "")
 
 
 def _in_a_forward() -> bool:

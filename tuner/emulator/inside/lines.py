@@ -183,3 +183,31 @@ def frames_of(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
+
+
+def called_around(frame: FrameType | None) -> set[str]:
+    """The program's functions that run in `frame` and its callers, and those that these call there.
+
+    A call counts with the whole statement: in `save(copies(model))` both names are found while the
+    copies are made.
+    """
+    names: set[str] = set()
+    for filename, line, function in frames_of(frame):
+        if package_of(filename) is None:
+            names |= {function, *_called_at(filename, line)}
+    return names
+
+
+def _called_at(filename: str, line: int) -> Iterator[str]:
+    import ast
+
+    try:
+        tree = ast.parse((_FOLDER / filename).read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError):  # a statement without a file
+        return
+    for one in ast.walk(tree):
+        if not isinstance(one, ast.stmt) or hasattr(one, "body"):
+            continue
+        if one.lineno <= line <= (one.end_lineno or 0):
+            calls = (node.func for node in ast.walk(one) if isinstance(node, ast.Call))
+            yield from (str(getattr(c, "attr", None) or getattr(c, "id", "")) for c in calls)

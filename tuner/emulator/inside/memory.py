@@ -244,10 +244,10 @@ class MemoryWatch:
         """The most allocated and reserved bytes in each phase of the run, in their order."""
         allocated = reserved = number = 0
         peaks: dict[str, list[int]] = {}
+        marks = list(self._marks)  # the program goes on while a timer ends it
+        ends = [*(mark[0] for mark in marks[1:]), sys.maxsize]
         # A phase begins with what is there, and may allocate nothing.
-        for (_, phase, step), end in zip(
-            self._marks, [*(mark[0] for mark in self._marks[1:]), sys.maxsize], strict=True
-        ):
+        for (_, phase, step), end in zip(marks, ends, strict=True):
             most = peaks.setdefault(run_phase(phase, step, self._first_steps), [0, 0])
             most[:] = max(most[0], allocated), max(most[1], reserved)
             while number < len(entries) and entries[number]["time_us"] < end:

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +109,9 @@ class Scratch:
 
     def _change_here(self) -> None:
         """Files are seen, listed, renamed and deleted as if they were where the program thinks."""
-        for name in ("stat", "lstat", "access"):
+        for name in ("stat", "lstat", "access", "chmod", "utime"):
             setattr(os, name, self._reading(getattr(os, name)))
-        make, names = os.mkdir, os.listdir
+        make, names, scan = os.mkdir, os.listdir, os.scandir
 
         @functools.wraps(make)
         def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
@@ -126,7 +126,18 @@ class Scratch:
             found = dict.fromkeys([*names(path), *more])
             return [name for name in found if self._of(os.path.join(path, name)) not in self._gone]
 
-        os.mkdir, os.listdir = mkdir, listdir
+        @functools.wraps(scan)
+        def scandir(path: Any = ".") -> Any:
+            place = self._of(path)
+            if place is None:  # also a descriptor of a folder
+                return scan(path)
+            found: dict[str, Any] = {}
+            for folder in (path, place) if _exists(place) else (path,):
+                with scan(folder) as there:
+                    found.update((entry.name, entry) for entry in there)
+            return _Entries(found[name] for name in listdir(path))
+
+        os.mkdir, os.listdir, os.scandir = mkdir, listdir, scandir
         for name in ("remove", "unlink", "rmdir"):
             setattr(os, name, self._deleting(getattr(os, name)))
         shutil.rmtree = self._deleting(shutil.rmtree)  # type: ignore[assignment]
@@ -229,6 +240,16 @@ class Scratch:
 
         with contextlib.suppress(TypeError):  # a class that cannot be changed
             tokenizer.save = save_here
+
+
+class _Entries(list[Any]):
+    """The entries of a folder, as `os.scandir` gives them."""
+
+    def __enter__(self) -> Iterator[Any]:
+        return iter(self)
+
+    def __exit__(self, *exception: object) -> None:
+        pass
 
 
 class _SparseFile:

@@ -34,8 +34,14 @@ MOST_BATCHES = 1_000_000
 READING_S = 20.0
 """Rows that can only be had one by one are read for this long."""
 
+FULL_ROUNDS = 2
+"""Rounds of a loader that serve the batches that decide memory; further ones serve the first."""
+
 MOST_ROUNDS = 20
-"""A program that goes through a shortened loader more often than this is stopped."""
+"""A shortened loader that a program goes through more often than this has no more batches."""
+
+MOST_EMPTY_ROUNDS = 1000
+"""A program that goes on to ask for batches is stopped after so many rounds."""
 
 LIMITS = tuple(2**power for power in range(7, 18))
 """Lengths for which the share of longer rows is told."""
@@ -70,6 +76,7 @@ class Shortening:
         self._backwards = 0
         self._ended_at = -2
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._exhausted: weakref.WeakSet[Any] = weakref.WeakSet()
         self._rounds: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._sizes: weakref.WeakKeyDictionary[Any, RowSizes] = weakref.WeakKeyDictionary()
         self._waits_s: weakref.WeakKeyDictionary[Any, list[float]] = weakref.WeakKeyDictionary()
@@ -97,6 +104,8 @@ class Shortening:
         """Shorten the loaders that are read from now on, and epochs of trainers."""
         when_imported("torch.utils.data.dataloader", self._shorten_loaders)
         when_imported("transformers.trainer_callback", self._end_epochs)
+        for name in ("lightning.pytorch", "pytorch_lightning"):
+            when_imported(f"{name}.loops.training_epoch_loop", self._end_lightning_epochs)
 
     # -- loaders --------------------------------------------------------------------------------
 
@@ -111,6 +120,7 @@ class Shortening:
             iterator = begin(loader)
             iterator._tuner_began = shortening._backwards
             iterator._tuner_waits_s = shortening._waits_s[loader] = []
+            iterator._tuner_loader = weakref.ref(loader)
             shortening._open.add(iterator)
             return iterator
 
@@ -121,11 +131,14 @@ class Shortening:
             started = time.perf_counter()
             try:
                 batch = following(iterator)
-                iterator._tuner_waits_s.append(time.perf_counter() - started)
+                getattr(iterator, "_tuner_waits_s", []).append(time.perf_counter() - started)
                 return batch
             except StopIteration:
                 shortening._open.discard(iterator)
                 shortening._ended_at = shortening._done
+                loader = getattr(iterator, "_tuner_loader", lambda: None)()
+                if loader is not None:
+                    shortening._exhausted.add(loader)
                 if shortening._backwards > getattr(iterator, "_tuner_began", 0):
                     shortening._after_training()
                 raise
@@ -137,18 +150,21 @@ class Shortening:
     def chosen(self, sampler: Any, loader: Any) -> Iterator[Any]:
         """The batches of indices that are served, from all of one epoch."""
         rounds = self._rounds[loader] = self._rounds.get(loader, 0) + 1
-        if rounds > MOST_ROUNDS and self._done >= self._steps:
-            self._stop()
+        has_done = self._done >= self._steps
+        if rounds > MOST_ROUNDS and has_done:
+            if loader not in self._exhausted or rounds > MOST_EMPTY_ROUNDS:
+                self._stop()  # it asks for single batches, or until it has done its steps
+            return
         began, done = self._backwards, self._done
         ahead = loader.num_workers * (loader.prefetch_factor or 0)
         first = FIRST if self._evaluates() else max(AHEAD, self._accumulation())
-        first = 1 if self._done >= self._steps and rounds > 1 else first
+        first = 1 if has_done and rounds > 1 else first
         if loader._dataset_kind == 1:  # _DatasetKind.Iterable: a stream has no rows to look up
             batches, is_whole = sampler, False
         else:
             batches, is_whole = _drawn(sampler)
         served, is_all = yield from self._first(batches, first + ahead, began)
-        if is_all:
+        if is_all or (has_done and rounds > FULL_ROUNDS):
             return
         trains = self._backwards > began
         if not isinstance(batches, list):
@@ -248,6 +264,26 @@ class Shortening:
             return control
 
         flow.on_epoch_end = end_training
+
+    def _end_lightning_epochs(self, module: Any) -> None:
+        """Validate and stop where a shortened loader ends: Lightning counts on its length."""
+        loops = module._TrainingEpochLoop
+        advance = loops.advance
+
+        @functools.wraps(advance)
+        def advance_or_end(loop: Any, fetcher: Any) -> None:
+            try:
+                advance(loop, fetcher)
+            except StopIteration:
+                if self._done >= self._steps:
+                    trainer = loop.trainer
+                    trainer.check_val_every_n_epoch = None
+                    trainer.fit_loop.min_epochs = loop.min_steps = None
+                    trainer.should_stop = True
+                    loop.on_advance_end(fetcher)
+                raise
+
+        loops.advance = advance_or_end
 
 
 def _word(value: Any) -> str:

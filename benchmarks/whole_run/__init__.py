@@ -1,0 +1,1 @@
+"""Programs of five kinds with planted faults, run through `tuner check`."""
