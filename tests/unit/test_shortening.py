@@ -12,6 +12,8 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tuner.emulator.inside.shortening import Shortening, row_sizes
@@ -20,13 +22,15 @@ LENGTHS = [10] * 40
 LENGTHS[25], LENGTHS[33] = 500, 90
 
 
-def shortening(told: list[dict[str, Any]], *, evaluates: bool = False) -> Shortening:
+def shortening(
+    told: list[dict[str, Any]], *, evaluates: bool = False, accumulation: int = 1
+) -> Shortening:
     return Shortening(
         3,
         report=told.append,
         stop=lambda: None,
         after_training=lambda: None,
-        accumulation=lambda: 1,
+        accumulation=lambda: accumulation,
         evaluates=lambda: evaluates,
         evaluated=lambda: None,
     )
@@ -48,13 +52,34 @@ def test_training_serves_the_first_steps_the_largest_batch_and_the_last(accumula
         if len(served) % accumulation == 0:
             short.note_step()
     first = [[2 * n, 2 * n + 1] for n in range(3 * accumulation)]
-    # The one before the largest has its results, and its gradients, still there.
-    assert served == [*first, [22, 23], [24, 25], [36, 37], [38, 39]]
+    # Results of the one before the largest are still there, and no gradients: a step begins.
+    then = [11, 12, 18, 19] if accumulation == 1 else [10, 11, 12, 17, 18, 19]
+    assert served == [*first, *([2 * n, 2 * n + 1] for n in then)]
     (data,) = told
     assert (data["row"], data["size"], data["unit"], data["rows"]) == (25, 500, "tokens", 2)
     assert (data["batch"], data["batches"], data["of"]) == (13, 20, 40)
     assert (data["step"], data["accumulation"]) == (13 if accumulation == 1 else 7, accumulation)
     assert data["longer"][128] == 1 / 40
+
+
+@given(
+    st.lists(st.integers(0, 199), min_size=1, max_size=4, unique=True),
+    st.integers(0, 100),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_a_batch_is_the_first_of_its_step_where_it_is_in_the_epoch(
+    numbers: list[int], served: int, accumulation: int, is_trainer: bool
+) -> None:
+    short = shortening([], accumulation=accumulation if is_trainer else 1)
+    places = list(short._at_their_places(sorted({*numbers, 199}), served, accumulation, 200))
+    for number in {*numbers, 199}:
+        if number >= served:
+            place = places.index(number) + served
+            assert (place % accumulation == 0) is (number % accumulation == 0)
+    assert places[-1] == 199
+    left = 0 if is_trainer and accumulation > 1 else 200 % accumulation
+    assert (served + len(places)) % accumulation == left
 
 
 def test_an_evaluation_serves_two_batches_the_largest_and_the_last() -> None:

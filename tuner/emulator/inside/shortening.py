@@ -172,15 +172,32 @@ class Shortening:
             return
         micro_steps, steps = self._backwards - began, self._done - done
         accumulation = max(1, round(micro_steps / steps)) if steps else 1
+        numbers = self._deciding(loader, batches, is_whole, accumulation, trains) or ()
+        for number in self._at_their_places(numbers, served, accumulation, len(batches)):
+            yield batches[number]
+
+    def _at_their_places(
+        self, numbers: Sequence[int], served: int, accumulation: int, of: int
+    ) -> Iterator[int]:
+        """Batches with those before them: a step begins where one does in the whole epoch.
+
+        Results of the batch before are there when the next one runs, and gradients unless it is the
+        first of its step.
+        """
         last = served - 1
-        for number in self._deciding(loader, batches, is_whole, accumulation, trains) or ():
+        for number in numbers:
             if number < served:
                 continue
-            if number - 1 > last:
-                # Its results, and gradients of its step, are there when the next one runs.
-                yield batches[number - 1]
-            yield batches[number]
+            before = int(number - 1 > last)
+            is_first = number % accumulation == 0
+            while accumulation > 1 and ((served + before) % accumulation == 0) is not is_first:
+                before += 1
+            yield from range(max(0, number - before), number + 1)
+            served += min(before, number) + 1
             last = number
+        # A trainer also steps after the last batch; a loop leaves the gradients as they are.
+        left_over = 0 if self._accumulation() > 1 else of % accumulation
+        yield from [last] * ((left_over - served) % accumulation)
 
     def _first(self, batches: Any, most: int, began: int) -> Generator[Any, None, tuple[int, bool]]:
         """At most so many batches, or those of the first steps; their number, and if it is all."""
