@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from tests.unit.test_emulated_ending import emulation
@@ -33,6 +34,13 @@ def test_a_run_that_takes_more_than_the_stated_memory_does_not_fit() -> None:
 
     killed = emulated(HostUse.of(found, 48 * GIB))
     assert (killed.fits, killed.verdict, killed.exit_code) == (False, Verdict.DOES_NOT_FIT, 1)
+    assert killed.host is not None
+    told = json.loads(json.dumps(killed.host.to_dict()))
+    assert (told["peak_phase"], told["phases"]["save"], told["is_killed"]) == (
+        "save",
+        60 * GIB,
+        True,
+    )
     assert reason_text(killed) == (
         "host memory: 60.0 GiB in save, of 48.0 GiB: Linux kills it (out-of-memory killer)"
     )

@@ -160,6 +160,11 @@ class HostUse:
         """True if Linux kills a process because the machine has no memory left."""
         return self.peak_bytes > self.limit_bytes
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only."""
+        peak = {"peak_phase": self.peak_phase, "peak_bytes": self.peak_bytes}
+        return {**dataclasses.asdict(self), **peak, "is_killed": self.is_killed}
+
     @classmethod
     def of(cls, results: Iterable[Mapping[str, Any]], stated: int | None) -> HostUse | None:
         """The sum of the results of all ranks; None if they have no host memory."""
@@ -172,7 +177,7 @@ class HostUse:
                 workers = max(workers, ranks * in_workers)
             own += host["own_bytes"] if host else 0
         limit = usable_memory_bytes() if stated is None else stated
-        return cls(phases, workers, own, limit, stated is not None) if phases else None
+        return cls(dict(phases), workers, own, limit, stated is not None) if phases else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,9 +347,9 @@ class Emulation:
 
     @property
     def _grows_too_much(self) -> bool:
-        """True if memory that grows is full before the first epoch, or an evaluation, ends."""
+        """True if memory that grows is full before the training, or an evaluation, ends."""
         ends, data = self.ends_at_step, self.training_data
-        trains = ends is not None and data is not None and ends <= data.steps
+        trains = ends is not None and data is not None and ends <= (self.run_steps or data.steps)
         return trains or self.evaluation_ends_at is not None
 
     @property
@@ -393,6 +398,7 @@ class Emulation:
             not_run=list(self.not_run),
             ends_at_step=self.ends_at_step,
             evaluation_ends_at=self.evaluation_ends_at,
+            host=None if self.host is None else self.host.to_dict(),
             run_time=None if self.run_time is None else dataclasses.asdict(self.run_time),
             command=list(self.command),
         )

@@ -3,7 +3,7 @@
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from parts import EVALUATED, LORA, full_precision, llama, planted, rows, tokenizer
+from parts import EVALUATED, LORA, full_precision, llama, planted, rows, save_on_cpu, tokenizer
 from peft import get_peft_model
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq
@@ -55,6 +55,7 @@ trainer = lightning.Trainer(
 module = Tuned()
 trainer.fit(module, train, test)  # line: longest row
 
+save_on_cpu(module.model)
 module.cuda()
 place = None if planted("resume") else "cpu"
 again = Tuned.load_from_checkpoint(best.best_model_path, map_location=place)  # line: resume

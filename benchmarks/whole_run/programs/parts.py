@@ -60,8 +60,11 @@ def full_precision(model):
 
 def save_on_cpu(model):
     """Write the weights in full precision, by way of the CPU."""
-    weights = {name: one.detach().cpu().float() for name, one in model.state_dict().items()}
-    torch.save(weights, "last.pt")
+    copies = [
+        {name: one.detach().cpu().float() for name, one in model.state_dict().items()}
+        for _ in range(8 if planted("host memory") else 1)
+    ]
+    torch.save(copies[-1], "last.pt")
 
 
 torch.manual_seed(0)
