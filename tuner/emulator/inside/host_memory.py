@@ -31,6 +31,8 @@ _HISTORY_BYTES = 1600
 """An allocation in the history of PyTorch's allocator, with a stack of 40 calls: measured with
 PyTorch 2.13, its three entries take 655 bytes at a depth of one call and 1,592 at one of 40."""
 
+_LIBRARIES = "TUNER_EMULATOR_LIBRARIES"
+
 _COUNTED = ("Pss_Anon", "Pss_Shmem")
 
 
@@ -95,7 +97,9 @@ class HostMemory:
 
 
 def note_memory(memory: mmap.mmap) -> None:
-    """Count a mapping of this process as if it were written, until it is unmapped."""
+    """Count a mapping of an emulated process as if it were written, until it is unmapped."""
+    if _LIBRARIES not in os.environ:
+        return
     address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
     device = _device()
     device.emu_host_add(address, ctypes.c_size_t(len(memory)))
@@ -104,7 +108,7 @@ def note_memory(memory: mmap.mmap) -> None:
 
 @functools.cache
 def _device() -> Any:
-    folder = Path(os.environ["TUNER_EMULATOR_LIBRARIES"])
+    folder = Path(os.environ[_LIBRARIES])
     library = ctypes.CDLL(str(folder / "libtuner_device.so"))
     library.emu_host_peak.restype = ctypes.c_int64
     return library
