@@ -98,6 +98,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
     "stage": STRING,
     "problem": STRING,
     "not_priced": STRING,
+    "ends_in": STRING,
     "space": STRING,
     "device": STRING,
     "command": OBJECT,
