@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import psutil
-
 _PR_SET_PDEATHSIG = 1  # prctl(2), sys/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -153,6 +151,8 @@ def _children(pid: int, threads: Iterable[int]) -> list[int]:
 
 
 def _children_of(pid: int) -> list[int]:
+    import psutil  # a prediction needs none, and an emulated program may have none
+
     try:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.NoSuchProcess:
@@ -218,12 +218,16 @@ def end_marked(mark: str, *, deadline_s: float) -> tuple[int, ...]:
 
 def marked(mark: str) -> list[int]:
     """Ids of living processes of this user that were started with `mark` in their environment."""
+    import psutil
+
     return [pid for pid in psutil.pids() if pid != os.getpid() and _has_mark(pid, mark)]
 
 
 def _has_mark(pid: int, mark: str) -> bool:
     """False for a process that has ended: it has no environment left."""
     name, _, value = mark.partition("=")
+    import psutil
+
     try:
         return bool(psutil.Process(pid).environ().get(name) == value)
     except psutil.Error:  # of another user's, too

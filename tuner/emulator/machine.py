@@ -150,6 +150,7 @@ class Machine:
         done = max((result["steps"] for result in results), default=0)
         if whole:
             ending = of_first_steps(ending, done, steps)
+        run = next((event for event in events if event["event"] == "run"), {})
         time_of_step = self._slowest(results, repeats)
         return Emulation(
             command=tuple(command),
@@ -177,8 +178,8 @@ class Machine:
             refused_in=ending.refused_in,
             later_error=ending.later,
             data=tuple(_data(events)),
-            run_steps=next((e["steps"] for e in events if e["event"] == "run"), None),
-            run_evaluations=next((e["evaluations"] for e in events if e["event"] == "run"), 0),
+            run_steps=run.get("steps"),
+            run_evaluations=run.get("evaluations", 0),
             host=HostUse.of(results, host_memory_bytes),
         )
 

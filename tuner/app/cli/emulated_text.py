@@ -127,7 +127,7 @@ def _host_text(found: Emulation) -> str:
 
 
 def growth_text(found: Emulation) -> str:
-    """What keeps memory of each step or batch, and where none is left."""
+    """The line that keeps memory of each step or batch, and the one that ends the run."""
     ends, use = found.ends_at_step, found.limiting
     if use is not None and found.evaluation_ends_at is not None:
         batch, batches = found.evaluation_ends_at

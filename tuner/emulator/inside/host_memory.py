@@ -12,12 +12,12 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tuner.core.processes import descendants
 from tuner.emulator.inside.failing import uses_cuda
 from tuner.emulator.inside.faults import guarded
 
@@ -79,7 +79,7 @@ class HostMemory:
         self._peaks[self._phase] = max(peak, self._peaks.get(self._phase, 0))
 
     def _taken_bytes(self) -> int:
-        """What the emulator takes: its modules, and the history of PyTorch's allocator."""
+        """Memory of the emulator itself: its modules, and the history of PyTorch's allocator."""
         stats = torch.cuda.memory_stats() if uses_cuda() else {}
         return self._own_bytes + _HISTORY_BYTES * int(stats.get("allocation.all.allocated", 0))
 
@@ -88,7 +88,7 @@ class HostMemory:
         started = time.monotonic()
         if started < self._next_look_s:
             return
-        below = list(descendants(os.getpid()))
+        below = descendants(os.getpid())
         all_bytes = sum(map(share_bytes, [os.getpid(), *below])) if below else 0
         more = max(0, all_bytes - anonymous_bytes())
         self._workers[self._phase] = max(more, self._workers.get(self._phase, 0))
@@ -112,18 +112,6 @@ def _device() -> Any:
     library = ctypes.CDLL(str(folder / "libtuner_device.so"))
     library.emu_host_peak.restype = ctypes.c_int64
     return library
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """The processes that `pid` and its children started."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(child) for child in path.read_text().split()]
-        except OSError:  # it has ended
-            continue
-        for child in children:
-            yield child
-            yield from descendants(child)
 
 
 def share_bytes(pid: int) -> int:

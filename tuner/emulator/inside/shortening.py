@@ -41,7 +41,7 @@ MOST_ROUNDS = 20
 """A shortened loader that a program goes through more often than this has no more batches."""
 
 MOST_EMPTY_ROUNDS = 1000
-"""A program that goes on to ask for batches is stopped after so many rounds."""
+"""A program that asks for batches in more rounds than this is stopped."""
 
 LIMITS = tuple(2**power for power in range(7, 18))
 """Lengths for which the share of longer rows is told."""
@@ -200,7 +200,7 @@ class Shortening:
         yield from [last] * ((left_over - served) % accumulation)
 
     def _first(self, batches: Any, most: int, began: int) -> Generator[Any, None, tuple[int, bool]]:
-        """At most so many batches, or those of the first steps; their number, and if it is all."""
+        """The first `most` batches, or those of the first steps; their number, and if it is all."""
         served = 0
         for batch in batches:
             trains = self._backwards > began
