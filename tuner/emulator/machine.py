@@ -22,6 +22,7 @@ from tuner.core.supervised import (
     run_supervised,
 )
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.emulator.calls import Called, Value, call
 from tuner.emulator.emulation import (
     DataRead,
     EmulatedAllocation,
@@ -182,6 +183,22 @@ class Machine:
             run_evaluations=run.get("evaluations", 0),
             host=HostUse.of(results, host_memory_bytes),
         )
+
+    def call(self, function: Callable[..., Value], *args: Any, **kwargs: Any) -> Called[Value]:
+        """Call `function` in a process of its own on this machine.
+
+        It is imported there by its module, so it stands at the top level of one; its arguments and
+        its value are pickled. An exception that it raises, such as `torch.OutOfMemoryError`, is
+        raised here, with a note of the other process's traceback.
+
+        Raises `InputError` for a function that cannot be sent, and `UnavailableError` if nothing
+        can be emulated or the process ended before the function did.
+        """
+
+        def run(command: Sequence[str], environment: Mapping[str, str]) -> Emulation:
+            return self.run(command, steps=0, environment=environment)
+
+        return call(run, function, *args, **kwargs)
 
     def _slowest(
         self, results: Sequence[Mapping[str, Any]], repeats: float

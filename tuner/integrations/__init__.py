@@ -1,8 +1,21 @@
-"""Callbacks that report each step of existing training code to its trial.
+"""Callbacks that report each step of existing training code to its trial, and a plugin of pytest.
 
-Outside a trial they do nothing.
+Outside a trial the callbacks do nothing. Names are loaded at their first use: pytest imports this
+package in every environment that has tuner.
 """
 
-from tuner.integrations.reporting import Reporter, in_trial, report_step
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tuner.integrations.reporting import Reporter, in_trial, report_step
 
 __all__ = ["Reporter", "in_trial", "report_step"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("tuner.integrations.reporting"), name)

@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 ACTIVE: dict[str, Any] = {}
-"""The active parts of the emulator in this process: "reads", and "pricer" if there is one."""
+"""The active parts of the emulator in this process: "reads", "unknowns", and "pricer" if
+there is one."""
 
 
 def activate() -> None:
@@ -35,6 +36,7 @@ def activate() -> None:
         launch_without_others()
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
+    ACTIVE["unknowns"] = mode.values.unknowns
     reads = ACTIVE["reads"] = HostReads(
         EmulatorMode.__torch_dispatch__.__code__, mode.values.unknowns
     )

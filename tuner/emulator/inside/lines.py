@@ -144,6 +144,8 @@ class Unknowns:
 
     def __init__(self) -> None:
         self._rows: Counter[tuple[str, str | None, str, bool]] = Counter()
+        self.floats_read = 0
+        """Reads by the host of floats that were not computed; they decide no size, and no row."""
 
     def decided(self, operator: str, kind: str) -> None:
         """Count values that decided the size of the result of `operator`."""
@@ -152,6 +154,11 @@ class Unknowns:
     def read(self, operator: str, kind: str = UNKNOWN) -> None:
         """Count values that were read or lost in `operator`: they may decide anything."""
         self._add(operator, kind, decides_shape=False)
+
+    @property
+    def times(self) -> int:
+        """The number of all uses, reads of floats included."""
+        return self._rows.total() + self.floats_read
 
     def rows(self) -> list[dict[str, Any]]:
         """The counts: operator, line (or None), kind, decides_shape, times; JSON types only."""

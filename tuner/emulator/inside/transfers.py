@@ -18,6 +18,7 @@ from tuner.emulator.inside.notes import (
     LIMITS,
     SMALL,
     STRIDED,
+    Note,
     alias,
     constant,
     covers_storage,
@@ -145,6 +146,8 @@ class Transfers:
             if origin is not None:
                 self._unknowns.read("copy to the host", origin)
                 note_origin(out, origin)
+        else:
+            self._count_floats(source, note)
         if one is not None:
             if out.nbytes <= FRESH_BYTES or one.item():
                 out.fill_(one.item())
@@ -165,6 +168,12 @@ class Transfers:
         if out.nbytes <= FRESH_BYTES:
             out.zero_()
 
+    def _count_floats(self, source: torch.Tensor, note: Note | None) -> None:
+        """Count the floats that the host reads and nobody computed."""
+        is_uniform = note is not None and constant(source, note) is not None
+        if origin_of(source) is not None or not (is_uniform or is_known(source)):
+            self._unknowns.floats_read += 1
+
     def _item(self, source: torch.Tensor, value: Any) -> Any:
         """The result of `source.item()`, where `value` is the number read from memory."""
         note = noted(source)
@@ -172,6 +181,7 @@ class Transfers:
         if one is not None:
             value = one.item()
         if isinstance(value, float):
+            self._count_floats(source, note)
             if one is None and not is_known(source):
                 return self._made_up.number()
             return value if math.isfinite(value) else self._made_up.number()
