@@ -162,8 +162,8 @@ class _Watch:
                 terminalreporter.write_line(f"{peaks[name] / 2**20:12,.1f} MiB  {name}{note}")
         if made_up:
             terminalreporter.write_line(
-                f"{len(made_up)} tests read values that the emulated GPU made up: they say nothing"
-                " about numbers"
+                f"{len(made_up)} of {len(peaks)} tests read values that the emulated GPU made up:"
+                " their assertions of numbers mean nothing"
             )
 
     def _keep_peaks(self, torch: Any) -> None:
