@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Phase
+from tuner.cost.compiled import SEGMENTS
 from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.memory import category_of, memory_history, rounded_sizes
 from tuner.cost.operators.timeline import Timeline
@@ -156,8 +157,6 @@ def _phase_seconds(
     traced: Trace, work: StepWork, gpu: Gpu, times: KernelTimes, allow_tf32: bool
 ) -> dict[tuple[Phase, int], float]:
     """Seconds of each phase of the traced second step."""
-    from tuner.cost.compiled import SEGMENTS
-
     kernels = KernelSeconds.of(work.passes, gpu, times, allow_tf32=allow_tf32)
     passes = pass_times(kernels, work.executions, times)
     seconds = {

@@ -24,6 +24,7 @@ from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Paralle
 from tuner.core.setup.schemas import unmodelled
 from tuner.cost.calibrate import prior_intervals
 from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
+from tuner.cost.memory import peak_memory
 from tuner.cost.parallel import exchange_of, times_of_ranks
 from tuner.cost.rank_memory import (
     buckets_of,
@@ -155,8 +156,6 @@ class Traces:
         self, timeline: Timeline, *, context_bytes: int, caching: bool, short: bool = False
     ) -> Memory:
         """`peak_memory` of the timeline of one of these traces."""
-        from tuner.cost.memory import peak_memory
-
         key = (id(timeline), caching, short)
         if key not in self._memory:
             self._memory[key] = peak_memory(timeline, context_bytes=0, caching=caching, short=short)

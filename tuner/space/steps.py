@@ -1,4 +1,4 @@
-"""The number of optimizer steps of a training, as transformers' Trainer counts them."""
+"""The number of optimizer steps of an epoch, as transformers' Trainer counts them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,3 @@ def steps_per_epoch(
     if not split_batches:
         batches = batches // ranks if drop_last else math.ceil(batches / ranks)
     return math.ceil(batches / accumulation)
-
-
-def steps_of_run(per_epoch: int, *, epochs: float = 3.0, max_steps: int = -1) -> int:
-    """Optimizer steps of the run, with the defaults of TrainingArguments.
-
-    A positive `max_steps` overrides `epochs`.
-    """
-    return max_steps if max_steps > 0 else math.ceil(epochs * per_epoch)

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
-from types import TracebackType
 from typing import Any, Self
 
 from tuner.core.environment import joined, masked, search_path, secret_values
@@ -87,12 +86,7 @@ class IsolatedRunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property

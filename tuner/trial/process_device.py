@@ -6,7 +6,6 @@ import threading
 import time
 from dataclasses import dataclass
 from statistics import fmean
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -99,12 +98,7 @@ class GpuWatch:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._reader is None or self._thread is None:
             return
         elapsed_s = time.perf_counter() - self._started

@@ -15,7 +15,7 @@ from tuner.core.setup.distributed_knobs import Parallelism, gpus_per_trial
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.messages import Report
-from tuner.trial.ranks import run_ranks
+from tuner.trial.ranks import Rank, run_ranks
 
 if TYPE_CHECKING:  # it imports torch, which is imported with care here
     from tuner.trial.ranks import Rank
@@ -43,7 +43,6 @@ class Training:
     ) -> Measurement:
         """See `tuner.trial.measure.measure`; on several GPUs a process for each does it."""
         from tuner.trial.measure import measure
-        from tuner.trial.ranks import Rank
 
         # Code of the user's own has names of its own, which mean what it says.
         count = gpus_per_trial(configuration) if job.workload in SCHEMAS else 1

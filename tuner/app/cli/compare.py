@@ -23,6 +23,7 @@ from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.estimate import Corrector, correction_text
 from tuner.app.listener import quiet_libraries
 from tuner.app.recommendation import Criteria, recommended
+from tuner.app.search.supported import require_supported
 from tuner.app.target import Target, check_conditions
 from tuner.core.errors import NothingFitsError, UnavailableError
 from tuner.core.records import Configuration, parse_margin
@@ -107,7 +108,6 @@ def _compare(
     calibrated: bool,
 ) -> Comparison:
     from tuner.app.compare import Comparison, side_of
-    from tuner.app.search.supported import require_supported
 
     require_supported(baseline.configuration, target.gpu)
     best = _searched(target, where)

@@ -51,6 +51,7 @@ from tuner.report.terminal.verdict import (
     print_verdict,
     source_text,
 )
+from tuner.searches.cost import cost_of
 from tuner.searches.facts import SpaceFacts, counted_gpus, gpus_text, paid_gpus, stage_rows
 from tuner.space.models.trainable import model_defaults
 from tuner.trial.base import outcome_versions
@@ -143,8 +144,6 @@ def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
         )
     )
     if not verbose:
-        from tuner.searches.cost import cost_of  # numpy
-
         parts = "" if found.fits else memory_text(prediction.memory.breakdown)
         limiting = found.stages.limiting if found.stages is not None else ""
         corrected_by = _correction_text(found)

@@ -11,6 +11,7 @@ from tuner.app.cli.options import json_option, margin_option, set_option, subcom
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
 from tuner.app.listener import quiet_libraries
+from tuner.app.search.supported import require_supported
 from tuner.app.target import Target, comparable
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Measurement, parse_margin
@@ -78,7 +79,6 @@ def require_predictable(target: Target) -> None:
 
 def _explain(target: Target, configuration: Configuration, fraction: float | None) -> Explanation:
     from tuner.app.explain import explain
-    from tuner.app.search.supported import require_supported
 
     require_supported(configuration, target.gpu)
     with space_predictor(target, fraction) as predictor:

@@ -16,7 +16,7 @@ from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError, unknown
 from tuner.core.records import parse_margin
 from tuner.core.units import format_duration, significant
-from tuner.report.grid import Grid, GridCell, grid_csv
+from tuner.report.grid import Grid, GridCell, grid_csv, grid_html
 from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.searches.store import utf8, write_atomically
@@ -152,12 +152,7 @@ def _check_paths(paths: tuple[Path, ...]) -> None:
 
 
 def _write(path: Path, grid: Grid) -> None:
-    if path.suffix == ".html":
-        from tuner.report.grid import grid_html  # jinja2
-
-        text = grid_html(grid)
-    else:
-        text = grid_csv(grid.cells)
+    text = grid_html(grid) if path.suffix == ".html" else grid_csv(grid.cells)
     write_atomically(path, utf8(text))
 
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tuner.core.environment import search_path
@@ -48,12 +47,7 @@ class TokenCounter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._process.is_alive:
             with contextlib.suppress(InputError):
                 self._ask("forget")
