@@ -126,6 +126,8 @@ class Values:
             values = reading.tensor(one), reading.tensor(other)
             if not reading.unknown:
                 same = operator.func(*values, *args[2:], **kwargs)
+            elif not same:
+                self.unknowns.floats_read += 1
             self._readbacks.call(func, args, kwargs, [(int(same), 1)])
             return same
 
