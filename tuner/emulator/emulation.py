@@ -247,6 +247,8 @@ class Emulation:
     """Evaluations of the whole training."""
     host: HostUse | None = None
     """The memory of the host in a whole run; None if it is not known."""
+    steps_by: str = ""
+    """The sign by which steps were counted; empty for updates of optimizers."""
 
     @property
     def source(self) -> str:
@@ -324,8 +326,9 @@ class Emulation:
             return False
         fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
         # The first step creates the optimizer's states, and only the second runs with them. A
-        # program that ends by itself needs no second step.
-        enough = _WITH_STATES if self.ended is Ended.TIMEOUT else 1
+        # program that ends by itself needs no second step, unless a made-up value ended it.
+        branches = any(one.kind == "branch" for one in self.unknown_values)
+        enough = _WITH_STATES if self.ended is Ended.TIMEOUT or branches else 1
         return fits if self.steps >= enough or (self.steps and not fits) else None
 
     @property

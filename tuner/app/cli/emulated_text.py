@@ -60,6 +60,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("GPU", _gpu_text(found)),
             ("source", f"emulated: torch {found.torch}, after {_steps_text(found)}"),
             ("ended", _ended_text(refused or found)),
+            ("steps", steps_by_text(found).removeprefix("steps ")),
             ("fault", _fault_text(found)),
             ("fits", _fits_text(found)),
             ("memory", _memory_text(use) if use else ""),
@@ -215,6 +216,12 @@ def _gpu_text(found: Emulation) -> str:
 
 def _steps_text(found: Emulation) -> str:
     return f"{found.steps} optimizer step{'' if found.steps == 1 else 's'}"
+
+
+def steps_by_text(found: Emulation) -> str:
+    """The sign by which steps were counted, where no optimizer was seen."""
+    by = found.steps_by
+    return f"steps counted by {by}: no optimizer was seen" if by else ""
 
 
 def _ended_text(found: Emulation) -> str:

@@ -33,7 +33,15 @@ from tuner.emulator.inside.notes import (
 )
 from tuner.emulator.inside.operators import POINTWISE, Operator
 from tuner.emulator.inside.reading import Reading, compute, mend
-from tuner.emulator.inside.uniform import after, carry, combine, compare, fill, write_out
+from tuner.emulator.inside.uniform import (
+    after,
+    carry,
+    combine,
+    compare,
+    fill,
+    of_choices,
+    write_out,
+)
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _Tensor = torch.Tensor
@@ -160,6 +168,8 @@ class Settling:
             out = empty(result.shape, dtype=out.dtype, device=out.device)
         count = out.numel()
         origin = after(operator, reading.origin, out)
+        if origin == ASSUMED and out.dtype is torch.bool:
+            origin = of_choices(operator, inputs[0], result)
         if out.dtype not in FLOATS:
             if count <= LIMITS.get(out.dtype, 0):
                 alias(out).copy_(result)
