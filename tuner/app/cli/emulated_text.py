@@ -409,14 +409,15 @@ def _asked_text(found: Emulation) -> str:
 _TAKEN = {
     "at most": "at most that large",
     "assumed": "assumed (even choices, finite floats)",
+    "branch": "branches on made-up values",
 }
 
 
 def sizes_text(values: Sequence[UnknownValues]) -> str:
-    """Operators whose output sizes are unknown, and the sizes taken instead."""
+    """Operators whose output sizes are unknown, the sizes taken instead, and unknown branches."""
     shown: dict[str, list[str]] = {}
     for one in values:
-        if one.decides_shape:
+        if one.decides_shape or one.kind == "branch":
             where = f" at {one.line}" if one.line else ""
             shown.setdefault(_TAKEN.get(one.kind, "unknown"), []).append(f"{one.operator}{where}")
     texts = []

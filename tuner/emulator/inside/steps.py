@@ -10,6 +10,7 @@ parameters. If neither is seen, as with a library's own kernels, backward passes
 from __future__ import annotations
 
 import functools
+import importlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -107,7 +108,7 @@ class Steps:
             if isinstance(leaf, torch.Tensor)
             for address in addresses(leaf)
         }
-        if self._depth == 1 and not is_differentiated:
+        if self._depth == 1 and not (is_differentiated and _is_inner(roots)):
             self._begin_pass(found)
         self._leaves |= found
         if self._mode is not None:
@@ -226,6 +227,19 @@ class Trained:
     def param_groups(self) -> list[dict[str, Any]]:
         """One group, as of an optimizer."""
         return [{"params": [leaf for one in self._leaves if (leaf := one()) is not None]}]
+
+
+def _is_inner(roots: Iterable[Any]) -> bool:
+    """True for a differentiated pass that is part of a forward pass, as of a gradient penalty.
+
+    Those of `torch.func.grad` always are differentiated.
+    """
+    transforms: Any = torch._C._functorch
+    if not all(map(transforms.is_functorch_wrapped_tensor, roots)):
+        return True
+    running = importlib.import_module("torch._functorch.pyfunctorch")
+    found = running.retrieve_all_functorch_interpreters()
+    return sum(one.key() == transforms.TransformType.Grad for one in found) > 1
 
 
 def _leaves_of(roots: Iterable[Any]) -> list[Any]:
