@@ -144,8 +144,13 @@ def carry(
     note_uniform(out, one.to(out.dtype).item())
 
 
-def after(operator: Operator, origin: str | None, out: torch.Tensor) -> str | None:
-    """The origin of a result whose inputs have the origin `origin`."""
+def after(
+    operator: Operator, origin: str | None, out: torch.Tensor, *, is_bounded: bool = False
+) -> str | None:
+    """The origin of a result whose inputs have the origin `origin` at worst.
+
+    `is_bounded` if some are at most as large as they seem.
+    """
     if origin is None:
         return None
     name = operator.functional_name
@@ -153,7 +158,8 @@ def after(operator: Operator, origin: str | None, out: torch.Tensor) -> str | No
         return MADE_UP  # even choices say nothing of the largest load
     if name in FINITE or (name in CHOOSING and out.dtype not in FLOATS):
         return ASSUMED
-    return MADE_UP if origin == AT_MOST and name not in GROWING else origin
+    is_bounded = is_bounded or origin == AT_MOST
+    return MADE_UP if is_bounded and name not in GROWING else origin
 
 
 def of_choices(operator: Operator, args: list[Any], result: torch.Tensor) -> str:
