@@ -52,6 +52,7 @@ def use_of(folder: Path, code: str) -> Use:
         ("size", "n = x.item()\n    return list(range(n))"),
         ("size", "return [1, 2, 3][: x.item()]"),
         ("size", "n = 4\n    if x.item() < 5:\n        n *= 2\n    return list(range(n))"),
+        ("size", "mask = x.item() > 1\n    return [1, 2][mask]"),
         ("size", "return [one for one in (1, 2) if one < x.item()]"),
         ("size", "if x.item() < 5:\n        x.checked()"),
         (

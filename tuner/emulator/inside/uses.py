@@ -176,6 +176,8 @@ class _Following:
     def __init__(self, source: _Source, function: ast.AST) -> None:
         self._parents, self._function = source.parents, function
         self._names: set[str] = set()
+        self._masks: set[str] = set()
+        """Names of the results of comparisons."""
         self.grows, self.returned = True, False
 
     def use(self, node: ast.AST) -> str:
@@ -215,6 +217,7 @@ class _Following:
             return self._size(grows=grows and child is parent.upper)
         if isinstance(parent, ast.Subscript) and child is parent.slice:
             is_mask = isinstance(child, ast.Compare | ast.BoolOp | ast.UnaryOp)
+            is_mask = is_mask or getattr(child, "id", "") in self._masks
             return self._size(grows=False) if is_mask else NOTHING
         if isinstance(parent, ast.comprehension):
             if child is not parent.iter:
@@ -229,6 +232,8 @@ class _Following:
             targets = getattr(statement, "targets", None) or [statement.target]  # type: ignore[union-attr]
             if child is getattr(statement, "value", None):
                 self._names.update(*map(_targets, targets))
+                if any(isinstance(one, ast.Compare) for one in ast.walk(child)):
+                    self._masks.update(*map(_targets, targets))
                 self.grows = self.grows and grows
         elif isinstance(statement, ast.For):
             self._names |= _targets(statement.target)
