@@ -23,6 +23,9 @@ _GRAVITY = (NOTHING, BRANCH, SIZE)
 
 _MOST_CALLERS = 8
 
+_UNNAMED = ("forward", "__call__")
+"""Functions whose calls don't have their name. Others, as hooks, may return to compiled code."""
+
 _READS = frozenset(
     {"item", "tolist", "cpu", "numpy", "to", "int", "float", "bool", "list", "asarray", "array"}
     | {"sum", "min", "max", "any", "all", "sorted", "copy_", "nonzero", "round", "abs"}
@@ -36,6 +39,12 @@ _SIZED = frozenset(
     | {"interpolate", "pad", "islice", "sample", "choices", "flatnonzero", "nonzero", "argwhere"}
     | {"compress", "filter", "unique", "broadcast_to", "resize_", "pad_sequence"}
 )
+_TENSOR_FIRST = frozenset(
+    {"narrow", "split", "chunk", "topk", "tile", "reshape", "repeat_interleave", "interpolate"}
+    | {"pad", "unflatten", "broadcast_to", "pad_sequence"}
+)
+"""Functions of `_MODULES` whose first argument is the tensor."""
+_MODULES = frozenset({"torch", "F", "functional", "np", "numpy"})
 _QUIET = frozenset(
     {"print", "log", "log_dict", "log_metrics", "add_scalar", "append", "write", "info", "debug"}
     | {"warning", "warn", "error", "format", "update", "set_postfix", "set_description", "item"}
@@ -67,7 +76,7 @@ class Use(NamedTuple):
 
 def use_in(frame: FrameType | None) -> Use:
     """The use of the value that is read in `frame`."""
-    own, kind, grows = _outward(frame), NOTHING, True
+    own, kind, grows, callee = _outward(frame), NOTHING, True, ""
     loop: tuple[int, int] | None = None
     in_loop = goes_on = True
     for number, one in enumerate(itertools.islice(own, _MOST_CALLERS)):
@@ -76,7 +85,10 @@ def use_in(frame: FrameType | None) -> Use:
             break
         if in_loop and found.loop:
             in_loop, loop = False, (id(one), found.loop) if found.loop > 0 else None
-        goes_on = goes_on and (number > 0 or found.reads)
+        goes_on = goes_on and (
+            found.calls == callee or callee in _UNNAMED if number else found.reads
+        )
+        callee = one.f_code.co_name
         if goes_on:
             kind, grows = max(kind, found.kind, key=_GRAVITY.index), grows and found.grows
         goes_on = goes_on and found.returned
@@ -99,6 +111,8 @@ class _Site(NamedTuple):
     grows: bool
     returned: bool
     reads: bool
+    calls: str
+    """The name of the function that is called here."""
     loop: int
     """The line of the innermost loop if it is a `while`, minus that of a `for`, or 0."""
 
@@ -120,7 +134,8 @@ def _site(code: CodeType, at: int) -> _Site | None:
     line = line if isinstance(loop, ast.While) else -line
     # A jump asks a tensor for its truth; a call may read for itself only.
     reads = "CALL" not in dis.opname[code.co_code[at]] or _name(node.func) in _READS  # type: ignore[attr-defined]
-    return _Site(kind, found.grows, found.returned, reads, line)
+    calls = _name(node.func) if isinstance(node, ast.Call) else ""
+    return _Site(kind, found.grows, found.returned, reads, calls, line)
 
 
 class _Source:
@@ -209,8 +224,8 @@ class _Following:
     def _in_expression(self, parent: ast.AST, child: ast.AST, *, grows: bool) -> str | None:
         """The use of a value in `parent`; None if it is that of `parent` itself."""
         if isinstance(parent, ast.Call) and child is not parent.func:
-            name = _name(parent.func)
-            return self._size(grows=grows) if name in _SIZED else _nothing(name in _ENDS)
+            is_end = _name(parent.func) in _ENDS
+            return self._size(grows=grows) if _sizes(parent, child) else _nothing(is_end)
         if isinstance(parent, ast.Attribute):
             return _nothing(parent.attr in _KEEPS_SIZE)
         if isinstance(parent, ast.Slice):
@@ -268,6 +283,14 @@ class _Following:
     def _size(self, *, grows: bool) -> str:
         self.grows = self.grows and grows
         return SIZE
+
+
+def _sizes(call: ast.Call, argument: ast.AST) -> bool:
+    """True if a size of the result of a call follows from this argument."""
+    name, owner = _name(call.func), _name(getattr(call.func, "value", call.func))
+    if name in _TENSOR_FIRST and owner in _MODULES and argument is call.args[0]:
+        return False
+    return name in _SIZED
 
 
 def _nothing(is_end: bool) -> str | None:
