@@ -11,6 +11,7 @@ from tuner.core.expressions import show
 from tuner.core.outcome import signal_name
 from tuner.core.units import GIB, format_duration, format_range, format_size, significant
 from tuner.emulator.emulation import (
+    BRANCH,
     FIRST_STEPS,
     EmulatedAllocation,
     EmulatedDeviceUse,
@@ -409,7 +410,7 @@ def _asked_text(found: Emulation) -> str:
 _TAKEN = {
     "at most": "at most that large",
     "assumed": "assumed (even choices, finite floats)",
-    "branch": "branches on made-up values",
+    BRANCH: "branches on made-up values",
 }
 
 
@@ -417,7 +418,7 @@ def sizes_text(values: Sequence[UnknownValues]) -> str:
     """Operators whose output sizes are unknown, the sizes taken instead, and unknown branches."""
     shown: dict[str, list[str]] = {}
     for one in values:
-        if one.decides_shape or one.kind == "branch":
+        if one.decides_shape or one.kind == BRANCH:
             where = f" at {one.line}" if one.line else ""
             shown.setdefault(_TAKEN.get(one.kind, "unknown"), []).append(f"{one.operator}{where}")
     texts = []
