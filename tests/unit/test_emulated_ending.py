@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tuner.app.cli.emulated_text import print_emulation
 from tuner.core.errors import EXIT_CODES
 from tuner.core.units import GIB
-from tuner.emulator.emulation import EmulatedDeviceUse, Emulation, UnknownValues
+from tuner.emulator.emulation import BRANCH, EmulatedDeviceUse, Emulation, UnknownValues
 from tuner.emulator.ending import OUT_OF_MEMORY, Ended, Ending, ProgramError, find_ending
 from tuner.emulator.session import Account
 from tuner.space.gpus import get_gpu
@@ -129,7 +129,7 @@ def emulation(**fields: Any) -> Emulation:
 
 @st.composite
 def unknown_values(draw: st.DrawFn) -> UnknownValues:
-    kind = draw(st.sampled_from(("at most", "assumed", "made up", "unknown")))
+    kind = draw(st.sampled_from(("at most", "assumed", "made up", "unknown", BRANCH)))
     return UnknownValues("aten::nonzero", "train.py:3", kind, draw(st.booleans()), 1)
 
 
@@ -174,6 +174,8 @@ def test_0_is_for_what_trained_and_fits(found: Emulation) -> None:
         assert not failed
         assert needed <= found.gpu.memory_bytes
         assert found.sizes != "unknown"
+        branches = any(one.kind == BRANCH for one in found.unknown_values)
+        assert found.steps > 1 or not (branches and found.ended is Ended.END)
     if found.exit_code == 1:
         assert found.ended is Ended.OOM or needed > found.gpu.memory_bytes
         assert found.sizes == "known"

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from tuner.app.cli.emulated_text import sizes_text
-from tuner.emulator.emulation import UnknownValues, sizes_rest_on, unknown_values
+from tuner.emulator.emulation import BRANCH, UnknownValues, sizes_rest_on, unknown_values
 from tuner.emulator.inside.notes import ASSUMED, AT_MOST, MADE_UP, worst
 
 ROW = UnknownValues("aten::index", "train.py:3", AT_MOST, decides_shape=True, times=2)
@@ -44,6 +44,8 @@ def test_each_operator_is_shown_with_its_line_below_what_was_taken() -> None:
         "assumed (even choices, finite floats): aten::index at train.py:3"
     )
     assert sizes_text([dataclasses.replace(ROW, decides_shape=False)]) == ""
+    branch = dataclasses.replace(ROW, operator="item", kind=BRANCH, decides_shape=False)
+    assert sizes_text([branch]) == "branches on made-up values: item at train.py:3"
 
 
 def test_ranks_add_up_and_what_decides_sizes_comes_first() -> None:

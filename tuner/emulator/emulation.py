@@ -23,6 +23,9 @@ FEW = 2
 """From this many micro-batches per step on, gradients of one are present while the next runs: more
 micro-batches change neither the memory nor the time of one."""
 
+BRANCH = "branch"
+"""The kind of an unknown value by which the program branches; it decides no size."""
+
 RUN_PHASES = ("load", "steps", "largest batch", "evaluation", "save", "resume", "end")
 """The phases of a run that nearly every training has."""
 
@@ -185,7 +188,8 @@ class UnknownValues:
     """Values that the emulator could not compute, and how often `operator` asked for them.
 
     `kind` says what took their place: "at most" (the size is the largest possible), "assumed"
-    (choices spread evenly; floats that are finite), "made up" or "unknown" (no bound is known).
+    (choices spread evenly; floats that are finite), "made up" or "unknown" (no bound is known), or
+    "branch" (a condition on a made-up value).
     With `decides_shape` they decided the size of a tensor; else the program read or lost them.
     """
 
@@ -247,6 +251,8 @@ class Emulation:
     """Evaluations of the whole training."""
     host: HostUse | None = None
     """The memory of the host in a whole run; None if it is not known."""
+    steps_by: str = ""
+    """The sign by which steps were counted; empty for updates of optimizers."""
 
     @property
     def source(self) -> str:
@@ -324,8 +330,11 @@ class Emulation:
             return False
         fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
         # The first step creates the optimizer's states, and only the second runs with them. A
-        # program that ends by itself needs no second step.
-        enough = _WITH_STATES if self.ended is Ended.TIMEOUT else 1
+        # program that ends by itself needs no second step, unless a made-up value ended it.
+        stopped = self.ended is Ended.TIMEOUT or (
+            self.ended is Ended.END and any(one.kind == BRANCH for one in self.unknown_values)
+        )
+        enough = _WITH_STATES if stopped else 1
         return fits if self.steps >= enough or (self.steps and not fits) else None
 
     @property

@@ -161,6 +161,7 @@ class Machine:
             cuda=".".join(map(str, torch.cuda)),
             ended=ending.ended,
             steps=done,
+            steps_by=max((result["steps_by"] for result in results), default=""),
             margin_bytes=MemoryBudget.of(self.gpu.memory_bytes, self.margin_fraction).margin_bytes,
             exit_status=end.exit_status,
             devices=tuple(_uses(results, accounts)),

@@ -16,6 +16,7 @@ from tuner.app.cli.emulated_text import (
     reason_text,
     run_fields,
     sizes_text,
+    steps_by_text,
     unknown_text,
 )
 from tuner.app.program_oracle import PredictedProgram, RunAnswer
@@ -226,7 +227,7 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
         )
     if isinstance(found, Emulation):
         texts = unknown_text(found), sizes_text(found.unknown_values), input_bound_text(found)
-        yield from filter(None, (*texts, not_run_text(found)))
+        yield from filter(None, (*texts, steps_by_text(found), not_run_text(found)))
     else:
         plan = found.plan
         yield from (found.not_priced,) if found.not_priced else ()

@@ -11,6 +11,7 @@ from tuner.core.expressions import show
 from tuner.core.outcome import signal_name
 from tuner.core.units import GIB, format_duration, format_range, format_size, significant
 from tuner.emulator.emulation import (
+    BRANCH,
     FIRST_STEPS,
     EmulatedAllocation,
     EmulatedDeviceUse,
@@ -60,6 +61,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("GPU", _gpu_text(found)),
             ("source", f"emulated: torch {found.torch}, after {_steps_text(found)}"),
             ("ended", _ended_text(refused or found)),
+            ("steps", steps_by_text(found).removeprefix("steps ")),
             ("fault", _fault_text(found)),
             ("fits", _fits_text(found)),
             ("memory", _memory_text(use) if use else ""),
@@ -215,6 +217,12 @@ def _gpu_text(found: Emulation) -> str:
 
 def _steps_text(found: Emulation) -> str:
     return f"{found.steps} optimizer step{'' if found.steps == 1 else 's'}"
+
+
+def steps_by_text(found: Emulation) -> str:
+    """The sign by which steps were counted, where no optimizer was seen."""
+    by = found.steps_by
+    return f"steps counted by {by}: no optimizer was seen" if by else ""
 
 
 def _ended_text(found: Emulation) -> str:
@@ -402,14 +410,15 @@ def _asked_text(found: Emulation) -> str:
 _TAKEN = {
     "at most": "at most that large",
     "assumed": "assumed (even choices, finite floats)",
+    BRANCH: "branches on made-up values",
 }
 
 
 def sizes_text(values: Sequence[UnknownValues]) -> str:
-    """Operators whose output sizes are unknown, and the sizes taken instead."""
+    """Operators whose output sizes are unknown, the sizes taken instead, and unknown branches."""
     shown: dict[str, list[str]] = {}
     for one in values:
-        if one.decides_shape:
+        if one.decides_shape or one.kind == BRANCH:
             where = f" at {one.line}" if one.line else ""
             shown.setdefault(_TAKEN.get(one.kind, "unknown"), []).append(f"{one.operator}{where}")
     texts = []

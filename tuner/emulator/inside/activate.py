@@ -41,6 +41,7 @@ def activate() -> None:
         EmulatorMode.__torch_dispatch__.__code__, mode.values.unknowns
     )
     reads.install()
+    mode.values.transfers.refuse = reads.refuse
     follow_python_kernels(mode)
     read_hollow_files(mode.values)
     draw_once(torch.nn.init)

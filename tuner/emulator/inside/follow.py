@@ -1,8 +1,4 @@
-"""Follows a program's training: its steps and their phases. Ends it after enough steps.
-
-A step is an update by an optimizer, whatever calls it. If several optimizers share a training step
-(one per layer, in the backward pass), the step is over when one of them updates again.
-"""
+"""Follows a training: its steps (steps.py) and their phases. Ends it after enough steps."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -31,6 +26,7 @@ from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
 from tuner.emulator.inside.scratch import Scratch
 from tuner.emulator.inside.shortening import Shortening
+from tuner.emulator.inside.steps import Steps
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 EVALUATION, SAVE, MERGE, RESUME, END = "evaluation", "save", "merge", "resume", "end"
@@ -106,8 +102,9 @@ class Follower:
         self._mode = mode
         self._arrived = Arrived(self._note_vocabulary)
         self._done = 0
-        self._updated: set[int] = set()
-        self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        enter = functools.partial(self._enter, OPTIMIZER)
+        self._ends = Steps(mode, updating=enter, over=self._step_is_over)
+        self._trained: Any = None
         self._backward_depth = 0
         self._has_trained = False
         self._phase = LOAD
@@ -126,6 +123,7 @@ class Follower:
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_pre_hook(self._before_update)
         optimizer.register_optimizer_step_post_hook(self._after_update)
+        self._ends.install()
         graph: Any = torch.autograd.graph
         run = self._around_backward(graph._engine_run_backward)
         graph._engine_run_backward = torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
@@ -197,10 +195,14 @@ class Follower:
             self._backward_depth += 1
             if outermost:
                 self._begin_backward(sys._getframe(1))
+            self._ends.begin_backward(args)
+            found = None
             try:
-                return run(*args, **kwargs)
+                found = run(*args, **kwargs)
+                return found
             finally:
                 self._backward_depth -= 1
+                self._ends.end_backward(found)
                 if outermost:
                     self._enter(FORWARD)
 
@@ -210,6 +212,8 @@ class Follower:
     def _begin_backward(self, frame: FrameType) -> None:
         self._has_trained = True
         self._evaluates = False
+        if self._mode is not None:
+            self._mode.values.transfers.loops.progress()
         if self._shortening is not None:
             self._shortening.note_backward()
             if self._phase in AFTER_STEPS:  # it was a forward pass that trains
@@ -222,9 +226,7 @@ class Follower:
     @guarded("a step of an optimizer")
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Note an update; return its arguments with a followed closure, if they have one."""
-        if id(optimizer) in self._updated:
-            self._step_is_over()
-        self._optimizers[id(optimizer)] = optimizer
+        self._ends.begin_update(optimizer)
         self._memory.owners.note_update(optimizer)
         if self._backward_depth > 0:
             return None
@@ -252,14 +254,14 @@ class Follower:
 
     @guarded("a step of an optimizer")
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._updated.add(id(optimizer))
+        self._ends.end_update(optimizer, in_backward=self._backward_depth > 0)
         if self._backward_depth == 0:
-            if len(self._updated) == len(self._optimizers):
-                self._step_is_over()
             self._enter(FORWARD)
 
     def _step_is_over(self) -> None:
-        self._updated.clear()
+        if self._ends.counted_by:
+            self._trained = self._ends.trained
+            self._memory.owners.note_update(self._trained)
         self._done += 1
         self._walls.append(time.perf_counter())
         send({"event": "step", "step": self._done})
@@ -396,7 +398,8 @@ class Follower:
             {
                 "event": "result",
                 "reason": reason,
-                "steps": self._done,
+                "steps": self._done or self._ends.uncounted(),
+                "steps_by": self._ends.counted_by,
                 "rank": int(os.environ.get("RANK", "0")),
                 "stands_for": STANDS_FOR.get("ranks", 1),
                 "torch": torch.__version__,

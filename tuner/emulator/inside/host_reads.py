@@ -66,7 +66,7 @@ class HostReads:
         if call is None:
             if not _is_under_mode():
                 return 1  # PyTorch's own copy outside of all modes
-            return self._refuse(_function_in(frame), frame)
+            return self.refuse(_function_in(frame), frame)
         func, args, kwargs = call
         name = getattr(getattr(func, "_schema", None), "name", str(func))
         if name in _TRANSFERS:
@@ -80,7 +80,7 @@ class HostReads:
                 if origin is not None:
                     self._unknowns.decided(name, origin)
                 return 1
-        return self._refuse(name, frame)
+        return self.refuse(name, frame)
 
     def _call_in(self, frame: FrameType | None) -> tuple[Any, Any, Any] | None:
         """The operator that runs in this thread, with its arguments, or None."""
@@ -91,7 +91,8 @@ class HostReads:
             frame = frame.f_back
         return None
 
-    def _refuse(self, name: str, frame: FrameType | None) -> int:
+    def refuse(self, name: str, frame: FrameType | None) -> int:
+        """End the emulation at something that is not emulated; returns 0."""
         own, library = places(frames_of(frame))
         line = own or library
         where = f" at {line}" if line else ""

@@ -134,6 +134,8 @@ def program_line(frame: FrameType | None, *, frames: Any = None) -> str | None:
 MOST_ROWS = 200
 """The most rows in the list; further ones are counted in the last."""
 UNKNOWN = "unknown"
+BRANCH = "branch"
+"""The kind of a made-up value by which the program branches."""
 
 
 class Unknowns:
@@ -159,6 +161,16 @@ class Unknowns:
     def times(self) -> int:
         """The number of all uses, reads of floats included."""
         return self._rows.total() + self.floats_read
+
+    def used(self, operator: str, kind: str, use: str, *, grows: bool) -> None:
+        """Count a value that the host read, by its use there (`uses.Use`): a size or a branch."""
+        if use == "size":
+            bounded = grows and kind in ("at most", "assumed")
+            self.decided(f"{operator}, a size follows", kind if bounded else "made up")
+        elif use:
+            self._add(operator, BRANCH, decides_shape=False)
+        else:
+            self.read(operator, kind)
 
     def rows(self) -> list[dict[str, Any]]:
         """The counts: operator, line (or None), kind, decides_shape, times; JSON types only."""

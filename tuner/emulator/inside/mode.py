@@ -51,6 +51,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called before each operator."""
         self.results: Callable[[Any], None] | None = None
         """Called with the results of each operator; for memory."""
+        self.updates: Any = None
+        """Told of each operator that ran (`ran`), while nothing is known of an optimizer."""
         self._known: dict[int, _Known] = {}
         """By the address of an operator: its hash is a Python function, and slow."""
 
@@ -96,6 +98,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.observer(func, args, kwargs, out)
         if self.results is not None:
             self.results(out)
+        if self.updates is not None:
+            self.updates.ran(func, args, kwargs)
         return out
 
     def _learn(self, func: Any) -> _Known:

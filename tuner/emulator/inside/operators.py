@@ -148,6 +148,12 @@ CHOOSING = frozenset(
     {f"aten::{name}" for name in ("topk", "sort", "argmax", "argmin", "max", "min", "median")}
     | {f"aten::{name}" for name in ("nanmedian", "mode", "multinomial", "kthvalue", "argsort")}
 )
+LARGEST = frozenset({"aten::amax", "aten::max", "aten::amin", "aten::min"})
+# Operators whose number of true elements depends on which of two tensors' elements meet.
+MEETING = frozenset(
+    {"aten::eq", "aten::ne", "aten::logical_or", "aten::bitwise_or", "aten::__or__", "aten::add"}
+)
+SMALLER = frozenset({"aten::lt", "aten::le"})
 # Messages between devices: the communication library decides the received values.
 MESSAGES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 

@@ -144,6 +144,7 @@ class Owners:
 
 def addresses(tensor: Any) -> Iterator[int]:
     """Device addresses of the storage of a tensor, or of its parts if it consists of tensors."""
+    tensor = unwrapped(tensor)
     if not isinstance(tensor, torch.Tensor):
         return
     if hasattr(tensor, "__tensor_flatten__"):  # sharded or quantised: a wrapper of tensors
@@ -156,6 +157,14 @@ def addresses(tensor: Any) -> Iterator[int]:
             address = int(part.untyped_storage().data_ptr())
             if address:
                 yield address
+
+
+def unwrapped(tensor: Any) -> Any:
+    """The tensor itself in place of that of a function transform (`torch.func.grad`)."""
+    transforms: Any = torch._C._functorch
+    while isinstance(tensor, torch.Tensor) and transforms.is_functorch_wrapped_tensor(tensor):
+        tensor = transforms.get_unwrapped(tensor)
+    return tensor
 
 
 def _handed_to(optimizer: Any) -> list[Any]:

@@ -33,7 +33,7 @@ from tuner.emulator.inside.operators import Operator
 class Reading:
     """The arguments of a call as CPU tensors: aliases of known values, noise for unknown floats."""
 
-    __slots__ = ("guessed", "made_up", "origin", "seen", "unknown")
+    __slots__ = ("guessed", "is_bounded", "made_up", "origin", "seen", "unknown")
 
     def __init__(self, made_up: MadeUp | None) -> None:
         self.made_up = made_up  # None: unknown floats get no noise
@@ -41,6 +41,7 @@ class Reading:
         self.seen: list[int] = []  # addresses of the tensors that noise replaces
         self.unknown = False  # True once a value is neither known nor replaced
         self.origin: str | None = None  # the worst origin of the values that were read
+        self.is_bounded = False  # True once one of them is at most
 
     def value(self, value: Any) -> Any:
         """The argument for the CPU operator in place of `value`."""
@@ -64,6 +65,7 @@ class Reading:
         note = noted(tensor)
         if note is not None and note.origin is not None:
             self.origin = worst(self.origin, note.origin)
+            self.is_bounded |= note.origin == AT_MOST
         if is_known(tensor):
             return alias(tensor)
         one = None if note is None else constant(tensor, note)

@@ -12,6 +12,7 @@ from tuner.emulator.inside.lines import Unknowns
 from tuner.emulator.inside.made_up import MadeUp, Spread, spreads
 from tuner.emulator.inside.notes import (
     ASSUMED,
+    AT_MOST,
     FLOATS,
     LIMITS,
     MEDIUM,
@@ -33,7 +34,15 @@ from tuner.emulator.inside.notes import (
 )
 from tuner.emulator.inside.operators import POINTWISE, Operator
 from tuner.emulator.inside.reading import Reading, compute, mend
-from tuner.emulator.inside.uniform import after, carry, combine, compare, fill, write_out
+from tuner.emulator.inside.uniform import (
+    after,
+    carry,
+    combine,
+    compare,
+    fill,
+    of_choices,
+    write_out,
+)
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _Tensor = torch.Tensor
@@ -159,7 +168,9 @@ class Settling:
             self.unknowns.read(f"{operator.full_name} (size put right afterwards)")
             out = empty(result.shape, dtype=out.dtype, device=out.device)
         count = out.numel()
-        origin = after(operator, reading.origin, out)
+        origin = after(operator, reading.origin, out, is_bounded=reading.is_bounded)
+        if origin == ASSUMED and out.dtype is torch.bool:
+            origin = of_choices(operator, inputs[0], result)
         if out.dtype not in FLOATS:
             if count <= LIMITS.get(out.dtype, 0):
                 alias(out).copy_(result)
@@ -273,10 +284,10 @@ class Settling:
                 and self._computed(operator, cpu_args, cpu_kwargs, targets) is not None
             )
         for target in targets:
-            self._note_written(operator, target, reading.origin, done=done)
+            self._note_written(operator, target, reading, done=done)
 
     def _note_written(
-        self, operator: Operator, target: torch.Tensor, origin: str | None, *, done: bool
+        self, operator: Operator, target: torch.Tensor, reading: Reading, *, done: bool
     ) -> None:
         if done and operator.overwrites and covers_storage(target):
             forget_note(target)
@@ -289,8 +300,10 @@ class Settling:
         elif target.numel() > SMALL and covers_storage(target):
             note_known(target)
         if done:
-            origin = worst(origin, origin_of(target))
-            note_origin(target, after(operator, origin, target))
+            before = origin_of(target)
+            is_bounded = reading.is_bounded or before == AT_MOST
+            origin = worst(reading.origin, before)
+            note_origin(target, after(operator, origin, target, is_bounded=is_bounded))
 
     def foreach(self, operator: Operator) -> Handler:
         """The handler of an operator on lists: single numbers are computed, other floats left."""

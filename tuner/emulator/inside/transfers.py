@@ -8,14 +8,20 @@ and makes floats that reach the host finite.
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import empty
 
+from tuner.emulator.inside.lines import UNKNOWN as UNREAD
 from tuner.emulator.inside.notes import (
+    ASSUMED,
     FLOATS,
     LIMITS,
+    MADE_UP,
     SMALL,
     STRIDED,
     Note,
@@ -33,6 +39,7 @@ from tuner.emulator.inside.notes import (
 )
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.settling import Handler, Settling
+from tuner.emulator.inside.uses import BRANCH, Loops, use_in
 
 # The stand-in runtime copies up to this size from host to device (KEPT in device/cudart.c).
 KEPT_BYTES = 1 << 20
@@ -53,6 +60,9 @@ class Transfers:
         self._settling = settling
         self._made_up = settling.made_up
         self._unknowns = settling.unknowns
+        self.loops = Loops()
+        self.refuse: Callable[[str, FrameType | None], Any] = lambda name, frame: None
+        """Ends the emulation, with the name of what cannot be emulated."""
 
     def to_copy(self, operator: Operator) -> Handler:
         """The handler of `_to_copy`, which implements `to`, `cuda` and `cpu`."""
@@ -141,13 +151,13 @@ class Transfers:
         note = noted(source)
         one = None if note is None else constant(source, note)
         origin = None if note is None else note.origin
-        if out.dtype not in FLOATS:
-            forget_note(out)
-            if origin is not None:
-                self._unknowns.read("copy to the host", origin)
-                note_origin(out, origin)
+        if out.dtype in FLOATS:
+            if one is None and not is_known(source):
+                origin = MADE_UP
         else:
-            self._count_floats(source, note)
+            forget_note(out)
+            note_origin(out, origin)
+        self._read("copy to the host", origin, is_float=out.dtype in FLOATS)
         if one is not None:
             if out.nbytes <= FRESH_BYTES or one.item():
                 out.fill_(one.item())
@@ -164,15 +174,9 @@ class Transfers:
                 self._made_up.fill_host(out)
             return
         if source.dtype in _COUNTED:
-            self._unknowns.read("copy of unknown integers to the host")
+            self._read("copy of unknown integers to the host", UNREAD, is_float=False)
         if out.nbytes <= FRESH_BYTES:
             out.zero_()
-
-    def _count_floats(self, source: torch.Tensor, note: Note | None) -> None:
-        """Count the floats that the host reads and nobody computed."""
-        is_uniform = note is not None and constant(source, note) is not None
-        if origin_of(source) is not None or not (is_uniform or is_known(source)):
-            self._unknowns.floats_read += 1
 
     def _item(self, source: torch.Tensor, value: Any) -> Any:
         """The result of `source.item()`, where `value` is the number read from memory."""
@@ -180,17 +184,28 @@ class Transfers:
         one = None if note is None else constant(source, note)
         if one is not None:
             value = one.item()
+        origin = None if note is None else note.origin
         if isinstance(value, float):
-            self._count_floats(source, note)
-            if one is None and not is_known(source):
-                return self._made_up.number()
-            return value if math.isfinite(value) else self._made_up.number()
-        if one is None and source.dtype in LIMITS and not is_known(source):
-            self._unknowns.read("item of unknown integers")
-            return False if isinstance(value, bool) else 0
-        if note is not None and note.origin is not None:
-            self._unknowns.read("item", note.origin)
-        return value
+            if (one is None and not is_known(source)) or not math.isfinite(value):
+                value, origin = self._made_up.number(), MADE_UP
+        elif one is None and source.dtype in LIMITS and not is_known(source):
+            value, origin = False if isinstance(value, bool) else 0, UNREAD
+        reads = self._read("item", origin, is_float=isinstance(value, float))
+        return self.loops.other(value, reads) if reads >= Loops.ESCAPE else value
+
+    def _read(self, operator: str, origin: str | None, *, is_float: bool) -> int:
+        """Note a value that the host reads; return the reads of the running loop, or 0."""
+        self._unknowns.floats_read += is_float and origin is not None
+        if origin is None or (origin == ASSUMED and is_float):
+            return 0
+        frame = sys._getframe(1)
+        use = use_in(frame)
+        if use.kind or not is_float:
+            self._unknowns.used(operator, origin, use.kind, grows=use.grows)
+        reads = self.loops.count(use) if use.kind == BRANCH else 0
+        if reads > Loops.END:
+            self.refuse("a loop that waits for a made-up value", frame)
+        return reads
 
 
 def _make_finite(tensor: torch.Tensor) -> None:

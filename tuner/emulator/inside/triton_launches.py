@@ -33,9 +33,9 @@ _FEW = {
 """Arguments for functions that time kernels, instead of their defaults of 25 to 100."""
 
 
-def watch(pricer: Pricer) -> None:
+def watch(pricer: Pricer, mode: Any) -> None:
     """Have these kernels priced from now on, or once their package is imported."""
-    inside = _Inside(pricer)
+    inside = _Inside(pricer, mode)
     when_imported("triton.compiler.compiler", inside.watch_triton)
     when_imported("triton.testing", inside.watch_timing("do_bench", "do_bench_cudagraph"))
     when_imported("torch._inductor.runtime.triton_heuristics", inside.watch_compiled)
@@ -47,8 +47,8 @@ def watch(pricer: Pricer) -> None:
 class _Inside:
     """Wraps the functions that launch Triton's kernels, and those that time them."""
 
-    def __init__(self, pricer: Pricer) -> None:
-        self._pricer = pricer
+    def __init__(self, pricer: Pricer, mode: Any) -> None:
+        self._pricer, self._mode = pricer, mode
         self._compiled_runs = False
         self._timed: Callable[[], Described] | None = None
         """Describes the kernel that is being timed."""
@@ -66,9 +66,14 @@ class _Inside:
                     ("triton", kernel.name, kernel.hash, _layouts(tensors)),
                     lambda: describe_kernel(kernel.name, tensors, multiplies=multiplies),
                 )
+                self._tell(tensors)
             return original(kernel, grid, stream, *args)
 
         module.CompiledKernel.launch_metadata = launch_metadata
+
+    def _tell(self, tensors: list[torch.Tensor]) -> None:
+        if self._mode.updates is not None:
+            self._mode.updates.launched(tensors)
 
     def watch_compiled(self, module: ModuleType) -> None:
         """Price each launch of a kernel that inductor generated."""
@@ -88,6 +93,7 @@ class _Inside:
                 lambda: _describe_compiled(kernel, tensors),
                 done=True,
             )
+            self._tell(tensors)
             return result
 
         @functools.wraps(bench)
@@ -265,5 +271,5 @@ def price_operators(mode: Any, rates: Mapping[str, Any]) -> Any | None:
 
     pricer = Pricer(gpu_from_dict(rates), DeviceCore())
     mode.observer, mode.before = pricer.note, pricer.before
-    watch(pricer)
+    watch(pricer, mode)
     return pricer

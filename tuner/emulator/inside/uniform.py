@@ -35,7 +35,16 @@ from tuner.emulator.inside.notes import (
     noted,
     worst,
 )
-from tuner.emulator.inside.operators import CHOOSING, COPYING, FINITE, GROWING, Operator
+from tuner.emulator.inside.operators import (
+    CHOOSING,
+    COPYING,
+    FINITE,
+    GROWING,
+    LARGEST,
+    MEETING,
+    SMALLER,
+    Operator,
+)
 
 # This many made-up floats stand for all unknown floats in a comparison.
 SAMPLE = 4096
@@ -135,14 +144,47 @@ def carry(
     note_uniform(out, one.to(out.dtype).item())
 
 
-def after(operator: Operator, origin: str | None, out: torch.Tensor) -> str | None:
-    """The origin of a result whose inputs have the origin `origin`."""
+def after(
+    operator: Operator, origin: str | None, out: torch.Tensor, *, is_bounded: bool = False
+) -> str | None:
+    """The origin of a result whose inputs have the origin `origin` at worst.
+
+    `is_bounded` if some are at most as large as they seem.
+    """
     if origin is None:
         return None
     name = operator.functional_name
+    if origin == ASSUMED and name in LARGEST and out.dtype not in FLOATS:
+        return MADE_UP  # even choices say nothing of the largest load
     if name in FINITE or (name in CHOOSING and out.dtype not in FLOATS):
         return ASSUMED
-    return MADE_UP if origin == AT_MOST and name not in GROWING else origin
+    is_bounded = is_bounded or origin == AT_MOST
+    return MADE_UP if is_bounded and name not in GROWING else origin
+
+
+def of_choices(operator: Operator, args: list[Any], result: torch.Tensor) -> str:
+    """The origin of booleans that are computed from even choices.
+
+    Where choices meet labels or another mask, no bound is known. Counts that are compared with a
+    number tell how many candidates were chosen: even choices choose the most, and a rank is below a
+    number as often as there are ranks.
+    """
+    first = args[0]
+    tensors = [one for one in args if isinstance(one, torch.Tensor) and one.dim()]
+    if operator.name in MEETING and len(tensors) > 1 and tensors[0].shape == tensors[1].shape:
+        return MADE_UP
+    if not operator.orders or not isinstance(first, torch.Tensor):
+        return ASSUMED
+    if operator.name in SMALLER and result.all():
+        return AT_MOST
+    ranks = torch.arange(first.shape[-1] if first.dim() else 0)
+    if first.dim() and torch.equal(
+        first.sort(-1).values, ranks.to(first.dtype).expand(first.shape)
+    ):
+        return ASSUMED
+    most = min(first.numel(), int(first.sum()))
+    is_most = operator.name not in SMALLER and int(result.sum()) == most
+    return ASSUMED if is_most else MADE_UP
 
 
 def fill(out: torch.Tensor, value: Any, origin: str | None = None) -> None:

@@ -35,7 +35,7 @@ class Values:
         made_up = MadeUp(seed)
         self._settling = Settling(made_up)
         self._readbacks = Readbacks(made_up)
-        transfers = Transfers(self._settling)
+        self.transfers = transfers = Transfers(self._settling)
         self._special: dict[str, Callable[[Operator], Handler]] = {
             "aten::_to_copy": transfers.to_copy,
             "aten::copy_": transfers.copy,

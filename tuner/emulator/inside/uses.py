@@ -1,0 +1,358 @@
+"""Finds what a program does with a value that it reads: whether a size or a branch depends on it.
+
+The read is found in the source, and its result is followed through the function's variables and,
+if it is returned, to the callers. It isn't followed into functions that it is passed to, nor
+through attributes to other functions.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import itertools
+import linecache
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from tuner.emulator.inside.lines import package_of
+
+SIZE, BRANCH, NOTHING = "size", "branch", ""
+_GRAVITY = (NOTHING, BRANCH, SIZE)
+
+_MOST_CALLERS = 8
+
+_UNNAMED = ("forward", "__call__")
+"""Functions whose calls don't have their name. Others, as hooks, may return to compiled code."""
+
+_READS = frozenset(
+    {"item", "tolist", "cpu", "numpy", "to", "int", "float", "bool", "list", "asarray", "array"}
+    | {"sum", "min", "max", "any", "all", "sorted", "copy_", "nonzero", "round", "abs"}
+)
+"""Calls that read by themselves; others, such as `one_hot`, only check what they are given."""
+
+_SIZED = frozenset(
+    {"range", "arange", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "randperm"}
+    | {"view", "reshape", "expand", "repeat", "repeat_interleave", "narrow", "split", "chunk"}
+    | {"new_zeros", "new_ones", "new_full", "new_empty", "topk", "linspace", "unflatten", "tile"}
+    | {"interpolate", "pad", "islice", "sample", "choices", "flatnonzero", "nonzero", "argwhere"}
+    | {"compress", "filter", "unique", "broadcast_to", "resize_", "pad_sequence"}
+)
+_TENSOR_FIRST = frozenset(
+    {"narrow", "split", "chunk", "topk", "tile", "reshape", "repeat_interleave", "interpolate"}
+    | {"pad", "unflatten", "broadcast_to", "pad_sequence"}
+)
+"""Functions of `_MODULES` whose first argument is the tensor."""
+_MODULES = frozenset({"torch", "F", "functional", "np", "numpy"})
+_QUIET = frozenset(
+    {"print", "log", "log_dict", "log_metrics", "add_scalar", "append", "write", "info", "debug"}
+    | {"warning", "warn", "error", "format", "update", "set_postfix", "set_description", "item"}
+    | {"save", "save_pretrained", "save_model", "save_state", "save_checkpoint", "state_dict"}
+    | {"zero_grad", "isnan", "isfinite", "isinf", "join", "len", "float", "int", "str", "round"}
+    | {"min", "max", "makedirs", "dump", "time", "exit", "step", "flush", "items", "get", "dict"}
+    | {"eval", "train", "cpu", "detach", "clone", "tolist", "rank", "getattr", "isinstance", "abs"}
+)
+"""Calls that allocate nothing that counts, in a branch that may not run."""
+
+_FINITE = frozenset({"isnan", "isfinite", "isinf"})
+_KEEPS_SIZE = frozenset(
+    {"linear_sum_assignment", "argsort", "argmax", "argmin", "sort", "shape", "size", "device"}
+    | {"dtype", "ndim", "dim", "numel", "len", "isnan", "isfinite", "isinf"}
+)
+_ENDS = _KEEPS_SIZE | {"print", "log", "append", "format"}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+
+
+class Use(NamedTuple):
+    """The use of a value that is read. `grows`: a size only grows with it. `loop`: in a `while`."""
+
+    kind: str
+    grows: bool = False
+    loop: tuple[int, int] | None = None
+    """The frame and the line of the innermost loop, if that is a `while`."""
+
+
+def use_in(frame: FrameType | None) -> Use:
+    """The use of the value that is read in `frame`."""
+    own, kind, grows, callee = _outward(frame), NOTHING, True, ""
+    loop: tuple[int, int] | None = None
+    in_loop = goes_on = True
+    for number, one in enumerate(itertools.islice(own, _MOST_CALLERS)):
+        found = _site(one.f_code, one.f_lasti)
+        if found is None:
+            break
+        if in_loop and found.loop:
+            in_loop, loop = False, (id(one), found.loop) if found.loop > 0 else None
+        goes_on = goes_on and (
+            found.calls == callee or callee in _UNNAMED if number else found.reads
+        )
+        callee = one.f_code.co_name
+        if goes_on:
+            kind, grows = max(kind, found.kind, key=_GRAVITY.index), grows and found.grows
+        goes_on = goes_on and found.returned
+        if not (goes_on or in_loop):
+            break
+    return Use(kind, grows, loop)
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames outside of PyTorch and the emulator, innermost first; none if PyTorch reads."""
+    while frame is not None:
+        package = package_of(frame.f_code.co_filename)
+        if package not in ("", "python", "torch"):
+            yield frame
+        frame = frame.f_back
+
+
+class _Site(NamedTuple):
+    kind: str
+    grows: bool
+    returned: bool
+    reads: bool
+    calls: str
+    """The name of the function that is called here."""
+    loop: int
+    """The line of the innermost loop if it is a `while`, minus that of a `for`, or 0."""
+
+
+@functools.cache
+def _site(code: CodeType, at: int) -> _Site | None:
+    """The use of the result of an instruction; None if its source is not there."""
+    source = _source(code.co_filename)
+    place = next(itertools.islice(code.co_positions(), at // 2, None), None)
+    if source is None or place is None or None in place:
+        return None
+    node = source.at(place)
+    if node is None:
+        return None
+    found = _Following(source, source.around(node, _FUNCTIONS))
+    kind = found.use(node)
+    loop = source.around(node, (ast.While, ast.For, ast.AsyncFor, *_COMPREHENSIONS, *_FUNCTIONS))
+    line = getattr(loop, "lineno", 0) if not isinstance(loop, _FUNCTIONS) else 0
+    line = line if isinstance(loop, ast.While) else -line
+    # A jump asks a tensor for its truth; a call may read for itself only.
+    reads = "CALL" not in dis.opname[code.co_code[at]] or _name(node.func) in _READS  # type: ignore[attr-defined]
+    calls = _name(node.func) if isinstance(node, ast.Call) else ""
+    return _Site(kind, found.grows, found.returned, reads, calls, line)
+
+
+class _Source:
+    """The syntax tree of a file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.parents = {
+            child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)
+        }
+        self._by_place = {p: _asked(node) for node in ast.walk(tree) if (p := _place(node))}
+        # A call of a method on lines of its own begins with the method's name.
+        self._by_end = {
+            (place[1], place[3]): node
+            for place, node in self._by_place.items()
+            if isinstance(node, ast.Call)
+        }
+
+    def at(self, place: Any) -> ast.AST | None:
+        """The innermost node that takes these lines and columns."""
+        _, end_line, _, end_column = place
+        return self._by_place.get(place) or self._by_end.get((end_line, end_column))
+
+    def around(self, node: ast.AST, kinds: tuple[type, ...]) -> ast.AST:
+        """The innermost node of these kinds around a node."""
+        while node in self.parents and not isinstance(node := self.parents[node], kinds):
+            pass
+        return node
+
+
+def _asked(node: ast.AST) -> ast.AST:
+    """The condition of a statement: its jump has the place of the statement."""
+    return node.test if isinstance(node, ast.If | ast.While | ast.Assert) else node
+
+
+def _place(node: ast.AST) -> tuple[int, int, int, int] | None:
+    if not isinstance(node, ast.expr | ast.If | ast.While | ast.Assert):
+        return None
+    return node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0
+
+
+@functools.cache
+def _source(filename: str) -> _Source | None:
+    try:
+        return _Source(ast.parse("".join(linecache.getlines(filename))))
+    except (SyntaxError, ValueError):
+        return None
+
+
+class _Following:
+    """Follows a value through one function."""
+
+    def __init__(self, source: _Source, function: ast.AST) -> None:
+        self._parents, self._function = source.parents, function
+        self._names: set[str] = set()
+        self._masks: set[str] = set()
+        """Names of the results of comparisons."""
+        self.grows, self.returned = True, False
+
+    def use(self, node: ast.AST) -> str:
+        """The use of the value of `node`: the gravest."""
+        found = [self._climb(node)]
+        waiting = True
+        while waiting and SIZE not in found:
+            before = set(self._names)
+            for one in ast.walk(self._function):
+                if _is_load_of(one, before):
+                    found.append(self._climb(one))
+            waiting = self._names != before
+        return max(found, key=_GRAVITY.index)
+
+    def _climb(self, node: ast.AST) -> str:
+        """The use of a value in its statement; names that it is given to are followed."""
+        grows, child = True, node
+        while child in self._parents:
+            parent = self._parents[child]
+            if isinstance(parent, ast.stmt):
+                return self._in_statement(parent, child, grows=grows)
+            found = self._in_expression(parent, child, grows=grows)
+            if found is not None:
+                return found
+            grows = grows and _grows(parent, child)
+            child = parent
+        return NOTHING
+
+    def _in_expression(self, parent: ast.AST, child: ast.AST, *, grows: bool) -> str | None:
+        """The use of a value in `parent`; None if it is that of `parent` itself."""
+        if isinstance(parent, ast.Call) and child is not parent.func:
+            is_end = _name(parent.func) in _ENDS
+            return self._size(grows=grows) if _sizes(parent, child) else _nothing(is_end)
+        if isinstance(parent, ast.Attribute):
+            return _nothing(parent.attr in _KEEPS_SIZE)
+        if isinstance(parent, ast.Slice):
+            return self._size(grows=grows and child is parent.upper)
+        if isinstance(parent, ast.Subscript) and child is parent.slice:
+            is_mask = isinstance(child, ast.Compare | ast.BoolOp | ast.UnaryOp)
+            is_mask = is_mask or getattr(child, "id", "") in self._masks
+            return self._size(grows=False) if is_mask else NOTHING
+        if isinstance(parent, ast.comprehension):
+            if child is not parent.iter:
+                return self._size(grows=False)
+            self._names |= _targets(parent.target)
+        return None
+
+    def _in_statement(self, statement: ast.stmt, child: ast.AST, *, grows: bool) -> str:
+        if isinstance(statement, ast.Return):
+            self.returned = True
+        elif isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = getattr(statement, "targets", None) or [statement.target]  # type: ignore[union-attr]
+            if child is getattr(statement, "value", None):
+                self._names.update(*map(_targets, targets))
+                if any(isinstance(one, ast.Compare) for one in ast.walk(child)):
+                    self._masks.update(*map(_targets, targets))
+                self.grows = self.grows and grows
+        elif isinstance(statement, ast.For):
+            self._names |= _targets(statement.target)
+        elif isinstance(statement, ast.If | ast.While):
+            return self._branch(statement)
+        return NOTHING
+
+    def _branch(self, statement: ast.If | ast.While) -> str:
+        """The use of a condition: names that are set under it depend on it as well."""
+        if any(
+            isinstance(n, ast.Call) and _name(n.func) in _FINITE for n in ast.walk(statement.test)
+        ):
+            return NOTHING  # floats are finite
+        if isinstance(statement, ast.While):
+            return BRANCH
+        inside = [node for one in (*statement.body, *statement.orelse) for node in ast.walk(one)]
+        for node in inside:
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                self._names.update(*map(_targets, targets))
+            elif self._works(node):
+                return self._size(grows=False)
+        self.grows = False
+        return BRANCH
+
+    def _works(self, node: ast.AST) -> bool:
+        """True for a call that may allocate memory."""
+        if not isinstance(node, ast.Call) or _name(node.func) in _QUIET:
+            return False
+        return not isinstance(self._parents.get(node), ast.Raise)
+
+    def _size(self, *, grows: bool) -> str:
+        self.grows = self.grows and grows
+        return SIZE
+
+
+def _sizes(call: ast.Call, argument: ast.AST) -> bool:
+    """True if a size of the result of a call follows from this argument."""
+    name, owner = _name(call.func), _name(getattr(call.func, "value", call.func))
+    if name in _TENSOR_FIRST and owner in _MODULES and argument is call.args[0]:
+        return False
+    return name in _SIZED
+
+
+def _nothing(is_end: bool) -> str | None:
+    return NOTHING if is_end else None
+
+
+def _grows(parent: ast.AST, child: ast.AST) -> bool:
+    """False if the value of `parent` may shrink when that of `child` grows."""
+    if isinstance(parent, ast.BinOp):
+        keeps = isinstance(parent.op, ast.Add | ast.Mult) or child is parent.left
+        return keeps and not isinstance(parent.op, ast.Mod)
+    return not isinstance(parent, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.IfExp)
+
+
+def _name(function: ast.expr) -> str:
+    return str(getattr(function, "attr", None) or getattr(function, "id", ""))
+
+
+def _targets(target: ast.expr) -> set[str]:
+    """The variables and attributes that an assignment sets."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return set().union(*map(_targets, target.elts))
+    if isinstance(target, ast.Starred | ast.Subscript):
+        return _targets(target.value)
+    return {_name(target)} - {""}
+
+
+def _is_load_of(node: ast.AST, names: set[str]) -> bool:
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        return _name(node) in names
+    return False
+
+
+class Loops:
+    """Ends loops that made-up values keep going: they get other values, and then no more."""
+
+    ESCAPE = 256
+    """Reads in one loop without a backward pass after which values change."""
+    END = 20_000
+    """Reads after which the emulation ends: the loop waits for a value that does not come."""
+    OTHERS = (0.0, 1e9, -1e9)
+
+    def __init__(self) -> None:
+        self._reads: dict[tuple[int, int], int] = {}
+
+    def progress(self) -> None:
+        """Note that the training goes on."""
+        self._reads.clear()
+
+    def count(self, use: Use) -> int:
+        """The number of reads in the running loop; 0 outside of one."""
+        if use.loop is None:
+            return 0
+        if len(self._reads) > self.ESCAPE:  # frames that have ended
+            self._reads.clear()
+        self._reads[use.loop] = found = self._reads.get(use.loop, 0) + 1
+        return found
+
+    def other(self, value: bool | float, reads: int) -> bool | float:
+        """The value in place of `value`, after so many reads of a loop."""
+        if reads < self.ESCAPE:
+            return value
+        if isinstance(value, bool):
+            return bool(reads // self.ESCAPE % 2) is not value
+        return type(value)(self.OTHERS[reads // self.ESCAPE % len(self.OTHERS)])
