@@ -88,6 +88,13 @@ Dispatch original = nullptr;
 
 bool add(Key& key, const at::Tensor& tensor) {
   if (!tensor.defined()) return key.push_back(-1), true;
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // Python's number
+    auto type = tensor.scalar_type();
+    if (!tensor.is_cpu() || (type != at::kDouble && type != at::kLong)) return false;
+    key.push_back(-3 - static_cast<int64_t>(type));
+    if (type == at::kLong) key.push_back(*static_cast<const int64_t*>(tensor.const_data_ptr()));
+    return true;
+  }
   auto keys = tensor.key_set();
   if (keys.has(c10::DispatchKey::Python) || !keys.has(c10::DispatchKey::CUDA)) return false;
   key.push_back(static_cast<int64_t>(tensor.scalar_type()) << 32 | tensor.device().index() << 16 |
