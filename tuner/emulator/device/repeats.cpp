@@ -252,6 +252,13 @@ EXPORT void tuner_forget(void) {
   for (auto& one : operators) one.second.calls.clear();
 }
 
+// Forgets also what was counted: another pricer numbers calls anew.
+EXPORT void tuner_restart(void) {
+  tuner_forget();
+  std::lock_guard<std::mutex> held(lock);
+  for (auto& numbers : counts) numbers.clear();
+}
+
 // Notes that a storage has a note on its values, or none any more.
 EXPORT void tuner_note(void* storage, int has) {
   auto impl = static_cast<c10::StorageImpl*>(storage);

@@ -76,6 +76,8 @@ class Pricer:
         self._core = core
         self._repeats = repeats
         self._shared = Shared() if repeats is None else repeats.shared
+        if repeats is not None:
+            repeats.restart()
         self._prices = Prices(gpu, allow_tf32=_allows_tf32())
         self._describer = Describer()
         self._functions: dict[int, Function] = {}

@@ -41,6 +41,9 @@ class Repeats:
         self.asks: Callable[[], int] = library.tuner_asks
         """1 if the call that the mode runs can be judged."""
         self.forget: Callable[[], None] = library.tuner_forget
+        """Forget all judgements."""
+        self.restart: Callable[[], None] = library.tuner_restart
+        """Forget all judgements and counts."""
 
     @classmethod
     def begin(cls, mode: Any) -> Repeats | None:
@@ -83,7 +86,7 @@ class Repeats:
 def _rule(operator: Operator) -> Rule | None:
     if operator.is_foreach or operator.leaves or operator.is_random or operator.is_constant:
         return None
-    if operator.full_name in OPENED or operator.full_name in COUNTED or _DYNAMIC & set(operator.func.tags):
+    if operator.full_name in OPENED | COUNTED.keys() or _DYNAMIC & set(operator.func.tags):
         return None
     if operator.name in EMPTY or operator.name in {"aten::copy_", "aten::resize_", "aten::set_"}:
         return None
