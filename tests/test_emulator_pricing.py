@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.inside.core import KernelLaunch, readable
 from tuner.emulator.inside.pricing import Pricer
 from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.repeats import LIBRARY
 from tuner.emulator.inside.triton_launches import describe_kernel
 from tuner.emulator.rates import EXCHANGE, gpu_from_dict, gpu_to_dict, pcie_bytes_per_s
 from tuner.emulator.session import Session
@@ -529,6 +531,57 @@ end.record()
 torch.cuda.synchronize()
 print(json.dumps([start.elapsed_time(end), pricer.snapshot()]))
 """
+
+
+REPEATED = """
+import json, torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from tuner.emulator.inside.activate import ACTIVE
+
+(mode,) = [m for m in _get_current_dispatch_mode_stack() if hasattr(m, "observer")]
+pricer, reached = ACTIVE["pricer"], []
+dispatch = type(mode).__torch_dispatch__
+
+def recorded(self, func, *rest):
+    reached.append(func._schema.name)
+    return dispatch(self, func, *rest)
+
+def doubled(x):
+    reached.clear()
+    return (x.view(-1, 64) * 2).view(256, 64), list(reached)
+
+type(mode).__torch_dispatch__ = recorded
+pricer.begin("forward", 0)
+unknown, zeros = (torch.empty(256, 64, device="cuda"), torch.zeros(256, 64, device="cuda"))
+(_, first), (_, again), (known, noted) = doubled(unknown), doubled(unknown), doubled(zeros)
+is_zero = bool((known == 0).all())
+snapshot = pricer.snapshot()
+counts = [count for *_, row in snapshot["counts"] for number, count in row
+          if snapshot["described"][number][0].startswith("aten::mul")]
+print(json.dumps([first, again, noted, is_zero, counts]))
+"""
+
+
+@needs_emulator
+def test_a_repeated_operator_needs_no_python_and_is_counted():
+    with Session(A100, settings={"rates": gpu_to_dict(A100)}) as session:
+        environment = session.environment()
+        if not Path(environment["TUNER_EMULATOR_LIBRARIES"], LIBRARY).exists():
+            pytest.skip("there is no C++ compiler")
+        done = subprocess.run(
+            [sys.executable, "-c", REPEATED],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    first, again, noted, is_zero, counts = json.loads(done.stdout.splitlines()[-1])
+    assert "aten::mul" in first
+    assert again == []
+    assert noted == ["aten::mul"]  # a constant has a note: its multiple is known
+    assert is_zero
+    assert counts == [3]
 
 
 @needs_emulator

@@ -24,10 +24,12 @@ from packaging.version import Version
 
 from tuner.core.errors import UnavailableError
 from tuner.core.files import user_cache
-from tuner.emulator.toolchain import TorchBuild, find_compiler
+from tuner.emulator.toolchain import TorchBuild, find_compiler, find_cxx_compiler
 
 SOURCES = Path(__file__).with_name("device")
 CORE = "libtuner_device.so"
+REPEATS = "libtuner_repeats.so"
+"""The library of inside/repeats.py, which is loaded after PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def _sums(folder: Path) -> str:
 
 def _folder(torch: TorchBuild, reals: Iterable[_Real]) -> Path:
     digest = hashlib.sha256(f"{torch.version} {torch.cuda}".encode())
-    for source in sorted((*SOURCES.glob("*.[ch]"), Path(__file__))):
+    for source in sorted((*SOURCES.glob("*.[ch]*"), Path(__file__))):
         digest.update(source.name.encode() + source.read_bytes())
     for real in reals:
         stat = real.path.stat()
@@ -198,7 +200,25 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
         objects.append(make.counted(stand_in.stem, rest, stand_in.status))
         make.library(real.soname, *objects, core=True, version=version)
         order.append(real.soname)
+    _compile_repeats(torch, folder)
     (folder / "order").write_text("\n".join(order), encoding="utf-8")
+
+
+def _compile_repeats(torch: TorchBuild, folder: Path) -> None:
+    """Compile the library that repeats operators, which only saves time (inside/repeats.py).
+
+    Without a compiler of C++, or if PyTorch's headers are others, all operators run in Python.
+    """
+    compiler = find_cxx_compiler()
+    source = SOURCES / "repeats.cpp"
+    if compiler is None:
+        return
+    command = [compiler, "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", "-shared"]
+    command += [f"-I{torch.folder / 'include'}", str(source), "-o", str(folder / REPEATS)]
+    command += [str(folder / CORE), f"-L{torch.folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    ran = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - the user's
+    if ran.returncode != 0:
+        (folder / REPEATS).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

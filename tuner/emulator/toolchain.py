@@ -87,6 +87,12 @@ def find_compiler() -> str:
     )
 
 
+def find_cxx_compiler() -> str | None:
+    """A C++ compiler: $CXX, else c++, g++ or clang++; None without one."""
+    names = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))
+    return next(filter(None, map(shutil.which, names)), None)
+
+
 @cache
 def unavailable() -> str | None:
     """The reason why this interpreter cannot emulate, in one line; None if it can."""

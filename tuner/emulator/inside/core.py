@@ -62,6 +62,19 @@ class _Raw(ctypes.Structure):
     )
 
 
+class Shared(ctypes.Structure):
+    """`struct Shared` of device/repeats.cpp: what its counts of calls depend on."""
+
+    _fields_ = (
+        ("seen", ctypes.c_int64),
+        ("on", ctypes.c_int8),
+        ("in_backward", ctypes.c_int8),
+        ("recomputing", ctypes.c_int8),
+        ("host", ctypes.c_int8),
+        ("watched", ctypes.c_int8),
+    )
+
+
 class DeviceCore:
     """`Core` of the stand-in libraries, which this process has loaded."""
 

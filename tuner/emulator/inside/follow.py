@@ -187,6 +187,8 @@ class Follower:
         self._memory.note_vocabulary(words)
         if self._mode is not None:
             self._mode.results = self._memory.note_logits
+            if self._mode.repeats is not None:
+                self._mode.repeats.forget()
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)

@@ -135,13 +135,19 @@ class MemoryWatch:
                 self._sightings.add(time_us, address, GRADIENT)
 
     @guarded("the results of an operator")
-    def note_logits(self, out: Any) -> None:
-        """Note the results of an operator that have one value for each word: these are logits."""
+    def note_logits(self, out: Any) -> bool:
+        """Note the results of an operator that have one value for each word: these are logits.
+
+        Returns True if there are any.
+        """
+        found = False
         for one in out if isinstance(out, tuple | list) else (out,):
             if isinstance(one, torch.Tensor) and one.dim() > 1 and one.shape[-1] == self._words:
                 time_us = _now_us()
+                found = True
                 for address in addresses(one):
                     self._sightings.add(time_us, address, LOGITS)
+        return found
 
     def note_vocabulary(self, words: int) -> None:
         """Set the number of words in the model's table, by which logits are recognised."""

@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.emulator.inside.faults import RealCall, note
 from tuner.emulator.inside.operators import OPENED, inner_of, is_composite
+from tuner.emulator.inside.repeats import Repeats, Rule
 from tuner.emulator.inside.values import Handler, Values
 
-Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[int, float, float] | None]
 
 
 _fake_mode = torch._C._get_dispatch_mode
@@ -37,6 +38,8 @@ class _Known(NamedTuple):
     handler: Handler | None
     is_nothing: bool
     """A view: it has no values of its own, and launches nothing."""
+    rule: Rule | None
+    """Judges whether a call of large floats settles no values, if that is possible."""
 
 
 class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -49,12 +52,23 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called with (func, args, kwargs, out) after each operator; for pricing."""
         self.before: Callable[[], None] | None = None
         """Called before each operator."""
-        self.results: Callable[[Any], None] | None = None
-        """Called with the results of each operator; for memory."""
-        self.updates: Any = None
-        """Told of each operator that ran (`ran`), while nothing is known of an optimizer."""
+        self.results: Callable[[Any], bool | None] | None = None
+        """Called with the results of each operator; for memory. True if it noted any."""
+        self.repeats: Repeats | None = None
+        self._updates: Any = None
         self._known: dict[int, _Known] = {}
         """By the address of an operator: its hash is a Python function, and slow."""
+
+    @property
+    def updates(self) -> Any:
+        """Told of each operator that ran (`ran`), while nothing is known of an optimizer."""
+        return self._updates
+
+    @updates.setter
+    def updates(self, value: Any) -> None:
+        self._updates = value
+        if self.repeats is not None:  # repeated operators would not be told
+            self.repeats.shared.watched = value is not None
 
     supports_higher_order_operators = True
 
@@ -94,12 +108,13 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.before is not None:
             self.before()
         out = func(*args, **kwargs) if handler is None else _settled(handler, func, args, kwargs)
-        if self.observer is not None:
-            self.observer(func, args, kwargs, out)
-        if self.results is not None:
-            self.results(out)
-        if self.updates is not None:
-            self.updates.ran(func, args, kwargs)
+        price = None if self.observer is None else self.observer(func, args, kwargs, out)
+        settles = self.results is not None and self.results(out)
+        if known.rule is not None and self.repeats is not None and self.repeats.asks():
+            settles = bool(settles) or not known.rule(args, kwargs, out)
+            self.repeats.judge(settles=settles, price=price)
+        if self._updates is not None:
+            self._updates.ran(func, args, kwargs)
         return out
 
     def _learn(self, func: Any) -> _Known:
@@ -111,7 +126,10 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - the operator still runs, without values
             note(error, f"the schema of {func}")
         is_nothing = handler is None and getattr(func, "is_view", False)
-        known = self._known[id(func)] = _Known(func, handler, is_nothing)
+        rule = None
+        if self.repeats is not None and handler is not _decomposed:
+            rule = self.repeats.learn(func, is_nothing=is_nothing)
+        known = self._known[id(func)] = _Known(func, handler, is_nothing, rule)
         return known
 
     def _opened(self, handler: Handler) -> Handler:
@@ -136,6 +154,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.__enter__()  # type: ignore[no-untyped-call]
         _enter_in_new_threads(self)
         _enter_when_printing(self)
+        self.repeats = Repeats.begin(self)
         self.values.install()
         atexit.register(time.sleep, THREADS_END_S)
 
@@ -256,13 +275,18 @@ def _followed(kernel: Callable[..., Any], mode: EmulatorMode) -> Callable[..., A
         if mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             return kernel(*args, **kwargs)
         # The operator is priced as a whole, so its parts are not counted.
-        observer, before = mode.observer, mode.before
+        observer, before, repeats = mode.observer, mode.before, mode.repeats
         mode.observer = mode.before = None
+        on = repeats is not None and repeats.shared.on
+        if repeats is not None:
+            repeats.shared.on = False
         torch._C._push_on_torch_dispatch_stack(mode)
         try:
             return kernel(*args, **kwargs)
         finally:
             torch._C._pop_torch_dispatch_stack(None)
             mode.observer, mode.before = observer, before
+            if repeats is not None:
+                repeats.shared.on = on
 
     return with_mode

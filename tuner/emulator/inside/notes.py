@@ -6,7 +6,7 @@ integers and of up to `FEW` floats; more floats are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -136,6 +136,8 @@ def forget_note(tensor: torch.Tensor) -> None:
     storage: Any = tensor.untyped_storage()
     if getattr(storage, NOTE, None) is not None:
         storage.tuner_values = None
+        for tell in _followers:
+            tell(storage._cdata, 0)
 
 
 def covers_storage(tensor: torch.Tensor) -> bool:
@@ -146,6 +148,16 @@ def covers_storage(tensor: torch.Tensor) -> bool:
 def _set(tensor: torch.Tensor, note: Note) -> None:
     storage: Any = tensor.untyped_storage()
     storage.tuner_values = note
+    for tell in _followers:
+        tell(storage._cdata, 1)
+
+
+_followers: list[Callable[[int, int], object]] = []
+
+
+def follow_notes(tell: Callable[[int, int], object]) -> None:
+    """Call `tell` with the address of each storage that gets a note, and 1, or 0 if it loses it."""
+    _followers.append(tell)
 
 
 CPU = torch.device("cpu")

@@ -20,8 +20,9 @@ import torch
 
 from tuner.core.gpu import Gpu
 from tuner.cost.operators.timeline import Work
-from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, readable
+from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, Shared, readable
 from tuner.emulator.inside.faults import guarded
+from tuner.emulator.inside.repeats import Repeats
 from tuner.emulator.inside.works import (
     Describer,
     Function,
@@ -46,7 +47,7 @@ Counts = dict[int, int]
 """The number of calls of each kind, by the kind's number in `Pricer.described`."""
 
 
-class _Price(NamedTuple):
+class Price(NamedTuple):
     """The cost of one kind of call, in ns of the host and the device; `number` is the kind's."""
 
     number: int
@@ -71,26 +72,28 @@ class Described(NamedTuple):
 class Pricer:
     """Prices and counts the operators and kernels of an emulated program; see the module."""
 
-    def __init__(self, gpu: Gpu, core: Core) -> None:
+    def __init__(self, gpu: Gpu, core: Core, repeats: Repeats | None = None) -> None:
         self._core = core
+        self._repeats = repeats
+        self._shared = Shared() if repeats is None else repeats.shared
+        if repeats is not None:
+            repeats.restart()
         self._prices = Prices(gpu, allow_tf32=_allows_tf32())
         self._describer = Describer()
         self._functions: dict[int, Function] = {}
         """By the address of an operator: its hash is a Python function, and slow."""
-        self._known: dict[Any, _Price] = {}
+        self._known: dict[Any, Price] = {}
         """Prices of kernels that are launched between operators."""
         self.described: list[Described] = []
         self.counts: dict[tuple[int, str, bool], Counts] = {}
         """By step, phase, and True for recomputation of a checkpointed forward."""
         self._work: Callable[[float, float], None] = core.work
         self._launch_count = core.launch_count
-        self._seen = core.launch_count()
-        """The number of launches that are accounted for."""
+        self._shared.seen = core.launch_count()
         self._running = False
         self._started_at = 0
         self._works_inside: list[Work] = []
-        self.recomputing = False
-        self._discarded = False
+        self._discard(False)
         self.begin("load", 0)
 
     # -- calls from the program -------------------------------------------------------------------
@@ -98,13 +101,14 @@ class Pricer:
     @guarded("the time of a phase")
     def begin(self, phase: str, step: int) -> None:
         """Begin a phase of an optimizer step, to which the operators from now on belong."""
-        if self._launch_count() != self._seen and not self._running:
+        if self._launch_count() != self._shared.seen and not self._running:
             self._look_at_launches()
+        self._take_repeats()
         self.phase, self.step = phase, step
-        self._in_backward = phase == BACKWARD
+        self._shared.in_backward = phase == BACKWARD
         # A multi-tensor optimizer launches few kernels for many tensors. As in a trace, its
         # launches cost no host time.
-        self._host = phase != OPTIMIZER
+        self._shared.host = phase != OPTIMIZER
         if not self._discarded:
             self._plain = self.counts.setdefault((step, phase, False), {})
             self._again = self.counts.setdefault((step, phase, True), {})
@@ -113,18 +117,30 @@ class Pricer:
     def before(self) -> None:
         """Note that an operator is about to run; launches since the last one belong to none."""
         count = self._launch_count()
-        if count != self._seen:
+        if count != self._shared.seen:
             if self._running:  # the last operator failed, and is not noted
-                self._seen = count
+                self._shared.seen = count
             else:
                 self._look_at_launches()
         self._running, self._started_at = True, count
         if self._works_inside:
             self._works_inside = []
 
+    @property
+    def recomputing(self) -> bool:
+        """True while a checkpoint runs its forward pass again."""
+        return bool(self._shared.recomputing)
+
+    @recomputing.setter
+    def recomputing(self, value: bool) -> None:
+        self._shared.recomputing = value
+
     @guarded("the time of an operator")
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Count an operator that ran, and advance the clock."""
+    def note(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Price | None:
+        """Count an operator that ran, and advance the clock; returns its price, if it has any."""
+        price: Price | None = None
         kind = self._functions.get(id(func))
         if kind is None:
             kind = self._functions[id(func)] = Function.of(func)
@@ -145,7 +161,8 @@ class Pricer:
             if price is not None:
                 self._count(price)
         self._running = False
-        self._seen = self._launch_count()
+        self._shared.seen = self._launch_count()
+        return price
 
     @guarded("the time of a kernel of Triton")
     def launched(self, key: Any, describe: Callable[[], Described], *, done: bool = False) -> None:
@@ -157,11 +174,11 @@ class Pricer:
             self._works_inside += describe().works
             return
         if done:
-            self._seen = self._launch_count()
+            self._shared.seen = self._launch_count()
         else:
-            if self._launch_count() != self._seen:
+            if self._launch_count() != self._shared.seen:
                 self._look_at_launches()
-            self._seen += 1
+            self._shared.seen += 1
         price = self._known.get(key)
         if price is None:
             price = self._known[key] = self._add(describe())
@@ -171,12 +188,12 @@ class Pricer:
     def discarding(self) -> Iterator[None]:
         """A context for comparing kernels: the clock advances, but nothing is counted."""
         before = self._discarded
-        self._discarded, self._plain, self._again = True, {}, {}
+        self._discard(True)
         try:
             yield
         finally:
-            self._discarded = before
-            self._seen = self._launch_count()
+            self._discard(before)
+            self._shared.seen = self._launch_count()
             if not before:
                 self.begin(self.phase, self.step)
 
@@ -188,8 +205,8 @@ class Pricer:
         """
         if works is not None:
             self._work(self._prices.launch_s * _NS, self._prices.total(works) * _NS)
-            self._seen = self._launch_count()
-        elif self._launch_count() != self._seen:
+            self._shared.seen = self._launch_count()
+        elif self._launch_count() != self._shared.seen:
             self._look_at_launches()
 
     # -- graphs: recorded once, launched as one -------------------------------------------------
@@ -197,27 +214,27 @@ class Pricer:
     @guarded("a CUDA graph")
     def capture(self) -> None:
         """Begin to record into a CUDA graph, without running anything."""
-        if self._launch_count() != self._seen:
+        if self._launch_count() != self._shared.seen:
             self._look_at_launches()
-        self._plain, self._again = {}, {}
-        self._discarded = True
+        self._discard(True)
         self._work = _no_work
 
     @guarded("a CUDA graph")
     def captured(self) -> Counts:
         """End the recording of a graph, and return the calls that it runs when launched."""
-        if self._launch_count() != self._seen:
+        if self._launch_count() != self._shared.seen:
             self._look_at_launches()
         recorded: Counter[int] = Counter(self._plain)
         recorded.update(self._again)
-        self._discarded, self._work = False, self._core.work
+        self._discard(False)
+        self._work = self._core.work
         self.begin(self.phase, self.step)
         return dict(recorded)
 
     @guarded("the time of a CUDA graph")
     def replayed(self, recorded: Counts) -> None:
         """Count all calls of a graph that was launched, for the host time of one launch."""
-        self._seen = self._launch_count()
+        self._shared.seen = self._launch_count()
         device_ns = 0.0
         for number, count in recorded.items():
             self._plain[number] = self._plain.get(number, 0) + count
@@ -229,6 +246,7 @@ class Pricer:
     @guarded("the time of a step")
     def snapshot(self) -> dict[str, Any]:
         """All counts up to now, for `tuner.emulator.step_time`; JSON types only."""
+        self._take_repeats()
         return {
             "allow_tf32": _allows_tf32(),
             "ranks": _ranks(),
@@ -244,17 +262,31 @@ class Pricer:
             ],
         }
 
+    def _discard(self, value: bool) -> None:
+        """Count nothing from now on, or again from the next phase on."""
+        self._take_repeats()
+        self._discarded = value
+        self._shared.on = self._repeats is not None and not value
+        if value:
+            self._plain, self._again = {}, {}
+
+    def _take_repeats(self) -> None:
+        if self._repeats is not None:
+            for again, number, count in self._repeats.take(len(self.described)):
+                counts = self._again if again else self._plain
+                counts[number] = counts.get(number, 0) + count
+
     # -- learning -------------------------------------------------------------------------------
 
-    def _count(self, price: _Price) -> None:
-        again = self.recomputing or (self._in_backward and torch.is_grad_enabled())
+    def _count(self, price: Price) -> None:
+        again = self._shared.recomputing or (self._shared.in_backward and torch.is_grad_enabled())
         counts = self._again if again else self._plain
         counts[price.number] = counts.get(price.number, 0) + 1
-        self._work(price.host_ns if self._host else 0.0, price.device_ns)
+        self._work(price.host_ns if self._shared.host else 0.0, price.device_ns)
 
     def _learn(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> _Price | None:
+    ) -> Price | None:
         works = self._describer.works_of(func, args, kwargs, out)
         if works and not has_own_rules(func) and all(work.flops == 0 for work in works):
             works = self._inside() or works
@@ -263,10 +295,10 @@ class Pricer:
         label = label_of_call(func, args, kwargs)
         return self._add(Described(label, "operator", works, len(works)))
 
-    def _add(self, described: Described) -> _Price:
+    def _add(self, described: Described) -> Price:
         device_ns = self._prices.total(described.works) * _NS
         host_ns = described.host_launches * self._prices.launch_s * _NS
-        price = _Price(len(self.described), host_ns, device_ns)
+        price = Price(len(self.described), host_ns, device_ns)
         self.described.append(described)
         return price
 
@@ -281,7 +313,7 @@ class Pricer:
 
     def _look_at_launches(self) -> None:
         """Price the launches outside operators."""
-        first, self._seen = self._seen, self._launch_count()
+        first, self._shared.seen = self._shared.seen, self._launch_count()
         for launch in self._new_launches(first):
             key: Any = launch if launch.product else launch.name
             found = self._known.get(key)

@@ -24,7 +24,6 @@ from tuner.emulator.inside.notes import (
     MADE_UP,
     SMALL,
     STRIDED,
-    Note,
     alias,
     constant,
     covers_storage,
