@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from tuner.emulator.inside.arrived import Arrived
+from tuner.emulator.inside.decoding import Decoding
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.host_memory import HostMemory, anonymous_bytes
@@ -33,6 +34,7 @@ from tuner.emulator.inside.scratch import Scratch
 from tuner.emulator.inside.shortening import Shortening
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
+GENERATE, REFERENCE = "generate", "reference"
 EVALUATION, SAVE, MERGE, RESUME, END = "evaluation", "save", "merge", "resume", "end"
 AFTER_STEPS = (EVALUATION, SAVE, MERGE, RESUME, END)
 """Phases of a whole run beside those of its steps."""
@@ -66,6 +68,14 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "safetensors.torch": (("", "save_file", SAVE), ("", "save_model", SAVE)),
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
+
+GENERATES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "transformers.generation.utils": (("GenerationMixin", "generate"),),
+    "transformers.generation.continuous_batching.continuous_api": (
+        ("ContinuousMixin", "generate_batch"),
+    ),
+}
+"""By module: a class, and its method that generates."""
 
 LEAST_REST_S = 60.0
 """What comes after the first steps may take as long as they did, and at least this long."""
@@ -104,7 +114,8 @@ class Follower:
         self._snapshot_file = snapshot
         self._pricer = pricer
         self._mode = mode
-        self._arrived = Arrived(self._note_vocabulary)
+        self._arrived = Arrived(self._note_vocabulary, self._note_looked_up)
+        self._decoding = Decoding(self._memory, pricer, send)
         self._done = 0
         self._updated: set[int] = set()
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -133,6 +144,7 @@ class Follower:
         if self._shortening is not None:
             self._shortening.install()
             self._follow_calls()
+        self._follow_generation()
         self._memory.install(self._model_is_made)
         self._arrived.install(lambda: self._done)
         with contextlib.suppress(RuntimeError):  # cudaMallocAsync: the device's account has it
@@ -158,7 +170,8 @@ class Follower:
         if self._pricer is not None:
             # The time of a step is that of the first ones.
             counts = phase not in AFTER_STEPS and (not self._steps or self._done < self._steps)
-            self._pricer.begin(phase if counts else END, self._done)
+            timed = FORWARD if phase == REFERENCE else phase
+            self._pricer.begin(timed if counts else END, self._done)
 
     def _wait_for_forward(self) -> None:
         import torch
@@ -212,7 +225,7 @@ class Follower:
         self._evaluates = False
         if self._shortening is not None:
             self._shortening.note_backward()
-            if self._phase in AFTER_STEPS:  # it was a forward pass that trains
+            if self._phase in (*AFTER_STEPS, REFERENCE):  # it was a forward pass that trains
                 self._memory.correct(FORWARD)
         self._enter(BACKWARD)
         self._memory.note_backward(program_line(frame))
@@ -327,6 +340,43 @@ class Follower:
         elif not trains and self._phase in (FORWARD, END):
             self._interrupted = self._phase
             self._enter(EVALUATION)
+
+    # -- generation and reference models -----------------------------------------------------------
+
+    def _follow_generation(self) -> None:
+        for module, calls in GENERATES.items():
+            when_imported(module, functools.partial(self._follow_generators, calls))
+        when_imported("transformers.generation.utils", self._decoding.follow)
+
+    def _follow_generators(self, calls: Sequence[tuple[str, str]], module: Any) -> None:
+        for owner_name, name in calls:
+            owner = getattr(module, owner_name, None)
+            if owner is not None and name in vars(owner):
+                setattr(owner, name, self._as_generation(vars(owner)[name]))
+
+    def _as_generation(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call` as a phase of its own, unless it is part of an evaluation."""
+
+        @functools.wraps(call)
+        def run_and_note(*args: Any, **kwargs: Any) -> Any:
+            before = self._phase
+            if before not in (*AFTER_STEPS, GENERATE):
+                self._enter(GENERATE)
+            try:
+                with self._decoding.loop():
+                    return call(*args, **kwargs)
+            finally:
+                if before != GENERATE:
+                    self._enter(FORWARD if before == LOAD else before)
+
+        return run_and_note
+
+    def _note_looked_up(self, *, trains: bool) -> None:
+        """Note the forward pass of a language model; one without gradients is a reference's."""
+        if not trains and self._phase == FORWARD:
+            self._enter(REFERENCE)
+        elif trains and self._phase == REFERENCE:
+            self._enter(FORWARD)
 
     def _follow_module(self, calls: Sequence[tuple[str, str, str]], module: Any) -> None:
         for owner_name, name, phase in calls:
