@@ -11,7 +11,7 @@ from typing import Any
 from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.host import usable_memory_bytes
-from tuner.core.records import MemoryBudget, RunTime, Verdict
+from tuner.core.records import MemoryBudget, Phase, RunTime, Verdict
 from tuner.emulator.ending import Ended, OwnFault, ProgramError
 from tuner.emulator.step_time import EmulatedStepTime
 
@@ -126,6 +126,18 @@ class EmulatedDeviceUse:
     def device_bytes_in(self, phase: str) -> int:
         """The device memory in a phase of the run."""
         return self.device_bytes - self.peak_reserved_bytes + self.run_phases[phase][1]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLoops:
+    """`times` decode loops of `tokens` tokens, of which `run` ran; the others repeat them.
+
+    The number of tokens is the longest that was asked for: ends by a special token are unknown.
+    """
+
+    tokens: int
+    run: int
+    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +259,8 @@ class Emulation:
     """Evaluations of the whole training."""
     host: HostUse | None = None
     """The memory of the host in a whole run; None if it is not known."""
+    decoding: tuple[DecodeLoops, ...] = ()
+    """The decode loops of the first rank that were extrapolated, the longest first."""
 
     @property
     def source(self) -> str:
@@ -258,6 +272,11 @@ class Emulation:
         """The phases of a run that did not come."""
         ran = self.limiting.run_phases if self.limiting else {}
         return tuple(phase for phase in RUN_PHASES if phase not in ran) if self.whole else ()
+
+    @property
+    def generates(self) -> bool:
+        """True if the training generates tokens: more micro-batches then take more memory."""
+        return self.limiting is not None and Phase.GENERATE in self.limiting.phase_peak_bytes
 
     @property
     def ends_at_step(self) -> int | None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from tuner.core.supervised import (
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.emulator.emulation import (
     DataRead,
+    DecodeLoops,
     EmulatedAllocation,
     EmulatedDeviceUse,
     Emulation,
@@ -181,6 +183,7 @@ class Machine:
             run_steps=run.get("steps"),
             run_evaluations=run.get("evaluations", 0),
             host=HostUse.of(results, host_memory_bytes),
+            decoding=_decoding(events),
         )
 
     def _slowest(
@@ -241,6 +244,13 @@ def _data(events: Iterable[Mapping[str, Any]]) -> Iterator[DataRead]:
     for event in events:
         if event["event"] == "data" and event["rank"] == "0":
             yield DataRead(**{name: event[name] for name in names if name in event})
+
+
+def _decoding(events: Iterable[Mapping[str, Any]]) -> tuple[DecodeLoops, ...]:
+    """The decode loops of the first rank that were extrapolated, the longest first."""
+    ended = [one for one in events if one["event"] == "decoding" and one["rank"] == "0"]
+    times = Counter((one["tokens"], one["run"]) for one in ended)
+    return tuple(DecodeLoops(*loop, number) for loop, number in sorted(times.items(), reverse=True))
 
 
 def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[EmulatedDeviceUse]:

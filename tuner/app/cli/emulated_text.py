@@ -65,6 +65,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("memory", _memory_text(use) if use else ""),
             ("phases", ", ".join(f"{name} {format_size(size)}" for name, size in phases)),
             *run_fields(refused or found, found),
+            ("generation", "" if found.whole else decoding_text(found)),
             ("not run", not_run_text(found).removeprefix("not run: ")),
             ("ranks", _ranks_text(found)),
             ("training", training_text(found)),
@@ -97,6 +98,7 @@ def run_fields(found: Emulation, needed: Emulation | None) -> list[tuple[str, st
     return [
         ("ends", _run_end_text(found)),
         ("phases", f"{', '.join(shown)} GiB allocated" if shown else ""),
+        ("generation", decoding_text(of)),
         ("host", host_phases_text(of)),
         ("rows", data_text(of)),
         ("grows", growth_text(of) if of.fits else ""),
@@ -311,6 +313,18 @@ def _memory_text(use: EmulatedDeviceUse) -> str:
     if use.alloc_retries:
         text += f"; the allocator gave cached blocks back {use.alloc_retries} times"
     return text
+
+
+def decoding_text(found: Emulation) -> str:
+    """The longest decode loop that was extrapolated."""
+    if not found.decoding:
+        return ""
+    longest, more = found.decoding[0], sum(one.times for one in found.decoding) - 1
+    others = f" ({more} more loop{'s' * (more > 1)})" if more else ""
+    return (
+        f"decode loop of {longest.tokens:,} tokens{others}, the longest that it may be, "
+        f"extrapolated after {longest.run:,} (emulated)"
+    )
 
 
 def training_text(found: Emulation) -> str:

@@ -117,7 +117,8 @@ class _Loop:
 
     def _watch(self, values: Mapping[str, Any]) -> None:
         self._seen += 1
-        ids, criteria = values.get("input_ids"), values.get("stopping_criteria")
+        ids: Any = values.get("input_ids")
+        criteria = values.get("stopping_criteria")
         left = (getattr(criteria, "max_length", None) or 0) - ids.shape[1]
         if self._seen == 0:
             if left < TRY_AFTER[0] + LAST + LEAST or not ids.is_cuda or values.get("streamer"):
@@ -363,5 +364,3 @@ def _length(layer: Any) -> int | None:
     if isinstance(length, torch.Tensor):
         return int(alias(length)) if length.is_cuda else int(length)
     return length if isinstance(length, int) else None
-
-

@@ -21,11 +21,11 @@ Entry = dict[str, Any]
 
 
 class Request(NamedTuple):
-    """A request for `size` bytes, or with 0 a free of request `index` made `age` tokens ago."""
+    """A request for `size` bytes, or with 0 a free of request `number` made `age` tokens ago."""
 
     size: int
     age: int = 0
-    index: int = 0
+    number: int = 0
     grows: int = 0
     """Bytes by which the request is larger one period later."""
 
@@ -58,9 +58,7 @@ class Pattern:
             for (step, index), entry in self.live.items()
         }
 
-    def replay(
-        self, blocks: dict[Block, Any], number: int, new: Callable[[int], Any]
-    ) -> None:
+    def replay(self, blocks: dict[Block, Any], number: int, new: Callable[[int], Any]) -> None:
         """Make the requests of `number` tokens with `new`; `blocks` are those that are alive."""
         for step in range(self._seen, self._seen + number):
             times = 1 + (step - self._seen) // self.period
@@ -155,7 +153,7 @@ def _grown(later: Sequence[Request], before: Sequence[Request]) -> list[Request]
     found = []
     for one, other in zip(later, before, strict=True):
         grows = one.size - other.size
-        is_same = (one.age, one.index) == (other.age, other.index) and one.age >= 0
+        is_same = (one.age, one.number) == (other.age, other.number) and one.age >= 0
         if not is_same or grows < 0 or bool(one.size) != bool(other.size):
             return None
         found.append(one._replace(grows=grows))

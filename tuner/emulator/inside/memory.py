@@ -108,7 +108,7 @@ class MemoryWatch:
         return self._has_history and "skip_actions" in options
 
     def drain(self) -> list[list[dict[str, Any]]]:
-        """Keep the history up to now here, and return its entries since the last call, by device."""
+        """Keep the history, and return its entries since the last call, by device."""
         traces: list[list[dict[str, Any]]] = torch.cuda.memory._snapshot()["device_traces"]
         for device, entries in enumerate(traces):
             self._kept.setdefault(device, []).extend(entries)
