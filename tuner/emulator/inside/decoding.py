@@ -28,14 +28,20 @@ TRY_AFTER = (16, 33)
 """Tokens after which a pattern is looked for: of up to 4 tokens, and of up to 16 (masks are padded
 to 8 or 16 positions, ATen/native/transformers/attention.cpp, pad_bias)."""
 
+TRY_KNOWN_AFTER = 5
+"""Tokens after which the pattern of an earlier loop of the process is looked for."""
+
 LAST = 2
 """The last tokens of a loop run: they show its final sizes."""
 
 LEAST = 8
 """Fewer tokens than this are run."""
 
-_BACK = 8
+_BACK = 4
 """Counters of a cache are compared with their values this many tokens before."""
+
+_TAIL = 8
+"""The last integers of a tensor, by which it goes on."""
 
 _DEPTH = 8
 """Objects within objects that are searched for the tensors of a loop."""
@@ -49,6 +55,7 @@ class Decoding:
     ) -> None:
         self._memory, self._pricer, self._report = memory, pricer, report
         self._loops: list[_Loop] = []
+        self._known: set[Any] = set()
 
     def follow(self, module: Any) -> None:
         """Follow the loops of `transformers.generation.utils`, at the head of each round."""
@@ -69,7 +76,7 @@ class Decoding:
     @contextmanager
     def loop(self) -> Iterator[None]:
         """A context for one call of `generate`."""
-        loop = _Loop(self._memory, self._pricer)
+        loop = _Loop(self._memory, self._pricer, self._known)
         self._loops.append(loop)
         try:
             yield
@@ -77,15 +84,16 @@ class Decoding:
             self._loops.pop()
             loop.finish()
             if loop.skipped:
-                run = loop.rounds
-                self._report({"event": "decoding", "tokens": run + loop.skipped, "run": run})
+                tokens = loop.rounds + loop.skipped
+                self._report({"event": "decoding", "tokens": tokens, "run": loop.shown})
 
 
 class _Loop:
     """One decode loop: watched until its pattern is known, and then shortened."""
 
-    def __init__(self, memory: MemoryWatch, pricer: Any) -> None:
+    def __init__(self, memory: MemoryWatch, pricer: Any, known: set[Any]) -> None:
         self._memory, self._pricer = memory, pricer
+        self._known = known
         self._is_watched = memory.can_skip
         self._seen = -1
         self._marks: list[Mark] = []
@@ -94,6 +102,8 @@ class _Loop:
         self._steady: tuple[dict[int, int], int, int] | None = None
         self.rounds = 0
         """Tokens that ran."""
+        self.shown = 0
+        """Tokens that ran before others were left out."""
         self.skipped = 0
 
     def at_head(self, frame: FrameType, *, goes_on: bool) -> None:
@@ -128,16 +138,20 @@ class _Loop:
             self._device = ids.device.index
             self._memory.drain()
         self._marks.append(_mark(self._device))
-        if self._seen + _BACK in TRY_AFTER:
+        tries = (TRY_KNOWN_AFTER, *TRY_AFTER) if self._known else TRY_AFTER
+        if self._seen + _BACK in tries:
             self._counters = {(id(o), name): n for o, name, n in Held(values).counters()}
-        if self._seen not in TRY_AFTER:
+        if self._seen not in tries:
             return
         traces = self._memory.drain()
         self._entries += traces[self._device]
         pattern = find_pattern(self._entries, self._marks)
-        if pattern is None or any(t for i, t in enumerate(traces) if i != self._device):
-            self._is_watched = self._seen < TRY_AFTER[-1]
+        is_alone = not any(t for i, t in enumerate(traces) if i != self._device)
+        is_early = self._seen == TRY_KNOWN_AFTER
+        if pattern is None or not is_alone or (is_early and pattern.repeated not in self._known):
+            self._is_watched = is_alone and self._seen < tries[-1]
             return
+        self._known.add(pattern.repeated)
         self._is_watched = False
         held = Held(values)
         if held.has_all(pattern.live):
@@ -163,6 +177,7 @@ class _Loop:
                 self._memory.resume(self._device, pattern.live, pattern.after(number), blocks)
             held.take_up(blocks, number, pattern)
             held.count_on(self._counters, number)
+        self.shown = self.shown or self.rounds - 1
         self.skipped += number
         if left - number > least:  # a sliding window is full from there on
             self._seen, self._marks, self._is_watched = -1, [], True
@@ -335,7 +350,7 @@ class _Layout:
 def _longer(values: torch.Tensor, dim: int, number: int) -> torch.Tensor:
     """Values that go on: in their steps if these are equal (positions, masks), else in turns."""
     values = values.movedim(dim, -1)
-    tail = values[..., -_BACK:]
+    tail = values[..., -_TAIL:]
     if values.dtype is torch.bool:
         more = tail[..., -1:].expand(*tail.shape[:-1], number)
     else:

@@ -43,6 +43,13 @@ class Pattern:
         self._seen = len(rounds)
         self._rounds = rounds[-period:]
 
+    @property
+    def repeated(self) -> tuple[Any, ...]:
+        """The requests and their growth, whatever their sizes."""
+        return tuple(
+            tuple((bool(one.size), *one[1:]) for one in requests) for requests in self._rounds
+        )
+
     def growth(self, step: int, index: int) -> int:
         """The bytes by which a block is larger one period later."""
         return self._request(step, index).grows
