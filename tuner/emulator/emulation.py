@@ -13,6 +13,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.host import usable_memory_bytes
 from tuner.core.records import MemoryBudget, Phase, RunTime, Verdict
 from tuner.emulator.ending import Ended, OwnFault, ProgramError
+from tuner.emulator.generation import DeclaredEngine, DecodeLoops
 from tuner.emulator.step_time import EmulatedStepTime
 
 STEPS = 3
@@ -126,18 +127,6 @@ class EmulatedDeviceUse:
     def device_bytes_in(self, phase: str) -> int:
         """The device memory in a phase of the run."""
         return self.device_bytes - self.peak_reserved_bytes + self.run_phases[phase][1]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLoops:
-    """`times` decode loops of `tokens` tokens, of which `run` ran; the others repeat them.
-
-    The number of tokens is the longest that was asked for: ends by a special token are unknown.
-    """
-
-    tokens: int
-    run: int
-    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +250,8 @@ class Emulation:
     """The memory of the host in a whole run; None if it is not known."""
     decoding: tuple[DecodeLoops, ...] = ()
     """The decode loops of the first rank that were extrapolated, the longest first."""
+    engine: DeclaredEngine | None = None
+    """The engine that generates in place of the program; None if there is none."""
 
     @property
     def source(self) -> str:
@@ -331,7 +322,8 @@ class Emulation:
         """
         fits = self._fits_as_it_ran
         bounded = self.sizes == "at most" and fits is False
-        return None if bounded or self.sizes == "unknown" else fits
+        is_partial = self.engine is not None and self.engine.mode == "server" and fits
+        return None if bounded or is_partial or self.sizes == "unknown" else fits
 
     @property
     def _fits_as_it_ran(self) -> bool | None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from tuner.core.supervised import (
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.emulator.emulation import (
     DataRead,
-    DecodeLoops,
     EmulatedAllocation,
     EmulatedDeviceUse,
     Emulation,
@@ -34,6 +32,7 @@ from tuner.emulator.emulation import (
     unknown_values,
 )
 from tuner.emulator.ending import find_ending, of_first_steps, own_fault
+from tuner.emulator.generation import declared_engine, decode_loops
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
 from tuner.emulator.rates import multiprocessor_of
 from tuner.emulator.session import Account, Session
@@ -120,7 +119,7 @@ class Machine:
         settings: dict[str, Any] = {"steps": steps, "machines": self.machines, "whole": whole}
         if snapshot is not None:
             settings["snapshot"] = str(snapshot.absolute())
-        room = ROOM if roomy else 1
+        room = settings["room"] = ROOM if roomy else 1
         started = time.monotonic()
         with Session(
             dataclasses.replace(self.gpu, memory_bytes=room * self.gpu.memory_bytes),
@@ -183,7 +182,8 @@ class Machine:
             run_steps=run.get("steps"),
             run_evaluations=run.get("evaluations", 0),
             host=HostUse.of(results, host_memory_bytes),
-            decoding=_decoding(events),
+            decoding=decode_loops(events),
+            engine=declared_engine(events),
         )
 
     def _slowest(
@@ -244,13 +244,6 @@ def _data(events: Iterable[Mapping[str, Any]]) -> Iterator[DataRead]:
     for event in events:
         if event["event"] == "data" and event["rank"] == "0":
             yield DataRead(**{name: event[name] for name in names if name in event})
-
-
-def _decoding(events: Iterable[Mapping[str, Any]]) -> tuple[DecodeLoops, ...]:
-    """The decode loops of the first rank that were extrapolated, the longest first."""
-    ended = [one for one in events if one["event"] == "decoding" and one["rank"] == "0"]
-    times = Counter((one["tokens"], one["run"]) for one in ended)
-    return tuple(DecodeLoops(*loop, number) for loop, number in sorted(times.items(), reverse=True))
 
 
 def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[EmulatedDeviceUse]:

@@ -8,11 +8,12 @@ goes on with tensors of the final length, whose token ids are made up.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,9 +21,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tuner.emulator.inside.decoding_pattern import Block, Mark, Pattern, find_pattern
+from tuner.emulator.inside.engines import Engines
+from tuner.emulator.inside.failing import send
 from tuner.emulator.inside.faults import guarded, note
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.notes import NOTE, UNIFORM, alias, is_known, noted
+from tuner.emulator.inside.process import when_imported
 
 TRY_AFTER = (16, 33)
 """Tokens after which a pattern is looked for: of up to 4 tokens, and of up to 16 (masks are padded
@@ -37,6 +41,15 @@ LAST = 2
 LEAST = 8
 """Fewer tokens than this are run."""
 
+GENERATES = {
+    "transformers.generation.utils": ("GenerationMixin", "generate"),
+    "transformers.generation.continuous_batching.continuous_api": (
+        "ContinuousMixin",
+        "generate_batch",
+    ),
+}
+"""By module: a class, and its method that generates."""
+
 _BACK = 4
 """Counters of a cache are compared with their values this many tokens before."""
 
@@ -48,16 +61,37 @@ _DEPTH = 8
 
 
 class Decoding:
-    """Follows the decode loops of this process; `report` sends an event for each that ended."""
+    """Follows all that generates in this process, each time in a context of `phase`."""
 
     def __init__(
-        self, memory: MemoryWatch, pricer: Any, report: Callable[[dict[str, Any]], None]
+        self, memory: MemoryWatch, pricer: Any, phase: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        self._memory, self._pricer, self._report = memory, pricer, report
+        self._memory, self._pricer, self._phase = memory, pricer, phase
         self._loops: list[_Loop] = []
         self._known: set[Any] = set()
 
-    def follow(self, module: Any) -> None:
+    def install(self) -> None:
+        """Follow calls that generate, decode loops, and engines."""
+        for module in GENERATES:
+            when_imported(module, self._follow_calls)
+        when_imported("transformers.generation.utils", self._follow_loops)
+        when_imported("trl.generation.vllm_generation", Engines(self._phase).follow)
+
+    def _follow_calls(self, module: Any) -> None:
+        owner_name, name = GENERATES[module.__name__]
+        owner = getattr(module, owner_name, None)
+        call = None if owner is None else vars(owner).get(name)
+        if call is None:
+            return
+
+        @functools.wraps(call)
+        def run_and_note(*args: Any, **kwargs: Any) -> Any:
+            with self._phase(), self._loop():
+                return call(*args, **kwargs)
+
+        setattr(owner, name, run_and_note)
+
+    def _follow_loops(self, module: Any) -> None:
         """Follow the loops of `transformers.generation.utils`, at the head of each round."""
         mixin = module.GenerationMixin
         check = getattr(mixin, "_has_unfinished_sequences", None)
@@ -74,7 +108,7 @@ class Decoding:
         mixin._has_unfinished_sequences = check_and_note
 
     @contextmanager
-    def loop(self) -> Iterator[None]:
+    def _loop(self) -> Iterator[None]:
         """A context for one call of `generate`."""
         loop = _Loop(self._memory, self._pricer, self._known)
         self._loops.append(loop)
@@ -85,7 +119,8 @@ class Decoding:
             loop.finish()
             if loop.skipped:
                 tokens = loop.rounds + loop.skipped
-                self._report({"event": "decoding", "tokens": tokens, "run": loop.shown})
+                told = {"tokens": tokens, "run": loop.shown, "is_steady": loop.is_steady}
+                send({"event": "decoding", **told})
 
 
 class _Loop:
@@ -105,10 +140,17 @@ class _Loop:
         self.shown = 0
         """Tokens that ran before others were left out."""
         self.skipped = 0
+        self.is_steady = True
+        """The tokens after those left out request what the pattern says."""
+        self._expected: tuple[int, int] | None = None
 
     def at_head(self, frame: FrameType, *, goes_on: bool) -> None:
         """Note that a round begins, or with False that the last one is over."""
         self.rounds += goes_on
+        if self._expected is not None:
+            before, expected = self._expected
+            self.is_steady &= _requested_bytes(self._device) - before == expected
+            self._expected = None
         if self._pricer is not None and (self._is_watched or self._steady):
             self._counts.append(self._pricer.counted())
         if not self._is_watched or not goes_on:
@@ -177,6 +219,7 @@ class _Loop:
                 self._memory.resume(self._device, pattern.live, pattern.after(number), blocks)
             held.take_up(blocks, number, pattern)
             held.count_on(self._counters, number)
+        self._expected = _requested_bytes(self._device), pattern.requested_bytes(number)
         self.shown = self.shown or self.rounds - 1
         self.skipped += number
         if left - number > least:  # a sliding window is full from there on
@@ -211,6 +254,10 @@ def _difference(later: Mapping[int, int], before: Mapping[int, int]) -> dict[int
 def _mark(device: int) -> Mark:
     count = torch._C._cuda_memoryStats(device)["allocation"]["all"]
     return count["allocated"], count["freed"]
+
+
+def _requested_bytes(device: int) -> int:
+    return int(torch._C._cuda_memoryStats(device)["requested_bytes"]["all"]["allocated"])
 
 
 def _new_block(device: int) -> Callable[[int], torch.Tensor]:

@@ -50,6 +50,11 @@ class Pattern:
             tuple((bool(one.size), *one[1:]) for one in requests) for requests in self._rounds
         )
 
+    def requested_bytes(self, number: int) -> int:
+        """All that one token requests after `number` others, a multiple of the period."""
+        times = 1 + number // self.period
+        return sum(one.size + times * one.grows for one in self._rounds[0] if one.size)
+
     def growth(self, step: int, index: int) -> int:
         """The bytes by which a block is larger one period later."""
         return self._request(step, index).grows

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -69,14 +69,6 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
 
-GENERATES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "transformers.generation.utils": (("GenerationMixin", "generate"),),
-    "transformers.generation.continuous_batching.continuous_api": (
-        ("ContinuousMixin", "generate_batch"),
-    ),
-}
-"""By module: a class, and its method that generates."""
-
 LEAST_REST_S = 60.0
 """What comes after the first steps may take as long as they did, and at least this long."""
 
@@ -115,7 +107,7 @@ class Follower:
         self._pricer = pricer
         self._mode = mode
         self._arrived = Arrived(self._note_vocabulary, self._note_looked_up)
-        self._decoding = Decoding(self._memory, pricer, send)
+        self._decoding = Decoding(self._memory, pricer, self._generation)
         self._done = 0
         self._updated: set[int] = set()
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -144,7 +136,7 @@ class Follower:
         if self._shortening is not None:
             self._shortening.install()
             self._follow_calls()
-        self._follow_generation()
+        self._decoding.install()
         self._memory.install(self._model_is_made)
         self._arrived.install(lambda: self._done)
         with contextlib.suppress(RuntimeError):  # cudaMallocAsync: the device's account has it
@@ -341,35 +333,17 @@ class Follower:
             self._interrupted = self._phase
             self._enter(EVALUATION)
 
-    # -- generation and reference models -----------------------------------------------------------
-
-    def _follow_generation(self) -> None:
-        for module, calls in GENERATES.items():
-            when_imported(module, functools.partial(self._follow_generators, calls))
-        when_imported("transformers.generation.utils", self._decoding.follow)
-
-    def _follow_generators(self, calls: Sequence[tuple[str, str]], module: Any) -> None:
-        for owner_name, name in calls:
-            owner = getattr(module, owner_name, None)
-            if owner is not None and name in vars(owner):
-                setattr(owner, name, self._as_generation(vars(owner)[name]))
-
-    def _as_generation(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call` as a phase of its own, unless it is part of an evaluation."""
-
-        @functools.wraps(call)
-        def run_and_note(*args: Any, **kwargs: Any) -> Any:
-            before = self._phase
-            if before not in (*AFTER_STEPS, GENERATE):
-                self._enter(GENERATE)
-            try:
-                with self._decoding.loop():
-                    return call(*args, **kwargs)
-            finally:
-                if before != GENERATE:
-                    self._enter(FORWARD if before == LOAD else before)
-
-        return run_and_note
+    @contextlib.contextmanager
+    def _generation(self) -> Iterator[None]:
+        """A context for generating: a phase of its own, unless it is part of an evaluation."""
+        before = self._phase
+        if before not in (*AFTER_STEPS, GENERATE):
+            self._enter(GENERATE)
+        try:
+            yield
+        finally:
+            if before != GENERATE:
+                self._enter(FORWARD if before == LOAD else before)
 
     def _note_looked_up(self, *, trains: bool) -> None:
         """Note the forward pass of a language model; one without gradients is a reference's."""
