@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.emulating import needs_emulator
+from tuner.app.cli.emulated_text import decoding_text, engine_text
 from tuner.emulator import Machine
 from tuner.space.gpus import get_gpu
+from tuner.space.models.hollow import write_hollow
 
 LOOPS = """
 import gc
@@ -51,15 +54,11 @@ for make, padded in ((llama, 7), (t5, 0)):
 GRPO = """
 import sys
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 folder = sys.argv[1]
 vllm = {"use_vllm": True, "vllm_enable_sleep_mode": True} if sys.argv[2] == "vllm" else {}
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = LlamaForCausalLM(LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, vocab_size=len(tokenizer)))
-GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=lambda completions, **_: [
+GRPOTrainer(model=folder, reward_funcs=lambda completions, **_: [
     float(len(one)) for one in completions], train_dataset=Dataset.from_list(
     [{"prompt": "one two"}] * 64), args=GRPOConfig(output_dir="out", bf16=True, report_to=[],
     per_device_train_batch_size=4, num_generations=4, max_completion_length=48, beta=0.1,
@@ -68,8 +67,6 @@ GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=lambda complet
 
 
 def run(folder: Path, program: str, *arguments: str, steps: int = 2) -> Any:
-    import sys
-
     (folder / "program.py").write_text(program)
     machine = Machine(get_gpu("a100_80gb"))
     command = [sys.executable, "program.py", *arguments]
@@ -92,19 +89,19 @@ def test_an_extrapolated_loop_takes_the_memory_of_a_whole_one(tmp_path: Path) ->
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_reinforcement_learning_has_phases_of_its_own(tmp_path: Path, engine: str) -> None:
     pytest.importorskip("trl")
-    from tuner.app.cli.emulated_text import decoding_text, engine_text
-    from tuner.app.models import hollow
-
     folder = tmp_path / "model"
-    hollow("smollm2-135m", folder)
+    write_hollow("tiny-llama-3m", folder)
     found = run(tmp_path, GRPO, str(folder), engine)
     use = found.limiting
-    assert use is not None and found.generates
+    assert use is not None
+    assert found.generates
     assert {"generate", "reference", "backward"} <= set(use.phase_peak_bytes)
     training = max(use.phase_peak_bytes[name] for name in ("backward", "optimizer"))
     if engine == "transformers":
-        assert "of 48 tokens" in decoding_text(found) and "after 16" in decoding_text(found)
-        assert found.time is not None and found.time.phases_s["generate"] > 0
+        assert "of 48 tokens" in decoding_text(found)
+        assert "after 16" in decoding_text(found)
+        assert found.time is not None
+        assert found.time.phases_s["generate"] > 0
     else:
         assert use.phase_peak_bytes["generate"] > 0.3 * found.gpu.memory_bytes > training
         assert "23.8 GiB, asleep" in engine_text(found)

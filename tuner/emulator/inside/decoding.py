@@ -335,7 +335,8 @@ class Held:
             tensors = self._tensors[entry["addr"]]
             found[block] = tensors[0].untyped_storage()
             self._before[block] = [(one, _Layout(one, entry["size"])) for one in tensors]
-            for one in tensors:
+            bases = [one._base for one in tensors if one._base is not None]  # they keep the block
+            for one in (*tensors, *bases):
                 one.data = torch.empty(0, dtype=one.dtype, device=one.device)
         self._tensors.clear()
         return found
