@@ -72,7 +72,8 @@ def run(folder: Path, program: str, *arguments: str, steps: int = 2) -> Any:
     command = [sys.executable, "program.py", *arguments]
     with (folder / "log.txt").open("wb") as log:
         found = machine.run(command, steps=steps, timeout_s=900, cwd=folder, output=log)
-    assert found.error is None and found.own_fault is None, (folder / "log.txt").read_text()[-3000:]
+    text = (folder / "log.txt").read_text()[-3000:]
+    assert (found.error, found.own_fault) == (None, None), text
     return found
 
 

@@ -26,7 +26,7 @@ from tuner.emulator.inside.decoding import Decoding
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.host_memory import HostMemory, anonymous_bytes
-from tuner.emulator.inside.lines import called_around, program_line
+from tuner.emulator.inside.lines import called_around, in_a_forward, program_line
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
@@ -186,7 +186,7 @@ class Follower:
 
     def _model_is_made(self) -> None:
         """Go back to loading: forward passes before now, as by a kernel test, trained nothing."""
-        if self._phase == FORWARD and not self._has_trained and not _in_a_forward():
+        if self._phase == FORWARD and not self._has_trained and not in_a_forward():
             self._enter(LOAD)
             self._wait_for_forward()
 
@@ -442,14 +442,3 @@ def _named(calls: set[str]) -> str:
     starts = [name.lstrip("_").lower() for name in calls]
     found = (phase for phase in (SAVE, MERGE) if any(one.startswith(phase) for one in starts))
     return next(found, "")
-
-
-def _in_a_forward() -> bool:
-    """True while a module is being called: some modules create or move their parts there."""
-    import torch
-
-    call = torch.nn.Module._call_impl.__code__
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not call:
-        frame = frame.f_back
-    return frame is not None
