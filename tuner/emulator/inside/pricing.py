@@ -238,7 +238,7 @@ class Pricer:
             self._plain[number] = self._plain.get(number, 0) + times * count
             host_ns += times * count * described.host_launches * self._prices.launch_s * _NS
             device_ns += times * count * self._prices.total(described.works) * _NS
-        self._work(host_ns, device_ns)
+        self._work(max(0.0, host_ns - device_ns), device_ns)  # they overlap
 
     # -- the result -----------------------------------------------------------------------------
 
