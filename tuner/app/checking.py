@@ -316,7 +316,11 @@ class _Search:
         """The settings to change; `few` limits accumulation to what peak memory depends on."""
         values: dict[str, KnobValue] = {}
         rounds = self._rounds(size)
-        if few and can_change(self.runs.program, self.runs.settings, "grad_accum"):
+        if (
+            few
+            and not self.base.generates
+            and can_change(self.runs.program, self.runs.settings, "grad_accum")
+        ):
             rounds = min(rounds, FEW)
         if size != self.micro_batch:
             values["micro_batch"] = size

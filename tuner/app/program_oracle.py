@@ -63,6 +63,7 @@ class PredictedProgram:
     inputs: tuple[tuple[int, int], ...] = ()
     source: ClassVar[str] = "predicted"
     host_is_full: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
 
     @property
     def fits(self) -> bool | None:

@@ -82,6 +82,8 @@ class Phase(enum.StrEnum):
     """The stage of a trial in which memory is used, or ran out."""
 
     LOAD = "load"
+    GENERATE = "generate"
+    """Generating the tokens that are trained on, in emulated reinforcement learning."""
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"

@@ -13,6 +13,9 @@ from tuner.cost.operators.timeline import Block, Mark, Timeline
 _HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)
 """Categories that give way to LOGITS_AND_LOSS where a tensor has the vocabulary's width."""
 
+_OTHERS = (Phase.EVALUATION, Phase.GENERATE)
+"""Phases that are not in every training."""
+
 
 class History(NamedTuple):
     """Bytes after each event of a timeline: in allocated blocks, and held for them."""
@@ -109,7 +112,7 @@ def _is_live(block: Block, event: int) -> bool:
 
 
 def _phase_peaks(live: Sequence[int], marks: list[Mark]) -> dict[Phase, int]:
-    peaks: dict[Phase, int] = {phase: 0 for phase in Phase if phase is not Phase.EVALUATION}
+    peaks: dict[Phase, int] = {phase: 0 for phase in Phase if phase not in _OTHERS}
     ends = [mark.event for mark in marks[1:]] + [len(live)]
     for mark, end in zip(marks, ends, strict=True):
         # What a phase inherits is live when it begins, even if it allocates nothing.

@@ -11,8 +11,9 @@ from typing import Any
 from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.host import usable_memory_bytes
-from tuner.core.records import MemoryBudget, RunTime, Verdict
+from tuner.core.records import MemoryBudget, Phase, RunTime, Verdict
 from tuner.emulator.ending import Ended, OwnFault, ProgramError
+from tuner.emulator.generation import DeclaredEngine, DecodeLoops
 from tuner.emulator.step_time import EmulatedStepTime
 
 STEPS = 3
@@ -253,6 +254,10 @@ class Emulation:
     """The memory of the host in a whole run; None if it is not known."""
     steps_by: str = ""
     """The sign by which steps were counted; empty for updates of optimizers."""
+    decoding: tuple[DecodeLoops, ...] = ()
+    """The decode loops of the first rank that were extrapolated, the longest first."""
+    engine: DeclaredEngine | None = None
+    """The engine that generates in place of the program; None if there is none."""
 
     @property
     def source(self) -> str:
@@ -264,6 +269,11 @@ class Emulation:
         """The phases of a run that did not come."""
         ran = self.limiting.run_phases if self.limiting else {}
         return tuple(phase for phase in RUN_PHASES if phase not in ran) if self.whole else ()
+
+    @property
+    def generates(self) -> bool:
+        """True if the training generates tokens: more micro-batches then take more memory."""
+        return self.limiting is not None and Phase.GENERATE in self.limiting.phase_peak_bytes
 
     @property
     def ends_at_step(self) -> int | None:
@@ -318,7 +328,8 @@ class Emulation:
         """
         fits = self._fits_as_it_ran
         bounded = self.sizes == "at most" and fits is False
-        return None if bounded or self.sizes == "unknown" else fits
+        is_partial = self.engine is not None and self.engine.mode == "server" and fits
+        return None if bounded or is_partial or self.sizes == "unknown" else fits
 
     @property
     def _fits_as_it_ran(self) -> bool | None:

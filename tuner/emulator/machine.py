@@ -33,6 +33,7 @@ from tuner.emulator.emulation import (
     unknown_values,
 )
 from tuner.emulator.ending import find_ending, of_first_steps, own_fault
+from tuner.emulator.generation import declared_engine, decode_loops
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
 from tuner.emulator.rates import multiprocessor_of
 from tuner.emulator.session import Account, Session
@@ -119,7 +120,7 @@ class Machine:
         settings: dict[str, Any] = {"steps": steps, "machines": self.machines, "whole": whole}
         if snapshot is not None:
             settings["snapshot"] = str(snapshot.absolute())
-        room = ROOM if roomy else 1
+        room = settings["room"] = ROOM if roomy else 1
         started = time.monotonic()
         with Session(
             dataclasses.replace(self.gpu, memory_bytes=room * self.gpu.memory_bytes),
@@ -183,6 +184,8 @@ class Machine:
             run_steps=run.get("steps"),
             run_evaluations=run.get("evaluations", 0),
             host=HostUse.of(results, host_memory_bytes),
+            decoding=decode_loops(events),
+            engine=declared_engine(events),
         )
 
     def call(self, function: Callable[..., Value], *args: Any, **kwargs: Any) -> Called[Value]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_PASSES = (Phase.FORWARD, Phase.BACKWARD)
+_PASSES = (Phase.GENERATE, Phase.FORWARD, Phase.BACKWARD)
 
 _MOST_UNPRICED = 0.95
 """The interval grows with the share of unknown kernels, up to this share."""
@@ -88,7 +88,7 @@ def step_time(
 class _Step(NamedTuple):
     """The calls of one step, by their number in the report.
 
-    `passes` (2, 2, C) are the calls in `_PASSES`, first not recomputed, then recomputed; `update`
+    `passes` (3, 2, C) are the calls in `_PASSES`, first not recomputed, then recomputed; `update`
     (C,) those in the optimizer. `all` has those of all three, in the order of their first call.
     """
 
@@ -128,6 +128,8 @@ class _Program:
 
     def step(self, number: int) -> EmulatedStepTime:
         """The time of one step, with its interval and its parts."""
+        import numpy as np
+
         step = self._calls(number)
         passes = pass_times(self._kernels, step.passes, self._times)
         phases = self._phases(step, passes)
@@ -138,8 +140,7 @@ class _Program:
         total = sum(breakdown.values())
         unpriced = self._unpriced(step)
         share = sum(unpriced.values()) / max(1, step.all.total())
-        forward, backward = passes.added_s
-        unknown = 1.0 + (forward + backward)[:, :, 0] / total
+        unknown = 1.0 + np.sum(passes.added_s, axis=0)[:, :, 0] / total
         low, high = in_quadrature(
             step_factors(has_profile=self._has_profile), *map(tuple, unknown.tolist())
         )
@@ -155,7 +156,11 @@ class _Program:
             # Unknown kernels may take as long as all others do on average.
             interval_s=(total * low, total * high / (1.0 - min(share, _MOST_UNPRICED))),
             breakdown_s={kind: s for kind, s in breakdown.items() if s > 0 or kind == "launch"},
-            phases_s={str(phase): sum(kinds.values()) for phase, kinds in phases.items()},
+            phases_s={
+                str(phase): sum(kinds.values())
+                for phase, kinds in phases.items()
+                if phase is not Phase.GENERATE or any(kinds.values())
+            },
             most_expensive=self._most_expensive(step, total),
             model_flops=flops,
             mfu=self._mfu(step, flops / total) if flops else None,

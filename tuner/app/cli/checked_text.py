@@ -9,6 +9,7 @@ from typing import Any
 
 from tuner.app.checking import BetterChange, CheckedProgram
 from tuner.app.cli.emulated_text import (
+    engine_text,
     input_bound_text,
     not_run_text,
     print_emulation,
@@ -226,8 +227,14 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
             f"{show(arrived)}"
         )
     if isinstance(found, Emulation):
-        texts = unknown_text(found), sizes_text(found.unknown_values), input_bound_text(found)
-        yield from filter(None, (*texts, steps_by_text(found), not_run_text(found)))
+        texts = (
+            engine_text(found),
+            unknown_text(found),
+            sizes_text(found.unknown_values),
+            input_bound_text(found),
+            steps_by_text(found),
+        )
+        yield from filter(None, (*texts, not_run_text(found)))
     else:
         plan = found.plan
         yield from (found.not_priced,) if found.not_priced else ()

@@ -67,6 +67,8 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("memory", _memory_text(use) if use else ""),
             ("phases", ", ".join(f"{name} {format_size(size)}" for name, size in phases)),
             *run_fields(refused or found, found),
+            ("engine", engine_text(found)),
+            ("generation", "" if found.whole else decoding_text(found)),
             ("not run", not_run_text(found).removeprefix("not run: ")),
             ("ranks", _ranks_text(found)),
             ("training", training_text(found)),
@@ -99,6 +101,7 @@ def run_fields(found: Emulation, needed: Emulation | None) -> list[tuple[str, st
     return [
         ("ends", _run_end_text(found)),
         ("phases", f"{', '.join(shown)} GiB allocated" if shown else ""),
+        ("generation", decoding_text(of)),
         ("host", host_phases_text(of)),
         ("rows", data_text(of)),
         ("grows", growth_text(of) if of.fits else ""),
@@ -292,6 +295,8 @@ def _why_unknown(found: Emulation) -> str:
         "unknown": "sizes of tensors depend on values that are not emulated",
         "at most": "sizes of tensors are upper bounds, and with these it does not fit",
     }
+    if found.engine is not None and found.engine.mode == "server" and found.steps:
+        return engine_text(found)
     reasons = {
         Ended.ERROR: "the program failed",
         Ended.CRASH: "the program failed",
@@ -319,6 +324,37 @@ def _memory_text(use: EmulatedDeviceUse) -> str:
     if use.alloc_retries:
         text += f"; the allocator gave cached blocks back {use.alloc_retries} times"
     return text
+
+
+def engine_text(found: Emulation) -> str:
+    """The engine that generates, which is not emulated."""
+    engine = found.engine
+    if engine is None:
+        return ""
+    if engine.mode == "server":
+        return (
+            "a vLLM server is not modelled: the buffers through which it gets new weights are not "
+            "in the memory, and its time is not in the speed"
+        )
+    sleeps = ", asleep while it trains" if engine.sleeps else ""
+    return (
+        f"vLLM takes {significant(engine.bytes / GIB)} GiB{sleeps} (declared: "
+        f"gpu_memory_utilization={engine.share:g}); it is not emulated, and not in the speed"
+    )
+
+
+def decoding_text(found: Emulation) -> str:
+    """The longest decode loop that was extrapolated."""
+    if not found.decoding:
+        return ""
+    longest, more = found.decoding[0], sum(one.times for one in found.decoding) - 1
+    is_steady = all(one.is_steady for one in found.decoding)
+    changed = "" if is_steady else "; its last tokens took other memory: reserved memory is rough"
+    others = f" ({more} more loop{'s' * (more > 1)})" if more else ""
+    return (
+        f"decode loop of {longest.tokens:,} tokens{others}, the longest that it may be, "
+        f"extrapolated after {longest.run:,} (emulated){changed}"
+    )
 
 
 def training_text(found: Emulation) -> str:

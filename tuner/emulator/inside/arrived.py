@@ -31,10 +31,15 @@ _ARGUMENTS = {
 class Arrived:
     """Collects the settings and the inputs of the training in this process."""
 
-    def __init__(self, note_vocabulary: Callable[[int], None] = lambda words: None) -> None:
+    def __init__(
+        self,
+        note_vocabulary: Callable[[int], None] = lambda words: None,
+        looked_up: Callable[..., None] = lambda *, trains: None,
+    ) -> None:
         self._of_trainer: dict[str, Any] = {}
         self._of_model: dict[str, Any] = {}
         self._note_vocabulary = note_vocabulary
+        self._looked_up = looked_up
         self.inputs: dict[int, list[tuple[int, int]]] = {}
         """(sequences, tokens of each) of every forward pass with gradients, by step."""
         self._largest_table = 0
@@ -53,7 +58,10 @@ class Arrived:
 
         @functools.wraps(look_up)
         def embedding(indices: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled():
+            trains = torch.is_grad_enabled()
+            if weight.is_cuda:
+                self._looked_up(trains=trains)
+            if trains:
                 self._note_input(step(), indices, weight)
             return look_up(indices, weight, *args, **kwargs)
 

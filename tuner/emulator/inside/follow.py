@@ -12,15 +12,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from tuner.emulator.inside.arrived import Arrived
+from tuner.emulator.inside.decoding import Decoding
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.host_memory import HostMemory, anonymous_bytes
-from tuner.emulator.inside.lines import called_around, program_line
+from tuner.emulator.inside.lines import called_around, in_a_forward, program_line
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
@@ -29,6 +30,7 @@ from tuner.emulator.inside.shortening import Shortening
 from tuner.emulator.inside.steps import Steps
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
+GENERATE, REFERENCE = "generate", "reference"
 EVALUATION, SAVE, MERGE, RESUME, END = "evaluation", "save", "merge", "resume", "end"
 AFTER_STEPS = (EVALUATION, SAVE, MERGE, RESUME, END)
 """Phases of a whole run beside those of its steps."""
@@ -100,7 +102,8 @@ class Follower:
         self._snapshot_file = snapshot
         self._pricer = pricer
         self._mode = mode
-        self._arrived = Arrived(self._note_vocabulary)
+        self._arrived = Arrived(self._note_vocabulary, self._note_looked_up)
+        self._decoding = Decoding(self._memory, pricer, self._generation)
         self._done = 0
         enter = functools.partial(self._enter, OPTIMIZER)
         self._ends = Steps(mode, updating=enter, over=self._step_is_over)
@@ -131,6 +134,7 @@ class Follower:
         if self._shortening is not None:
             self._shortening.install()
             self._follow_calls()
+        self._decoding.install()
         self._memory.install(self._model_is_made)
         self._arrived.install(lambda: self._done)
         with contextlib.suppress(RuntimeError):  # cudaMallocAsync: the device's account has it
@@ -156,7 +160,8 @@ class Follower:
         if self._pricer is not None:
             # The time of a step is that of the first ones.
             counts = phase not in AFTER_STEPS and (not self._steps or self._done < self._steps)
-            self._pricer.begin(phase if counts else END, self._done)
+            timed = FORWARD if phase == REFERENCE else phase
+            self._pricer.begin(timed if counts else END, self._done)
 
     def _wait_for_forward(self) -> None:
         import torch
@@ -179,7 +184,7 @@ class Follower:
 
     def _model_is_made(self) -> None:
         """Go back to loading: forward passes before now, as by a kernel test, trained nothing."""
-        if self._phase == FORWARD and not self._has_trained and not _in_a_forward():
+        if self._phase == FORWARD and not self._has_trained and not in_a_forward():
             self._enter(LOAD)
             self._wait_for_forward()
 
@@ -218,7 +223,7 @@ class Follower:
             self._mode.values.transfers.loops.progress()
         if self._shortening is not None:
             self._shortening.note_backward()
-            if self._phase in AFTER_STEPS:  # it was a forward pass that trains
+            if self._phase in (*AFTER_STEPS, REFERENCE):  # it was a forward pass that trains
                 self._memory.correct(FORWARD)
         self._enter(BACKWARD)
         self._memory.note_backward(program_line(frame))
@@ -332,6 +337,25 @@ class Follower:
             self._interrupted = self._phase
             self._enter(EVALUATION)
 
+    @contextlib.contextmanager
+    def _generation(self) -> Iterator[None]:
+        """A context for generating: a phase of its own, unless it is part of an evaluation."""
+        before = self._phase
+        if before not in (*AFTER_STEPS, GENERATE):
+            self._enter(GENERATE)
+        try:
+            yield
+        finally:
+            if before != GENERATE:
+                self._enter(FORWARD if before == LOAD else before)
+
+    def _note_looked_up(self, *, trains: bool) -> None:
+        """Note the forward pass of a language model; one without gradients is a reference's."""
+        if not trains and self._phase == FORWARD:
+            self._enter(REFERENCE)
+        elif trains and self._phase == REFERENCE:
+            self._enter(FORWARD)
+
     def _follow_module(self, calls: Sequence[tuple[str, str, str]], module: Any) -> None:
         for owner_name, name, phase in calls:
             owner = getattr(module, owner_name, None) if owner_name else module
@@ -423,14 +447,3 @@ def _named(calls: set[str]) -> str:
     starts = [name.lstrip("_").lower() for name in calls]
     found = (phase for phase in (SAVE, MERGE) if any(one.startswith(phase) for one in starts))
     return next(found, "")
-
-
-def _in_a_forward() -> bool:
-    """True while a module is being called: some modules create or move their parts there."""
-    import torch
-
-    call = torch.nn.Module._call_impl.__code__
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not call:
-        frame = frame.f_back
-    return frame is not None

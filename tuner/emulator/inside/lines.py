@@ -230,3 +230,14 @@ def _called_at(filename: str, line: int) -> Iterator[str]:
         if one.lineno <= line <= (one.end_lineno or 0):
             calls = (node.func for node in ast.walk(one) if isinstance(node, ast.Call))
             yield from (str(getattr(c, "attr", None) or getattr(c, "id", "")) for c in calls)
+
+
+def in_a_forward() -> bool:
+    """True while a module is being called: some modules create or move their parts there."""
+    import torch
+
+    call = torch.nn.Module._call_impl.__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not call:
+        frame = frame.f_back
+    return frame is not None

@@ -8,12 +8,14 @@ from __future__ import annotations
 import bisect
 import ctypes
 import functools
+import inspect
 import itertools
 import os
+import pickle
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,6 +72,7 @@ class MemoryWatch:
         self._backward_line: list[tuple[int, str | None]] = []
         self._highest: Counter[tuple[int, str]] = Counter()
         self._has_history = False
+        self._kept: dict[int, list[dict[str, Any]]] = {}
         self._steps_us: list[int] = []
         self._evaluated_us: list[int] = []
 
@@ -94,9 +97,45 @@ class MemoryWatch:
         # CUDA's own allocator (cudaMallocAsync) keeps no history: only its peaks are known.
         self._has_history = torch.cuda.memory.get_allocator_backend() == "native"
         if self._has_history:
-            torch.cuda.memory._record_memory_history(
-                enabled="all", context="alloc", stacks="python", max_entries=sys.maxsize
-            )
+            _record_history(context="alloc")
+
+    # -- parts of the history that are left out --------------------------------------------------
+
+    @property
+    def can_skip(self) -> bool:
+        """True if there is a history from which requests can be left out."""
+        options = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+        return self._has_history and "skip_actions" in options
+
+    def drain(self) -> list[list[dict[str, Any]]]:
+        """Keep the history, and return its entries since the last call, by device."""
+        traces: list[list[dict[str, Any]]] = torch.cuda.memory._snapshot()["device_traces"]
+        for device, entries in enumerate(traces):
+            self._kept.setdefault(device, []).extend(entries)
+        _record_history(context="alloc", clear_history=True)
+        return traces
+
+    def pause(self) -> None:
+        """Record nothing but segments."""
+        skipped = ["alloc", "free_requested", "free_completed"]
+        _record_history(context=None, clear_history=True, skip_actions=skipped)
+
+    def resume(
+        self,
+        device: int,
+        gone: Mapping[Any, dict[str, Any]],
+        made: Mapping[Any, dict[str, Any]],
+        blocks: Mapping[Any, torch.Tensor],
+    ) -> None:
+        """Record again: the blocks of `gone` have been freed meanwhile, and `made` allocated."""
+        self.drain()
+        kept, time_us = self._kept[device], _now_us()
+        kept += [{**e, "action": "free_requested", "time_us": time_us} for e in gone.values()]
+        kept += [
+            {**entry, "addr": blocks[key].data_ptr(), "time_us": time_us}
+            for key, entry in made.items()
+            if key in blocks
+        ]
 
     def mark(self, phase: str, step: int) -> None:
         """Mark the beginning of a phase."""
@@ -160,7 +199,13 @@ class MemoryWatch:
     @guarded("the snapshot of the memory")
     def save(self, path: str) -> None:
         """Write PyTorch's memory snapshot, for its viewer (pytorch.org/memory_viz)."""
-        torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
+        snapshot = torch.cuda.memory._snapshot()
+        snapshot["device_traces"] = self._history(snapshot["device_traces"])
+        with Path(path).open("wb") as file:
+            pickle.dump(snapshot, file)
+
+    def _history(self, traces: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+        return [[*self._kept.get(number, ()), *trace] for number, trace in enumerate(traces)]
 
     @guarded("the peak of the memory")
     def _keep_peaks(self, device: int) -> None:
@@ -176,7 +221,7 @@ class MemoryWatch:
         count = torch.cuda.device_count()
         history: list[list[dict[str, Any]]] = [[]] * count
         if self._has_history:
-            history = torch.cuda.memory._snapshot()["device_traces"]
+            history = self._history(torch.cuda.memory._snapshot()["device_traces"])
         return [
             self._device(number, history[number])
             for number in range(count)
@@ -318,6 +363,12 @@ class MemoryWatch:
             own = self._backward_line[max(number, 0)][1]
             library = library or "the backward pass"
         return library or "PyTorch", own or ""
+
+
+def _record_history(**options: Any) -> None:
+    torch.cuda.memory._record_memory_history(
+        enabled="all", stacks="python", max_entries=sys.maxsize, **options
+    )
 
 
 def run_phase(phase: str, step: int, first_steps: int) -> str:

@@ -241,6 +241,22 @@ class Pricer:
             device_ns += count * self._prices.total(self.described[number].works) * _NS
         self._work(self._prices.launch_s * _NS, device_ns)
 
+    # -- loops that are extrapolated ------------------------------------------------------------
+
+    def counted(self) -> Counts:
+        """The calls of the running phase up to now."""
+        return dict(self._plain)
+
+    def repeat(self, counts: Counts, times: int) -> None:
+        """Count these calls of the running phase `times` times more, and advance the clock."""
+        host_ns = device_ns = 0.0
+        for number, count in counts.items():
+            described = self.described[number]
+            self._plain[number] = self._plain.get(number, 0) + times * count
+            host_ns += times * count * described.host_launches * self._prices.launch_s * _NS
+            device_ns += times * count * self._prices.total(described.works) * _NS
+        self._work(max(0.0, host_ns - device_ns), device_ns)  # they overlap
+
     # -- the result -----------------------------------------------------------------------------
 
     @guarded("the time of a step")
