@@ -115,10 +115,13 @@ def _values(row: Row, outcome: Outcome) -> list[Value]:
 
 
 def _settings(row: Row, outcome: Outcome) -> list[str]:
-    settings = (
-        f"{row.precision}, r {row.lora_rank}, {row.attention}, {row.micro_batch} x {row.length}"
-    )
+    rank = f"r {row.lora_rank}" if row.lora_rank else row.method
+    settings = f"{row.precision}, {rank}, {row.attention}, {row.micro_batch} x {row.length}"
+    settings += f", {row.grad_accum} micro-batches" if row.grad_accum > 1 else ""
     settings += "" if row.checkpointing else ", no checkpointing"
+    settings += f", {row.notes['scales']} scales" if "scales" in row.notes else ""
+    ranks = int(row.note("num_gpus") or 1)
+    settings += f", {ranks} ranks" if ranks > 1 else ""
     torch = outcome.torch.partition("+")[0]
     return [str(row.number), row.model.rpartition("/")[2], row.gpu, settings, torch]
 
@@ -155,9 +158,12 @@ def _failures(outcomes: Sequence[Outcome], rows: Mapping[int, Row]) -> str:
     parts.append(
         _table(("row", "model", "environment", "why"), failed) if failed else "No run failed.\n"
     )
-    reasons = Counter(reason for row in rows.values() if isinstance(reason := program_of(row), str))
+    found = {row.number: program_of(row) for row in rows.values()}
+    reasons = Counter(reason for reason in found.values() if isinstance(reason, str))
     parts += [f"- {count} rows: {reason}." for reason, count in reasons.most_common()]
-    left = sum(not isinstance(program_of(row), str) and row.number not in ran for row in rows.values())
+    left = sum(
+        not isinstance(program_of(row), str) and row.number not in ran for row in rows.values()
+    )
     parts.append(f"- {left} more rows of these programs, which differ in length, batch or model.")
     unknown: Counter[str] = Counter()
     for outcome in outcomes:

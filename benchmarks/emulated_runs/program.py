@@ -31,7 +31,7 @@ class Program:
     command: Callable[[Row, Path, Path], list[str]]
     """Of a row, the folder of environments, and an empty folder for results."""
     read: Callable[[Row, str, Path], Values]
-    """Of a row, the program's output, and the folder of results. Raises ValueError without values."""
+    """Of a row, the output, and the folder of results. Raises ValueError without values."""
     decimals: int = 4
     measured: Callable[[Row], tuple[str, Values]] = _expressed
     """The GPU type of a row, and the values that were measured on it."""
