@@ -29,7 +29,7 @@ ENVIRONMENTS = {
         "rivals-torch-2.11",
         ("torch===2.11.0", "torchvision", "transformers==5.14.1", "numpy"),
         note="torch 2.11 for CUDA 13.0, which the package index has, and the row's for 12.8;"
-        " the row's release of transformers is not known, and 5.14.1 was current",
+        " the row names no release of transformers, and 5.14.1 was taken",
     ),
 }
 

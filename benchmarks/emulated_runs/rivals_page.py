@@ -22,13 +22,16 @@ rank 0 stands for all. Values are in GiB; *exact* means equal in all digits that
 _FOUND = """## What the rows show
 
 - **The emulator needed no change** for these stacks: torch 2.8 for CUDA 12.8, and 2.11 for 13.0.
-- **ResNet-50** allocates 0.66 MiB more than on the card (0.06 %), with cuDNN of CUDA 13.0 in place
-  of 12.8; which block it is was not found.
+- **ResNet-50** allocates 0.66 MiB more than on the card (0.06 %). It ran in a process in which the
+  three language models of the script had failed to load, for want of a package, and the card's had
+  run them before: blocks are cut from other segments then. CUDA is 13.0 in place of 12.8.
 - **FakeGPU** resets the statistics before each phase and reports the largest peak; its ranks share
   one GPU. Its NF4 is its own, in plain PyTorch: bitsandbytes takes other amounts.
-- Of torch-preflight's script, only the parts before its last row ran: its sweep of vocabularies and
-  its guard come later. Quantization, which FakeGPU's program does on the host, ran in
-  pieces of 512 blocks, which the device doesn't see.
+- Of torch-preflight's script, the parts after its last row were left out: a sweep of vocabularies
+  and its guard. Quantization, which FakeGPU's program does on the host, may run in pieces of 512
+  blocks, which the device doesn't see.
+- The runs of 2026-11-26 were started by `tuner emulate` with the commands that this script makes,
+  those of the 72 GB card on the 48 GB card of the catalogue, which has the same chip.
 """
 
 
