@@ -9,6 +9,8 @@ from benchmarks.accuracy.rows import read_rows
 from benchmarks.emulated_runs.environments import ENVIRONMENTS
 from benchmarks.emulated_runs.page import page
 from benchmarks.emulated_runs.programs import program_of
+from benchmarks.emulated_runs.rivals import rival_rows
+from benchmarks.emulated_runs.rivals_page import rivals_page
 from benchmarks.emulated_runs.running import run, save, saved
 
 ROWS = (
@@ -33,14 +35,18 @@ def main() -> None:
     parser.add_argument(
         "--environment", choices=ENVIRONMENTS, help="run them in this one, not in that of the row"
     )
+    parser.add_argument(
+        "--rivals", action="store_true", help="the rows of FakeGPU and torch-preflight"
+    )
     parser.add_argument("--again", action="store_true", help="also rows that have run")
     parser.add_argument("--markdown", type=Path, help="write the page to this file")
     arguments = parser.parse_args()
     root: Path = arguments.environments.absolute()
     root.mkdir(parents=True, exist_ok=True)
     results = root / "results.jsonl"
-    rows = read_rows()
-    wanted = [int(n) for n in arguments.rows.split(",")] if arguments.rows else list(ROWS)
+    rows = {row.number: row for row in (rival_rows() if arguments.rivals else read_rows())}
+    default = tuple(rows) if arguments.rivals else ROWS
+    wanted = [int(n) for n in arguments.rows.split(",")] if arguments.rows else default
     for number in wanted:
         program = program_of(rows[number])
         if isinstance(program, str):
@@ -55,7 +61,9 @@ def main() -> None:
         for name, value in outcome.emulated.items():
             print(f"  {name}: emulated {value:.4f}, measured {outcome.measured.get(name)}")
     if arguments.markdown:
-        arguments.markdown.write_text(page(list(saved(results).values()), rows), encoding="utf-8")
+        outcomes = [one for one in saved(results).values() if one.row in rows]
+        text = (rivals_page if arguments.rivals else page)(outcomes, rows)
+        arguments.markdown.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -122,13 +122,16 @@ def source(root: Path, package: str, version: str) -> Path:
     return found
 
 
-def offer(hub: Path, model: str) -> None:
-    """Lay a hollow checkpoint of `model` into a hub cache, as a download of it would lie there."""
+def offer(hub: Path, model: str, config: Path | None = None) -> None:
+    """Lay a hollow checkpoint of `model` into a hub cache, as a download of it would lie there.
+
+    `config` is the folder of its configuration, for a model that the catalogue doesn't have.
+    """
     from tuner.space.models.hollow import write_hollow
 
     revision = "0" * 40
     folder = hub / "hub" / f"models--{model.replace('/', '--')}"
     if not (folder / "refs" / "main").exists():
-        write_hollow(model, folder / "snapshots" / revision, overwrite=True)
+        write_hollow(str(config or model), folder / "snapshots" / revision, overwrite=True)
         (folder / "refs").mkdir(exist_ok=True)
         (folder / "refs" / "main").write_text(revision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.accuracy.rows import Row
@@ -85,11 +85,17 @@ class Value:
         return [*_settings(self.row, self.outcome), QUANTITIES[self.quantity], *numbers]
 
 
-def page(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
-    """The page in Markdown."""
+def page(
+    outcomes: Sequence[Outcome],
+    rows: Mapping[int, Row],
+    *,
+    start: str = _START,
+    found: str = _FOUND,
+) -> str:
+    """The page in Markdown; `start` comes before the summary, `found` after it."""
     ordered = sorted(outcomes, key=lambda one: (bool(one.note), one.row))
     values = [value for outcome in ordered for value in _values(rows[outcome.row], outcome)]
-    parts = [_START, _summary(values), _FOUND]
+    parts = [start, _summary(values), found]
     for name in dict.fromkeys(value.program.name for value in values):
         header = ("row", "model", "GPU", "settings", "torch", "quantity")
         table = _table(
@@ -109,10 +115,13 @@ def _values(row: Row, outcome: Outcome) -> list[Value]:
 
 
 def _settings(row: Row, outcome: Outcome) -> list[str]:
-    settings = (
-        f"{row.precision}, r {row.lora_rank}, {row.attention}, {row.micro_batch} x {row.length}"
-    )
+    rank = f"r {row.lora_rank}" if row.lora_rank else row.method
+    settings = f"{row.precision}, {rank}, {row.attention}, {row.micro_batch} x {row.length}"
+    settings += f", {row.grad_accum} micro-batches" if row.grad_accum > 1 else ""
     settings += "" if row.checkpointing else ", no checkpointing"
+    settings += f", {row.notes['scales']} scales" if "scales" in row.notes else ""
+    ranks = int(row.note("num_gpus") or 1)
+    settings += f", {ranks} ranks" if ranks > 1 else ""
     torch = outcome.torch.partition("+")[0]
     return [str(row.number), row.model.rpartition("/")[2], row.gpu, settings, torch]
 
@@ -138,7 +147,7 @@ def _summary(values: Sequence[Value]) -> str:
     return _table(("runs", "quantity", "number", "exact", "median error", "worst"), cells)
 
 
-def _failures(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
+def _failures(outcomes: Sequence[Outcome], rows: Mapping[int, Row]) -> str:
     failed = [
         [str(one.row), rows[one.row].model, one.environment, one.failure.replace("\n", " ")[:300]]
         for one in outcomes
@@ -149,9 +158,12 @@ def _failures(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
     parts.append(
         _table(("row", "model", "environment", "why"), failed) if failed else "No run failed.\n"
     )
-    reasons = Counter(reason for row in rows if isinstance(reason := program_of(row), str))
+    found = {row.number: program_of(row) for row in rows.values()}
+    reasons = Counter(reason for reason in found.values() if isinstance(reason, str))
     parts += [f"- {count} rows: {reason}." for reason, count in reasons.most_common()]
-    left = sum(not isinstance(program_of(row), str) and row.number not in ran for row in rows)
+    left = sum(
+        not isinstance(program_of(row), str) and row.number not in ran for row in rows.values()
+    )
     parts.append(f"- {left} more rows of these programs, which differ in length, batch or model.")
     unknown: Counter[str] = Counter()
     for outcome in outcomes:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.accuracy.rows import Row
@@ -17,22 +15,8 @@ from benchmarks.emulated_runs.environments import (
     Environment,
     source,
 )
-
-Values = Mapping[str, float]
-"""GiB by quantity: "allocated", "reserved", "loaded", "forward"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """One program. `command` gives what follows the interpreter, `read` what was printed."""
-
-    name: str
-    environment: Callable[[Row], Environment]
-    command: Callable[[Row, Path, Path], list[str]]
-    """Of a row, the folder of environments, and an empty folder for results."""
-    read: Callable[[str, Path], Values]
-    """Of what the program printed, and the folder of results. Raises ValueError without values."""
-    decimals: int = 4
+from benchmarks.emulated_runs.program import Program, Values
+from benchmarks.emulated_runs.rivals import PROGRAMS
 
 
 def program_of(row: Row) -> Program | str:
@@ -57,7 +41,7 @@ def _fitcheck_command(row: Row, root: Path, results: Path) -> list[str]:
     return command + (["--flash-attn", "--attn-impl", "sdpa"] if row.attention == "sdpa" else [])
 
 
-def _fitcheck_read(printed: str, results: Path) -> Values:
+def _fitcheck_read(row: Row, printed: str, results: Path) -> Values:
     found = re.search(r"^\{$.*?^\}$", printed, re.MULTILINE | re.DOTALL)
     if found is None:
         raise ValueError("it printed no result")
@@ -80,7 +64,7 @@ def _canifinetune_command(row: Row, root: Path, results: Path) -> list[str]:
     return [*command, "--out-dir", str(results)]
 
 
-def _canifinetune_read(printed: str, results: Path) -> Values:
+def _canifinetune_read(row: Row, printed: str, results: Path) -> Values:
     written = list(results.glob("*.json"))
     if not written:
         raise ValueError("it wrote no result")
@@ -102,7 +86,7 @@ def _fitscout_command(row: Row, root: Path, results: Path) -> list[str]:
     return [*command, "--grad-ckpt", "--seq-len", str(row.length), "--batch", str(row.micro_batch)]
 
 
-def _fitscout_read(printed: str, results: Path) -> Values:
+def _fitscout_read(row: Row, printed: str, results: Path) -> Values:
     found = re.search(r"^\| \S+/\S+ \| [^|]+\| [^|]+\| ([\d.]+) \|", printed, re.MULTILINE)
     if found is None:
         raise ValueError("it printed no result")
@@ -114,6 +98,7 @@ def _by_torch(row: Row) -> Environment:
 
 
 _PROGRAMS = {
+    **PROGRAMS,
     "transformers+peft single-step harness": Program(
         "fitcheck-llm 0.3.1, scripts/measure.py", _by_torch, _fitcheck_command, _fitcheck_read
     ),

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.harnesses import GIB, Case, express
 from benchmarks.accuracy.predictions import GPUS
 from benchmarks.accuracy.rows import Row
-from benchmarks.emulated_runs.environments import Environment, offer
-from benchmarks.emulated_runs.programs import Program
+from benchmarks.emulated_runs.environments import Environment
+from benchmarks.emulated_runs.program import Program
 from tuner.core.meanwhile import environment
 from tuner.emulator import Machine
 from tuner.space.gpus import get_gpu
@@ -39,25 +38,24 @@ class Outcome:
 
 def run(row: Row, program: Program, root: Path, made: Environment) -> Outcome:
     """Run the program of a row in an environment; a failure of it is an outcome too."""
-    case = express(row)
-    assert isinstance(case, Case), case
+    gpu, measured = program.measured(row)
     usual = program.environment(row)
     note = made.note if made is usual else f"{made.name} in place of {usual.name}"
     python = made.make(root)
-    offer(root / "models", row.model)
+    program.prepare(row, root / "models")
     offline = {"HF_HOME": str(root / "models"), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder, environment(offline):
         results = Path(folder) / "results"
         results.mkdir()
         command = [str(python), *program.command(row, root, results)]
         with (Path(folder) / "printed").open("w+", encoding="utf-8") as output:
-            machine = Machine(get_gpu(case.gpu, extra=GPUS))
+            machine = Machine(get_gpu(gpu, extra=GPUS), count=program.gpus(row))
             found = machine.run(command, steps=0, timeout_s=TIME_LIMIT_S, output=output)
             output.seek(0)
             printed = output.read()
         failure, emulated = "", {}
         try:
-            emulated = dict(program.read(printed, results))
+            emulated = dict(program.read(row, printed, results))
         except ValueError as error:
             said = found.error.message if found.error else printed[-400:]
             failure = f"{error}; {found.ended}: {said}"
@@ -65,21 +63,13 @@ def run(row: Row, program: Program, root: Path, made: Environment) -> Outcome:
         row=row.number,
         environment=made.name,
         emulated=emulated,
-        measured=_measured(case),
+        measured=dict(measured),
         torch=found.torch,
         note=note,
         unknown_calls=dict(found.unknown_calls),
         duration_s=found.duration_s,
         failure=failure,
     )
-
-
-def _measured(case: Case) -> dict[str, float]:
-    given: dict[str, float | None] = {
-        name: getattr(case.measured, name)
-        for name in ("allocated", "reserved", "loaded", "forward")
-    }
-    return {name: value / GIB for name, value in given.items() if value is not None}
 
 
 def save(outcome: Outcome, path: Path) -> None:
