@@ -14,9 +14,8 @@ from benchmarks.emulated_runs.environments import (
     FITSCOUT,
     TORCH_2_10,
     TORCH_2_14,
-    Environment,
-    source,
 )
+from benchmarks.environments import Environment, source
 
 Values = Mapping[str, float]
 """GiB by quantity: "allocated", "reserved", "loaded", "forward"."""

@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.accuracy.harnesses import GIB, Case, express
 from benchmarks.accuracy.predictions import GPUS
 from benchmarks.accuracy.rows import Row
-from benchmarks.emulated_runs.environments import Environment, offer
 from benchmarks.emulated_runs.programs import Program
+from benchmarks.environments import Environment, offer
 from tuner.core.meanwhile import environment
 from tuner.emulator import Machine
 from tuner.space.gpus import get_gpu

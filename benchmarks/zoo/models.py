@@ -1,4 +1,4 @@
-"""The models that the programs train, as hollow checkpoints: of real sizes, or tiny ones for tests.
+"""Hollow checkpoints of the models that the programs train: of real sizes, or tiny for tests.
 
 What the catalogue does not have is written as the published config.json has it.
 """
@@ -6,6 +6,7 @@ What the catalogue does not have is written as the published config.json has it.
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -141,12 +142,21 @@ TINY: dict[str, str | Mapping[str, Any]] = {
 }
 
 
-def make(name: str, folder: Path, *, tiny: bool) -> Path:
-    """The hollow checkpoint of a model, under `folder`; made where it is not there yet."""
+def make(name: str, folder: Path, *, tiny: bool, python: Path | None = None) -> Path:
+    """The hollow checkpoint of a model, under `folder`; made where it is not there yet.
+
+    `name` is one of this module, a model of the catalogue, or a pipeline of diffusers, which
+    `python`, an interpreter with that package, writes (hollow_pipelines.py).
+    """
     target = folder / (f"tiny-{name}" if tiny else name)
-    if is_hollow(target):
+    if is_hollow(target) or (target / "complete").exists():
         return target
-    model = (TINY if tiny else REAL)[name]
+    if name.startswith("diffusers-"):
+        script = Path(__file__).with_name("hollow_pipelines.py")
+        subprocess.run([str(python), str(script), name, str(target)], check=True)
+        (target / "complete").touch()
+        return target
+    model = (TINY if tiny else REAL).get(name, name)
     if not isinstance(model, str):
         config = folder / f"config-of-{target.name}"
         config.mkdir(parents=True, exist_ok=True)
