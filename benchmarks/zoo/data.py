@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.zoo import forms
+
 ROWS = 64
 _WORDS = "the a model learns to count from one and then on until it has seen each number".split()
 
@@ -101,4 +103,5 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "preferences": _preferences,
     "alpaca": _alpaca,
     "labelled_images": _labelled_images,
+    **forms.MAKERS,
 }

@@ -117,9 +117,7 @@ def run(entry: Entry, places: Places, *, tiny: bool = False) -> Row:
         device_bytes=found.used_bytes,
         step_s=found.time.step_s if found.time else None,
         took_s=round(found.duration_s, 1),
-        processor_s=round(
-            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
-        ),
+        processor_s=round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
         reason=_reason(found),
         arithmetic_gib=None if tiny else entry.expected.allocated_gib,
         breakdown=dict(use.breakdown) if use else {},
