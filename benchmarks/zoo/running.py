@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import resource
 import subprocess
@@ -117,9 +118,7 @@ def run(entry: Entry, places: Places, *, tiny: bool = False) -> Row:
         device_bytes=found.used_bytes,
         step_s=found.time.step_s if found.time else None,
         took_s=round(found.duration_s, 1),
-        processor_s=round(
-            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
-        ),
+        processor_s=round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
         reason=_reason(found),
         arithmetic_gib=None if tiny else entry.expected.allocated_gib,
         breakdown=dict(use.breakdown) if use else {},
@@ -186,9 +185,12 @@ def kept() -> dict[str, Row]:
 
 def keep(row: Row) -> None:
     """Put a row in the place of the program's older one; the others stay as they are."""
-    rows = {**kept(), row.name: row}
-    plain = [{**asdict(one), "output": []} for _, one in sorted(rows.items())]
-    RESULTS.write_text("".join(json.dumps(one) + "\n" for one in plain), encoding="utf-8")
+    with RESULTS.open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # programs may run side by side
+        rows = {**kept(), row.name: row}
+        plain = [{**asdict(one), "output": []} for _, one in sorted(rows.items())]
+        file.truncate(0)
+        file.write("".join(json.dumps(one) + "\n" for one in plain))
 
 
 def _environment(packages: tuple[str, ...], places: Places) -> tuple[Path, dict[str, str]]:
