@@ -82,6 +82,7 @@ _T5_SMALL: dict[str, Any] = {
 _VIT_BASE: dict[str, Any] = {
     "model_type": "vit",
     "architectures": ["ViTForImageClassification"],
+    "vocab_size": 1000,  # for the tokenizer that each hollow checkpoint gets
     "dtype": "float32",
 }
 # Files that lie beside the weights, by model.

@@ -81,7 +81,7 @@ def run(entry: Entry, places: Places, *, tiny: bool = False) -> Row:
     try:
         python, versions = _environment(entry.packages, places)
         filled = _places_of(entry, places, python, tiny=tiny)
-    except (subprocess.CalledProcessError, OSError, LookupError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever fails here is the program's set-up
         return Row(entry.name, today, {}, "not run", "set-up", reason=str(error)[-300:])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
