@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.zoo import forms
+
 ROWS = 64
 _WORDS = ("the", "a", "model", "learns", "to", "count", "from", "one", "and", "then", "on", "until")
 
@@ -225,4 +227,5 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "captioned_images": _captioned_images,
     "pictures": _pictures,
     "pets": _pets,
+    **forms.MAKERS,
 }
