@@ -37,7 +37,9 @@ class Environment:
             return self.python(root)
         print(f"making {folder}", flush=True)
         over = self.over.make(root) if isinstance(self.over, Environment) else self.over
-        subprocess.run([over or sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        options = ["--clear"] if shutil.which("uv") is None else ["--clear", "--without-pip"]
+        command = [str(over or sys.executable), "-m", "venv", *options, str(folder)]
+        subprocess.run(command, check=True)
         if over is not None:
             site = next((folder / "lib").glob("python*")) / "site-packages"
             below = next((over.parent.parent / "lib").glob("python*")) / "site-packages"

@@ -71,15 +71,44 @@ _SMALL_ENCODER_DECODER: dict[str, Any] = {
 }
 _SMALL_LLAMA: dict[str, Any] = {**_SMALL, "model_type": "llama", "dtype": "bfloat16"}
 
+# https://huggingface.co/google-t5/t5-small/blob/main/config.json: the class's defaults
+_T5_SMALL: dict[str, Any] = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "decoder_start_token_id": 0,
+    "dtype": "float32",
+}
+# https://huggingface.co/google/vit-base-patch16-224-in21k/blob/main/config.json: the defaults
+_VIT_BASE: dict[str, Any] = {
+    "model_type": "vit",
+    "architectures": ["ViTForImageClassification"],
+    "vocab_size": 1000,  # for the tokenizer that each hollow checkpoint gets
+    "dtype": "float32",
+}
+# Files that lie beside the weights, by model.
+_FILES: dict[str, dict[str, Any]] = {
+    "vit": {
+        "preprocessor_config.json": {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": 224, "width": 224},
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        }
+    }
+}
+
 REAL: dict[str, str | Mapping[str, Any]] = {
     "llama": "llama-3.2-1b",
     "qwen_vl": "qwen2.5-vl-3b",
     "gemma": "medgemma-4b",
     "qwen_moe": "qwen3-30b-a3b",
     "gpt_oss": "gpt-oss-20b",
+    "pythia": "pythia-160m",
     "bart": _BART_LARGE,
     "whisper": _WHISPER_SMALL,
     "small": _SMALL_LLAMA,
+    "t5-small": _T5_SMALL,
+    "vit": _VIT_BASE,
 }
 TINY: dict[str, str | Mapping[str, Any]] = {
     "llama": _SMALL_LLAMA,
@@ -163,4 +192,6 @@ def make(name: str, folder: Path, *, tiny: bool, python: Path | None = None) -> 
         (config / "config.json").write_text(json.dumps(model, indent=2), encoding="utf-8")
         model = str(config)
     write_hollow(model, target)
+    for file, content in _FILES.get(name, {}).items():
+        (target / file).write_text(json.dumps(content), encoding="utf-8")
     return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import resource
 import subprocess
@@ -80,7 +81,7 @@ def run(entry: Entry, places: Places, *, tiny: bool = False) -> Row:
     try:
         python, versions = _environment(entry.packages, places)
         filled = _places_of(entry, places, python, tiny=tiny)
-    except (subprocess.CalledProcessError, OSError, LookupError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever fails here is the program's set-up
         return Row(entry.name, today, {}, "not run", "set-up", reason=str(error)[-300:])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
@@ -184,9 +185,12 @@ def kept() -> dict[str, Row]:
 
 def keep(row: Row) -> None:
     """Put a row in the place of the program's older one; the others stay as they are."""
-    rows = {**kept(), row.name: row}
-    plain = [{**asdict(one), "output": []} for _, one in sorted(rows.items())]
-    RESULTS.write_text("".join(json.dumps(one) + "\n" for one in plain), encoding="utf-8")
+    with RESULTS.open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # programs may run side by side
+        rows = {**kept(), row.name: row}
+        plain = [{**asdict(one), "output": []} for _, one in sorted(rows.items())]
+        file.truncate(0)
+        file.write("".join(json.dumps(one) + "\n" for one in plain))
 
 
 def _environment(packages: tuple[str, ...], places: Places) -> tuple[Path, dict[str, str]]:

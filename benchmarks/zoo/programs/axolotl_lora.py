@@ -58,4 +58,4 @@ Path("lora.yml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 # As in an activated environment.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
-os.execvp("axolotl", ["axolotl", "train", "lora.yml"])  # noqa: S606 - as people start it
+os.execvp("axolotl", ["axolotl", "train", "lora.yml"])
