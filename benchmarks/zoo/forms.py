@@ -101,10 +101,20 @@ def _yolo(folder: Path) -> None:
     (folder / "data.yaml").write_text(said, encoding="utf-8")
 
 
+def _chat_turns(folder: Path) -> None:
+    """train.json and eval.json, as DeepSpeed-Chat reads local data."""
+    said = " one more of them" * 80
+    rows = [{"prompt": f" Human: {i}?", "chosen": said, "rejected": said} for i in range(64)]
+    for split in ("train", "eval"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.json").write_text(text, encoding="utf-8")
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "gpt_tokens": _gpt_tokens,
     "speedrun_tokens": _speedrun_tokens,
     "characters": _characters,
     "coco": _coco,
     "yolo": _yolo,
+    "chat_turns": _chat_turns,
 }

@@ -103,6 +103,7 @@ REAL: dict[str, str | Mapping[str, Any]] = {
     "gemma": "medgemma-4b",
     "qwen_moe": "qwen3-30b-a3b",
     "gpt_oss": "gpt-oss-20b",
+    "pythia": "pythia-160m",
     "bart": _BART_LARGE,
     "whisper": _WHISPER_SMALL,
     "small": _SMALL_LLAMA,

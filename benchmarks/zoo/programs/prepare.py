@@ -77,7 +77,7 @@ def nanochat() -> None:
     lengths = torch.ones(32768, dtype=torch.int32)
     lengths[plain:] = 0
     torch.save(lengths, "tokenizer/token_bytes.pt")
-    letters = random.Random(0)  # noqa: S311 - not secret
+    letters = random.Random(0)
     words = ["".join(letters.choices("abcdefghij", k=letters.randint(2, 9))) for _ in range(5000)]
     Path("base_data_climbmix").mkdir()
     for shard in range(2):
