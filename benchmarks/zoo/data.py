@@ -88,7 +88,7 @@ def _ratings(folder: Path) -> None:
 
 
 def _prompts(folder: Path) -> None:
-    _lines(folder, ({"prompt": words(20, i)} for i in range(ROWS)))
+    _lines(folder, ({"prompt": [{"role": "user", "content": words(20, i)}]} for i in range(ROWS)))
 
 
 def _pairs(folder: Path) -> None:
@@ -143,7 +143,8 @@ def _metric(folder: Path, name: str) -> None:
     (folder / name / f"{name}.py").write_text(_METRIC, encoding="utf-8")
 
 
-_METRIC = """import datasets, evaluate
+_METRIC = """import datasets
+import evaluate
 class Metric(evaluate.Metric):
     def _info(self):
         features = {name: datasets.Value("int64") for name in ("predictions", "references")}
@@ -171,7 +172,6 @@ def _conversations_with_images(folder: Path) -> None:
     message = {"role": Value("string"), "content": Value("string")}
     features = Features({"images": List(Image()), "messages": List(message)})
     Dataset.from_list(rows, features=features).to_parquet(folder / "train.parquet")
-    (folder / "image.png").unlink()
 
 
 def _captioned_images(folder: Path) -> None:
@@ -201,6 +201,7 @@ def _labelled_images(folder: Path) -> None:
     for split, count in (("train", 128), ("val", 32)):
         for i in range(count):
             _image(folder / split / f"class{i % 2}" / f"{i}.png", 256, i)
+    _metric(folder, "accuracy")
 
 
 def _image(path: Path, side: int, seed: int) -> None:

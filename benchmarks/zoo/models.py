@@ -192,6 +192,16 @@ def make(name: str, folder: Path, *, tiny: bool, python: Path | None = None) -> 
         (config / "config.json").write_text(json.dumps(model, indent=2), encoding="utf-8")
         model = str(config)
     write_hollow(model, target)
+    _for_older_readers(target / "tokenizer_config.json")
     for file, content in _FILES.get(name, {}).items():
         (target / file).write_text(json.dumps(content), encoding="utf-8")
     return target
+
+
+def _for_older_readers(path: Path) -> None:
+    """Name the special tokens of a tokenizer as transformers 4 does, which 5 reads too."""
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    tokens = settings.pop("extra_special_tokens", [])
+    if tokens:
+        settings["additional_special_tokens"] = tokens
+    path.write_text(json.dumps(settings, indent=2), encoding="utf-8")
