@@ -2,7 +2,7 @@
 
     python -m benchmarks.several_gpus [--markdown FILE] [--only NAME] [--ranks 2,4,8]
 
-Each case is trained by `benchmarks/programs/sharded.py`, which knows nothing of tuner, in one
+Each case is trained by `benchmarks/zoo/programs/sharded.py`, which knows nothing of tuner, in one
 process that takes PyTorch's fake process group for the other ranks; CUDA's real caching allocator
 says what it took. The same case is predicted from a trace. Memory of both is that of one rank.
 """
@@ -27,7 +27,7 @@ from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.hollow import write_hollow
 
-PROGRAM = Path(__file__).parent / "programs" / "sharded.py"
+PROGRAM = Path(__file__).parent / "zoo" / "programs" / "sharded.py"
 GPU = "h100_sxm"
 RANKS = (2, 4, 8)
 ASKED = 0.01

@@ -23,7 +23,7 @@ from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.space.gpus import get_gpu
 
-PROGRAM = Path(__file__).parent / "programs" / "titan_8b.py"
+PROGRAM = Path(__file__).parent / "zoo" / "programs" / "titan_8b.py"
 RANKS, TOKENS = 8, 4096
 LAUNCHER = (
     str(Path(sys.executable).with_name("torchrun")),

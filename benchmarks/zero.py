@@ -3,9 +3,9 @@
     pip install deepspeed
     python -m benchmarks.zero [--markdown FILE] [--only NAME] [--ranks 2,4,8]
 
-Each case is trained by `benchmarks/programs/zero.py`, which knows nothing of tuner, in one process
-that takes PyTorch's fake process group for the other ranks. The same case is predicted from a
-trace. Beside them stands what DeepSpeed's own estimator says of weights, gradients and optimizer
+Each case is trained by `benchmarks/zoo/programs/zero.py`, which knows nothing of tuner, in one
+process that takes PyTorch's fake process group for the other ranks. The same case is predicted from
+a trace. Beside them stands what DeepSpeed's own estimator says of weights, gradients and optimizer
 states. The model and its batch are those of `benchmarks.several_gpus`.
 """
 
@@ -30,7 +30,7 @@ from tuner.emulator.toolchain import unavailable
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
 
-PROGRAM = Path(__file__).parent / "programs" / "zero.py"
+PROGRAM = Path(__file__).parent / "zoo" / "programs" / "zero.py"
 ASKED = 0.03
 """Share by which a prediction may miss the peak of allocated memory."""
 

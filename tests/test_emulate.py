@@ -621,6 +621,20 @@ def test_a_session_shares_out_devices_as_cuda_visible_devices_says(tmp_path: Pat
     assert ran.stdout.strip() == "2 NVIDIA H100 80GB HBM3"
 
 
+@needs_emulator
+def test_a_program_that_sets_its_own_python_path_still_finds_the_emulated_gpu() -> None:
+    code = "import sys, torch; print(torch.cuda.get_device_name(), sys.path[2])"
+    with Session(get_gpu("t4")) as session:
+        ran = subprocess.run(
+            ["env", "PYTHONPATH=/of/its/own", sys.executable, "-c", code],
+            env=session.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert ran.stdout.strip() == "Tesla T4 /of/its/own"
+
+
 def test_without_a_cuda_build_one_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").touch()

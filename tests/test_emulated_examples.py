@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.programs.models import make
+from benchmarks.zoo.models import make
 from tests.emulating import needs_emulator
 from tuner.space.models.hollow import write_hollow
 

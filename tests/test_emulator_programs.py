@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.programs.__main__ import kept
-from benchmarks.programs.catalogue import programs
-from benchmarks.programs.models import make
-from benchmarks.programs.page import page
-from benchmarks.programs.running import Row, run
+from benchmarks.zoo.entries import PROGRAMS, read
+from benchmarks.zoo.models import make
+from benchmarks.zoo.running import Places, Row, run
 from tests.emulating import needs_emulator
 
 pytestmark = pytest.mark.slow
@@ -28,9 +26,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(name: str, models: Path) -> Row:
     """Three steps of a program, with nothing that the emulator does not know."""
-    [program] = programs(name)
-    model = make(program.model, models, tiny=True)
-    row = run(program, model, python=sys.executable, tiny=True, timeout_s=300)
+    row = run(read(name), Places(models, Path(sys.executable)), tiny=True)
     assert (row.ended, row.steps) == ("steps", 3), "\n".join(row.output)
     assert (row.unknown_calls, row.unknown_values) == ({}, {}), row.output
     assert row.peak_allocated_bytes > 0
@@ -77,10 +73,12 @@ def test_images_of_two_sizes_have_as_many_tokens_as_on_the_cpu(models: Path) -> 
 
 def _on_the_cpu(name: str, models: Path) -> list[str]:
     """What the same program counts where there is no device at all."""
-    [program] = programs(name)
-    text = Path(program.command("", models, tiny=True)[1]).read_text(encoding="utf-8")
+    entry = read(name).shrunk()
+    *_, script, _model, size = entry.command
+    text = Path(script.replace("{here}", str(PROGRAMS))).read_text(encoding="utf-8")
     text = text.replace(".cuda()", "").replace('"cuda"', '"cpu"')
-    arguments = [str(make(program.model, models, tiny=True)), str(program.tiny_size)]
+    assert entry.model is not None
+    arguments = [str(make(entry.model, models / "models", tiny=True)), size]
     ran = subprocess.run(
         [sys.executable, "-c", text, *arguments],
         capture_output=True,
@@ -110,9 +108,3 @@ def test_ranks_add_up_what_they_count(models: Path) -> None:
 
     # Two samples of 128 tokens on one rank, of 120 on the other.
     assert set(said(row, r"step \d: (\d+) tokens")) == {"496"}
-
-
-def test_the_page_is_what_the_script_writes_of_what_was_found() -> None:
-    path = Path(__file__).parents[1] / "docs/notebook/emulated_programs.md"
-    text = path.read_text(encoding="utf-8")
-    assert text == page(kept())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.harnesses import GIB, Case, express
 from benchmarks.accuracy.rows import Row
-from benchmarks.emulated_runs.environments import Environment, offer
+from benchmarks.environments import Environment, offer
 
 Values = Mapping[str, float]
 """GiB by quantity: "allocated", "reserved", "loaded", "forward"."""

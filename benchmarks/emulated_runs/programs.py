@@ -12,11 +12,10 @@ from benchmarks.emulated_runs.environments import (
     FITSCOUT,
     TORCH_2_10,
     TORCH_2_14,
-    Environment,
-    source,
 )
 from benchmarks.emulated_runs.program import Program, Values
 from benchmarks.emulated_runs.rivals import PROGRAMS
+from benchmarks.environments import Environment, source
 
 
 def program_of(row: Row) -> Program | str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.accuracy.harnesses import GIB
 from benchmarks.accuracy.rows import Row, read_rows
-from benchmarks.emulated_runs.environments import Environment, offer
 from benchmarks.emulated_runs.program import Program, Values
+from benchmarks.environments import Environment, offer
 
 TABLE = Path(__file__).parent / "rivals.csv"
 FIRST = 1000

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.accuracy.predictions import GPUS
 from benchmarks.accuracy.rows import Row
-from benchmarks.emulated_runs.environments import Environment
 from benchmarks.emulated_runs.program import Program
+from benchmarks.environments import Environment
 from tuner.core.meanwhile import environment
 from tuner.emulator import Machine
 from tuner.space.gpus import get_gpu

@@ -30,6 +30,8 @@ SOURCES = Path(__file__).with_name("device")
 CORE = "libtuner_device.so"
 REPEATS = "libtuner_repeats.so"
 """The library of inside/repeats.py, which is loaded after PyTorch."""
+START = "libtuner_start.so"
+"""It is preloaded into every process of a program, and is no stand-in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
     folder.mkdir()
     make = _Compiler(compiler, flags, folder)
     make.library(CORE, *map(make.object, ("device.c", "answers.c", "host.c", "modes.c")))
+    make.library(START, make.object("start.c"))
     make.library("libnvidia-ml.so.1", make.object("nvml.c"), core=True)
     driver = make.object("driver.c")
     asked = _asked_of_driver(torch) - _defined(driver)

@@ -18,7 +18,7 @@ from typing import Any
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.cost.library_memory import nccl_bytes
-from tuner.emulator.build import build
+from tuner.emulator.build import START, build
 from tuner.emulator.here import DEVICE_VARIABLE, LIBRARIES_VARIABLE
 from tuner.emulator.rates import (
     BUS_BITS,
@@ -189,6 +189,7 @@ class Session:
         return {
             **before,
             "PYTHONPATH": os.pathsep.join(paths),
+            **self._preloaded(before.get("LD_PRELOAD")),
             DEVICE_VARIABLE: f"{me}/{self._file}",
             EVENTS_VARIABLE: f"{me}/{self._events}",
             LIBRARIES_VARIABLE: str(self._libraries),
@@ -200,6 +201,14 @@ class Session:
             # Triton looks for the driver's library here.
             "TRITON_LIBCUDA_PATH": str(self._libraries),
         }
+
+    def _preloaded(self, theirs: str | None) -> dict[str, str]:
+        """The variables that keep the emulator where a program sets PYTHONPATH itself."""
+        library = str(self._libraries / START)
+        if " " in library or ":" in library:  # LD_PRELOAD separates its paths by both
+            return {}
+        preloaded = ":".join(filter(None, [library, theirs]))
+        return {"TUNER_EMULATOR_PATH": str(ON_PATH), "LD_PRELOAD": preloaded}
 
     def accounts(self) -> list[Account]:
         """The account of every process that has used a device, ended ones included."""

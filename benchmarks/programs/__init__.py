@@ -1,1 +1,0 @@
-"""Programs as people write them, each run for three steps on an emulated GPU."""
