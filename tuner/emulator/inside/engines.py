@@ -30,9 +30,15 @@ class Engines:
 
     def follow(self, module: Any) -> None:
         """Stand for the engines of `trl.generation.vllm_generation`."""
-        generation = module.VLLMGeneration
-        generation._init_vllm = self._start
-        generation.generate = lambda of, prompts, *args, **kwargs: self._generate(of, prompts)
+        generation, engines = module.VLLMGeneration, self
+
+        def start(of: Any) -> None:
+            engines._start(of)
+
+        def generate(of: Any, prompts: Any, *args: Any, **kwargs: Any) -> Any:
+            return engines._generate(of, prompts)
+
+        generation._init_vllm, generation.generate = start, generate
 
     def _start(self, of: Any) -> None:
         of.llm = of.vllm_client = _Anything()
