@@ -21,8 +21,8 @@ its third optimizer step, with checkpoints without weights and made-up data; an
 is a sum made by hand, independently of the emulator (weights, gradients, optimizer states, logits,
 activations); where the peak is more than 10 % away, the note explains it. "Took" is the whole run
 on two cores without a GPU that others shared, with the processor's time in parentheses. "Answered"
-means: the emulator knew every call and every value that decided a size, and the answer is the
-expected one. Timeouts are of a busy machine.
+means: the emulator knew every call, and every value that decided a size or a bound of it, and the
+answer is the expected one. Timeouts are of a busy machine.
 """
 _HEAD = (
     "| program | versions | GPU | ended | peak allocated | arithmetic | off | step | took | date |",
