@@ -25,7 +25,7 @@ Kind = Literal[
     "pretraining",
     "control",
 ]
-_NUMBER = re.compile(r"([a-z][^+]*?) ([\d.]+)")
+_NUMBER = re.compile(r"([a-z\d][^+]*?) ([\d.]+)")
 
 
 class _Table(BaseModel):

@@ -20,8 +20,9 @@ its third optimizer step, with checkpoints without weights and made-up data; an
 [entry](../../benchmarks/zoo/programs/) says how. Memory and step times are *emulated*. "Arithmetic"
 is a sum made by hand, independently of the emulator (weights, gradients, optimizer states, logits,
 activations); where the peak is more than 10 % away, the note explains it. "Took" is the whole run
-on two shared cores without a GPU. "Answered" means: the emulator knew every call and every value
-that decided a size, and the answer is the expected one.
+on two cores without a GPU that others shared, with the processor's time in parentheses. "Answered"
+means: the emulator knew every call, and every value that decided a size or a bound of it, and the
+answer is the expected one. Timeouts are of a busy machine.
 """
 _HEAD = (
     "| program | versions | GPU | ended | peak allocated | arithmetic | off | step | took | date |",
@@ -66,7 +67,7 @@ def _line(entry: Entry, row: Row | None) -> str:
         f"{reckoned:.2f} GiB" if reckoned is not None else "",
         f"{difference:+.1%}" if difference is not None else "",
         f"{row.step_s:.2f} s" if row.step_s is not None else "",
-        f"{row.took_s:.0f} s",
+        f"{row.took_s:.0f} s" + (f" ({row.processor_s:.0f} s)" if row.processor_s else ""),
         row.date,
     )
     return f"| {' | '.join(cells)} |"

@@ -160,7 +160,7 @@ def _kind(row: Row, entry: Entry) -> str:
 
 
 def _right(row: Row, entry: Entry) -> str:
-    if row.fits is None:
+    if row.fits is None or row.unknown_calls:
         return "unknown"
     difference = difference_of(row, entry)
     near = difference is not None and abs(difference) <= NEAR
