@@ -34,9 +34,7 @@ _NEAR = 0.8
 
 _LOG_LINES = 15
 _LINE_CHARS = 300
-
 _MORE_GPUS = "More GPUs are emulated with --gpus N"
-
 # Lightning's MisconfigurationException, and CUDA error 101 in PyTorch's words.
 _TOO_FEW_GPUS = re.compile(
     r"You requested gpu: .*But your machine only has|invalid device ordinal", re.DOTALL
@@ -224,8 +222,7 @@ def _steps_text(found: Emulation) -> str:
 
 def steps_by_text(found: Emulation) -> str:
     """The sign by which steps were counted, where no optimizer was seen."""
-    by = found.steps_by
-    return f"steps counted by {by}: no optimizer was seen" if by else ""
+    return f"steps counted by {found.steps_by}: no optimizer was seen" if found.steps_by else ""
 
 
 def _ended_text(found: Emulation) -> str:

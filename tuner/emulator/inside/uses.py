@@ -288,7 +288,7 @@ class _Following:
 def _sizes(call: ast.Call, argument: ast.AST) -> bool:
     """True if a size of the result of a call follows from this argument."""
     name, owner = _name(call.func), _name(getattr(call.func, "value", call.func))
-    if name in _TENSOR_FIRST and owner in _MODULES and argument is call.args[0]:
+    if name in _TENSOR_FIRST and owner in _MODULES and argument in call.args[:1]:
         return False
     return name in _SIZED
 
