@@ -58,7 +58,7 @@ def test_a_function_is_called_on_a_machine():
     phases = called.phase_peak_bytes
     assert list(phases) == ["load", "forward", "backward", "optimizer"]
     assert max(phases.values()) == called.peak_allocated_bytes
-    assert 4 * WEIGHTS <= phases["optimizer"]
+    assert phases["optimizer"] >= 4 * WEIGHTS
     assert WEIGHTS <= phases["load"] < 2 * WEIGHTS
     assert called.emulation.source == "emulated"
 

@@ -169,7 +169,7 @@ class Transfers:
             out.zero_()
 
     def _count_floats(self, source: torch.Tensor, note: Note | None) -> None:
-        """Count the floats that the host reads and nobody computed."""
+        """Count a read by the host of floats that were not computed."""
         is_uniform = note is not None and constant(source, note) is not None
         if origin_of(source) is not None or not (is_uniform or is_known(source)):
             self._unknowns.floats_read += 1
