@@ -34,7 +34,7 @@ class Called(Generic[Value]):
     """The `value` that a function returned, and the *emulated* use of the GPU by its process.
 
     The peaks are those of the device that had most. They raise `InputError` if the function used
-    no GPU, and `UnavailableError` if values that nobody can know decided the size of a tensor.
+    no GPU, and `UnavailableError` if values that are not computed decided the size of a tensor.
     """
 
     value: Value

@@ -183,7 +183,7 @@ class _Watch:
 
 
 def _values_made_up() -> int:
-    """How often this process has read values that the emulated GPU made up."""
+    """Reads by this process of values that the emulated GPU made up."""
     activate = sys.modules.get("tuner.emulator.inside.activate")
     unknowns = activate.ACTIVE.get("unknowns") if activate is not None else None
     return 0 if unknowns is None else int(unknowns.times)
