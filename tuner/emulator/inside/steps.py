@@ -239,7 +239,7 @@ def _is_inner(roots: Iterable[Any]) -> bool:
         return True
     running = importlib.import_module("torch._functorch.pyfunctorch")
     found = running.retrieve_all_functorch_interpreters()
-    return sum(one.key() == transforms.TransformType.Grad for one in found) > 1
+    return len([one for one in found if one.key() == transforms.TransformType.Grad]) > 1
 
 
 def _leaves_of(roots: Iterable[Any]) -> list[Any]:
