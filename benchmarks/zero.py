@@ -3,7 +3,7 @@
     pip install deepspeed
     python -m benchmarks.zero [--markdown FILE] [--only NAME] [--ranks 2,4,8]
 
-Each case is trained by `benchmarks/zoo/programs/zero.py`, which knows nothing of tuner, in one process
+Each case is trained by `zoo/programs/zero.py`, which knows nothing of tuner, in one process
 that takes PyTorch's fake process group for the other ranks. The same case is predicted from a
 trace. Beside them stands what DeepSpeed's own estimator says of weights, gradients and optimizer
 states. The model and its batch are those of `benchmarks.several_gpus`.
