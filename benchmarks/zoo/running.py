@@ -162,9 +162,12 @@ def _kind(row: Row, entry: Entry) -> str:
 def _right(row: Row, entry: Entry) -> str:
     if row.fits is None or row.unknown_calls:
         return "unknown"
+    if row.ended == "oom" or entry.expected.why:
+        return "answered"
     difference = difference_of(row, entry)
-    near = difference is not None and abs(difference) <= NEAR
-    return "answered" if near or row.ended == "oom" or entry.expected.why else "wrong"
+    if difference is None:  # nobody has reckoned it yet
+        return "unknown"
+    return "answered" if abs(difference) <= NEAR else "wrong"
 
 
 def difference_of(row: Row, entry: Entry) -> float | None:
