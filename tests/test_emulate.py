@@ -30,6 +30,7 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.processes import marked
 from tuner.core.supervised import TAIL_BYTES, Tail
 from tuner.emulator import Machine
+from tuner.emulator.ending import Ended
 from tuner.emulator.inside import lines
 from tuner.emulator.inside.lines import places
 from tuner.emulator.machine import interpreter_of
@@ -79,6 +80,16 @@ def run(
     )
     assert ran.stdout, ran.stderr
     return {**json.loads(ran.stdout), "exit": ran.returncode, "stderr": ran.stderr}
+
+
+@needs_emulator
+def test_a_gpu_older_than_the_kernels_of_pytorch_refuses_them(tmp_path: Path) -> None:
+    program = tmp_path / "ones.py"
+    program.write_text("import torch\n\ntorch.ones(8, device='cuda').add_(1)\n")
+    found = Machine(get_gpu("v100_16gb")).run([sys.executable, str(program)])
+    assert (found.ended, found.fits) == (Ended.ERROR, None)
+    assert found.error is not None
+    assert "no kernel image is available" in found.error.message
 
 
 @needs_emulator

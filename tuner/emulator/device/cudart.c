@@ -26,6 +26,7 @@ enum {
   INVALID_DEVICE = 101,
   NO_DEVICE = 100,
   INVALID_HANDLE = 400,
+  NO_IMAGE = 209,
   NOT_READY = 600,
   NOT_SUPPORTED = 801,
 };
@@ -51,6 +52,7 @@ static const struct {
     {3, "cudaErrorInitializationError", "initialization error"},
     {100, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {209, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
     {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {600, "cudaErrorNotReady", "device not ready"},
     {700, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
@@ -640,13 +642,24 @@ typedef struct { unsigned x, y, z; } dim3;
 
 /* Host stubs of kernels, with their mangled names. Registered while libraries load. */
 #define KERNELS (1u << 20)
-static struct { const void *stub; const char *name; const void *binary; } kernels[KERNELS];
+static struct { const void *stub; const char *name; const void *binary; int code; } kernels[KERNELS];
 static pthread_mutex_t kernel_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static unsigned slot_of(const void *stub) {
   unsigned i = (unsigned)(((uintptr_t)stub >> 4) * 2654435761u) % KERNELS;
   while (kernels[i].stub && kernels[i].stub != stub) i = (i + 1) % KERNELS;
   return i;
+}
+/* The architecture of the kernel's code that runs on the device; negative for none. */
+static int code_of(const void *stub) {
+  unsigned i = slot_of(stub);
+  if (!kernels[i].code) {
+    const struct emu_config *c = emu_config();
+    int wanted = c->capability_major * 10 + c->capability_minor;
+    int found = architecture_that_runs(kernels[i].binary, wanted);
+    kernels[i].code = found ? found : -1;
+  }
+  return kernels[i].code;
 }
 static const char *name_of(const void *stub) {
   const char *name = kernels[slot_of(stub)].name;
@@ -742,6 +755,7 @@ API int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void
   return OK;
 }
 static int launch(const void *stub, dim3 grid, dim3 block) {
+  if (code_of(stub) < 0) return fail(NO_IMAGE);
   emu_note_launch(name_of(stub), grid.x, grid.y, grid.z, block.x, block.y, block.z);
   return OK;
 }
@@ -794,8 +808,8 @@ API int cudaFuncGetAttributes(struct function_attributes *a, const void *f) {
   memset(a, 0, sizeof *a);
   a->threads_per_block = 1024;
   a->registers = 32;
-  int capability = c->capability_major * 10 + c->capability_minor;
-  a->ptx_version = a->binary_version = architecture_that_runs(kernels[slot_of(f)].binary, capability);
+  if (code_of(f) < 0) return fail(NO_IMAGE);
+  a->ptx_version = a->binary_version = code_of(f);
   a->dynamic_shared = c->shared_per_block_optin_bytes;
   return OK;
 }

@@ -23,7 +23,7 @@ struct fat_entry {
 #define FAT_MAGIC 0xba55ed50u
 
 /* The architecture of the code that a device of `wanted` (89 for 8.9) runs; `wanted` itself where the
- * binary does not say, or has nothing for it. */
+ * binary does not say, and 0 where it has nothing for it. */
 static int architecture_that_runs(const void *binary, int wanted) {
   const struct fat_wrapper *wrapper = binary;
   if (!wrapper || wrapper->magic != FAT_WRAPPER_MAGIC || !wrapper->data) return wanted;
@@ -31,7 +31,7 @@ static int architecture_that_runs(const void *binary, int wanted) {
   memcpy(&header, wrapper->data, sizeof header);
   if (header.magic != FAT_MAGIC) return wanted;
   const unsigned char *at = wrapper->data + header.header_size, *end = at + header.size;
-  int code = 0, ptx = 0;
+  int code = 0, ptx = 0, others = 0;
   while (at + sizeof(struct fat_entry) <= end) {
     struct fat_entry entry;
     memcpy(&entry, at, sizeof entry);
@@ -41,10 +41,11 @@ static int architecture_that_runs(const void *binary, int wanted) {
       if (entry.kind == 2 && found / 10 == wanted / 10 && found > code) code = found;
       if (entry.kind == 1 && found > ptx) ptx = found;
     }
+    others |= entry.kind == 2;
     if (!entry.header_size) break;
     at += entry.header_size + entry.size;
   }
-  return code ? code : ptx ? ptx : wanted;
+  return code ? code : ptx ? ptx : others ? 0 : wanted;
 }
 
 #endif
