@@ -42,6 +42,7 @@ def activate() -> None:
     )
     reads.install()
     mode.values.transfers.refuse = reads.refuse
+    reads.told = mode.note_read
     follow_python_kernels(mode)
     read_hollow_files(mode.values)
     draw_once(torch.nn.init)

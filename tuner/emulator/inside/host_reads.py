@@ -52,6 +52,8 @@ class HostReads:
         self._unknowns = unknowns
         self.end: Callable[[], None] = lambda: None
         """Ends the emulation after a refused copy; by default only the copy fails."""
+        self.told: Callable[[], None] = lambda: None
+        """Called before each copy is checked."""
         self._library = ctypes.CDLL(None)
         self._reader = _READER(self._may_read)
 
@@ -61,6 +63,7 @@ class HostReads:
         atexit.register(self._library.emu_set_reader, None)
 
     def _may_read(self, to: int, start: int, size: int) -> int:
+        self.told()
         frame = sys._getframe(1)
         call = self._call_in(frame)
         if call is None:

@@ -55,9 +55,14 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.results: Callable[[Any], bool | None] | None = None
         """Called with the results of each operator; for memory. True if it noted any."""
         self.repeats: Repeats | None = None
+        self._reads = 0
         self._updates: Any = None
         self._known: dict[int, _Known] = {}
         """By the address of an operator: its hash is a Python function, and slow."""
+
+    def note_read(self) -> None:
+        """Note that the running operator reads from the device, which only this mode can explain."""
+        self._reads += 1
 
     @property
     def updates(self) -> Any:
@@ -107,11 +112,12 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return handler(func, args, kwargs)
         if self.before is not None:
             self.before()
+        reads = self._reads
         out = func(*args, **kwargs) if handler is None else _settled(handler, func, args, kwargs)
         price = None if self.observer is None else self.observer(func, args, kwargs, out)
         settles = self.results is not None and self.results(out)
         if known.rule is not None and self.repeats is not None and self.repeats.asks():
-            settles = bool(settles) or not known.rule(args, kwargs, out)
+            settles = bool(settles) or reads != self._reads or not known.rule(args, kwargs, out)
             self.repeats.judge(settles=settles, price=price)
         if self._updates is not None:
             self._updates.ran(func, args, kwargs)
