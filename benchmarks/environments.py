@@ -90,21 +90,28 @@ def source(root: Path, package: str, version: str) -> Path:
     return found
 
 
-def repository(root: Path, name: str, commit: str, mirrors: Path) -> Path:
-    """The files of a repository at a commit, from a folder of bare ones: OWNER+NAME/repo."""
+def repository(root: Path, name: str, commit: str, mirrors: Path | None = None) -> Path:
+    """The files of a repository on GitHub at a commit.
+
+    `mirrors` is a folder of bare ones, OWNER+NAME/repo; without it, the repository is cloned.
+    """
     folder = root / "sources" / f"{name.replace('/', '+')}-{commit[:12]}"
     if folder.exists():
         return folder
-    mirror = mirrors / name.replace("/", "+") / "repo"
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    archive = part.with_suffix(".tar")
-    command = ["git", f"--git-dir={mirror}", "archive", "-o", str(archive), commit]
-    subprocess.run(command, check=True)
-    with tarfile.open(archive) as opened:
-        opened.extractall(part, filter="data")
-    archive.unlink()
+    if mirrors is None:
+        subprocess.run(["git", "clone", "-q", f"https://github.com/{name}", str(part)], check=True)
+        subprocess.run(["git", "-C", str(part), "checkout", "-q", commit], check=True)
+    else:
+        mirror = mirrors / name.replace("/", "+") / "repo"
+        archive = part.with_suffix(".tar")
+        command = ["git", f"--git-dir={mirror}", "archive", "-o", str(archive), commit]
+        subprocess.run(command, check=True)
+        with tarfile.open(archive) as opened:
+            opened.extractall(part, filter="data")
+        archive.unlink()
     part.rename(folder)
     return folder
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 from pathlib import Path
 
 from benchmarks.accuracy.harnesses import GIB
 from benchmarks.accuracy.rows import Row, read_rows
 from benchmarks.emulated_runs.program import Program, Values
-from benchmarks.environments import Environment, offer
+from benchmarks.environments import Environment, offer, repository
 
 TABLE = Path(__file__).parent / "rivals.csv"
 FIRST = 1000
@@ -56,19 +55,9 @@ def rival_rows() -> list[Row]:
     return [dataclasses.replace(row, number=FIRST + row.number) for row in read_rows(TABLE)]
 
 
-def _repository(root: Path, name: str, commit: str) -> Path:
-    """The files of a repository on GitHub at a commit, fetched where they are not there yet."""
-    folder = root / "sources" / f"{name.replace('/', '+')}-{commit}"
-    if not folder.exists():
-        clone = ["git", "clone", "-q", f"https://github.com/{name}", str(folder)]
-        subprocess.run(clone, check=True)
-        subprocess.run(["git", "-C", str(folder), "checkout", "-q", commit], check=True)
-    return folder
-
-
 def _source(row: Row, root: Path) -> Path:
     name, _, rest = row.source_url.partition("@")
-    return _repository(root, name, rest.partition(":")[0])
+    return repository(root, name, rest.partition(":")[0])
 
 
 def _environment(row: Row) -> Environment:

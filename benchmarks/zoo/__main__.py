@@ -30,7 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--base", type=Path, default=Path(sys.executable), help="interpreter with a CUDA build"
     )
-    parser.add_argument("--sources", type=Path, help="folder of bare repositories, OWNER+NAME/repo")
+    parser.add_argument(
+        "--sources",
+        type=Path,
+        help="folder of bare repositories, OWNER+NAME/repo; cloned from GitHub without it",
+    )
     parser.add_argument("--page", action="store_true", help="write docs/notebook/zoo.md")
     options = parser.parse_args(arguments)
     wanted = names() if options.all else options.names

@@ -220,8 +220,6 @@ def _places_of(entry: Entry, places: Places, python: Path, *, tiny: bool) -> Ent
     if entry.needs_source:
         if not entry.is_repository:
             paths["source"] = source(root, entry.repository, entry.commit_or_version)
-        elif places.sources is None:
-            raise LookupError(f"give --sources: a folder with {entry.repository}")
         else:
             commit = entry.commit_or_version
             paths["source"] = repository(root, entry.repository, commit, places.sources)

@@ -61,7 +61,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """By the address of an operator: its hash is a Python function, and slow."""
 
     def note_read(self) -> None:
-        """Note that the running operator reads from the device, which only this mode can explain."""
+        """Note that the running operator reads from the device; only this mode can explain it."""
         self._reads += 1
 
     @property
