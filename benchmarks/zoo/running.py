@@ -9,7 +9,7 @@ import resource
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tuner.space.gpus import get_gpu
 
 STEPS = 3
 RESULTS = Path(__file__).with_name("results.jsonl")
+_NOT_KEPT = ("kind", "arithmetic_gib", "output")
 NEAR = 0.10
 """An emulated peak that is this far from the arithmetic needs an explanation."""
 
@@ -43,8 +44,11 @@ class Row:
     date: str
     versions: dict[str, str]
     ended: str
-    kind: str
-    """answered, or the kind of failure: set-up, not emulated, unknown, timeout, wrong."""
+    kind: str = ""
+    """answered, or the kind of failure: set-up, not emulated, unknown, timeout, wrong.
+
+    It is judged by the entry as it is now, and not kept.
+    """
     fits: bool | None = None
     steps: int = 0
     peak_allocated_bytes: int = 0
@@ -139,9 +143,7 @@ OFFLINE = {
 
 def judged(row: Row, entry: Entry) -> Row:
     """The row with the kind of its end, by what the entry expects."""
-    said = asdict(row)
-    said["arithmetic_gib"] = entry.expected.allocated_gib
-    return Row(**{**said, "kind": _kind(row, entry)})
+    return replace(row, kind=_kind(row, entry), arithmetic_gib=entry.expected.allocated_gib)
 
 
 def _kind(row: Row, entry: Entry) -> str:
@@ -191,7 +193,10 @@ def keep(row: Row) -> None:
     with RESULTS.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # programs may run side by side
         rows = {**kept(), row.name: row}
-        plain = [{**asdict(one), "output": []} for _, one in sorted(rows.items())]
+        plain = [
+            {name: value for name, value in asdict(one).items() if name not in _NOT_KEPT}
+            for _, one in sorted(rows.items())
+        ]
         file.truncate(0)
         file.write("".join(json.dumps(one) + "\n" for one in plain))
 
