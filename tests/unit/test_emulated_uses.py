@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 from tuner.emulator.inside.uses import Loops, Use, use_in
 
@@ -107,3 +110,16 @@ def test_a_loop_that_waits_gets_other_values_and_one_over_data_does_not(tmp_path
     assert loops.other(1.5, 3 * Loops.ESCAPE) == 0.0
     loops.progress()
     assert loops.count(waiting) == 1
+
+
+def test_a_copy_that_is_written_to_a_file_decides_no_size() -> None:
+    class OnDevice:
+        device = SimpleNamespace(type="cuda")
+
+        def to(self, where: str) -> torch.Tensor:
+            self.use = use_in(sys._getframe(1))
+            return torch.ones(2, device=where)
+
+    tensor: Any = OnDevice()
+    safetensors.torch._to_ndarray(tensor)
+    assert tensor.use.kind == ""

@@ -66,7 +66,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("phases", ", ".join(f"{name} {format_size(size)}" for name, size in phases)),
             *run_fields(refused or found, found),
             ("engine", engine_text(found)),
-            ("generation", "" if found.whole else decoding_text(found)),
+            ("decode", "" if found.whole else decoding_text(found)),
             ("not run", not_run_text(found).removeprefix("not run: ")),
             ("ranks", _ranks_text(found)),
             ("training", training_text(found)),
@@ -99,7 +99,7 @@ def run_fields(found: Emulation, needed: Emulation | None) -> list[tuple[str, st
     return [
         ("ends", _run_end_text(found)),
         ("phases", f"{', '.join(shown)} GiB allocated" if shown else ""),
-        ("generation", decoding_text(of)),
+        ("decode", decoding_text(of)),
         ("host", host_phases_text(of)),
         ("rows", data_text(of)),
         ("grows", growth_text(of) if of.fits else ""),
@@ -349,7 +349,7 @@ def decoding_text(found: Emulation) -> str:
     changed = "" if is_steady else "; its last tokens took other memory: reserved memory is rough"
     others = f" ({more} more loop{'s' * (more > 1)})" if more else ""
     return (
-        f"decode loop of {longest.tokens:,} tokens{others}, the longest that it may be, "
+        f"loop of {longest.tokens:,} tokens{others}, the longest that it may be, "
         f"extrapolated after {longest.run:,} (emulated){changed}"
     )
 

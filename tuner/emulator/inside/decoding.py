@@ -9,6 +9,7 @@ goes on with tensors of the final length, whose token ids are made up.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import sys
 from collections import UserDict
@@ -25,7 +26,7 @@ from tuner.emulator.inside.engines import Engines
 from tuner.emulator.inside.failing import send
 from tuner.emulator.inside.faults import guarded, note
 from tuner.emulator.inside.memory import MemoryWatch
-from tuner.emulator.inside.notes import NOTE, UNIFORM, alias, is_known, noted
+from tuner.emulator.inside.notes import NOTE, UNIFORM, alias, is_known, note_known, noted
 from tuner.emulator.inside.process import when_imported
 
 TRY_AFTER = (16, 33)
@@ -143,6 +144,8 @@ class _Loop:
         self.is_steady = True
         """The tokens after those left out request what the pattern says."""
         self._expected: tuple[int, int] | None = None
+        self._prompt = 0
+        """Tokens of the prompt."""
 
     def at_head(self, frame: FrameType, *, goes_on: bool) -> None:
         """Note that a round begins, or with False that the last one is over."""
@@ -153,11 +156,16 @@ class _Loop:
             self._expected = None
         if self._pricer is not None and (self._is_watched or self._steady):
             self._counts.append(self._pricer.counted())
-        if not self._is_watched or not goes_on:
+        if goes_on and self.rounds > 1 and not self._is_watched:
             return
         values = frame.f_locals
         try:
-            self._watch(values)
+            if self.rounds == 1 and goes_on:
+                self._prompt = values["input_ids"].shape[1]
+            if not goes_on:
+                _settle_longest(values, self._prompt)
+            elif self._is_watched:
+                self._watch(values)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - tuner's fault must not stop the program
@@ -244,6 +252,24 @@ class _Loop:
             last = _difference(self._counts[-1], self._counts[-1 - period])
         self._pricer.repeat(first, times - times // 2)
         self._pricer.repeat(last, times // 2)
+
+
+def _settle_longest(values: Mapping[str, Any], prompt: int) -> None:
+    """Let completions of the longest length that was asked for have no end before it.
+
+    What follows from their ids then has the largest size, and rests on nothing that is made up.
+    """
+    ids, criteria = values["input_ids"], values.get("stopping_criteria")
+    if not ids.is_cuda or not is_known(ids) or ids.shape[1] != getattr(criteria, "max_length", 0):
+        return
+    config = values.get("generation_config")
+    named = (getattr(config, name, None) for name in ("eos_token_id", "pad_token_id"))
+    ends = {i for one in named for i in (one if isinstance(one, list) else [one])}
+    other = next(i for i in itertools.count() if i not in ends)
+    completions = alias(ids)[:, prompt:]
+    for end in ends - {None}:
+        completions.masked_fill_(completions == end, other)
+    note_known(ids)
 
 
 def _difference(later: Mapping[int, int], before: Mapping[int, int]) -> dict[int, int]:

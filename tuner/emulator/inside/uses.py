@@ -23,6 +23,9 @@ _GRAVITY = (NOTHING, BRANCH, SIZE)
 
 _MOST_CALLERS = 8
 
+_WRITERS = frozenset({"safetensors"})
+"""Packages that copy tensors to the host to write them: no size on the device follows."""
+
 _UNNAMED = ("forward", "__call__")
 """Functions whose calls don't have their name. Others, as hooks, may return to compiled code."""
 
@@ -80,6 +83,8 @@ def use_in(frame: FrameType | None) -> Use:
     loop: tuple[int, int] | None = None
     in_loop = goes_on = True
     for number, one in enumerate(itertools.islice(own, _MOST_CALLERS)):
+        if package_of(one.f_code.co_filename) in _WRITERS:
+            break
         found = _site(one.f_code, one.f_lasti)
         if found is None:
             break
