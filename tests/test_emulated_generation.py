@@ -104,6 +104,7 @@ def test_reinforcement_learning_has_phases_of_its_own(tmp_path: Path, engine: st
         assert "after 16" in decoding_text(found)
         assert found.time is not None
         assert found.time.phases_s["generate"] > 0
+        assert found.sizes != "unknown", found.unknown_values
     else:
         assert use.phase_peak_bytes["generate"] > 0.3 * found.gpu.memory_bytes > training
         assert "23.8 GiB, asleep" in engine_text(found)

@@ -28,7 +28,7 @@ from tuner.space.models.hollow import write_hollow
 
 pytestmark = needs_emulator
 
-PROGRAMS = Path(__file__).parents[1] / "benchmarks" / "programs"
+PROGRAMS = Path(__file__).parents[1] / "benchmarks" / "zoo" / "programs"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "bf16")
 

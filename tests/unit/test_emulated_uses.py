@@ -112,6 +112,17 @@ def test_a_loop_that_waits_gets_other_values_and_one_over_data_does_not(tmp_path
     assert loops.count(waiting) == 1
 
 
+def test_a_value_that_is_only_asked_for_decides_nothing(tmp_path: Path) -> None:
+    code = """
+    def run(x):
+        n = x.item()
+        if n is None:
+            n = torch.zeros(4)
+        return n
+    """
+    assert use_of(tmp_path, code).kind == ""
+
+
 def test_a_copy_that_is_written_to_a_file_decides_no_size() -> None:
     class OnDevice:
         device = SimpleNamespace(type="cuda")

@@ -23,6 +23,9 @@ _GRAVITY = (NOTHING, BRANCH, SIZE)
 
 _MOST_CALLERS = 8
 
+_IDENTITY = frozenset({ast.Is, ast.IsNot})
+"""Comparisons that read no value: `x is None`."""
+
 _WRITERS = frozenset({"safetensors"})
 """Packages that copy tensors to the host to write them: no size on the device follows."""
 
@@ -231,6 +234,8 @@ class _Following:
         if isinstance(parent, ast.Call) and child is not parent.func:
             is_end = _name(parent.func) in _ENDS
             return self._size(grows=grows) if _sizes(parent, child) else _nothing(is_end)
+        if isinstance(parent, ast.Compare) and _IDENTITY.issuperset(map(type, parent.ops)):
+            return NOTHING
         if isinstance(parent, ast.Attribute):
             return _nothing(parent.attr in _KEEPS_SIZE)
         if isinstance(parent, ast.Slice):
