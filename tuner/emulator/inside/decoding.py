@@ -264,10 +264,11 @@ def _settle_longest(values: Mapping[str, Any], prompt: int) -> None:
         return
     config = values.get("generation_config")
     named = (getattr(config, name, None) for name in ("eos_token_id", "pad_token_id"))
-    ends = {i for one in named for i in (one if isinstance(one, list) else [one])}
+    every = (i for one in named for i in (one if isinstance(one, list) else [one]))
+    ends = {i for i in every if i is not None}
     other = next(i for i in itertools.count() if i not in ends)
     completions = alias(ids)[:, prompt:]
-    for end in ends - {None}:
+    for end in ends:
         completions.masked_fill_(completions == end, other)
     note_known(ids)
 

@@ -22,12 +22,18 @@ SIZE, BRANCH, NOTHING = "size", "branch", ""
 _GRAVITY = (NOTHING, BRANCH, SIZE)
 
 _MOST_CALLERS = 8
+_MODULE = "torch/nn/modules/module.py"
 
 _IDENTITY = frozenset({ast.Is, ast.IsNot})
 """Comparisons that read no value: `x is None`."""
 
-_WRITERS = frozenset({"safetensors"})
-"""Packages that copy tensors to the host to write them: no size on the device follows."""
+_LOOKED_AT = frozenset(
+    {"accelerate", "deepspeed", "evaluate", "lightning", "lightning_fabric", "peft"}
+    | {"pytorch_lightning", "safetensors", "sentence_transformers", "torchmetrics", "transformers"}
+    | {"trl"}
+)
+"""Packages whose own reads of floats were looked at: they log, save, compare scores, and cut what
+they generate at its end. No size without a bound follows."""
 
 _UNNAMED = ("forward", "__call__")
 """Functions whose calls don't have their name. Others, as hooks, may return to compiled code."""
@@ -86,7 +92,7 @@ def use_in(frame: FrameType | None) -> Use:
     loop: tuple[int, int] | None = None
     in_loop = goes_on = True
     for number, one in enumerate(itertools.islice(own, _MOST_CALLERS)):
-        if package_of(one.f_code.co_filename) in _WRITERS:
+        if package_of(one.f_code.co_filename) in _LOOKED_AT:
             break
         found = _site(one.f_code, one.f_lasti)
         if found is None:
@@ -109,6 +115,8 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames outside of PyTorch and the emulator, innermost first; none if PyTorch reads."""
     while frame is not None:
         package = package_of(frame.f_code.co_filename)
+        if package == "torch" and frame.f_code.co_filename.endswith(_MODULE):
+            return  # a module is moved
         if package not in ("", "python", "torch"):
             yield frame
         frame = frame.f_back
@@ -234,10 +242,8 @@ class _Following:
         if isinstance(parent, ast.Call) and child is not parent.func:
             is_end = _name(parent.func) in _ENDS
             return self._size(grows=grows) if _sizes(parent, child) else _nothing(is_end)
-        if isinstance(parent, ast.Compare) and _IDENTITY.issuperset(map(type, parent.ops)):
-            return NOTHING
-        if isinstance(parent, ast.Attribute):
-            return _nothing(parent.attr in _KEEPS_SIZE)
+        if isinstance(parent, ast.Compare | ast.Attribute):
+            return _nothing(_asks(parent))
         if isinstance(parent, ast.Slice):
             return self._size(grows=grows and child is parent.upper)
         if isinstance(parent, ast.Subscript) and child is parent.slice:
@@ -301,6 +307,13 @@ def _sizes(call: ast.Call, argument: ast.AST) -> bool:
     if name in _TENSOR_FIRST and owner in _MODULES and argument in call.args[:1]:
         return False
     return name in _SIZED
+
+
+def _asks(parent: ast.Compare | ast.Attribute) -> bool:
+    """True if an operand's value is not read: for `x is None`, or `x.shape`."""
+    if isinstance(parent, ast.Compare):
+        return _IDENTITY.issuperset(map(type, parent.ops))
+    return parent.attr in _KEEPS_SIZE
 
 
 def _nothing(is_end: bool) -> str | None:
