@@ -30,7 +30,7 @@ _IDENTITY = frozenset({ast.Is, ast.IsNot})
 _LOOKED_AT = frozenset(
     {"accelerate", "deepspeed", "evaluate", "lightning", "lightning_fabric", "peft"}
     | {"pytorch_lightning", "safetensors", "sentence_transformers", "torchmetrics", "transformers"}
-    | {"trl"}
+    | {"trl", "unsloth", "unsloth_zoo"}
 )
 """Packages whose own reads of floats were looked at: they log, save, compare scores, and cut what
 they generate at its end. No size without a bound follows."""
