@@ -11,12 +11,13 @@ import atexit
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
+from tuner.cost.operators.operators import tensors_in
 from tuner.emulator.inside.failing import send
 from tuner.emulator.inside.lines import Unknowns, frames_of, package_of, places
 from tuner.emulator.inside.notes import is_known, origin_of
@@ -74,7 +75,7 @@ class HostReads:
         name = getattr(getattr(func, "_schema", None), "name", str(func))
         if name in _TRANSFERS:
             return 1
-        for tensor in _tensors((args, tuple(kwargs.values()))):
+        for tensor in tensors_in((args, tuple(kwargs.values()))):
             if not tensor.is_cuda:
                 if _holds(tensor, to):
                     return 1
@@ -121,14 +122,6 @@ def _function_in(frame: FrameType | None) -> str:
     if frame is None:
         return f"compiled code in the thread {threading.current_thread().name}"
     return f"compiled code called by {frame.f_code.co_qualname}"
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
 
 
 def _holds(tensor: torch.Tensor, address: int) -> bool:

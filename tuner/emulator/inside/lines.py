@@ -134,8 +134,8 @@ def program_line(frame: FrameType | None, *, frames: Any = None) -> str | None:
 MOST_ROWS = 200
 """The most rows in the list; further ones are counted in the last."""
 UNKNOWN = "unknown"
-BRANCH = "branch"
-"""The kind of a made-up value by which the program branches."""
+SIZE, BRANCH = "size", "branch"
+"""Uses of a value on the host: a size follows, or the program branches by it."""
 
 
 class Unknowns:
@@ -164,7 +164,7 @@ class Unknowns:
 
     def used(self, operator: str, kind: str, use: str, *, grows: bool) -> None:
         """Count a value that the host read, by its use there (`uses.Use`): a size or a branch."""
-        if use == "size":
+        if use == SIZE:
             bounded = grows and kind in ("at most", "assumed")
             self.decided(f"{operator}, a size follows", kind if bounded else "made up")
         elif use:

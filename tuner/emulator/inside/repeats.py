@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tuner.cost.operators.operators import tensors_in
 from tuner.emulator.inside.core import Shared
 from tuner.emulator.inside.notes import FLOATS, SMALL, STRIDED, follow_notes, noted
 from tuner.emulator.inside.operators import EMPTY, OPENED, Operator
@@ -109,15 +110,6 @@ def _returns_large(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> b
 def _changes_unknown(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
     """True if an unknown tensor is changed in place, and stays unknown."""
     return isinstance(out, torch.Tensor) and out is args[0] and _is_unknown(out)
-
-
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among values, and in lists among them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from tensors_in(value)
 
 
 def _is_large(tensor: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import empty
 
+from tuner.emulator.inside.lines import BRANCH
 from tuner.emulator.inside.lines import UNKNOWN as UNREAD
 from tuner.emulator.inside.notes import (
     ASSUMED,
@@ -38,7 +39,7 @@ from tuner.emulator.inside.notes import (
 )
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.settling import Handler, Settling
-from tuner.emulator.inside.uses import BRANCH, Loops, use_in
+from tuner.emulator.inside.uses import Loops, use_in
 
 # The stand-in runtime copies up to this size from host to device (KEPT in device/cudart.c).
 KEPT_BYTES = 1 << 20

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from tuner.emulator.inside.lines import package_of
+from tuner.emulator.inside.lines import BRANCH, SIZE, package_of
 
-SIZE, BRANCH, NOTHING = "size", "branch", ""
+NOTHING = ""
 _GRAVITY = (NOTHING, BRANCH, SIZE)
 
 _MOST_CALLERS = 8
@@ -373,7 +373,7 @@ class Loops:
         return found
 
     def other(self, value: bool | float, reads: int) -> bool | float:
-        """The value in place of `value`, after so many reads of a loop."""
+        """The value in place of `value`, after this number of `reads` in a loop."""
         if reads < self.ESCAPE:
             return value
         if isinstance(value, bool):
