@@ -137,7 +137,7 @@ def _held(
         gpu=case.gpu,
         program=case.group,
         machine=case.row.notes.get("file", "") if name == "step_s" else "",
-        grade=case.row.grade,
+        grade=case.grade,
         configuration=(case.model, case.configuration.key),
         observation=Observation(
             name, predicted, measured, units=float(str(case.configuration["grad_accum"]))

@@ -25,6 +25,7 @@ class Measured:
     device: float | None = None
     loaded: float | None = None
     forward: float | None = None
+    resident: float | None = None
     step_s: float | None = None
 
 
@@ -42,10 +43,16 @@ class Case:
     """Whether the measured step time includes the optimizer step."""
     ran_out: bool = False
     """Whether the run ended without a value, which its source puts down to memory."""
-    keeps_cache: bool = False
-    """Whether the model's version kept its key-value cache in training; see caching.py."""
-    chunked_loss: bool = False
-    """Whether head and loss are computed together, a chunk at a time; see chunked_loss.py."""
+    ways: tuple[str, ...] = ()
+    """What the program does that no setting expresses; see programs.py."""
+    grade: str = ""
+    """The row's, or C where only the mean of the sequences' lengths is known."""
+    fitted: bool = False
+    """Whether the priors of the package's intervals were fitted with rows of this program."""
+
+    def __post_init__(self) -> None:
+        if not self.grade:
+            object.__setattr__(self, "grade", self.row.grade)
 
 
 def express(row: Row) -> Case | str:
@@ -89,6 +96,7 @@ def _fitcheck(row: Row) -> Case | str:
     tokens_per_s = row.throughput
     return Case(
         row,
+        fitted=True,
         group="T4, transformers 5 + peft",
         gpu="t4",
         model=row.model,
@@ -115,6 +123,7 @@ def _canifinetune(row: Row) -> Case | str:
     """The bench/runner.py of canifinetune 0.3: a plain loop, no clipping, no autocast."""
     return Case(
         row,
+        fitted=True,
         group="RTX 4080, transformers 5 + peft",
         gpu="rtx4080",
         model=row.model,
@@ -154,6 +163,7 @@ def _fms(row: Row) -> Case | str:
     ran_out = row.peak_gib is None
     return Case(
         row,
+        fitted=True,
         group="A100, trl" + (" + fused kernels" if fused else "") + (", Liger" if chunked else ""),
         gpu="a100_80gb",
         model=row.model,
@@ -176,8 +186,7 @@ def _fms(row: Row) -> Case | str:
             step_s=1 / steps_per_s if steps_per_s else None,
         ),
         ran_out=ran_out,
-        keeps_cache=is_bigcode,
-        chunked_loss=chunked,
+        ways=("keeps_cache",) * is_bigcode + ("chunked_loss",) * chunked,
     )
 
 
@@ -185,6 +194,7 @@ def _fitscout(row: Row) -> Case | str:
     """The validation/measure.py of fitscout 0.1.1: one step; library versions are not recorded."""
     return Case(
         row,
+        fitted=True,
         group="T4, versions not recorded",
         gpu="t4",
         model=row.model,
@@ -219,6 +229,7 @@ def _universal(row: Row) -> Case | str:
         return "the run failed: no value to compare with"
     return Case(
         row,
+        fitted=True,
         group="A100, universal-llm-trainer",
         gpu="a100_80gb",
         model=_UNIVERSAL_MODELS.get(row.model, row.model),
@@ -237,23 +248,196 @@ def _universal(row: Row) -> Case | str:
 
 
 _NEUSIGHT_MODELS = {"gpt2_large": "gpt2-large", "opt_13": "opt-1.3b"}
+_NEUSIGHT_OTHERS = ("bert_large", "gpt3_xl", "gpt3_27")
 
 
 def _neusight(row: Row) -> Case | str:
-    """NeuSight's labels: forward and backward of a Hugging Face model in fp32, no optimizer."""
-    if row.model not in _NEUSIGHT_MODELS:
-        return "the architecture is not in the catalogue or not a causal language model"
+    """NeuSight's labels: forward and backward of a Hugging Face model in fp32, no optimizer.
+
+    neusight/Tracing/trace.py, `measure_e2e`: the mean of the fastest 5 of 25. The model gets
+    tokens alone, and BERT is the model for pretraining; the loss between the passes is not timed.
+    """
+    known = row.model in _NEUSIGHT_MODELS
+    if not known and row.model not in _NEUSIGHT_OTHERS:
+        return "experts of Switch Transformers, whose code the program replaces by its own"
     gpus = {"NVIDIA L4": "l4", "Tesla V100-PCIE-32GB": "v100_32gb_pcie"}
+    bert = row.model == "bert_large"
     return Case(
         row,
-        group="fp32 forward and backward (NeuSight)",
+        group="fp32 forward and backward (NeuSight)" + ("" if known else ", BERT and GPT-3"),
         gpu=gpus.get(row.gpu, "a100_80gb_pcie"),
-        model=_NEUSIGHT_MODELS[row.model],
+        model=_NEUSIGHT_MODELS.get(row.model, row.model),
         configuration=_configuration(
-            row, attention="eager", optimizer="sgd", max_grad_norm=0, training_loop="function"
+            row,
+            attention="eager",
+            optimizer="sgd",
+            max_grad_norm=0,
+            training_loop="function",
+            **({"num_labels": 2} if bert else {}),
         ),
         measured=Measured(step_s=(row.throughput or 0) / 1000 or None),
         with_optimizer=False,
+        ways=() if known else ("class:AutoModelForPreTraining",) * bert + ("loss_outside",),
+        fitted=known,
+    )
+
+
+_LAMBDA_GPUS = {
+    "A10": "a10",
+    "A100-PCIe-40GB": "a100_40gb_250w",
+    "A100-PCIe-80GB": "a100_80gb_pcie",
+    "A100-SXM4-40GB": "a100_40gb_400w",
+    "A100-SXM4-80GB": "a100_80gb",
+    "A40": "a40",
+    "Quadro RTX 6000 24GB": "rtx6000",
+    "Quadro RTX 8000 48GB": "rtx8000",
+    "RTX 2080 Ti": "rtx2080ti",
+    "RTX 3070": "rtx3070",
+    "RTX 3080": "rtx3080",
+    "RTX 3090": "rtx3090",
+    "RTX 4090": "rtx4090",
+    "RTX 6000 Ada": "rtx6000_ada",
+    "RTX A4000": "a4000",
+    "RTX A4500": "a4500",
+    "RTX A5000": "a5000",
+    "RTX A5500": "a5500",
+}
+_WITHOUT_TF32 = ("rtx6000", "rtx8000", "rtx2080ti")
+
+
+def _run_squad(row: Row) -> Case | str:
+    """NVIDIA's PyTorch/LanguageModeling/BERT/run_squad.py, as Lambda's benchmark starts it.
+
+    100 steps of SQuAD, padded to 384 tokens; fp16 is apex's amp O2 with FusedAdam, fp32 its own
+    BertAdam, neither clipped. The containers multiply fp32 in tf32 where the GPU can (NGC's
+    default), which their logs do not say: grade B. GELU and LayerNorm are fused, as here.
+    """
+    gpu = _LAMBDA_GPUS.get(row.gpu)
+    if gpu is None:
+        return f"{row.gpu}: rates of GPUs before Volta are not modelled"
+    half = row.precision.startswith("fp16")
+    newer = row.notes["system"].endswith("_v1")
+    return Case(
+        row,
+        group=f"BERT SQuAD, {'fp16' if half else 'fp32'}, {'22.09' if newer else '20.10'}",
+        gpu=gpu,
+        model=row.model.partition(" ")[0],
+        configuration=_configuration(
+            row,
+            precision="fp16" if half else "fp32" if gpu in _WITHOUT_TF32 else "tf32",
+            attention="eager",
+            max_grad_norm=0,
+            training_loop="function",
+            num_labels=2,
+        ),
+        measured=Measured(
+            device=_bytes(row.peak_gib), step_s=(row.micro_batch or 0) / (row.throughput or 1)
+        ),
+        ways=(
+            "class:AutoModelForQuestionAnswering",
+            "question_answering",
+            "master_weights" if half else "bert_adam",
+        ),
+    )
+
+
+_CONTEXT_OF_DOCS = 1343 * 2**20
+"""Memory of the process before the model, as the same page of transformers measures it."""
+
+
+def _bert_classifier(row: Row) -> Case | str:
+    """transformers' perf_train_gpu_one.mdx: Trainer on 512 random sequences of 512 tokens.
+
+    NVML's memory less the context that the page shows: old CUDA versions loaded every kernel.
+    """
+    optimizers = {"adamw": "adamw_torch", "8-bit Adam (bnb)": "adamw_8bit"}
+    held = _bytes(row.peak_gib)
+    return Case(
+        row,
+        group="BERT classification, Trainer",
+        gpu="v100_16gb",
+        model=row.model.partition(" ")[0],
+        configuration=_configuration(
+            row,
+            precision="fp32",
+            mixed_precision="fp16" if "AMP" in row.precision else "no",
+            optimizer=optimizers.get(row.optimizer, row.optimizer),
+            attention="eager",
+            use_reentrant=True,
+            num_labels=2,
+        ),
+        measured=Measured(
+            reserved=None if held is None else held - _CONTEXT_OF_DOCS,
+            step_s=(row.micro_batch or 0) * row.grad_accum / (row.throughput or 1),
+        ),
+        ways=("adamw_hf" if row.optimizer == "adamw" else "plain_optimizer",),
+    )
+
+
+def _peft(row: Row) -> Case | str:
+    """PEFT's method_comparison/MetaMathQA/run.py, at the mean length of its sequences.
+
+    Batches are padded to their longest, of 80 sorted at a time: the padded length is not known,
+    and somewhat more. `mem_alloc_avg_last250` is what is allocated when a step has ended, with
+    gradients (zeroed at the next) and outputs: it follows the length less than a peak does.
+    """
+    steps = row.note("steps") or 1
+    run = row.notes["variant"]
+    full = row.method == "full"
+    length = round((row.note("total_tokens") or 0) / steps / (row.micro_batch or 1))
+    return Case(
+        row,
+        group="PEFT method comparison, " + ("full" if full else "LoRA" if row.lora_rank else "rest"),
+        gpu="l40s",
+        model=row.model,
+        configuration=_configuration(
+            row,
+            max_length=length,
+            lora_rank=0 if full else 1,  # the adapters are those of the way
+            lora_targets=("q_proj",),
+            attention="sdpa",
+            optimizer="adamw_torch",
+            training_loop="loop",
+        ),
+        measured=Measured(
+            resident=row.note("mem_alloc_avg_last250"),
+            step_s=(row.note("train_step_time_sum_s") or 0) / steps,
+        ),
+        ways=("padded", "gradients_until_next") + ((f"adapter:{run}",) if not full else ()),
+        grade="C",
+    )
+
+
+def _qwen(row: Row) -> Case | str:
+    """QwenLM/Qwen, finetune.py by finetune_lora_single_gpu.sh: Trainer, bf16, every input as long.
+
+    The model computes the loss in the precision of its logits (modeling_qwen.py), peft 0.5 has
+    adapters in that of the weights. What its "memory (GB)" counts is not said: only time compares.
+    """
+    if row.method == "qlora":
+        return "GPTQ's 4-bit layers: their kernels are not modelled"
+    if row.method == "full":
+        return "full fine-tuning under DeepSpeed on one GPU: its fp32 copies are not modelled"
+    targets = {"c_attn", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    embeddings = {"modules_to_save": ("embed_tokens", "lm_head")} if "wte" in row.lora_targets else {}
+    return Case(
+        row,
+        group="Qwen finetune.py, LoRA",
+        gpu="a100_80gb",
+        model=row.model,
+        configuration=_configuration(
+            row,
+            lora_targets=tuple(sorted(targets)),
+            lora_dropout=0.05,
+            adapter_dtype="bf16",
+            mixed_precision="bf16",
+            attention="flash_attention_2",
+            loss="unwidened",
+            use_reentrant=True,
+            **embeddings,
+        ),
+        measured=Measured(step_s=row.throughput),
+        ways=("fused_attention",),
     )
 
 
@@ -264,15 +448,15 @@ _HARNESSES: dict[str, Callable[[Row], Case | str]] = {
     "transformers+peft single-step (validation": _fitscout,
     "universal-llm-trainer": _universal,
     "NeuSight": _neusight,
+    "NVIDIA DeepLearningExamples": _run_squad,
+    "HF Trainer": _bert_classifier,
+    "PEFT method_comparison": _peft,
+    "Qwen finetune": _qwen,
 }
 _REASONS = {
-    "Lit-GPT": "Lit-GPT has model code of its own, not transformers' (and pads to the longest)",
-    "torchtune": "torchtune has model code and losses of its own, not transformers'",
-    "Qwen finetune": "first-generation Qwen: model code from the hub that transformers lacks",
-    "ms-swift": "first-generation Qwen, padded to lengths of a data set that is not in the table",
-    "PEFT method_comparison": "padded to the longest of each batch: lengths are not in the table",
-    "NVIDIA DeepLearningExamples": "BERT question answering, not a causal language model",
-    "HF Trainer": "BERT classification, not a causal language model",
-    "unsloth": "unsloth's kernels and offloading are not modelled; only a limit is given",
-    "HF + FA2": "only the longest length that fits is given, not a measured value",
+    "Lit-GPT": "Lit-GPT has model code of its own, which the benchmark does not install",
+    "torchtune": "torchtune has model code of its own, which the benchmark does not install",
+    "ms-swift": "padded to lengths of a data set that are not in the table",
+    "unsloth": "a longest length that fits: the optimizer is not said, nor the type of card",
+    "HF + FA2": "a longest length that fits: the optimizer is not said, nor the type of card",
 }

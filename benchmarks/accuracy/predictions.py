@@ -45,6 +45,7 @@ class Predicted:
     device: float
     loaded: float
     forward: float
+    resident: float
     step_s: float
     peak_phase: str
     held_out_step_s: float = 0.0
@@ -73,8 +74,7 @@ def _task(case: Case) -> Task:
         configuration=case.configuration,
         gpu=case.gpu,
         with_optimizer=case.with_optimizer,
-        keeps_cache=case.keeps_cache,
-        chunked_loss=case.chunked_loss,
+        ways=case.ways,
     )
 
 
@@ -87,6 +87,7 @@ def _predict(task: Task) -> Predicted:
         device=sizes.device,
         loaded=sizes.loaded,
         forward=sizes.forward,
+        resident=sizes.resident,
         step_s=_step_s(task, times),
         peak_phase=sizes.peak_phase,
         held_out_step_s=_step_s(task, held_out),

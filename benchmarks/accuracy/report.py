@@ -10,7 +10,7 @@ from benchmarks.accuracy.harnesses import GIB, Case
 from benchmarks.accuracy.predictions import Predicted
 from benchmarks.accuracy.rows import Row
 
-QUANTITIES = ("allocated", "reserved", "device", "loaded", "forward", "step_s")
+QUANTITIES = ("allocated", "reserved", "device", "loaded", "forward", "resident", "step_s")
 """What is compared."""
 
 
@@ -86,7 +86,7 @@ def groups(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
     """Comparisons by group, in the order of the table."""
     found: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
-        key = f"{comparison.case.group} ({comparison.case.row.grade})"
+        key = f"{comparison.case.group} ({comparison.case.grade})"
         found.setdefault(key, []).append(comparison)
     return found
 
@@ -96,9 +96,9 @@ def targets(comparisons: Sequence[Comparison]) -> dict[str, Sequence[Comparison]
     wanted = ("t4", "rtx4080", "a100_80gb")
     return {
         "T4, RTX 4080 and A100 rows, grade A": [
-            c for c in comparisons if c.case.row.grade == "A" and c.case.gpu in wanted
+            c for c in comparisons if c.case.grade == "A" and c.case.gpu in wanted
         ],
-        "grade B": [c for c in comparisons if c.case.row.grade == "B"],
+        "grade B": [c for c in comparisons if c.case.grade == "B"],
         "all": comparisons,
     }
 
@@ -145,6 +145,7 @@ _TITLES = {
     "device": "Device memory",
     "loaded": "Loaded memory",
     "forward": "Peak of the forward pass",
+    "resident": "Allocated when a step has ended",
     "step_s": "Step time, never calibrated",
 }
 

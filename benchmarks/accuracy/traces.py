@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
@@ -20,11 +21,16 @@ from tuner.cost.speed.roofline import StepWork
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict import cache
 from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import resolve_config
 
 HERE = Path(__file__).parent
 GPUS = HERE / "gpus.yaml"
 
-_OWN_CODE = ("attention.py", "caching.py", "chunked_loss.py", "losses.py", "traces.py")
+MODELS = HERE / "models.yaml"
+
+_OWN_CODE = (
+    "attention.py", "losses.py", "models.yaml", "peft_adapters.json", "programs.py", "traces.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,7 @@ class Task:
     configuration: Configuration
     gpu: str
     with_optimizer: bool
-    keeps_cache: bool
-    chunked_loss: bool
+    ways: tuple[str, ...]
 
     def the_gpu(self) -> Gpu:
         """The GPU type, of the catalogue or of the measured rows."""
@@ -52,6 +57,7 @@ class Sizes:
     device: float
     loaded: float
     forward: float
+    resident: float
     peak_phase: str
     fits: bool
 
@@ -90,24 +96,18 @@ def _of_arrays(arrays: Mapping[str, Any]) -> tuple[Sizes, StepWork]:
 def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
     # torch and transformers are loaded only where something has to be traced.
     from benchmarks.accuracy import attention, losses
-    from benchmarks.accuracy.caching import CachingWorkload
-    from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload
+    from benchmarks.accuracy.programs import Program
     from tuner.cost.allocator import replay
-    from tuner.cost.memory import peak_memory
-    from tuner.predict.predict import resolve_subject, step_work
+    from tuner.cost.memory import memory_history, peak_memory
+    from tuner.predict.predict import step_work
     from tuner.predict.tracing.trace import trace
+    from tuner.predict.training import get_workload
 
     attention.register()
     losses.register()
-    subject = resolve_subject("causal_lm", task.model)
-    workload: Any = subject.workload
-    if task.keeps_cache:
-        workload = CachingWorkload(workload)
-    if task.chunked_loss:
-        workload = ChunkedLossWorkload(workload)
     found = trace(
-        workload,
-        subject.model_config,
+        Program(get_workload("causal_lm"), task.ways),
+        _architecture(task.model),
         task.configuration,
         compute_capability=gpu.compute_capability,
     )
@@ -124,7 +124,17 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
         device=replayed.peak_reserved_bytes + gpu.context_bytes,
         loaded=memory.loaded_bytes,
         forward=memory.phase_peak_bytes["forward"],
+        resident=memory_history(timeline).allocated[-1],
         peak_phase=memory.peak_phase,
         fits=fits,
     )
     return sizes, step_work(found)
+
+
+def _architecture(model: str) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    own = yaml.safe_load(MODELS.read_text("utf-8")).get(model)
+    if own is None:
+        return resolve_config(model)
+    return CONFIG_MAPPING[own["model_type"]].from_dict(own)
