@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.accuracy.rows import Row
 from tuner.core.records import Configuration
+from tuner.core.setup.schema import NO_NAMES
 
 GIB = 1024**3
 
@@ -309,24 +310,27 @@ def _run_squad(row: Row) -> Case | str:
     """NVIDIA's PyTorch/LanguageModeling/BERT/run_squad.py, as Lambda's benchmark starts it.
 
     100 steps of SQuAD, padded to 384 tokens; fp16 is apex's amp O2 with FusedAdam, fp32 its own
-    BertAdam, neither clipped. The containers multiply fp32 in tf32 where the GPU can (NGC's
-    default), which their logs do not say: grade B. GELU and LayerNorm are fused, as here.
+    BertAdam, which clips each parameter's gradient; from 20.06 on all are clipped together too.
+    The containers multiply fp32 in tf32 where the GPU can (NGC's default), which their logs do
+    not say: grade B. GELU and LayerNorm are fused, as here.
     """
     gpu = _LAMBDA_GPUS.get(row.gpu)
     if gpu is None:
         return f"{row.gpu}: rates of GPUs before Volta are not modelled"
     half = row.precision.startswith("fp16")
-    newer = row.notes["system"].endswith("_v1")
+    day, month, year = row.notes["log"].partition("_")[0].split("-")
+    before = (year, month, day) < ("2020", "07", "04")
+    code = "2022" if row.notes["system"].endswith("_v1") else "2019" if before else "2020"
     return Case(
         row,
-        group=f"BERT SQuAD, {'fp16' if half else 'fp32'}, {'22.09' if newer else '20.10'}",
+        group=f"BERT SQuAD, {'fp16' if half else 'fp32'}, code of {code}",
         gpu=gpu,
         model=row.model.partition(" ")[0],
         configuration=_configuration(
             row,
             precision="fp16" if half else "fp32" if gpu in _WITHOUT_TF32 else "tf32",
             attention="eager",
-            max_grad_norm=0,
+            max_grad_norm=0 if code == "2019" else 1.0,
             training_loop="function",
             num_labels=2,
         ),
@@ -346,7 +350,7 @@ _CONTEXT_OF_DOCS = 1343 * 2**20
 
 
 def _bert_classifier(row: Row) -> Case | str:
-    """transformers' perf_train_gpu_one.mdx: Trainer on 512 random sequences of 512 tokens.
+    """Transformers' perf_train_gpu_one.mdx: Trainer on 512 random sequences of 512 tokens.
 
     NVML's memory less the context that the page shows: old CUDA versions loaded every kernel.
     """
@@ -387,7 +391,8 @@ def _peft(row: Row) -> Case | str:
     length = round((row.note("total_tokens") or 0) / steps / (row.micro_batch or 1))
     return Case(
         row,
-        group="PEFT method comparison, " + ("full" if full else "LoRA" if row.lora_rank else "rest"),
+        group="PEFT method comparison, "
+        + ("full" if full else "LoRA" if row.lora_rank else "rest"),
         gpu="l40s",
         model=row.model,
         configuration=_configuration(
@@ -419,7 +424,9 @@ def _qwen(row: Row) -> Case | str:
     if row.method == "full":
         return "full fine-tuning under DeepSpeed on one GPU: its fp32 copies are not modelled"
     targets = {"c_attn", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    embeddings = {"modules_to_save": ("embed_tokens", "lm_head")} if "wte" in row.lora_targets else {}
+    embeddings = (
+        {"modules_to_save": ("embed_tokens", "lm_head")} if "wte" in row.lora_targets else {}
+    )
     return Case(
         row,
         group="Qwen finetune.py, LoRA",
@@ -434,7 +441,7 @@ def _qwen(row: Row) -> Case | str:
             attention="flash_attention_2",
             loss="unwidened",
             use_reentrant=True,
-            **embeddings,
+            modules_to_save=saved,
         ),
         measured=Measured(step_s=row.throughput),
         ways=("fused_attention",),

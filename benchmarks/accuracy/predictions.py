@@ -75,6 +75,7 @@ def _task(case: Case) -> Task:
         gpu=case.gpu,
         with_optimizer=case.with_optimizer,
         ways=case.ways,
+        timed_only="question_answering" in case.ways and case.measured.device is None,
     )
 
 

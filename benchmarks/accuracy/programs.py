@@ -50,7 +50,7 @@ def _class(name: str) -> Iterator[None]:
     import transformers
 
     found = getattr(transformers, name)
-    with mock.patch.object(causal_lm_model, "trained_class", lambda *_, **__: found):
+    with mock.patch.object(causal_lm_model, "trained_class", return_value=found):
         yield
 
 
@@ -172,7 +172,7 @@ def _gradients_until_next(session: Any) -> None:
 
 
 def _master_weights(session: Any) -> None:
-    """apex's amp O2: half precision everywhere, and FusedAdam on copies in fp32.
+    """Apex's amp O2: half precision everywhere, and FusedAdam on copies in fp32.
 
     apex/amp/_process_optimizer.py: gradients become those of the copies (the scaler reads and
     checks them there), and after the step the copies are written back.
@@ -187,6 +187,8 @@ def _master_weights(session: Any) -> None:
                 if half.grad is not None:
                     master.grad = half.grad.float()
             unscale_without_data(masters)
+            if session._update_settings.max_grad_norm > 0:
+                nn.utils.clip_grad_norm_(masters, session._update_settings.max_grad_norm)
             session.optimizer.step()
             known = [(h, m) for h, m in zip(halves, masters, strict=True) if m.grad is not None]
             torch._foreach_copy_([h for h, _ in known], [m for _, m in known])
@@ -207,25 +209,25 @@ class _LoopAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Update all parameters that have a gradient."""
-        parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
-        if self._bert:
-            torch._foreach_norm(parameters)
-        for parameter in parameters:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is None:
+                continue
+            if self._bert:
+                nn.utils.clip_grad_norm_(parameter, 1.0, foreach=False)
             state = self.state[parameter]
             if not state:
                 state["mean"], state["square"] = (torch.zeros_like(parameter) for _ in range(2))
-            target = parameter * 1.0 / 2.0 if self._bert else parameter  # BertAdam's clipping
             gradient, mean, square = parameter.grad, state["mean"], state["square"]
             mean.mul_(0.9).add_(gradient, alpha=0.1)
             square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
             if not self._bert:
-                target.addcdiv_(mean, square.sqrt().add_(1e-8), value=-1e-4)
+                parameter.addcdiv_(mean, square.sqrt().add_(1e-8), value=-1e-4)
                 continue
             change = mean / (square.sqrt() + 1e-6)
             if parameter.dim() > 1:
-                change += 0.01 * target
+                change += 0.01 * parameter
             scaled = 1e-4 * change
-            target.add_(-scaled)
+            parameter.add_(-scaled)
 
 
 def _with_optimizer(session: Any, *, bert: bool) -> None:
@@ -238,12 +240,12 @@ def _plain_optimizer(session: Any) -> None:
 
 
 def _bert_adam(session: Any) -> None:
-    """NVIDIA's BertAdam (LanguageModeling/BERT/optimization.py), without transformers' clipping."""
+    """NVIDIA's BertAdam (LanguageModeling/BERT/optimization.py), with its clipping."""
     _with_optimizer(session, bert=True)
 
 
 def _adamw_hf(session: Any) -> None:
-    """transformers' own AdamW, Trainer's default up to 4.45 (`adamw_hf`)."""
+    """Transformers' own AdamW, Trainer's default up to 4.45 (`adamw_hf`)."""
     _with_optimizer(session, bert=False)
 
 

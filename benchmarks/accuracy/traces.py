@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ GPUS = HERE / "gpus.yaml"
 
 MODELS = HERE / "models.yaml"
 
-_OWN_CODE = (
-    "attention.py", "losses.py", "models.yaml", "peft_adapters.json", "programs.py", "traces.py",
-)  # fmt: skip
+_OWN_CODE = ("attention.py", "losses.py", "traces.py")
+_CODE_OF_WAYS = ("models.yaml", "peft_adapters.json", "programs.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,8 @@ class Task:
     gpu: str
     with_optimizer: bool
     ways: tuple[str, ...]
+    timed_only: bool = False
+    """No memory was measured: two traces of small batches tell the work of this one."""
 
     def the_gpu(self) -> Gpu:
         """The GPU type, of the catalogue or of the measured rows."""
@@ -62,10 +63,63 @@ class Sizes:
     fits: bool
 
 
+SMALL_BATCHES = 6, 7
+"""Batches that are traced where only the time of others is asked for."""
+
+
 def traced(task: Task) -> tuple[Sizes, StepWork]:
-    """Memory and work of a task; traced only if the cache has no entry for it."""
+    """Memory and work of a task; traced only if the cache has no entry for it.
+
+    Where only time was measured, the work follows from two small batches: it is a polynomial of
+    the first degree in the batch. So is the allocated peak; what is reserved is not known then.
+    """
+    if not task.timed_only:
+        return _whole(task)
+    batch = int(str(task.configuration["micro_batch"]))
+    parts = [_whole(_small(task, each)) for each in SMALL_BATCHES]
+    works = [work.passes for _, work in parts]
+    same = len(works[0].names) == len(works[1].names) and bool(
+        (works[0].names == works[1].names).all()
+    )
+    if not same or not np.array_equal(parts[0][1].executions, parts[1][1].executions):
+        return _whole(replace(task, timed_only=False))
+    first, step = batch - SMALL_BATCHES[0], SMALL_BATCHES[1] - SMALL_BATCHES[0]
+
+    def at(low: Any, high: Any) -> Any:
+        return low + (high - low) * first / step
+
+    passes = replace(
+        works[0],
+        **{
+            name: at(getattr(works[0], name), getattr(works[1], name))
+            for name in ("flops", "bytes_moved", "shapes")
+        },
+    )
     gpu = task.the_gpu()
-    own = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in _OWN_CODE]
+    allocated = at(parts[0][0].allocated, parts[1][0].allocated)
+    sizes = replace(
+        parts[0][0],
+        allocated=allocated,
+        reserved=np.nan,
+        device=np.nan,
+        fits=allocated + gpu.context_bytes <= gpu.memory_bytes,
+    )
+    return sizes, StepWork(passes, parts[0][1].executions, passes, parts[0][1].optimizer_executions)
+
+
+def _small(task: Task, batch: int) -> Task:
+    """The task at this batch, the same for every GPU: eager attention has one kernel on all."""
+    precision = str(task.configuration["precision"]).replace("tf32", "fp32")
+    configuration = {**task.configuration, "micro_batch": batch, "precision": precision}
+    return replace(
+        task, gpu="a100_80gb", configuration=Configuration(configuration), timed_only=False
+    )
+
+
+def _whole(task: Task) -> tuple[Sizes, StepWork]:
+    gpu = task.the_gpu()
+    names = _OWN_CODE + (_CODE_OF_WAYS if task.ways else ())
+    own = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in names]
     parts = (task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
     name = cache.entry_name("accuracy", repr(parts), *own)
     arrays = cache.read_arrays(name)
@@ -99,13 +153,13 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
     from benchmarks.accuracy.programs import Program
     from tuner.cost.allocator import replay
     from tuner.cost.memory import memory_history, peak_memory
+    from tuner.predict.compiler.deepening import trace_deep
     from tuner.predict.predict import step_work
-    from tuner.predict.tracing.trace import trace
     from tuner.predict.training import get_workload
 
     attention.register()
     losses.register()
-    found = trace(
+    found = trace_deep(
         Program(get_workload("causal_lm"), task.ways),
         _architecture(task.model),
         task.configuration,
