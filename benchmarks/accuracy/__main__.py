@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks.accuracy import held_out
+from benchmarks.accuracy import held_out, numbers
 from benchmarks.accuracy.harnesses import Case, express
 from benchmarks.accuracy.peers import estimate_all, table
 from benchmarks.accuracy.predictions import predict_all
@@ -42,8 +42,9 @@ def main() -> None:
     ]
     print(f"predicted in {time.monotonic() - started:.0f} s\n")
     text(comparisons, print)
-    print(held_out.text(comparisons))
-    tables = markdown(comparisons, refused) + f"\n## Held out\n{held_out.text(comparisons)}\n"
+    left_out, closing = held_out.text(comparisons), numbers.text(comparisons, refused)
+    print(left_out, closing, sep="\n\n")
+    tables = f"{markdown(comparisons, refused, closing)}\n## Held out\n{left_out}\n"
     if arguments.peers:
         names = ("fitcheck", "canifinetune")
         pythons = {name: path for name in names if (path := getattr(arguments, name))}

@@ -112,9 +112,9 @@ class Result:
 
 
 def held_rows(comparisons: Iterable[Comparison]) -> dict[str, list[Held]]:
-    """The rows of each quantity that measured it."""
+    """The rows of each quantity that measured it, less those with a mean length (grade C)."""
     rows: dict[str, list[Held]] = {ALLOCATED: [], HELD: [], STEP: []}
-    for comparison in comparisons:
+    for comparison in (c for c in comparisons if c.case.grade != "C"):
         for quantity, names in _NAMES.items():
             for name in names:
                 measured = comparison.measured(name)
@@ -360,6 +360,8 @@ _SHIPPED = {
     HELD: prior_of(correction.DEVICE, has_profile=False),
     STEP: prior_of(correction.STEP, has_profile=False),
 }
+SHIPPED_PRIORS = {quantity: Calibration.fit((), prior) for quantity, prior in _SHIPPED.items()}
+"""What a user's interval comes from before any trial."""
 
 
 def _by_group(quantity: str, way: str, results: Sequence[Result]) -> list[Line]:

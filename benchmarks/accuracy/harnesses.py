@@ -424,9 +424,7 @@ def _qwen(row: Row) -> Case | str:
     if row.method == "full":
         return "full fine-tuning under DeepSpeed on one GPU: its fp32 copies are not modelled"
     targets = {"c_attn", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    embeddings = (
-        {"modules_to_save": ("embed_tokens", "lm_head")} if "wte" in row.lora_targets else {}
-    )
+    saved = ("embed_tokens", "lm_head") if "wte" in row.lora_targets else NO_NAMES
     return Case(
         row,
         group="Qwen finetune.py, LoRA",

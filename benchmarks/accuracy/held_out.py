@@ -55,7 +55,14 @@ class Group:
 
 def text(comparisons: Sequence[Comparison]) -> str:
     """The tables of all ways, as Markdown."""
-    timed = [c for c in comparisons if c.case.measured.step_s]
+    timed = [c for c in comparisons if c.case.measured.step_s and c.case.grade != "C"]
+    rows = held_rows(timed)[STEP]
+    parts = [_table(way, [*groups(timed, judge)]) for way, judge in judges(timed).items()]
+    return "\n".join([*parts, _corrected(rows), _pairs(rows)])
+
+
+def judges(timed: Sequence[Comparison]) -> dict[str, Judge]:
+    """The judge of each way: with the shipped prior, or the prior of rows that are left."""
     rows = dict(zip(map(id, timed), held_rows(timed)[STEP], strict=True))
 
     def without(value: Callable[[Held], str]) -> Judge:
@@ -68,13 +75,11 @@ def text(comparisons: Sequence[Comparison]) -> str:
         return lambda c: _interval(c, known[value(rows[id(c)])], held_out=True)
 
     shipped = Calibration.fit((), PROGRAM_PRIOR)
-    ways: dict[str, Judge] = {
+    return {
         "as shipped": lambda c: _interval(c, shipped, held_out=False),
         "leave one program out": without(lambda row: row.program),
         "leave one GPU out": without(lambda row: row.gpu),
     }
-    parts = [_table(way, [*_groups(timed, judge)]) for way, judge in ways.items()]
-    return "\n".join([*parts, _corrected([*rows.values()]), _pairs([*rows.values()])])
 
 
 def _interval(
@@ -88,7 +93,8 @@ def _interval(
     return interval_of(calibration, step_s, unknown), measured
 
 
-def _groups(timed: Sequence[Comparison], judge: Judge) -> Iterator[Group]:
+def groups(timed: Sequence[Comparison], judge: Judge) -> Iterator[Group]:
+    """The rows of each program and GPU, as this judge sees them."""
     names = dict.fromkeys((c.case.group, c.case.gpu) for c in timed)
     for program, gpu in names:
         judged = [judge(c) for c in timed if (c.case.group, c.case.gpu) == (program, gpu)]
@@ -96,17 +102,17 @@ def _groups(timed: Sequence[Comparison], judge: Judge) -> Iterator[Group]:
         yield Group(f"{program} | {gpu}", intervals, measured)
 
 
-def _table(way: str, groups: Sequence[Group]) -> str:
-    plain = [group for group in groups if "fused" not in group.name]
-    sets = {"all": groups, "plain programs": plain, "fused programs": _others(groups, plain)}
+def _table(way: str, members: Sequence[Group]) -> str:
+    plain = [group for group in members if "fused" not in group.name]
+    sets = {"all": members, "plain programs": plain, "fused programs": _others(members, plain)}
     lines = [
         f"\n**Step time, {way}**\n",
         "| program | GPU | rows | mean absolute error | median error | inside 90 % | rank |",
         "|---|---|---:|---:|---:|---:|---:|",
-        *(f"| {group.name} | {_cells([group])} |" for group in groups),
-        *(f"| {name} | | {_cells(members)} |" for name, members in sets.items()),
+        *(f"| {group.name} | {_cells([group])} |" for group in members),
+        *(f"| {name} | | {_cells(some)} |" for name, some in sets.items()),
     ]
-    worst = max((statistics.median(group.errors) for group in groups), key=abs)
+    worst = max((statistics.median(group.errors) for group in members), key=abs)
     lines.append(f"\nWorst median of a program and GPU: {worst:+.1%}.")
     return "\n".join(lines)
 

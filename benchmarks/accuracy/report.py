@@ -121,10 +121,14 @@ def _rows(numbers: Sequence[int]) -> str:
     return f" (not rows {', '.join(map(str, numbers))})" if numbers else ""
 
 
-def markdown(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]]) -> str:
-    """Groups, targets, rows and the rows that cannot be expressed, as Markdown."""
+def markdown(
+    comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]], closing: str
+) -> str:
+    """The closing table, groups, rows by program and those that cannot be expressed."""
     parts = [
         "# Predicted and measured, row by row\n",
+        "## In short\n",
+        closing,
         "## By group\n",
         *_tables(groups(comparisons)),
         "\n## Sets with a target\n",
