@@ -20,6 +20,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from benchmarks.accuracy.harnesses import Case, express
@@ -34,7 +35,7 @@ from tuner.cost.interval import (
     Interval,
     Observation,
     in_quadrature,
-    weighed,
+    log_evidence,
 )
 
 COVERAGE_TARGET = (0.85, 0.95)
@@ -154,6 +155,7 @@ def probable_priors(
     source: str,
     *,
     observed: Callable[[Held], Observation] = lambda held: held.observation,
+    spread_sds: Sequence[float] = (),
 ) -> list[tuple[float, ErrorPrior]]:
     """Priors with their probabilities after these rows, the most probable first.
 
@@ -175,10 +177,21 @@ def probable_priors(
         )
         for bias_scale in _BIAS_SCALES
         for spread in _SPREADS
-        for spread_sd in _SPREAD_SDS[quantity]
+        for spread_sd in spread_sds or _SPREAD_SDS[quantity]
         if spread >= shipped_prior.least_spread
     ]
-    return weighed(candidates, groups)
+    # As `weighed`, with what is known of groups: leaving one out changes nothing of the others.
+    plain = [replace(prior, source="") for prior in candidates]
+    evidence = [sum(_evidence(tuple(group), prior) for group in groups) for prior in plain]
+    shares = [math.exp(each - max(evidence)) for each in evidence]
+    kept = sorted((i for i, s in enumerate(shares) if s > 1e-4), key=lambda i: -shares[i])
+    total = sum(shares[i] for i in kept)
+    return [(shares[i] / total, candidates[i]) for i in kept]
+
+
+@cache
+def _evidence(group: tuple[Observation, ...], prior: ErrorPrior) -> float:
+    return log_evidence(group, prior)
 
 
 _BIAS_SCALES = (
@@ -303,8 +316,14 @@ def program_prior(rows: Sequence[Held]) -> ErrorPrior:
     Rows of all grades count, less what host, kernels and board account for; of the priors the most
     probable one with the shipped deviation of the spread. All priors together contain 95 to 96 %.
     """
-    found = probable_priors(rows, STEP, "", observed=lambda held: held.unexplained)
-    return next(p for _, p in found if p.spread_sd == PROGRAM_PRIOR.spread_sd)
+    found = probable_priors(
+        rows,
+        STEP,
+        "",
+        observed=lambda held: held.unexplained,
+        spread_sds=(PROGRAM_PRIOR.spread_sd,),
+    )
+    return found[0][1]
 
 
 def lines(

@@ -378,13 +378,20 @@ def _bert_classifier(row: Row) -> Case | str:
     )
 
 
+_FROM_VALUES = ("ADAMSS", "FROD")
+
+
 def _peft(row: Row) -> Case | str:
     """PEFT's method_comparison/MetaMathQA/run.py, at the mean length of its sequences.
 
     Batches are padded to their longest, of 80 sorted at a time: the padded length is not known,
     and somewhat more. `mem_alloc_avg_last250` is what is allocated when a step has ended, with
-    gradients (zeroed at the next) and outputs: it follows the length less than a peak does.
+    gradients (zeroed at the next) and the outputs with their cache: it follows the length less
+    than a peak does.
     """
+    kind = row.method.rpartition(":")[2]
+    if kind in _FROM_VALUES:
+        return f"adapters of kind {kind} are made from the values of the weights"
     steps = row.note("steps") or 1
     run = row.notes["variant"]
     full = row.method == "full"
@@ -408,7 +415,8 @@ def _peft(row: Row) -> Case | str:
             resident=row.note("mem_alloc_avg_last250"),
             step_s=(row.note("train_step_time_sum_s") or 0) / steps,
         ),
-        ways=("padded", "gradients_until_next") + ((f"adapter:{run}",) if not full else ()),
+        ways=("padded", "cache_in_outputs", "gradients_until_next")
+        + ((f"adapter:{run}",) if not full else ()),
         grade="C",
     )
 

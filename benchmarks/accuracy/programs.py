@@ -156,6 +156,15 @@ def _loss_outside(session: Any) -> None:
     session._forward = forward
 
 
+def _cache_in_outputs(session: Any) -> None:
+    """The model is called without `use_cache=False`: its outputs keep keys and values."""
+
+    def forward(batch: dict[str, torch.Tensor], model: Any = None) -> Any:
+        return session._ranks.called(**batch)
+
+    session._forward = forward
+
+
 def _gradients_until_next(session: Any) -> None:
     """`optimizer.zero_grad()` stands before the forward pass."""
     step = session.micro_step
@@ -348,6 +357,7 @@ _SESSIONS: dict[str, Callable[[Any], None]] = {
     "question_answering": _question_answering,
     "padded": _padded_texts,
     "loss_outside": _loss_outside,
+    "cache_in_outputs": _cache_in_outputs,
     "gradients_until_next": _gradients_until_next,
     "master_weights": _master_weights,
     "bert_adam": _bert_adam,
