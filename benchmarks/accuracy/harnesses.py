@@ -292,6 +292,7 @@ _LAMBDA_GPUS = {
     "A40": "a40",
     "Quadro RTX 6000 24GB": "rtx6000",
     "Quadro RTX 8000 48GB": "rtx8000",
+    "GTX 1080 Ti": "gtx1080ti",
     "RTX 2080 Ti": "rtx2080ti",
     "RTX 3070": "rtx3070",
     "RTX 3080": "rtx3080",
@@ -303,7 +304,7 @@ _LAMBDA_GPUS = {
     "RTX A5000": "a5000",
     "RTX A5500": "a5500",
 }
-_WITHOUT_TF32 = ("rtx6000", "rtx8000", "rtx2080ti")
+_WITHOUT_TF32 = ("gtx1080ti", "rtx6000", "rtx8000", "rtx2080ti")
 
 
 def _run_squad(row: Row) -> Case | str:
