@@ -42,7 +42,9 @@ def main() -> None:
     ]
     print(f"predicted in {time.monotonic() - started:.0f} s\n")
     text(comparisons, print)
-    left_out, closing = held_out.text(comparisons), numbers.text(comparisons, refused)
+    timed = held_out.timed_rows(comparisons)
+    judges = held_out.judges(timed)
+    left_out, closing = held_out.text(timed, judges), numbers.text(comparisons, refused, judges)
     print(left_out, closing, sep="\n\n")
     tables = f"{markdown(comparisons, refused, closing)}\n## Held out\n{left_out}\n"
     if arguments.peers:

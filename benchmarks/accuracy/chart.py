@@ -17,9 +17,10 @@ QUANTITIES = {
     "reserved or device memory": 5,
     "step time": 6,
 }
-"""The rows of the chart, and the column of each in the table of every run."""
+"""The rows of the chart, and the column of each in the tables of every run."""
 
-_GPUS = {"T4": "#d1495b", "RTX 4080": "#edae49", "A100": "#3d7ea6"}
+_OTHER = "others"
+_GPUS = {"T4": "#d1495b", "RTX 4080": "#edae49", "A100": "#3d7ea6", _OTHER: "#8d8d8d"}
 _LIMIT = 30.0
 """Errors beyond this many percent are drawn at the edge."""
 _WIDTH, _ROW, _LEFT, _RIGHT = 720, 84, 10, 10
@@ -31,8 +32,8 @@ def runs(text: str) -> Iterator[tuple[str, dict[str, float]]]:
     _, _, table = text.partition("## Every row")
     for line in table.partition("\n## ")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        gpu = next((name for name in _GPUS if len(cells) == 7 and name in cells[2]), None)
-        if gpu:
+        if len(cells) == 7 and cells[0].isdigit():
+            gpu = next((name for name in _GPUS if name in cells[2]), _OTHER)
             found = {name: cells[place] for name, place in QUANTITIES.items()}
             yield gpu, {n: float(e.rstrip("%")) for n, e in found.items() if _is_percent(e)}
 

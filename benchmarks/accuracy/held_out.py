@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.accuracy.coverage import (
@@ -53,11 +53,15 @@ class Group:
         return [i.low <= m <= i.high for i, m in zip(self.intervals, self.measured, strict=True)]
 
 
-def text(comparisons: Sequence[Comparison]) -> str:
+def timed_rows(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The rows that are judged: a step was measured, of sequences whose length is known."""
+    return [c for c in comparisons if c.case.measured.step_s and c.case.grade != "C"]
+
+
+def text(timed: Sequence[Comparison], ways: Mapping[str, Judge]) -> str:
     """The tables of all ways, as Markdown."""
-    timed = [c for c in comparisons if c.case.measured.step_s and c.case.grade != "C"]
     rows = held_rows(timed)[STEP]
-    parts = [_table(way, [*groups(timed, judge)]) for way, judge in judges(timed).items()]
+    parts = [_table(way, [*groups(timed, judge)]) for way, judge in ways.items()]
     return "\n".join([*parts, _corrected(rows), _pairs(rows)])
 
 

@@ -8,7 +8,7 @@ their own.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.accuracy import coverage, held_out
 from benchmarks.accuracy.coverage import HELD, Held, Result
@@ -33,10 +33,14 @@ WAYS = ("as shipped", "leave one program out", "leave one GPU out")
 _HEADER = ("", "asked", "rows", *WAYS)
 
 
-def text(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]]) -> str:
+def text(
+    comparisons: Sequence[Comparison],
+    refused: Sequence[tuple[Row, str]],
+    judges: Mapping[str, held_out.Judge],
+) -> str:
     """The table, and which rows no constant was fitted on, as Markdown."""
     exact = [c for c in comparisons if c.case.grade != "C"]
-    mean_lengths = [c for c in comparisons if c.case.grade == "C"]
+    mean_lengths = _graded(comparisons, "C")
     plain = [c for c in exact if FUSED not in c.case.group]
     fused = [c for c in exact if FUSED in c.case.group]
     new = [c for c in exact if not c.case.fitted]
@@ -45,9 +49,10 @@ def text(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]]) 
         _same("allocated, plain", plain, "allocated"),
         _same("allocated, fused kernels", fused, "allocated"),
         _none("allocated, mixtures of experts"),
-        _same("device memory, plain: median, worst", plain, "device", "reserved"),
+        _same("device memory, plain: median, worst", _graded(plain, "A"), "device", "reserved"),
+        _same("the same, grade B", _graded(plain, "B"), "device", "reserved"),
         _widths(plain),
-        *_step_lines(exact, old, new, mean_lengths),
+        *_step_lines(exact, old, new, mean_lengths, judges),
         _none("compiled programs, tokens/s"),
         _same("grade C: allocated when a step has ended", mean_lengths, "resident"),
         _line(
@@ -56,6 +61,10 @@ def text(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]]) 
     ]
     head = ["| " + " | ".join(_HEADER) + " |", "|---|---|---:|---|---|---|"]
     return "\n".join([*head, *lines, "", _unfitted(new), ""])
+
+
+def _graded(comparisons: Iterable[Comparison], grade: str) -> list[Comparison]:
+    return [c for c in comparisons if c.case.grade == grade]
 
 
 def _expressed(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]]) -> str:
@@ -118,6 +127,7 @@ def _step_lines(
     old: Sequence[Comparison],
     new: Sequence[Comparison],
     mean_lengths: Sequence[Comparison],
+    judges: Mapping[str, held_out.Judge],
 ) -> list[str]:
     sets = {
         "step time: mean over program and GPU, worst group": exact,
@@ -126,7 +136,6 @@ def _step_lines(
         "grade C: step time at the mean length": mean_lengths,
     }
     timed = {name: [c for c in some if c.case.measured.step_s] for name, some in sets.items()}
-    judges = held_out.judges([*timed["step time: mean over program and GPU, worst group"]])
     lines = []
     for name, some in timed.items():
         if not some:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.accuracy.harnesses import GIB, Case
@@ -99,7 +99,7 @@ def targets(comparisons: Sequence[Comparison]) -> dict[str, Sequence[Comparison]
             c for c in comparisons if c.case.grade == "A" and c.case.gpu in wanted
         ],
         "grade B": [c for c in comparisons if c.case.grade == "B"],
-        "all": comparisons,
+        "grade C": [c for c in comparisons if c.case.grade == "C"],
     }
 
 
@@ -136,7 +136,7 @@ def markdown(
         "\n## Does it fit\n",
         verdicts(comparisons),
         "\n## Every row\n",
-        _row_table(comparisons),
+        *_row_tables(comparisons),
         "\n## Rows that cannot be expressed\n",
         _reasons(refused),
     ]
@@ -178,29 +178,34 @@ def _summary_cells(summary: Summary) -> str:
     )
 
 
-def _row_table(comparisons: Sequence[Comparison]) -> str:
-    lines = [
-        "| row | model | run | allocated: predicted, measured GiB | error | "
-        "reserved or device | step |",
-        "|---:|---|---|---:|---:|---:|---:|",
-    ]
-    for comparison in comparisons:
-        row = comparison.case.row
-        measured = comparison.case.measured.allocated
-        run = f"{row.method} {row.precision.split(' ')[0]}, {row.micro_batch} x {row.length}"
-        allocated = f"{comparison.predicted.allocated / GIB:.3f}, " + (
-            f"{measured / GIB:.3f}" if measured else "-"
-        )
-        held = comparison.error("reserved")
-        held = comparison.error("device") if held is None else held
-        cells = [comparison.error("allocated"), held]
-        cells.append(comparison.error("step_s"))
-        shown = " | ".join("" if error is None else f"{error:+.2%}" for error in cells)
-        name = row.model.rpartition("/")[2]
-        lines.append(
-            f"| {row.number} | {name} | {run}, {comparison.case.group} | {allocated} | {shown} |"
-        )
-    return "\n".join(lines)
+_ROW_HEAD = (
+    "| row | model | run | allocated or resident: predicted, measured GiB | error | "
+    "reserved or device | step |\n|---:|---|---|---:|---:|---:|---:|"
+)
+
+
+def _row_tables(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """A table for each program."""
+    for name, members in groups(comparisons).items():
+        yield f"\n### {name}\n\n{_ROW_HEAD}"
+        yield from map(_row_line, members)
+
+
+def _row_line(comparison: Comparison) -> str:
+    row = comparison.case.row
+    method = row.notes.get("variant", "").partition("--")[0] or row.method
+    batch, length = (comparison.case.configuration[n] for n in ("micro_batch", "max_length"))
+    run = f"{method} {row.precision.split(' ')[0]}, {batch} x {length}, {row.gpu}"
+    name = "allocated" if comparison.measured("allocated") else "resident"
+    measured = comparison.measured(name)
+    sizes = ""
+    if measured:
+        sizes = f"{getattr(comparison.predicted, name) / GIB:.3f}, {measured / GIB:.3f}"
+    held = comparison.error("reserved")
+    held = comparison.error("device") if held is None else held
+    cells = [comparison.error(name), held, comparison.error("step_s")]
+    shown = " | ".join("" if error is None else f"{error:+.2%}" for error in cells)
+    return f"| {row.number} | {row.model.rpartition('/')[2]} | {run} | {sizes} | {shown} |"
 
 
 def _reasons(refused: Sequence[tuple[Row, str]]) -> str:
