@@ -379,7 +379,7 @@ def _bert_classifier(row: Row) -> Case | str:
     )
 
 
-_FROM_VALUES = ("ADAMSS", "FROD")
+_FROM_VALUES = ("ADAMSS", "FROD", "SHIRA")
 
 
 def _peft(row: Row) -> Case | str:
