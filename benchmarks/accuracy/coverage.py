@@ -23,6 +23,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks.accuracy.harnesses import Case, express
 from benchmarks.accuracy.predictions import predict_all
 from benchmarks.accuracy.report import Comparison
@@ -163,35 +166,36 @@ def probable_priors(
     spread and the fixed cost are those of the shipped prior, which have other sources.
     """
     groups = [
-        [observed(held) for held in members]
+        tuple(observed(held) for held in members)
         for _, members in itertools.groupby(sorted(rows, key=_group), key=_group)
     ]
+    # As `weighed`, with what is known of groups: leaving one out changes nothing of the others.
+    candidates = _candidates(quantity, tuple(spread_sds))
+    evidence = sum((_evidence(g, quantity, tuple(spread_sds)) for g in groups), np.zeros(1))
+    shares = np.broadcast_to(np.exp(evidence - evidence.max()), len(candidates))
+    kept = sorted(np.flatnonzero(shares > 1e-4).tolist(), key=lambda i: -float(shares[i]))
+    total = float(sum(shares[i] for i in kept))
+    return [(float(shares[i]) / total, replace(candidates[i], source=source)) for i in kept]
+
+
+@cache
+def _candidates(quantity: str, spread_sds: tuple[float, ...]) -> tuple[ErrorPrior, ...]:
     shipped_prior = _SHIPPED[quantity]
-    candidates = [
-        replace(
-            shipped_prior,
-            bias_scale=bias_scale,
-            spread=spread,
-            spread_sd=spread_sd,
-            source=source,
-        )
+    return tuple(
+        replace(shipped_prior, bias_scale=bias_scale, spread=spread, spread_sd=spread_sd)
         for bias_scale in _BIAS_SCALES
         for spread in _SPREADS
         for spread_sd in spread_sds or _SPREAD_SDS[quantity]
         if spread >= shipped_prior.least_spread
-    ]
-    # As `weighed`, with what is known of groups: leaving one out changes nothing of the others.
-    plain = [replace(prior, source="") for prior in candidates]
-    evidence = [sum(_evidence(tuple(group), prior) for group in groups) for prior in plain]
-    shares = [math.exp(each - max(evidence)) for each in evidence]
-    kept = sorted((i for i, s in enumerate(shares) if s > 1e-4), key=lambda i: -shares[i])
-    total = sum(shares[i] for i in kept)
-    return [(shares[i] / total, candidates[i]) for i in kept]
+    )
 
 
 @cache
-def _evidence(group: tuple[Observation, ...], prior: ErrorPrior) -> float:
-    return log_evidence(group, prior)
+def _evidence(
+    group: tuple[Observation, ...], quantity: str, spread_sds: tuple[float, ...]
+) -> NDArray[np.float64]:
+    """The evidence of a group for each candidate."""
+    return np.array([log_evidence(group, prior) for prior in _candidates(quantity, spread_sds)])
 
 
 _BIAS_SCALES = (
