@@ -55,9 +55,7 @@ def text(
         *_step_lines(exact, old, new, mean_lengths, judges),
         _none("compiled programs, tokens/s"),
         _same("grade C: allocated when a step has ended", mean_lengths, "resident"),
-        _line(
-            "rows that can be expressed", f"{len(comparisons)} of", _expressed(comparisons, refused)
-        ),
+        _expressed(comparisons, refused),
     ]
     head = ["| " + " | ".join(_HEADER) + " |", "|---|---|---:|---|---|---|"]
     return "\n".join([*head, *lines, "", _unfitted(new), ""])
@@ -95,7 +93,7 @@ def _same(name: str, comparisons: Sequence[Comparison], *quantities: str) -> str
     if not errors:
         return _none(name)
     median = statistics.median(map(abs, errors))
-    return _line(name, len(errors), (f"{median:.1%}, {max(errors, key=abs):+.1%}", "same", "same"))
+    return _line(name, len(errors), (f"{median:.2%}, {max(errors, key=abs):+.1%}", "same", "same"))
 
 
 def _widths(plain: Sequence[Comparison]) -> str:
@@ -161,6 +159,6 @@ def _mean_of_groups(groups: Sequence[held_out.Group]) -> str:
 def _unfitted(new: Sequence[Comparison]) -> str:
     names = dict.fromkeys(c.case.group for c in new)
     return (
-        f"No constant was fitted on {len(new)} of these rows: {', '.join(names)}. The priors of "
+        f"No constant was fitted on {len(new)} of these rows: {'; '.join(names)}. The priors of "
         "the intervals, and what a dense mask costs, were fitted on rows of the other programs."
     )
