@@ -379,7 +379,7 @@ def _bert_classifier(row: Row) -> Case | str:
     )
 
 
-_FROM_VALUES = ("ADAMSS", "FROD", "SHIRA")
+_FROM_VALUES = ("ADAMSS", "FROD", "SHIRA", "WAVEFT")
 
 
 def _peft(row: Row) -> Case | str:
@@ -392,7 +392,7 @@ def _peft(row: Row) -> Case | str:
     """
     kind = row.method.rpartition(":")[2]
     if kind in _FROM_VALUES:
-        return f"adapters of kind {kind} are made from the values of the weights"
+        return f"adapters of kind {kind} need values that a trace does not have"
     steps = row.note("steps") or 1
     run = row.notes["variant"]
     full = row.method == "full"
