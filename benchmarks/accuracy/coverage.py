@@ -39,6 +39,7 @@ from tuner.cost.interval import (
     Observation,
     in_quadrature,
     log_evidence,
+    weighed,
 )
 
 COVERAGE_TARGET = (0.85, 0.95)
@@ -169,13 +170,14 @@ def probable_priors(
         tuple(observed(held) for held in members)
         for _, members in itertools.groupby(sorted(rows, key=_group), key=_group)
     ]
-    # As `weighed`, with what is known of groups: leaving one out changes nothing of the others.
     candidates = _candidates(quantity, tuple(spread_sds))
-    evidence = sum((_evidence(g, quantity, tuple(spread_sds)) for g in groups), np.zeros(1))
-    shares = np.broadcast_to(np.exp(evidence - evidence.max()), len(candidates))
-    kept = sorted(np.flatnonzero(shares > 1e-4).tolist(), key=lambda i: -float(shares[i]))
-    total = float(sum(shares[i] for i in kept))
-    return [(float(shares[i]) / total, replace(candidates[i], source=source)) for i in kept]
+    # Leaving a group out changes nothing of the evidence of the others.
+    evidence = np.zeros(len(candidates))
+    for group in groups:
+        evidence += _evidence(group, quantity, tuple(spread_sds))
+    return [
+        (share, replace(prior, source=source)) for share, prior in weighed(candidates, evidence)
+    ]
 
 
 @cache

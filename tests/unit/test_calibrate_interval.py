@@ -97,12 +97,16 @@ def test_doubt_about_the_prior_widens_the_interval_of_a_gpu_never_seen():
             for _ in range(count)
         ]
 
-    many = weighed(candidates, groups(60))
+    def after(some: list[list[Observation]]) -> list[tuple[float, ErrorPrior]]:
+        evidence = [sum(log_evidence(group, prior) for group in some) for prior in candidates]
+        return weighed(candidates, np.array(evidence))
+
+    many = after(groups(60))
     assert (many[0][1].bias_scale, many[0][1].spread) == (0.1, 0.02)
     truth = fit_prior(ErrorPrior(0.1, 0.02, 0.5, 0.001, "made up"))
     assert Calibration.unseen(many).factors.high == pytest.approx(truth.factors.high, rel=0.05)
     # Two groups that happen to agree would promise that all GPUs agree.
-    agreeing = weighed(candidates, [seen(0.0, 0.01, -0.01)] * 2)
+    agreeing = after([seen(0.0, 0.01, -0.01)] * 2)
     alone = fit_prior(agreeing[0][1])
     widths = [math.log(c.factors.high) for c in (alone, Calibration.unseen(agreeing))]
     assert widths[1] > 1.3 * widths[0]

@@ -300,15 +300,12 @@ def log_evidence(
     return _log_sum(with_data) - _log_sum(without)
 
 
-def weighed(
-    candidates: Sequence[ErrorPrior], groups: Sequence[Sequence[Observation]]
-) -> list[tuple[float, ErrorPrior]]:
-    """The candidates with their probabilities after groups of observations, most probable first.
+def weighed(candidates: Sequence[ErrorPrior], evidence: Floats) -> list[tuple[float, ErrorPrior]]:
+    """The candidates with their probabilities by their log evidence, most probable first.
 
-    Before them all are equally probable; the groups are independent. What is below a
-    ten-thousandth of the most probable is left out.
+    Before it all are equally probable. Of groups of observations, which are independent, `evidence`
+    is the sum of `log_evidence`. What is below a ten-thousandth of the most probable is left out.
     """
-    evidence = np.array([sum(log_evidence(g, prior) for g in groups) for prior in candidates])
     shares = _relative(evidence)
     ordered = sorted(range(len(candidates)), key=lambda i: -shares[i])
     kept = [i for i in ordered if shares[i] > 1e-4]
