@@ -82,7 +82,6 @@ _SAME = {
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 _SAVES = {
-    "compile": "torch.compile",
     "enable_activation_offloading": "offloading of activations",
     "optimizer_in_bwd": "an update in the backward pass",
     "fsdp_cpu_offload": "offload of weights",
@@ -110,7 +109,6 @@ def _plan(training: ProgramTraining) -> Planned:
     file = Arguments(given.title, values, given.found)
     unset(file, {name: why for name, why in _NOT_PREDICTED.items() if file.take(name) != 1})
     saves(file, _SAVES)
-    saves(file, {name: "torch.compile" for name in file.values if "compile." in name})
     builder = str(file.take("model._component_")).removeprefix("torchtune.models.")
     family, _, name = builder.rpartition(".")
     is_quantized = name.startswith("qlora_") or file.take("model.quantize_base") is True
@@ -135,6 +133,11 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    # Each layer and the loss, or the parts that are named (`compile.model`).
+    parts = [name for name in file.values if name.startswith("compile.")]
+    said = [file.take(name) for name in ("compile", *parts)]
+    if any(said):
+        knobs["torch_compile"] = True
     if file.take("fsdp_reshard_after_forward", quietly=True) is False:
         knobs[RESHARD] = False
     notes = [NOT_COMPARED]
