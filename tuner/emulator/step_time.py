@@ -143,9 +143,9 @@ class _Program:
         low, high = in_quadrature(
             step_factors(has_profile=self._has_profile), *map(tuple, unknown.tolist())
         )
-        seconds = self._seconds_of(step)
+        calls_s = self._seconds_of(step)
         estimated_s = sum(
-            seconds[call] for call in step.all if self._sources[call] in {"triton", "product"}
+            calls_s[call] for call in step.all if self._sources[call] in {"triton", "product"}
         )
         flops = int(passes.model_flops.sum())
         return EmulatedStepTime(
@@ -159,7 +159,7 @@ class _Program:
                 for phase, kinds in phases.items()
                 if phase is not Phase.GENERATE or any(kinds.values())
             },
-            most_expensive=self._most_expensive(step, seconds, total),
+            most_expensive=self._most_expensive(step, calls_s, total),
             model_flops=flops,
             mfu=self._mfu(step, flops / total) if flops else None,
             unpriced=unpriced,
