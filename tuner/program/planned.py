@@ -30,7 +30,7 @@ from tuner.program.signatures import CannotStart, held_versions, hold_loading
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
 from tuner.program.training import read_training
-from tuner.space.models.catalogue import resolve_config
+from tuner.space.models.catalogue import NF4, resolve_config, stored_format
 
 WORKLOAD = "causal_lm"
 
@@ -239,6 +239,10 @@ def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
     for name in ("precision", "compute_dtype"):
         if values.get(name) == STORED:
             values[name] = _stored_dtype(model, name)
+    if stored_format(model) == NF4 and values.get("precision") not in QUANTIZED:
+        # transformers loads what is stored in 4 bits as it is, with nested scales.
+        dtype = values.get("precision", "bf16")
+        values |= {"precision": NF4, "compute_dtype": dtype, "double_quant": True}
     if values.get(REDUCE_BUCKET) == AUTO:
         # As Trainer fills it in (`trainer_config_finalize`).
         values[REDUCE_BUCKET] = resolve_config(model).get_text_config().hidden_size ** 2

@@ -203,7 +203,7 @@ def _chosen_text(model: str | None, given: dict[str, str]) -> str:
     """The settings that are not the usual defaults, because the model's class has not got those."""
     chosen = {k: v for k, v in model_defaults(str(model)).items() if k not in given}
     text = settings_text(Configuration(chosen))
-    return f"{text}: transformers has nothing else for this kind of model" if chosen else ""
+    return f"{text}: this model has nothing else in transformers" if chosen else ""
 
 
 def print_staged(staged: StagedPrediction, configuration: Configuration, space: SpaceFacts) -> None:
