@@ -56,7 +56,7 @@ NOT_PREDICTED = "not predicted"
 WITHOUT = "without the effect of"
 """Precedes the settings that a method ignores."""
 
-FUSED_TEXT = "operators fused as by torch.compile"
+FUSED_TEXT = "operators fused as by torch.compile, in graphs without breaks"
 
 METHOD = "trace of two optimizer steps at full depth"
 
