@@ -17,9 +17,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+import torch
+
 from tuner.core.kinds import Phase
 from tuner.cost.operators.operators import launches_nothing
-from tuner.cost.operators.timeline import FUSED, Op, Timeline, Work
+from tuner.cost.operators.timeline import FUSED, Block, Op, Timeline, Work
 
 
 class Role(Enum):
@@ -73,6 +75,10 @@ _LIBRARIES = (
 
 _GATHERING = ("embedding", "index_select", "gather", "index", "nll_loss_forward")
 """Operators that read no more of a table than they write, whatever its size."""
+
+_SUMMED_WIDE = "embedding_dense_backward"
+"""Gradients of tables in 16 bits are summed in fp32, and narrowed: beside the kernel that adds
+them, one fills the wide table and one reads it (torch/_inductor/decomposition.py)."""
 
 LONGEST_NAME = 60
 """Letters of a kernel's name, which lists the operators in it."""
@@ -144,6 +150,13 @@ class _Value:
     made_by: _Node | None
     readers: list[_Node] = field(default_factory=list)
     last: bool = True
+
+
+def _wide_bytes(node: _Node) -> int:
+    """Bytes of the table in fp32 in which a gradient in 16 bits is summed; 0 for all else."""
+    if node.work.name != _SUMMED_WIDE or node.work.dtype not in ("bfloat16", "float16"):
+        return 0
+    return 2 * node.writes[0].size_bytes
 
 
 def fused_by_inductor(timeline: Timeline, accesses: Sequence[Access]) -> Timeline:
@@ -292,6 +305,14 @@ class _Fusing:
                 self._add(kernel)
             else:
                 self.ops.append(kernel[0].op)
+                self._sum_wide(kernel[0])
+
+    def _sum_wide(self, node: _Node) -> None:
+        if _wide_bytes(node):
+            sizes = (_wide_bytes(node),) * 2
+            work = Work(f"fused_{_SUMMED_WIDE}", FUSED, 0, sizes, "float32", None, ())
+            self.ops.append(Op(len(self._timeline.works), node.op.mark, node.op.recompute))
+            self._timeline.works.append(work)
 
     def _kernels(self, nodes: list[_Node]) -> list[list[_Node]]:
         """The nodes of each kernel: those of one level that share data, sums of columns apart.
@@ -418,6 +439,11 @@ class _Fusing:
             for event, (block, sign) in enumerate(events)
             if block not in dropped
         ]
+        for node in nodes:
+            if _wide_bytes(node):
+                wide = Block(_wide_bytes(node), Phase.BACKWARD, 0, dtype=torch.float32)
+                story += [(node.access.start, len(blocks), 1), (node.access.end, len(blocks), -1)]
+                blocks.append(wide)
         story.sort(key=lambda each: each[0])
         numbers: dict[int, int] = {}
         self._timeline.blocks, self._timeline.events = [], []
