@@ -385,8 +385,6 @@ _SHIPPED = {
     HELD: prior_of(correction.DEVICE, has_profile=False),
     STEP: prior_of(correction.STEP, has_profile=False),
 }
-SHIPPED_PRIORS = {quantity: Calibration.fit((), prior) for quantity, prior in _SHIPPED.items()}
-"""What a user's interval comes from before any trial."""
 
 
 def _by_group(quantity: str, way: str, results: Sequence[Result]) -> list[Line]:

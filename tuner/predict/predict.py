@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from tuner.core.errors import InputError, Problem
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
+    Doubt,
     Memory,
     MemoryBudget,
     MemoryCategory,
@@ -237,6 +238,7 @@ def predict(
         margin_fraction=margin_fraction,
         parallelism=parallelism,
         unknown=times.unknown(0),
+        doubts=doubts_of(configuration),
     )
     if short or not configuration.get("eval_batch") or found.verdict is Verdict.FITS:
         return found
@@ -287,22 +289,37 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     margin_fraction: float | None,
     parallelism: Parallelism | None = None,
     unknown: tuple[float, float] = (1.0, 1.0),
+    doubts: Collection[Doubt] = (),
 ) -> Prediction:
     """A prediction; `params` are trainable and total, and memory is that of one rank.
 
-    `unknown` are the ends of the step time over its prediction (`StepTimes.unknown`).
+    `unknown` are the ends of the step time over its prediction (`StepTimes.unknown`), and `doubts`
+    those about the memory, beside those that several ranks raise.
     """
-    rank_bytes = memory_of_rank(gpu, parallelism or Parallelism())
+    parallelism = parallelism or Parallelism()
+    budget = MemoryBudget.of(memory_of_rank(gpu, parallelism), margin_fraction)
     return Prediction(
-        budget=MemoryBudget.of(rank_bytes, margin_fraction),
+        budget=budget,
         memory=memory,
         speed=speed,
         trainable_params=params[0],
         total_params=params[1],
         gpu=gpu.id,
         method=method,
-        intervals=prior_intervals(memory, speed, method, unknown),
+        intervals=prior_intervals(
+            memory,
+            speed,
+            method,
+            unknown,
+            limit_bytes=budget.limit_bytes,
+            doubts={*doubts, *[Doubt.RANKS] * (parallelism.ranks > 1)},
+        ),
     )
+
+
+def doubts_of(configuration: Configuration) -> tuple[Doubt, ...]:
+    """The doubts that a configuration raises about its memory."""
+    return (Doubt.KERNELS,) if configuration.get("fused_loss") else ()
 
 
 def grad_accum_of(configuration: Configuration) -> int:

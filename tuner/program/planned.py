@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.core.errors import InputError, Problem, UnsupportedError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue
+from tuner.core.records import Configuration, Doubt, KnobValue
 from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
@@ -33,6 +33,9 @@ from tuner.program.training import read_training
 from tuner.space.models.catalogue import resolve_config
 
 WORKLOAD = "causal_lm"
+
+ASSUMES = "prediction assumes"
+"""Begins a note on a library of which another release is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,14 @@ class ProgramPlan:
     findings: tuple[str, ...] = ()
     evaluation: str = ""
     """The part of the evaluation that is not in the configuration."""
+
+    @property
+    def doubts(self) -> set[Doubt]:
+        """The doubts about the memory that the program raises."""
+        found = {Doubt.KERNELS} if self.at_most else set()
+        if any(note.startswith(ASSUMES) for note in self.notes):
+            found.add(Doubt.RELEASES)
+        return found
 
     @property
     def keeps_all(self) -> bool:
@@ -297,5 +308,5 @@ def _versions(held: Mapping[str, str]) -> list[str]:
         except PackageNotFoundError:
             continue
         if installed.split(".")[:2] != read.split(".")[:2]:
-            notes.append(f"prediction assumes {package} {read} (you have {installed})")
+            notes.append(f"{ASSUMES} {package} {read} (you have {installed})")
     return notes

@@ -250,6 +250,15 @@ const calculator = (page, numbers) => {
     return [...[0, 1, 2].map((number) => between(low[number], high[number])), kernels];
   };
 
+  // As `MemoryErrors.ends` of a compiled timeline.
+  const deviceEnds = (used, gpu) => {
+    const off = c.device, device = used.device_bytes, gap = used.reserved_bytes - used.allocated_bytes;
+    const rest = Math.hypot(off.allocated * used.allocated_bytes, off.share * device, off.context * (device - used.reserved_bytes));
+    const high = device + Math.hypot(rest, off.gap_above * gap);
+    const low = device - (high > gpu.limit_bytes ? gap + rest : Math.hypot(rest, off.gap_below * gap));
+    return [low, high].map(Math.round);
+  };
+
   // The answer for a choice of fields; `refused` says why there is none.
   return (choice) => {
     const model = page.models.find((one) => one.name === choice.model);
@@ -269,7 +278,7 @@ const calculator = (page, numbers) => {
     const accumulation = Math.ceil(c.effective_batch / batch), point = [batch, length, rank];
     const used = memory(structure, point, gpu, step, accumulation > 1);
     const spent = time(structure, point, gpu, step, accumulation), samples = batch * accumulation;
-    const [low, high] = c.device.map((factor) => Math.round(used.device_bytes * factor));
+    const [low, high] = deviceEnds(used, gpu);
     const fits = used.device_bytes <= gpu.usable_bytes;
     const spent_s = (spent.step_s * c.samples) / samples;
     return {
