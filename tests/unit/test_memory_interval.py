@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import make_memory, make_record
 
-from tuner.core.records import Doubt, Memory
+from tuner.core.records import Configuration, Doubt, Memory
 from tuner.core.units import GIB, MIB
 from tuner.cost.calibrate import widened
 from tuner.cost.correction import ALLOCATED, DEVICE, RESERVED
 from tuner.cost.memory_interval import MEMORY_ERRORS
+from tuner.predict.predict import doubts_of
+from tuner.program.planned import ASSUMES, ProgramPlan
+from tuner.program.reading import PACKED
 
 DOUBTS = st.sets(st.sampled_from(Doubt))
 
@@ -83,3 +86,28 @@ def test_allocated_memory_is_the_most_certain():
     device, reserved, allocated = MEMORY_ERRORS.ends(make_memory(20 * GIB))
     widths = [high - low for low, high in (allocated, reserved, device)]
     assert widths == sorted(widths)
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings", "doubts"),
+    [
+        ("causal_lm", {}, set()),
+        ("causal_lm", {"fused_loss": True}, {Doubt.KERNELS}),
+        ("causal_lm", {"reference_pass": True}, {Doubt.UNCOMPARED}),
+        ("causal_lm", {"padding": "packed"}, {Doubt.UNCOMPARED}),
+        ("causal_lm", {"gpus_per_trial": 2}, {Doubt.UNCOMPARED}),
+        ("contrastive", {}, {Doubt.UNCOMPARED}),
+    ],
+)
+def test_trainings_that_no_published_run_has_are_doubted(workload, settings, doubts):
+    assert doubts_of(workload, Configuration(settings)) == doubts
+
+
+def test_a_program_says_what_is_not_known_of_it():
+    plan = ProgramPlan("TRL", "gpt2", Configuration({}), 1, (), (), (), frozenset())
+    assert plan.doubts == set()
+    assert replace(plan, sequences=2).doubts == {Doubt.UNCOMPARED}
+    assert replace(plan, notes=(PACKED,)).doubts == {Doubt.UNCOMPARED}
+    assert replace(plan, at_most=("liger_kernel",)).doubts == {Doubt.KERNELS}
+    other = f"{ASSUMES} trl 1.16 (you have 0.16)"
+    assert replace(plan, notes=(other,)).doubts == {Doubt.RELEASES}

@@ -18,6 +18,7 @@ from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.calibrate import widened
 from tuner.cost.rank_memory import loaded_whole
 from tuner.emulator.emulation import STEPS, Emulation
+from tuner.predict.predict import doubts_of
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.program.changes import change
 from tuner.program.edit.place import is_wanted
@@ -239,7 +240,8 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         answers = []
         for (program, plan), alike in zip(planned, found, strict=False):
             loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
-            prediction = widened(loaded, plan.doubts)
+            more = plan.doubts - doubts_of(WORKLOAD, plan.configuration)
+            prediction = widened(loaded, more)
             answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
         for place, one in enumerate(answers):
             if one.prediction.memory.peak_phase == Phase.EVALUATION and not one.prediction.fits:

@@ -59,8 +59,9 @@ class Doubt(enum.StrEnum):
     """Reserved memory was not replayed at full depth."""
     KERNELS = "kernels of our own guess"
     """Fused kernels (Liger, foak, Unsloth) are priced as the operators that they replace."""
-    RANKS = "several GPUs"
-    """No published run on several GPUs was compared."""
+    UNCOMPARED = "not compared with a published run"
+    """No published run that was compared trains like this: several GPUs, pairs of answers, packed
+    rows, images, other workloads than language models."""
     RELEASES = "other releases"
     """The program runs with other releases of its libraries than the prediction stands for."""
     OLD_RELEASES = "releases before PyTorch 2"

@@ -238,7 +238,7 @@ def predict(
         margin_fraction=margin_fraction,
         parallelism=parallelism,
         unknown=times.unknown(0),
-        doubts=doubts_of(configuration),
+        doubts=doubts_of(subject.workload.name, configuration),
     )
     if short or not configuration.get("eval_batch") or found.verdict is Verdict.FITS:
         return found
@@ -294,7 +294,7 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     """A prediction; `params` are trainable and total, and memory is that of one rank.
 
     `unknown` are the ends of the step time over its prediction (`StepTimes.unknown`), and `doubts`
-    those about the memory, beside those that several ranks raise.
+    those about the memory.
     """
     parallelism = parallelism or Parallelism()
     budget = MemoryBudget.of(memory_of_rank(gpu, parallelism), margin_fraction)
@@ -312,14 +312,21 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
             method,
             unknown,
             limit_bytes=budget.limit_bytes,
-            doubts={*doubts, *[Doubt.RANKS] * (parallelism.ranks > 1)},
+            doubts=set(doubts),
         ),
     )
 
 
-def doubts_of(configuration: Configuration) -> tuple[Doubt, ...]:
+def doubts_of(workload: str, configuration: Configuration) -> set[Doubt]:
     """The doubts that a configuration raises about its memory."""
-    return (Doubt.KERNELS,) if configuration.get("fused_loss") else ()
+    found = {Doubt.KERNELS} if configuration.get("fused_loss") else set()
+    is_compared = (
+        workload == "causal_lm"
+        and Parallelism.of(configuration).ranks == 1
+        and not configuration.get("reference_pass")
+        and configuration.get("padding") != "packed"
+    )
+    return found if is_compared else {*found, Doubt.UNCOMPARED}
 
 
 def grad_accum_of(configuration: Configuration) -> int:

@@ -382,7 +382,7 @@ class Predictor:
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],
                 unknown=times.unknown(index),
-                doubts=(Doubt.COMPILED, *doubts_of(configuration)),
+                doubts={Doubt.COMPILED, *doubts_of(self._job.workload, configuration)},
             )
             for index, configuration in enumerate(configurations)
         ]

@@ -25,7 +25,7 @@ from tuner.program.fp16 import has_bf16, in_fp16
 from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
-from tuner.program.reading import PEFT_DEFAULT, STORED
+from tuner.program.reading import MASKED, NOT_COMPARED, PACKED, PEFT_DEFAULT, STORED
 from tuner.program.signatures import CannotStart, held_versions, hold_loading
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
@@ -33,6 +33,9 @@ from tuner.program.training import read_training
 from tuner.space.models.catalogue import resolve_config
 
 WORKLOAD = "causal_lm"
+
+UNCOMPARED = frozenset((NOT_COMPARED, PACKED, MASKED))
+"""Notes on trainings of which no published run was compared."""
 
 ASSUMES = "prediction assumes"
 """Begins a note on a library of which another release is installed."""
@@ -67,6 +70,9 @@ class ProgramPlan:
         found = {Doubt.KERNELS} if self.at_most else set()
         if any(note.startswith(ASSUMES) for note in self.notes):
             found.add(Doubt.RELEASES)
+        has_images = getattr(resolve_config(self.model), "vision_config", None) is not None
+        if self.sequences > 1 or has_images or not UNCOMPARED.isdisjoint(self.notes):
+            found.add(Doubt.UNCOMPARED)
         return found
 
     @property
