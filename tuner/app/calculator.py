@@ -233,6 +233,7 @@ def _constants() -> dict[str, Any]:
             "context": off.context,
             "gap_below": off.gap_below,
             "gap_above": off.gap_above,
+            "least_gap": off.least_gap,
             "share": off.doubts[Doubt.COMPILED].above,
         },
         "step": step_factors(has_profile=False),

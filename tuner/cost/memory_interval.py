@@ -47,6 +47,8 @@ class MemoryErrors:
     gap_below: float = 0.18
     """Share of the gap, learned from 70 plain runs of grade A: 3 programs on 3 GPU types."""
     gap_above: float = 0.71
+    least_gap: float = 0.03
+    """Share of reserved memory that a gap counts as at least: no plain run has one below 2.7 %."""
     doubts: Mapping[Doubt, Share] = field(
         default_factory=lambda: {
             # At most 4.1 % on 40 configurations that were traced too (`predictor`).
@@ -59,7 +61,7 @@ class MemoryErrors:
             # needed 1 to 5 % less than is predicted for it.
             Doubt.RELEASES: Share(0.07, 0.07, 0.07),
             # 21 runs of 2019 to 2022.
-            Doubt.OLD_RELEASES: Share(0.07, 0.81, 0.07),
+            Doubt.OLD_RELEASES: Share(0.07, 0.85, 0.07),
         }
     )
 
@@ -77,15 +79,17 @@ class MemoryErrors:
         gap = memory.peak_reserved_bytes - allocated
         context = memory.device_bytes - memory.peak_reserved_bytes
         counted = self.allocated * allocated
+        uncertain = max(gap, round(self.least_gap * memory.peak_reserved_bytes))
 
         def above(size: int, *parts: float) -> float:
             return math.hypot(
-                counted, self.gap_above * gap, *(s.above * size for s in shares), *parts
+                counted, self.gap_above * uncertain, *(s.above * size for s in shares), *parts
             )
 
         def below(size: int, *parts: float) -> float:
             off = math.hypot(counted, *(s.below * size for s in shares), *parts)
-            return gap + off if is_short else math.hypot(off, self.gap_below * gap)
+            usual = math.hypot(off, self.gap_below * uncertain)
+            return max(usual, gap + off) if is_short else usual
 
         context_off = 0.0 if measured_context else self.context * context
         device, reserved = memory.device_bytes, memory.peak_reserved_bytes

@@ -253,9 +253,10 @@ const calculator = (page, numbers) => {
   // As `MemoryErrors.ends` of a compiled timeline.
   const deviceEnds = (used, gpu) => {
     const off = c.device, device = used.device_bytes, gap = used.reserved_bytes - used.allocated_bytes;
+    const uncertain = Math.max(gap, Math.round(off.least_gap * used.reserved_bytes));
     const rest = Math.hypot(off.allocated * used.allocated_bytes, off.share * device, off.context * (device - used.reserved_bytes));
-    const high = device + Math.hypot(rest, off.gap_above * gap);
-    const low = device - (high > gpu.limit_bytes ? gap + rest : Math.hypot(rest, off.gap_below * gap));
+    const high = device + Math.hypot(rest, off.gap_above * uncertain), usual = Math.hypot(rest, off.gap_below * uncertain);
+    const low = device - (high > gpu.limit_bytes ? Math.max(usual, gap + rest) : usual);
     return [low, high].map(Math.round);
   };
 
