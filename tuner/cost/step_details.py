@@ -77,7 +77,11 @@ def most_expensive(
     repeats = np.array([1 if s.micro_step == 0 else grad_accum - 1 for s in SEGMENTS])
     passes = np.einsum("s,sgw->gw", repeats, work.executions)
     calls = passes.sum(axis=0) + work.optimizer_executions
-    seconds = calls * times.seconds(works, gpu, allow_tf32=allow_tf32)[:, 0]
+    in_pass_s, in_update_s = (
+        times.seconds(works, gpu, allow_tf32=allow_tf32, streams=streams)[:, 0]
+        for streams in (False, True)
+    )
+    seconds = passes.sum(axis=0) * in_pass_s + work.optimizer_executions * in_update_s
     limits = _limits(works, gpu, allow_tf32)
     groups: dict[tuple[Any, ...], _Group] = {}
     for row in np.flatnonzero(calls).tolist():

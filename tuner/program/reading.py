@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.core.records import KnobValue
+from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
@@ -195,8 +196,24 @@ def trainer_arguments(
     }
 
 
+WITH_SYNC = f'accelerator_config={{"gradient_accumulation_kwargs": {{"{SYNC}": True}}}}'
+"""The argument by which Trainer exchanges gradients in each micro-step."""
+
+_ACCUMULATION = "accelerator_config.gradient_accumulation_kwargs"
+
+
 def sharded(arguments: Arguments) -> dict[str, KnobValue]:
-    """Parameters of `fsdp` and `fsdp_config` of TrainingArguments (`_process_fsdp_args`)."""
+    """Parameters of FSDP in TrainingArguments (`_process_fsdp_args`, `accelerator_config`)."""
+    # A file has it by its whole path; in a script the inner dictionary is text.
+    text = str(arguments.take(_ACCUMULATION, quietly=True))
+    sync = arguments.take(f"{_ACCUMULATION}.{SYNC}", quietly=True) is True
+    if not sync and f"'{SYNC}': True" not in text:
+        return _sharded(arguments)
+    arguments.take("accelerator_config", quietly=True)
+    return {**_sharded(arguments), SYNC: True}
+
+
+def _sharded(arguments: Arguments) -> dict[str, KnobValue]:
     said = arguments.take("fsdp", quietly=True)
     inner = "fsdp_config"
     if said in (None, False, "", "false"):

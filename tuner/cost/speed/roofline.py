@@ -19,6 +19,7 @@ from tuner.core.kinds import Phase
 from tuner.cost.compiled import SEGMENTS, Floats
 from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK
+from tuner.cost.speed.l2 import KEPT, KEPT_ENDS, left_by_l2
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
     MASKED,
@@ -97,8 +98,14 @@ class KernelTimes(Protocol):
     overlaps: bool
     """The host issues operators while the device computes earlier ones."""
 
-    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
-        """Seconds of each operator at each point, shape (W, P)."""
+    def seconds(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
+    ) -> Floats:
+        """Seconds of each operator at each point, shape (W, P).
+
+        An operator `streams` if nothing that it reads was touched shortly before, as an update
+        of parameters does: its tensors come from memory, not from the L2 cache.
+        """
 
     def ends(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
@@ -120,14 +127,17 @@ class Roofline:
         self.launch_s = self._efficiency.launch_s
         self.shortest_s = self._efficiency.kernel_s
 
-    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+    def seconds(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
+    ) -> Floats:
         """See `KernelTimes.seconds`."""
-        return self._longest(*self.bounds(works, gpu, allow_tf32))
+        bounds = self.bounds(works, gpu, allow_tf32, kept=0.0 if streams else KEPT)
+        return self._longest(*bounds)
 
     def ends(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
     ) -> Iterator[tuple[Floats, Floats]]:
-        """The ends of kernels whose rate has no source, and of a board at its power limit."""
+        """The ends of kernels whose rate has no source, of a power limit, and of the L2 cache."""
         arithmetic_s, limited_s, traffic_s = self.bounds(works, gpu, allow_tf32)
         slowest = self._efficiency.slowest
         may_take = np.array(
@@ -144,24 +154,21 @@ class Roofline:
             self._longest(arithmetic_s, limited_s / BOARDS_DIFFER, traffic_s),
             self._longest(arithmetic_s, limited_s * BOARDS_DIFFER, traffic_s),
         )
+        least_s, most_s = (self._traffic_s(works, gpu, kept) for kept in KEPT_ENDS)
+        yield (
+            self._longest(arithmetic_s, limited_s, least_s),
+            self._longest(arithmetic_s, limited_s, most_s),
+        )
 
     def _longest(self, *bounds: Floats) -> Floats:
         longest: Floats = np.maximum.reduce([*bounds, np.full_like(bounds[0], self.shortest_s)])
         return longest
 
     def bounds(
-        self, works: WorkArrays, gpu: Gpu, allow_tf32: bool
+        self, works: WorkArrays, gpu: Gpu, allow_tf32: bool, *, kept: float = KEPT
     ) -> tuple[Floats, Floats, Floats]:
         """Seconds (W, P) of arithmetic at the kernels' rates, at the power limit, of traffic."""
         efficiency = self._efficiency
-        share = np.array(
-            [
-                efficiency.bandwidth.get(str(kind), efficiency.bandwidth["elementwise"])
-                for kind in works.kinds
-            ]
-        )
-        bandwidth = gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0)
-        traffic_s = works.bytes_moved / (bandwidth * share[:, None])
         peak = np.array([matmul_peak(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
         reached = np.array(
             [efficiency.matmul[rate_of(gpu, str(dtype), allow_tf32)] for dtype in works.dtypes]
@@ -174,7 +181,16 @@ class Roofline:
         )
         # Padding and idle multiprocessors cost time, but no power: the limit is one of its own.
         limit = np.array([power_limit(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
+        traffic_s = self._traffic_s(works, gpu, kept)
         return works.flops / rate, works.flops / limit[:, None], traffic_s
+
+    def _traffic_s(self, works: WorkArrays, gpu: Gpu, kept: float) -> Floats:
+        """Seconds (W, P) of traffic; the L2 cache keeps the share `kept` of a small kernel's."""
+        shares = self._efficiency.bandwidth
+        share = np.array([shares.get(str(kind), shares["elementwise"]) for kind in works.kinds])
+        bandwidth = gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0)
+        seconds: Floats = works.bytes_moved / (bandwidth * share[:, None])
+        return seconds * left_by_l2(works, gpu, kept)
 
 
 def _kernel_of(gpu: Gpu, works: WorkArrays, row: int, allow_tf32: bool) -> str:
@@ -264,7 +280,8 @@ def optimizer_time(
     Multi-tensor optimizers launch few kernels for many tensors: no host time is counted where
     the device has work meanwhile.
     """
-    seconds: Floats = executions @ times.seconds(works, gpu, allow_tf32=allow_tf32)
+    each_s = times.seconds(works, gpu, allow_tf32=allow_tf32, streams=True)
+    seconds: Floats = executions @ each_s
     return seconds if times.overlaps else seconds + executions.sum() * times.launch_s
 
 

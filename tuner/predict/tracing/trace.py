@@ -134,6 +134,7 @@ def trace(
         without_collection(),
         model_faults(model_config),
         fake_ranks(parallelism, recorder.enter_stream),
+        _labelled_unsharded(recorder) if parallelism.is_sharded else contextlib.nullcontext(),
         packages,
         recorder,
         path,
@@ -291,6 +292,24 @@ def _label_trainable(recorder: Recorder, session: Any) -> None:
     for parameter, name in trainable.items():
         recorder.label(parameter, category, name)
         parameter.register_post_accumulate_grad_hook(label_gradient)
+
+
+@contextlib.contextmanager
+def _labelled_unsharded(recorder: Recorder) -> Iterator[None]:
+    """Inside, the gradients that FSDP2 keeps whole are labelled: it comes here without a sync."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    keep = FSDPParam.to_accumulated_grad_if_needed
+
+    def keep_labelled(param: Any) -> None:
+        keep(param)
+        whole = getattr(param, "_unsharded_param", None)  # of a module that didn't run: none
+        for kept in (param.unsharded_accumulated_grad, getattr(whole, "grad", None)):
+            if kept is not None:
+                recorder.label(kept, MemoryCategory.UNSHARDED_GRADIENTS)
+
+    with mock.patch.object(FSDPParam, "to_accumulated_grad_if_needed", keep_labelled):
+        yield
 
 
 def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:

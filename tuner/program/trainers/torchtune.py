@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
-from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD
+from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
@@ -213,8 +213,9 @@ def _launch(program: Program) -> Launch:
     words = names[names.index("run") + 1 :] if "run" in names else []
     recipe = next((word for word in words if "finetune" in word or "single" in word), "")
     if recipe in ("lora_finetune_distributed", "full_finetune_distributed"):
-        # `fully_shard` of each layer, whose gathered weights are let go after the forward pass.
-        launch = Launch(knobs={DISTRIBUTED: "fsdp2"})
+        # `fully_shard` of each layer, whose gathered weights are let go after the forward pass;
+        # the recipes never turn the exchange of gradients off (`set_requires_gradient_sync`).
+        launch = Launch(knobs={DISTRIBUTED: "fsdp2", SYNC: True})
         count = str(options_of(words[: words.index(recipe)]).get("nproc_per_node", 1))
         launch.processes = launch.whole("tune run --nproc_per_node", count)
     elif recipe not in ("lora_finetune_single_device", "full_finetune_single_device"):
