@@ -29,11 +29,8 @@ from tuner.cost.allocator import (
 from tuner.cost.calibrate import step_factors
 from tuner.cost.compiled import CATEGORIES, SEGMENTS
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES, cublas_workspace_bytes
-<<<<<<< HEAD
 from tuner.cost.memory_interval import MEMORY_ERRORS
-=======
 from tuner.cost.speed.l2 import CACHED, KEPT, KEPT_ENDS
->>>>>>> main
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
     matmul_peak,
