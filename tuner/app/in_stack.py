@@ -35,7 +35,7 @@ CHILD = "tuner.app.cli.in_stack_child"
 _TRACED = ("transformers", "peft", "accelerate", "bitsandbytes")
 """Libraries that a stack always has; those without a pin are the newest that go with the others."""
 
-_OLDEST = {"torch": "2.11", "bitsandbytes": "0.48", "transformers": "4.45", "trl": "0.12"}
+OLDEST = {"torch": "2.11", "bitsandbytes": "0.48", "transformers": "4.45", "trl": "0.12"}
 """The oldest releases that can be traced.
 
 torch and bitsandbytes: the operators that a trace and its kernels need (pyproject.toml has the same
@@ -43,7 +43,8 @@ bounds). An older pin of these two is replaced, and the answer says so: they cha
 what the other libraries allocate.
 """
 
-_REPLACED = ("torch", "bitsandbytes")
+REPLACED = ("torch", "bitsandbytes")
+"""Libraries whose older pins are replaced."""
 
 _OWN = (
     "click", "jinja2", "msgspec", "numpy", "nvidia-ml-py", "packaging", "platformdirs", "psutil",
@@ -68,18 +69,18 @@ def wanted_releases(stack: Path) -> dict[str, str]:
             f"{str(stack)!r} pins no release of {', '.join(STACK)}",
             hint="name the file that pins them, or the environment in which they are installed",
         )
-    for library, oldest in _OLDEST.items():
+    for library, oldest in OLDEST.items():
         release = lowest(pinned.get(library, ""))
         if release is None or release >= Version(oldest):
             continue
-        if library not in _REPLACED:
+        if library not in REPLACED:
             raise UnavailableError(
                 f"{library} {release} cannot be traced: {oldest} is the oldest release that can be",
                 hint="predict without --stack, or with a newer release",
             )
         pinned[library] = f"~={oldest}.0"
         text = f"{library} {release} cannot be traced; a newer release stands for it"
-        warnings.warn(Note(f"note: {text}: see the releases of --verbose"), stacklevel=2)
+        warnings.warn(Note(f"--stack: {text}"), stacklevel=2)
     return pinned
 
 
@@ -157,7 +158,7 @@ def _linked(wanted: Mapping[str, str]) -> dict[str, str]:
         mine = metadata.version("torch")
         if not list(other_releases({"torch": wanted.get("torch", "")}, {"torch": mine})):
             names.append("torch")
-        elif lowest(wanted["torch"]) == Version(f"{_OLDEST['torch']}.0"):
+        elif lowest(wanted["torch"]) == Version(f"{OLDEST['torch']}.0"):
             names.append("torch")  # in place of a release that is too old
     found: dict[str, str] = {}
     waiting = [canonicalize_name(name) for name in names]
