@@ -28,6 +28,7 @@ from tuner.predict.releases import (
 from tuner.program.pins import pins_near, pins_of
 from tuner.program.planned import plan_program
 from tuner.program.program import read_program
+from tuner.program.trainers import trl
 
 ROOT = Path(__file__).parents[2]
 
@@ -168,9 +169,26 @@ def test_a_program_that_pins_others_is_told_the_option_and_the_breaks(
     plan = plan_program(program)
     assert stack_notes(program, plan) == ()
     Path("requirements.txt").write_text("trl==0.12.0\n")
-    first, second = stack_notes(program, plan)
+    first, second, *_ = stack_notes(program, plan)
     assert first.startswith("add --stack requirements.txt: requirements.txt pins trl==0.12.0")
     assert "before trl 1.7 SFTTrainer has the whole logits" in second
+
+
+@pytest.mark.parametrize(
+    ("release", "loss", "checkpoints"),
+    [
+        ("1.16.0", "chunked", True),
+        ("1.6.0", "transformers", True),
+        ("0.21.0", "transformers", False),
+    ],
+)
+def test_sft_is_read_with_the_defaults_of_the_installed_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, loss: str, checkpoints: bool
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.setattr(trl, "version", lambda name: release)
+    found = plan_program(read_program([str(tmp_path / "train.py")], is_run=False)).configuration
+    assert (found["loss"], found["gradient_checkpointing"]) == (loss, checkpoints)
 
 
 def test_the_stack_names_tuner_and_the_installed_releases() -> None:
@@ -236,6 +254,7 @@ def test_experts_of_transformers_4_are_quantised_in_their_own_stack(tmp_path: Pa
         "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 256,
         "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 4, "num_local_experts": 8, "vocab_size": 1024,
+        "max_position_embeddings": 2048,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
 

@@ -61,6 +61,22 @@ BREAKS = (
         SFT,
     ),
     Break(
+        "trl",
+        "0.27",
+        "SFTTrainer prepares quantised models for k-bit training",
+        "SFTTrainer leaves quantised models as they are loaded",
+        "https://github.com/huggingface/trl/blob/v0.27.0/trl/trainer/sft_trainer.py",
+        SFT,
+    ),
+    Break(
+        "trl",
+        "0.22",
+        "SFTConfig trains without gradient checkpointing by default",
+        "SFTConfig turns gradient checkpointing on by default",
+        "https://github.com/huggingface/trl/blob/v0.22.0/trl/trainer/sft_config.py",
+        SFT,
+    ),
+    Break(
         "transformers",
         "4.46",
         "the model returns its logits in fp32",
