@@ -170,7 +170,7 @@ def test_a_program_that_pins_others_is_told_the_option_and_the_breaks(
     assert stack_notes(program, plan) == ()
     Path("requirements.txt").write_text("trl==0.12.0\n")
     first, second, *_ = stack_notes(program, plan)
-    assert first.startswith("add --stack requirements.txt: requirements.txt pins trl==0.12.0")
+    assert first.startswith("add --stack requirements.txt: it pins trl==0.12.0 (predicted: ")
     assert "before trl 1.7 SFTTrainer has the whole logits" in second
 
 

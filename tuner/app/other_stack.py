@@ -38,7 +38,8 @@ def stack_notes(program: Program, plan: ProgramPlan) -> tuple[str, ...]:
     theirs = ", ".join(f"{name}{pinned[name]} (predicted: {stack[name]})" for name in others)
     text = f"{' and '.join(paths)} pins {theirs}"
     if STACK_VARIABLE not in os.environ:
-        text = f"add --stack {next(iter(paths))}: {text}"
+        first, *more = paths
+        text = f"add --stack {first}: {' and '.join(['it', *more])} pins {theirs}"
     different = {name: pinned[name] for name in others}
     return text, *releases.breaks_between(different, stack, set(_concerns(plan)))
 
