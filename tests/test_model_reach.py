@@ -313,6 +313,43 @@ def test_a_quantised_checkpoint_is_not_priced_as_bf16(tmp_path, method):
     assert f"quantised with {method}, which is not predicted" in said
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "precision"),
+    [
+        ("Qwen/Qwen3-8B-AWQ", "a6000", "bf16"),
+        ("Qwen/Qwen3-8B-GPTQ-Int4", "h100_sxm", "nf4"),
+        ("Qwen/Qwen3-8B-FP8", "h100_sxm", "bf16"),
+        ("Qwen/Qwen3-8B-FP8", "a100_80gb", "nf4"),  # which cannot quantise it once more
+        ("deepseek-ai/DeepSeek-V3", "h100_sxm", "bf16"),
+        ("openai/gpt-oss-20b", "h100_sxm", "nf4"),
+        ("unsloth/Qwen3-8B-bnb-4bit", "a6000", "bf16"),
+    ],
+)
+def test_a_copy_of_a_catalogue_model_is_not_priced_in_another_format(model, gpu, precision):
+    said = refusal("--model", model, "--gpu", gpu, "--set", f"precision={precision}")
+    assert f"of which {precision} is not predicted. Allowed: " in said
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "precision"),
+    [
+        ("qwen3-8b", get_gpu("h100_sxm"), "bf16"),
+        ("Qwen/Qwen3-8B-FP8", get_gpu("a100_80gb"), "bf16"),  # without FP8: dequantised
+        ("openai/gpt-oss-20b", get_gpu("h100_sxm"), "bf16"),
+        ("unsloth/gpt-oss-20b-BF16", get_gpu("h100_sxm"), "nf4"),
+        ("unsloth/Qwen3-8B-bnb-4bit", get_gpu("a6000"), "nf4"),
+    ],
+)
+def test_a_copy_is_priced_in_the_format_that_it_trains_in(model, gpu, precision):
+    space, configuration = one_configuration(None, model, {"precision": precision})
+    assert check_supported(configuration, gpu, model=architecture(space.model)) == []
+
+
+def test_a_copy_in_four_bits_is_nf4_without_a_word():
+    configuration = one_configuration(None, "unsloth/Qwen3-8B-bnb-4bit", {})[1]
+    assert configuration["precision"] == "nf4"
+
+
 def test_a_checkpoint_of_bitsandbytes_is_what_it_is():
     config = tiny_config()
     own = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}
@@ -407,7 +444,7 @@ def test_the_text_says_what_was_not_modelled():
     result = estimate("--model", "tiny-llama-3m", "--gpu", "a6000", *options)
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
-    assert "without the effect of torch_compile, liger, offload" in text
+    assert "without the effect of liger, offload" in text
 
 
 def test_an_old_loss_is_refused_where_it_did_something_else():

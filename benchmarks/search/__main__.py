@@ -14,17 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-
-# Before numpy is imported. The matrices are small, and threads only get into each other's way.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.search.measured import measured_worlds
 from benchmarks.search.report import append, by_world, overview, read, verdicts
 from benchmarks.search.scenarios import Scenario
 from benchmarks.search.tables import Table, tables
 from benchmarks.search.tasks import ALL_WORLDS, SEARCHERS, Task, run_task
+from benchmarks.search.worlds import scenario_of
 
 TRIALS: Mapping[str, int] = {
     "guided": 40,
@@ -78,10 +77,27 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[Table, str | Scenario]]:
     pairs: list[tuple[Table, str | Scenario]] = []
     if not arguments.measured:
         found = tables(arguments.space, arguments.gpu, fresh=arguments.fresh)
-        pairs = [(table, world) for table in found for world in arguments.world or ALL_WORLDS]
+        worlds = arguments.world or ALL_WORLDS
+        pairs = [(table, _world(world, table)) for table in found for world in worlds]
     if not (arguments.space or arguments.gpu or arguments.world):
         pairs += [(world.table, world) for world in measured_worlds(fresh=arguments.fresh)]
     return pairs
+
+
+def _world(name: str, table: Table) -> str | Scenario:
+    """A world by its name, or that of somebody's function in this table."""
+    if ":" not in name:
+        return name
+    module, _, function = name.partition(":")
+    return scenario_of(getattr(import_module(module), function), table, name=name)
+
+
+def _world_name(text: str) -> str:
+    if text in ALL_WORLDS or ":" in text:
+        return text
+    raise argparse.ArgumentTypeError(
+        f"no world {text!r}; there are {', '.join(ALL_WORLDS)}, and MODULE:FUNCTION of your own"
+    )
 
 
 def _run(tasks: Sequence[Task], arguments: argparse.Namespace) -> None:
@@ -112,7 +128,7 @@ def _arguments() -> argparse.Namespace:
     several = partial(parser.add_argument, action="append", default=[])
     several("--space", help="a search space; all shipped ones unless named")
     several("--gpu", help="a GPU type; those of the space unless named")
-    several("--world", choices=list(ALL_WORLDS))
+    several("--world", type=_world_name, help="a name, or MODULE:FUNCTION of your own")
     several("--searcher", choices=list(SEARCHERS))
     several("--skip", choices=list(SEARCHERS), help="a searcher to leave out")
     parser.add_argument("--measured", action="store_true", help="published runs, no spaces")

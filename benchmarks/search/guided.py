@@ -23,7 +23,7 @@ class Guided(Measured):
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)
-        self.sampler = sampler.Guided(pool_of(table))
+        self.sampler = sampler.Guided(pool_of(table), repeats=True)
 
     def ask(self) -> Asked | None:
         """The sampler's next configuration."""

@@ -52,6 +52,8 @@ class Scenario:
     memory_noise: float = 0.002
     outliers: float = 0.0
     """Share of trials that are slowed down by something of their own."""
+    outlier: float = -0.15
+    """How much slower these are, as a logarithm."""
     crashes: NDArray[np.bool_] | None = None
     """Which entries fail with an error that has nothing to do with memory; None for none."""
 
@@ -85,7 +87,7 @@ class Scenario:
         size = self.device_bytes[index] * np.exp(self.memory_noise * abs(rng.normal()))
         noise = self.speed_noise * rng.normal()
         if rng.random() < self.outliers:
-            noise -= 0.15
+            noise += self.outlier
         if steps is not None:
             noise += 0.03 * rng.normal()  # a step or two scatter more than a timed window
         if self.crashes is not None and self.crashes[index]:

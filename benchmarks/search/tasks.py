@@ -23,6 +23,7 @@ from benchmarks.search.report import Row, row_of
 from benchmarks.search.scenarios import WORLDS, Scenario, make_world
 from benchmarks.search.structural import STRUCTURAL
 from benchmarks.search.tables import Table
+from benchmarks.search.worlds import BELIEVED
 
 Maker = Callable[[Table, int, int], Searcher]
 """Makes a searcher from a table, a seed and the number of trials."""
@@ -49,7 +50,7 @@ SEARCHERS: Mapping[str, Maker] = {
 }
 
 
-ALL_WORLDS = {**WORLDS, **STRUCTURAL}
+ALL_WORLDS = {**WORLDS, **STRUCTURAL, **BELIEVED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.records import MemoryBudget, Status
@@ -163,3 +164,55 @@ class TestWithoutPredictions:
         whole = self.search(9)
         again = self.search(9, known=whole[:4])
         assert [r.configuration for r in again] == [r.configuration for r in whole]
+
+
+def search_in(log_speed, noise: float, seed: int, trials: int = 30) -> tuple[Guided, dict]:
+    """A search with repeats; throughput is off by `log_speed` and scatters by `noise`."""
+    told, chance = pool(), np.random.default_rng(seed)
+    true = told.samples_per_s * np.exp(log_speed)
+    sampler, times = Guided(told, repeats=True), {}
+    for _ in range(trials):
+        if (place := sampler.choose()) is None:
+            break
+        fits = told.device_bytes[place] <= told.limit_bytes
+        rate = true[place] * np.exp(noise * chance.normal())
+        sampler.end(place, (rate, told.device_bytes[place]) if fits else (0, 2 * told.limit_bytes))
+        times.setdefault(place, []).append(rate)
+    return sampler, {place: true[place] for place in times}
+
+
+class TestBelievesWhatItMeasured:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_errors_of_single_configurations_are_no_noise(self, seed):
+        errors = 0.17 * np.random.default_rng(seed).normal(size=len(ALL))
+        sampler, tried = search_in(errors, 0.01, seed)
+        usable = {p: v for p, v in tried.items() if sampler.experience.known.get(p)}
+        assert tried[sampler.recommend()] >= 0.99 * max(usable.values())
+        assert sampler.experience.trial_noise() < 0.08
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_noise_is_told_apart_by_repeats(self, seed):
+        told, chance = pool(), np.random.default_rng(seed)
+        sampler = Guided(told, repeats=True)
+        places = np.flatnonzero(told.device_bytes <= told.usable_bytes)[:12]
+        for place in [*places, *places[:4]]:
+            rate = told.samples_per_s[place] * np.exp(0.15 * chance.normal())
+            sampler.end(int(place), (rate, told.device_bytes[place]))
+        experience = sampler.experience
+        assert experience.repeats == 4
+        assert experience.trial_noise() > experience.lack_of_fit()
+
+    def test_where_trials_repeat_and_the_model_holds_hardly_any_is_repeated(self):
+        sampler, _ = search_in(np.zeros(len(ALL)), 0.005, 0)
+        assert sampler.experience.repeats <= 2
+
+
+def test_what_is_measured_slower_beyond_both_intervals_is_not_recommended():
+    sampler = Guided(pool())
+    fast, slow = (int(np.flatnonzero(NF4 & OFF)[i]) for i in (0, 1))
+    for _ in range(3):
+        sampler.end(fast, (2.0, 20 * GIB))
+        sampler.end(slow, (1.5, 20 * GIB))
+    seen = np.array(sorted((fast, slow)))
+    assert sampler.experience.proven_slower(seen).tolist() == (seen == slow).tolist()
+    assert sampler.recommend() == fast

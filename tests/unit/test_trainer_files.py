@@ -192,5 +192,5 @@ def test_a_recipe_takes_the_longest_example_of_its_data_set(tmp_path):
 def test_a_distributed_recipe_shares_the_model(tmp_path):
     words = ("tune", "run", "--nproc_per_node", "4", "full_finetune_distributed", "--config")
     plan = planned(tmp_path, RECIPE + "fsdp_reshard_after_forward: False\n", *words)
-    names = ("distributed", "gpus_per_trial", "reshard_after_forward")
-    assert chosen(plan, *names) == ("fsdp2", 4, False)
+    names = ("distributed", "gpus_per_trial", "reshard_after_forward", "sync_each_batch")
+    assert chosen(plan, *names) == ("fsdp2", 4, False, True)

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 from tuner.app.target import Target, comparable, with_model
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Memory, Prediction, Source, Speed, TrialRecord
-from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
+from tuner.core.records import (
+    Configuration,
+    Memory,
+    MemoryCategory,
+    Prediction,
+    Source,
+    Speed,
+    TrialRecord,
+)
+from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, SYNC
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.core.units import format_size, significant
 from tuner.cost.speed.profile import DeviceProfile
@@ -148,6 +156,15 @@ def estimate_configuration(
     predictor = SpacePredictor(space, gpu, margin_fraction=margin_fraction, profile=profile)
     (found,) = predictor.trace([configuration])
     return Estimate(space, configuration, gpu, found.prediction, found.staged)
+
+
+def exchanging_each(found: Estimate, profile: DeviceProfile | None) -> Estimate | None:
+    """The same with gradients exchanged in each micro-step; None where none are kept unsharded."""
+    if not found.memory.breakdown.get(str(MemoryCategory.UNSHARDED_GRADIENTS)):
+        return None
+    return estimate_configuration(
+        found.space, found.configuration.replace(**{SYNC: True}), found.gpu, profile=profile
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,9 @@ class MemoryCategory(enum.StrEnum):
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
     GRADIENTS = "gradients"
+    UNSHARDED_GRADIENTS = "unsharded_gradients"
+    """Whole gradients that a rank of FSDP2 keeps between micro-steps without an exchange
+    (`no_sync`); no compiled timeline has them."""
     OPTIMIZER_STATE = "optimizer_state"
     ACTIVATIONS = "activations"
     LOGITS_AND_LOSS = "logits_and_loss"

@@ -26,6 +26,7 @@ from tuner.cost.speed.roofline import (
 )
 from tuner.cost.step_details import MemoryTimeline, OperatorTime, PhaseSpan, most_expensive
 from tuner.predict.predict import Subject, grad_accum_of, require_supported, step_work
+from tuner.space.models.catalogue import architecture
 
 if TYPE_CHECKING:  # tracing imports torch
     from tuner.predict.tracing.trace import Trace
@@ -50,7 +51,7 @@ def trace_timeline(
     from tuner.predict.compiler.deepening import trace_deep
 
     gpu, kernel_times, _ = on_measured_device(gpu, profile)
-    require_supported(configuration, gpu)
+    require_supported(configuration, gpu, model=architecture(subject.model))
     traced = trace_deep(
         subject.workload,
         subject.model_config,

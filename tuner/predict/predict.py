@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.core.errors import InputError, Problem
+from tuner.core.errors import InputError, Problem, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
@@ -42,7 +42,7 @@ from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
 from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
 from tuner.predict.compiler.structure import kernels_like
 from tuner.predict.training import get_workload, tokens_per_sample
-from tuner.space.models.catalogue import resolve_config
+from tuner.space.models.catalogue import FP8, MXFP4, NF4, Architecture, resolve_config
 from tuner.space.models.positions import length_problem
 
 if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
@@ -50,8 +50,13 @@ if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline do
     from tuner.predict.tracing.trace import Trace
     from tuner.predict.training.base import Workload
 
+NOT_PREDICTED = "not predicted"
+"""The words of a problem that is tuner's and not the GPU's."""
+
 WITHOUT = "without the effect of"
 """Precedes the settings that a method ignores."""
+
+FUSED_TEXT = "operators fused as by torch.compile"
 
 METHOD = "trace of two optimizer steps at full depth"
 
@@ -71,13 +76,10 @@ def resolve_subject(workload: str, model: str) -> Subject:
 
 
 def check_supported(
-    configuration: Configuration, gpu: Gpu, *, positions: int | None = None
+    configuration: Configuration, gpu: Gpu, *, model: Architecture | None = None
 ) -> list[Problem]:
-    """Settings that the GPU or model does not support; empty when it can run.
-
-    `positions` is the model's limit on tokens, if it has one.
-    """
-    problems = []
+    """Settings that the GPU or model does not support; empty when it can run."""
+    problems = _format_problems(configuration, gpu, model) if model is not None else []
     for knob in ("precision", "mixed_precision", "compute_dtype"):
         value = configuration.get(knob, "no")
         if value in ("no", "auto"):
@@ -88,9 +90,33 @@ def check_supported(
     problems += _flash_attention_problems(configuration, gpu)
     problems += _scaling_problems(configuration)
     if "max_length" in configuration:
+        positions = model.positions if model is not None else None
         too_long = length_problem(positions, int(str(configuration["max_length"])), "max_length")
         problems += [Problem("; ".join(too_long), where="max_length")] if too_long else []
     return [*problems, *Parallelism.of(configuration).problems(configuration)]
+
+
+_FP8_FROM = (8, 9)
+"""Older GPUs get an FP8 checkpoint in bf16 (transformers 5.23, quantizer_finegrained_fp8.py)."""
+
+
+def _format_problems(configuration: Configuration, gpu: Gpu, model: Architecture) -> list[Problem]:
+    """The weights of the checkpoint are stored in a format that `precision` isn't, if so.
+
+    transformers 5.23 trains an MXFP4 checkpoint in bf16 only: without the kernels package, or with
+    Mxfp4Config(dequantize=True).
+    """
+    stored, precision = model.stored, configuration.get("precision")
+    in_bf16 = stored == MXFP4 or (stored == FP8 and gpu.compute_capability < _FP8_FROM)
+    if stored is None or precision == stored or (in_bf16 and precision not in QUANTIZED):
+        return []
+    ways = {
+        NF4: f"precision={NF4}, or in 16 bits --model {model.base}",
+        MXFP4: f"16 bits, which transformers turns it into, or --model {model.base}",
+    }
+    way = ways.get(stored, f"--model {model.base}, in 16 bits, or with precision={NF4} in 4")
+    text = f"the checkpoint's weights are {stored}, of which {precision} is {NOT_PREDICTED}"
+    return [Problem(f"{text}. Allowed: {way}", where="precision")]
 
 
 _FLASH_ATTENTION_FROM = (8, 0)
@@ -260,6 +286,11 @@ def method_text(
 ) -> str:
     """The method of a prediction, with the remarks of its trace and the knobs that it ignores."""
     left_out = unmodelled(workload, configuration)
+    if configuration.get("torch_compile"):
+        if gpu.compute_capability == PROCESSOR:
+            left_out = ("torch_compile", *left_out)
+        else:
+            how = f"{how}; {FUSED_TEXT}"
     parallelism = Parallelism.of(configuration)
     if parallelism.ranks > 1:
         ranks = f"one of {parallelism.ranks} ranks under {parallelism.strategy}"
@@ -269,10 +300,15 @@ def method_text(
 
 
 def require_supported(
-    configuration: Configuration, gpu: Gpu, *, positions: int | None = None
+    configuration: Configuration, gpu: Gpu, *, model: Architecture | None = None
 ) -> None:
-    """Raise `InputError` with every problem that `check_supported` finds."""
-    problems = check_supported(configuration, gpu, positions=positions)
+    """Raise `InputError` with every problem that `check_supported` finds.
+
+    `UnsupportedError` where the GPU may run it, and there is no prediction.
+    """
+    problems = check_supported(configuration, gpu, model=model)
+    if all(NOT_PREDICTED in problem.message for problem in problems) and problems:
+        raise UnsupportedError("this checkpoint cannot be predicted", problems=problems)
     if problems:
         raise InputError("the GPU cannot run this configuration", problems=problems)
 

@@ -231,7 +231,7 @@ class Predictor:
 
     def _require_supported(self, configurations: Sequence[Configuration], gpu: Gpu) -> None:
         for configuration in configurations:
-            require_supported(configuration, gpu, positions=self._architecture.positions)
+            require_supported(configuration, gpu, model=self._architecture)
 
     def _structure(self, configuration: Configuration, gpu: Gpu) -> Structure:
         return Structure.of(

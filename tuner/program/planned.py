@@ -15,6 +15,7 @@ from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
     REDUCE_BUCKET,
+    SYNC,
     Parallelism,
     gpus_per_trial,
 )
@@ -25,12 +26,12 @@ from tuner.program.fp16 import has_bf16, in_fp16
 from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
-from tuner.program.reading import PEFT_DEFAULT, STORED
+from tuner.program.reading import PEFT_DEFAULT, STORED, WITH_SYNC
 from tuner.program.signatures import CannotStart, held_versions, hold_loading
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
 from tuner.program.training import read_training
-from tuner.space.models.catalogue import resolve_config
+from tuner.space.models.catalogue import NF4, resolve_config, stored_format
 
 WORKLOAD = "causal_lm"
 
@@ -125,13 +126,17 @@ def plan_program(
             problems=problems,
             hint=_emulated(program, gpu) if kind is UnsupportedError else None,
         )
+    if knobs.get("torch_compile") and Parallelism.of(knobs).casts_weights:
+        del knobs["torch_compile"]
+        text = f"torch.compile isn't modelled with {knobs[DISTRIBUTED]}, and only saves memory"
+        found.at_most.append(text)
     knobs = _settled(knobs, chosen)
     findings: list[str] = []
     if gpu is not None and not has_bf16(gpu):
         halved, findings = in_fp16(training, knobs, gpu)
         knobs |= {name: value for name, value in halved.items() if name not in (given or {})}
     configuration = _configuration(knobs)
-    notes = [*findings, *planned.notes, *_versions(reading.versions)]
+    notes = [*findings, *planned.notes, *_unsharded(configuration), *_versions(reading.versions)]
     return ProgramPlan(
         reading.name,
         chosen,
@@ -176,6 +181,16 @@ def _require_packing(quantization: Arguments) -> None:
     if storage not in DTYPES:
         text = f"is {storage}: FSDP shards no integers; set it to the dtype of the weights"
         quantization.refuse(name, text)
+
+
+def _unsharded(configuration: Configuration) -> Iterator[str]:
+    accumulates = int(str(configuration.get("grad_accum", 1))) > 1
+    is_sharded = Parallelism.of(configuration).is_sharded
+    if is_sharded and accumulates and not configuration.get(SYNC):
+        yield (
+            f"unsharded gradients stay between micro-steps (no_sync); without: --set {SYNC}=true, "
+            f"in TrainingArguments {WITH_SYNC}"
+        )
 
 
 def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
@@ -239,6 +254,10 @@ def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
     for name in ("precision", "compute_dtype"):
         if values.get(name) == STORED:
             values[name] = _stored_dtype(model, name)
+    if stored_format(model) == NF4 and values.get("precision") not in QUANTIZED:
+        # transformers loads what is stored in 4 bits as it is, with nested scales.
+        dtype = values.get("precision", "bf16")
+        values |= {"precision": NF4, "compute_dtype": dtype, "double_quant": True}
     if values.get(REDUCE_BUCKET) == AUTO:
         # As Trainer fills it in (`trainer_config_finalize`).
         values[REDUCE_BUCKET] = resolve_config(model).get_text_config().hidden_size ** 2

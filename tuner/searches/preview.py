@@ -57,6 +57,8 @@ def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Pr
         request = dataclasses.replace(request, trial_device=TrialDevice(request.gpu.name))
     with quiet_optuna():
         adapter = proposer_of(request)
+        if adapter.guide is not None:
+            adapter.guide.repeats = False  # the same prediction again tells nothing
         candidates = adapter.candidates
         state = SearchState(
             request, adapter, on_record=lambda record: None, on_progress=lambda progress: None

@@ -25,7 +25,9 @@ from tuner.searches.strategies import NOTHING, Knowledge, Strategy, mirrored, sc
 
 
 class Proposer:
-    """Proposes configurations of a finite set, each at most once, and learns from records.
+    """Proposes configurations of a finite set, and learns from records.
+
+    Each is proposed once, but for those that `guided` measures again where repeats are allowed.
 
     It proposes `initial` first; then the strategy `sampler` chooses, one of `SEARCHERS` or
     "package.module:Class". `trials`, the budget, determines the spacing of the grid. "guided" needs
@@ -56,7 +58,11 @@ class Proposer:
         self._chance = random.Random()  # noqa: S311 - a search, not a secret
         self.guide: Guided | None = None
         if sampler == "guided" and (knowledge.predictions or knowledge.budget):
-            self.guide = Guided(_pool_of(candidates, knowledge), goals=knowledge.goals)
+            self.guide = Guided(
+                _pool_of(candidates, knowledge),
+                goals=knowledge.goals,
+                repeats=knowledge.repeats,
+            )
             self._strategy: Strategy = GuidedStrategy(candidates, self.guide)
         else:
             self._strategy = strategy_of(sampler, candidates, knowledge, self._chance, trials)
@@ -74,7 +80,8 @@ class Proposer:
 
     def propose(self) -> Configuration | None:
         """The next configuration to run; None if no remaining candidate is worth a trial."""
-        if not self.candidates.untried_count:
+        may_repeat = self.guide is not None and self.guide.repeats
+        if not self.candidates.untried_count and not may_repeat:
             return None
         # Reseed: a decision must not depend on the number of decisions in this process.
         self._chance.seed(f"{self._seed} {self._told + len(self._pending)}")
@@ -94,11 +101,14 @@ class Proposer:
             return None
         return self.guide.largest_gain()
 
-    def tell(self, record: TrialRecord) -> None:
+    def tell(self, record: TrialRecord, pooled: TrialRecord | None = None) -> None:
         """Learn from a trial that was proposed here or in an earlier run.
 
-        Raises KeyError if its configuration is not a candidate.
+        `pooled` combines it with earlier trials of its configuration: "guided" weighs each by
+        itself, the others take them for one. Raises KeyError if its configuration is not a
+        candidate.
         """
+        record = record if pooled is None or self.guide is not None else pooled
         configuration = record.configuration
         if configuration.key not in self._pending:
             self._begin(configuration)

@@ -204,9 +204,10 @@ class SearchState:
         return None if best is None else Proposed(best, Instructions(verify=True))
 
     def _rule_for(self, configuration: Configuration) -> Instructions:
-        """Instructions with the rule for giving up the trial; initial ones run in full."""
+        """Instructions with the rule for giving up the trial; repeats, too, run in full."""
         request = self._request
-        if request.trial_device is None or configuration in request.initial:
+        known = configuration in request.initial or self._ranking.runs(configuration)
+        if request.trial_device is None or known:
             return PLAIN
         budget = MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0)
         if request.objectives:  # a slow trial may still win in another objective
@@ -296,14 +297,14 @@ class SearchState:
             self.failure = self.failure or error
 
     def _learn(self, record: TrialRecord) -> None:
-        """Tell the sampler about a record, pooled with earlier runs of its configuration.
+        """Tell the sampler about a record, also pooled with earlier runs of its configuration.
 
         Verifications are left out: they also evaluate, so their memory isn't the predicted one.
         """
         if record.verification:
             return
         runs = self._ranking.runs(record.configuration)
-        self._adapter.tell(pooled([run for run in runs if not run.verification]))
+        self._adapter.tell(record, pooled([run for run in runs if not run.verification]))
 
     def report(self, *, periodic: bool = False) -> None:
         """Report the progress; if `periodic`, only once in `PROGRESS_PERIOD_S`."""

@@ -39,13 +39,15 @@ class Knowledge:
 
     `predictions` has one for each candidate, in their order, or none at all. `order` declares which
     knobs only add memory. `goals` replace throughput and memory for "guided", and `budget` is the
-    memory that it needs without predictions.
+    memory that it needs without predictions. `repeats` allows "guided" to measure a configuration
+    again; predicted trials tell nothing new.
     """
 
     predictions: Sequence[Prediction] = ()
     order: MemoryOrder = field(default_factory=MemoryOrder)
     goals: Sequence[Goal] = ()
     budget: MemoryBudget | None = None
+    repeats: bool = False
 
 
 NOTHING = Knowledge()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,11 +31,13 @@ from tuner.app.estimate import (
     corrected,
     correction_text,
     estimate_configuration,
+    exchanging_each,
     one_configuration,
 )
 from tuner.app.listener import quiet_libraries
-from tuner.core.records import Configuration, parse_margin
-from tuner.core.units import format_duration
+from tuner.core.records import Configuration, MemoryCategory, parse_margin
+from tuner.core.setup.distributed_knobs import SYNC
+from tuner.core.units import format_duration, format_size
 from tuner.predict.releases import predicted_stack
 from tuner.predict.stages import StagedPrediction
 from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
@@ -124,14 +129,41 @@ def command(  # noqa: PLR0913 - one argument for each option
         )
         if calibrated and space is not None:
             found = corrected(found, results)
+        each = None if as_json else exchanging_each(found, profile)
     if as_json:
         print_json(found.to_dict())
         return
     chosen = _chosen_text(model, settings) if space is None else ""
-    _print(found, chosen, verbose=verbose)
+    hint = ""
+    if each is not None:
+        hint = _unsharded_text(found, each)
+        if verbose:
+            named = [("--space", space), ("--model", model), ("--gpu", gpu_name)]
+            words = [word for name, value in named if value for word in (name, value)]
+            command = [*words, *_as_words(settings), "--set", f"{SYNC}=true"]
+            hint = f"{hint}: {shlex.join(['tuner', 'estimate', *command])}"
+    _print(found, chosen, hint, verbose=verbose)
 
 
-def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
+def _as_words(settings: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in settings.items():
+        if not name.startswith("--"):
+            yield from ("--set", f"{name}={value}")
+        else:
+            yield from (name,) if value is True else (name, str(value))
+
+
+def _unsharded_text(found: Estimate, each: Estimate) -> str:
+    """What FSDP2's accumulation keeps, and the prediction without it."""
+    kept = found.memory.breakdown[str(MemoryCategory.UNSHARDED_GRADIENTS)]
+    slower = found.speed.samples_per_s / each.speed.samples_per_s - 1
+    return (
+        f"{format_size(kept)} are unsharded gradients, kept between micro-steps (no_sync); "
+        f"{format_size(each.memory.device_bytes)}, {slower:.0%} slower, with --set {SYNC}=true"
+    )
+
+
+def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
     """The verdict, then speed, time and cost; everything with `verbose`."""
     prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
     gpus = paid_gpus(configuration, gpu)
@@ -150,7 +182,7 @@ def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
         limiting = found.stages.limiting if found.stages is not None else ""
         corrected_by = _correction_text(found)
         corrected_by = corrected_by and f"corrected {corrected_by}"
-        notes = [*filter(None, (corrected_by, chosen, _unmodelled_text(found)))]
+        notes = [*filter(None, (corrected_by, chosen, hint, _unmodelled_text(found)))]
         cost = cost_of(prediction, configuration, facts, gpu)
         lines = field_lines(
             [
@@ -170,6 +202,7 @@ def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
             ("GPU", gpus_text(configuration, gpu)),
             ("settings", settings_text(configuration)),
             ("chosen", chosen),
+            ("hint", hint),
             ("corrected", _correction_text(found)),
         ]
     )
@@ -205,7 +238,7 @@ def _chosen_text(model: str | None, given: dict[str, str]) -> str:
     """The settings that are not the usual defaults, because the model's class has not got those."""
     chosen = {k: v for k, v in model_defaults(str(model)).items() if k not in given}
     text = settings_text(Configuration(chosen))
-    return f"{text}: transformers has nothing else for this kind of model" if chosen else ""
+    return f"{text}: this model has nothing else in transformers" if chosen else ""
 
 
 def print_staged(staged: StagedPrediction, configuration: Configuration, space: SpaceFacts) -> None:

@@ -18,7 +18,7 @@ from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.space import SearchSpace
-from tuner.space.models.catalogue import architecture
+from tuner.space.models.catalogue import Architecture, architecture
 from tuner.trial.base import TrialJob
 
 
@@ -64,13 +64,13 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
     from tuner.cost.parallel import LINK, NETWORK, unknown_rate  # numpy
 
     space.require_configurations(where)
-    positions = architecture(space.predicted_model()).positions if space.predictable else None
+    model = architecture(space.predicted_model()) if space.predictable else None
     supported: list[Configuration] = []
     reasons: dict[str, int] = {}
     left_out = 0
     for configuration in space.configurations(where):
         # The needs of the user's own code are unknown.
-        problems = _problems(space, configuration, gpu, positions) if space.predictable else {}
+        problems = _problems(space, configuration, gpu, model) if space.predictable else {}
         if not problems:
             supported.append(configuration)
             continue
@@ -99,13 +99,13 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
 
 
 def _problems(
-    space: SearchSpace, configuration: Configuration, gpu: Gpu, positions: int | None
+    space: SearchSpace, configuration: Configuration, gpu: Gpu, model: Architecture | None
 ) -> dict[str, None]:
     """Messages about settings, in any stage, that the GPU or the model does not support."""
     from tuner.predict.predict import check_supported  # numpy
 
     stages = [*space.stage_configurations(configuration).values()] or [configuration]
-    found = (check_supported(values, gpu, positions=positions) for values in stages)
+    found = (check_supported(values, gpu, model=model) for values in stages)
     return {problem.message: None for problems in found for problem in problems}
 
 

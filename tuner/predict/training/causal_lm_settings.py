@@ -84,7 +84,7 @@ class TrainingSetup(Setup):
     def sharding(self) -> Sharding:
         """The way FSDP2 shards the model."""
         by_trainer = self.update.loop == "trainer"
-        return Sharding(by_trainer, self._mixed_dtype, self.ranks.reshard)
+        return Sharding(by_trainer, self._mixed_dtype, self.ranks.reshard, self.ranks.sync)
 
     @property
     def zero(self) -> ZeroSettings:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
-from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD
+from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
@@ -82,7 +82,6 @@ _SAME = {
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 _SAVES = {
-    "compile": "torch.compile",
     "enable_activation_offloading": "offloading of activations",
     "optimizer_in_bwd": "an update in the backward pass",
     "fsdp_cpu_offload": "offload of weights",
@@ -110,7 +109,6 @@ def _plan(training: ProgramTraining) -> Planned:
     file = Arguments(given.title, values, given.found)
     unset(file, {name: why for name, why in _NOT_PREDICTED.items() if file.take(name) != 1})
     saves(file, _SAVES)
-    saves(file, {name: "torch.compile" for name in file.values if "compile." in name})
     builder = str(file.take("model._component_")).removeprefix("torchtune.models.")
     family, _, name = builder.rpartition(".")
     is_quantized = name.startswith("qlora_") or file.take("model.quantize_base") is True
@@ -135,6 +133,11 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    # Each layer and the loss, or the parts that are named (`compile.model`).
+    parts = [name for name in file.values if name.startswith("compile.")]
+    said = [file.take(name) for name in ("compile", *parts)]
+    if any(said):
+        knobs["torch_compile"] = True
     if file.take("fsdp_reshard_after_forward", quietly=True) is False:
         knobs[RESHARD] = False
     notes = [NOT_COMPARED]
@@ -213,8 +216,9 @@ def _launch(program: Program) -> Launch:
     words = names[names.index("run") + 1 :] if "run" in names else []
     recipe = next((word for word in words if "finetune" in word or "single" in word), "")
     if recipe in ("lora_finetune_distributed", "full_finetune_distributed"):
-        # `fully_shard` of each layer, whose gathered weights are let go after the forward pass.
-        launch = Launch(knobs={DISTRIBUTED: "fsdp2"})
+        # `fully_shard` of each layer, whose gathered weights are let go after the forward pass;
+        # the recipes never turn the exchange of gradients off (`set_requires_gradient_sync`).
+        launch = Launch(knobs={DISTRIBUTED: "fsdp2", SYNC: True})
         count = str(options_of(words[: words.index(recipe)]).get("nproc_per_node", 1))
         launch.processes = launch.whole("tune run --nproc_per_node", count)
     elif recipe not in ("lora_finetune_single_device", "full_finetune_single_device"):

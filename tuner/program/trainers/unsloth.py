@@ -52,6 +52,9 @@ def _planned(
         found.knobs["adapter_dtype"] = "fp32"
         if name != "SFTTrainer":
             found.knobs["loss"] = "transformers"  # TRL's, which has all logits, is not replaced
+        if found.model is not None and found.knobs["precision"] != "nf4":
+            # `get_model_name` takes the 16-bit upload where 4 bits are not asked for.
+            found.model = found.model.removesuffix("-unsloth-bnb-4bit").removesuffix("-bnb-4bit")
         training.found.at_most.append("Unsloth's kernels keep less of a layer than PyTorch's do")
         return found
 

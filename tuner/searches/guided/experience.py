@@ -14,15 +14,25 @@ from numpy.typing import NDArray
 from tuner.searches.candidates import Parameter
 from tuner.searches.guided.goals import LogNormal, staircase
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.regression import DEGREES, Belief, Floats, ResidualModel, features
+from tuner.searches.guided.regression import (
+    DEGREES,
+    Belief,
+    Floats,
+    ResidualModel,
+    features,
+)
 
 TRUSTED_TRIALS, LARGEST_SURPRISE = 4.0, 4.0
 """The regression's own error estimate weighs as much as the first number of trials. A single trial
 counts as at most the second number of standard deviations."""
 
-LACK_OF_FIT = 0.015
-"""Standard deviation, in log throughput, of a configuration from the sum of its knobs' effects, as
-kernels suit some shapes better. The rest of the regression's noise is scatter of trials."""
+LEAST_NOISE = 0.005
+"""The least standard deviation, in log throughput, of trials of one configuration: that of an idle
+machine in our own trials."""
+
+LACK_OF_FIT = 0.0075
+"""The least standard deviation, in log throughput, of a configuration from the sum of its knobs'
+effects, as kernels suit some shapes better."""
 
 STALE_WEIGHT = 0.25
 """Weight of a trial with other library versions: that of twice the standard deviation."""
@@ -43,6 +53,9 @@ class Experience:
         self.known: dict[int, tuple[float, float]] = {}
         self.oom: set[int] = set()
         self.spent = 0.0
+        self._speeds: dict[int, list[float]] = {}
+        self._runs = np.zeros(len(pool.candidates))
+        self._told = 0
         self._stale: dict[int, tuple[float, float]] = {}
         self._stale_oom: set[int] = set()
         # The same as `known`, as arrays over all candidates, because decisions need all of them.
@@ -93,13 +106,54 @@ class Experience:
             self._compare(index, float(self.pool.limit_bytes if ran_out else size), ran_out)
         if ran_out:
             self.oom.add(index)
+            self._told += 1
         elif speed > 0 and size > 0 and not failed:
             if index in self.known:
                 self._kept = (None, self._kept[1])  # others may come back to the front
+                size = max(size, self.known[index][1])
+            self._told += 1
             self._since.append(index)
-            self.known[index] = (speed, size)
+            logs = self._speeds.setdefault(index, [])
+            logs.append(float(np.log(speed)))
+            self._runs[index] = len(logs)
+            self.known[index] = (float(np.exp(np.mean(logs))), size)
             self._is_known[index] = True
-            self._values[index] = speed, size
+            self._values[index] = self.known[index]
+
+    @property
+    def repeats(self) -> int:
+        """The number of trials of configurations that had fitted before."""
+        return sum(len(logs) - 1 for logs in self._speeds.values())
+
+    def trial_noise(self) -> float:
+        """Standard deviation, in log throughput, of trials of one configuration."""
+        every, chances = self._noises()
+        return float(np.sqrt(chances @ every**2))
+
+    def _noises(self) -> tuple[Floats, Floats]:
+        """Possible standard deviations of trials of one configuration, with their probabilities.
+
+        Only repeats tell it from a lack of fit. Before, anything between `LEAST_NOISE` and all that
+        the regression does not explain is as likely, on a logarithmic scale.
+        """
+        belief, _ = self.beliefs()
+        every = np.geomspace(LEAST_NOISE, max(belief.noise, 2 * LEAST_NOISE), 16)
+        squares = sum(float(np.var(s)) * len(s) for s in self._speeds.values() if len(s) > 1)
+        logs = -self.repeats * np.log(every) - squares / (2 * every**2)
+        chances = np.exp(logs - logs.max())
+        return every, chances / chances.sum()
+
+    def lack_of_fit(self, noise: float | None = None) -> float:
+        """Standard deviation, in log throughput, of configurations from the regression.
+
+        Differences from the regression that are not `noise`, the scatter of trials.
+        """
+        belief, _ = self.beliefs()
+        runs = self._runs[self._is_known]
+        scatter = (
+            (noise or self.trial_noise()) ** 2 * float(np.mean(1 / runs)) if len(runs) else 0.0
+        )
+        return max(LACK_OF_FIT, float(np.sqrt(max(belief.noise**2 - scatter, 0.0))))
 
     def tried(self) -> NDArray[np.bool_]:
         """Mask of the candidates whose trial fitted or ran out of memory."""
@@ -129,7 +183,7 @@ class Experience:
 
         They are learned again after enough new trials.
         """
-        count = len(self.known) + len(self.oom)
+        count = self._told
         if count > self._fitted * (1 + REFIT_GROWTH):
             hints = {i: v for i, v in self._stale.items() if i not in self.known}
             every = {**self.known, **hints}
@@ -179,8 +233,8 @@ class Experience:
     def estimates(self) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Measured places, with their throughput smoothed by the regression, and their memory.
 
-        The throughput is a mean of the measured value and that of the regression, weighted by the
-        scatter of trials and the deviation of configurations from the regression.
+        The throughput is a mean of the measured value and that of the regression, each weighted by
+        what it proves: by the scatter of trials, and by the lack of fit.
         """
         seen = np.flatnonzero(self._is_known)
         return seen, *self._estimates_at(seen)
@@ -197,14 +251,50 @@ class Experience:
             self._kept, self._since = (belief, seen[staircase(speed, size)]), []
         return self._estimates_at(np.concatenate([self._kept[1], self._since]).astype(np.intp))
 
-    def _estimates_at(self, seen: NDArray[np.intp]) -> tuple[Floats, Floats]:
+    def _estimates_at(
+        self, seen: NDArray[np.intp], noise: float | None = None
+    ) -> tuple[Floats, Floats]:
         known = self._values[seen]
         belief, _ = self.beliefs()
-        scatter = max(belief.noise**2 - LACK_OF_FIT**2, 0.25 * LACK_OF_FIT**2)
-        weight = scatter / (scatter + LACK_OF_FIT**2)
+        noise = noise or self.trial_noise()
+        scatter = noise**2 / self._runs[seen]
+        weight = scatter / (scatter + self.lack_of_fit(noise) ** 2)
         fitted = np.log(self.pool.samples_per_s[seen]) + belief.mean[seen]
         speed = np.exp((1 - weight) * np.log(known[:, 0]) + weight * fitted)
         return speed, known[:, 1]
+
+    def proven_slower(self, seen: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Mask of the measured places that are slower than another of them beyond both intervals.
+
+        The intervals are 95 % ones of their own measurements.
+        """
+        half = 2 * self.trial_noise() / np.sqrt(self._runs[seen])
+        speed = np.log(self._values[seen, 0])
+        return np.asarray(speed + half < np.max(speed - half, initial=-np.inf))
+
+    def gains_of_repeats(self, seen: NDArray[np.intp]) -> Floats:
+        """The expected gain in the recommendation's throughput by another trial of each place.
+
+        It is that of the knowledge gradient (Frazier, Powell and Dayanik 2008). That of the best
+        place also tells how much trials scatter, and so which place is to be recommended.
+        """
+        noise, own = self.trial_noise() ** 2, self.lack_of_fit() ** 2
+        speed, _ = self._estimates_at(seen)
+        runs = self._runs[seen]
+        moves = np.sqrt(1 / (runs / noise + 1 / own) - 1 / ((runs + 1) / noise + 1 / own))
+        log = np.log(speed)
+        order = np.argsort(log)
+        rival = np.full(len(seen), log[order[-1]])
+        rival[order[-1]] = log[order[-2]] if len(seen) > 1 else -np.inf
+        from scipy.special import ndtr
+
+        z = -np.abs(log - rival) / moves
+        gains = moves * (z * ndtr(z) + np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi))
+        best = order[-1]
+        for each, chance in zip(*self._noises(), strict=True):
+            known, _ = self._estimates_at(seen, float(each))
+            gains[best] += chance * np.log(known.max() / known[best])
+        return np.asarray(gains)
 
     def quantities(self, places: Any) -> tuple[LogNormal, LogNormal]:
         """Expected throughput and memory of the candidates at `places`, as distributions."""

@@ -53,6 +53,9 @@ MOST_IN_A_ROW = 8
 PROBE_AFTER = 8
 """After this many trials, a level predicted not to fit is probed before other candidates."""
 
+LEAST_REPEAT_GAIN = 0.002
+"""A trial is repeated if the recommendation is expected to gain at least this share by it."""
+
 THROUGHPUT_WEIGHT = 0.5
 """Weight of a gain in the best throughput, relative to the same gain in hypervolume."""
 
@@ -63,15 +66,22 @@ evidence, this is the predicted front, the largest gain first."""
 
 
 class Guided:
-    """Chooses among the candidates of a pool, each at most once.
+    """Chooses among the candidates of a pool.
 
-    `goals` replace throughput and memory; the first goal is primary.
+    `goals` replace throughput and memory; the first goal is primary. With `repeats`, a candidate
+    that fitted may run again, where that is worth more than a new one; else each runs once.
     """
 
     def __init__(
-        self, pool: Pool, *, oom_share: float | None = None, goals: Sequence[Goal] = ()
+        self,
+        pool: Pool,
+        *,
+        oom_share: float | None = None,
+        goals: Sequence[Goal] = (),
+        repeats: bool = False,
     ) -> None:
         self.pool = pool
+        self.repeats = repeats
         self._goals = tuple(goals)
         self._oom_share = oom_share or (BLIND_OOM_SHARE if pool.is_blind else OOM_SHARE)
         self.experience = Experience(pool)
@@ -83,10 +93,26 @@ class Guided:
 
     def choose(self) -> int | None:
         """The place of the best candidate, which then runs; None when none may fit."""
-        place = self.best_candidate()
+        place = self._next()
         if place is not None:
             self.begin(place)
         return place
+
+    def _next(self) -> int | None:
+        """The place of the best new candidate, or of one to run again."""
+        place = self.best_candidate()
+        if not self.repeats or self._goals:
+            return place
+        seen, _, size = self.experience.estimates()
+        usable = size <= self.pool.usable_bytes
+        seen = seen[usable & ~np.isin(seen, self._running())]
+        if len(seen) < 2:
+            return place
+        gains = self.experience.gains_of_repeats(seen)
+        least = LEAST_REPEAT_GAIN
+        if place is not None:
+            least = max(least, float(self.expected_gain(np.array([place]))[0]))
+        return int(seen[np.argmax(gains)]) if gains.max() > least else place
 
     def begin(self, place: int) -> None:
         """Note that a trial of this candidate runs, even if it was chosen elsewhere."""
@@ -278,8 +304,12 @@ class Guided:
     def recommend(self) -> int | None:
         """The place of the fastest candidate that fitted in its trial; None without one."""
         seen, speed, size = self.experience.estimates()
-        speed = np.where(size <= self.pool.usable_bytes, speed, 0.0)
-        return int(seen[np.argmax(speed)]) if speed.any() else None
+        usable = size <= self.pool.usable_bytes
+        seen, speed = seen[usable], speed[usable]
+        if not seen.size:
+            return None
+        speed[self.experience.proven_slower(seen)] = 0.0
+        return int(seen[np.argmax(speed)])
 
 
 class GuidedStrategy(Strategy):

@@ -45,8 +45,11 @@ _PATH_STARTS = (".", "/", "~")
 _MIRRORS = frozenset({"unsloth", "nousresearch"})
 # What repositories append to the name of a model whose weights they have in another format.
 _QUANTISED = re.compile(
-    r"((-unsloth)?-bnb-4bit|-(awq|gptq|fp8|nvfp4|bf16)(-int[48])?)$", re.IGNORECASE
+    r"((-unsloth)?-bnb-4bit|-(awq|gptq|fp8|nvfp4|mxfp4|bf16)(-int[48])?)$", re.IGNORECASE
 )
+
+NF4, MXFP4, FP8 = "nf4", "mxfp4", "fp8"
+"""Formats of stored weights in which a training can be predicted, some on some GPUs only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class ModelEntry:
     `aliases` are further hub ids and names of the same architecture. `task` is "causal-lm",
     "image-text" (a language model with its vision tower) or "encoder". `config` has the form of
     the hub's config.json. `source` says where sizes and parameter count come from; `published` is
-    the count that a model card, a paper or the hub states where it is a rounded one.
+    the count that a model card, a paper or the hub states where it is a rounded one. `format` is
+    that of the weights under its hub ids where they are quantised ("fp8", "mxfp4").
     """
 
     id: str
@@ -69,6 +73,7 @@ class ModelEntry:
     source: str
     notes: str = ""
     published: float | None = None
+    format: str | None = None
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -170,6 +175,22 @@ def get_entry(name: str) -> ModelEntry | None:
         if len(ids) == 1:
             return load_catalogue()[next(iter(ids))]
     return None
+
+
+def stored_format(name: str) -> str | None:
+    """The format of the weights of a catalogue checkpoint, by its name; None if it is of 16 bits.
+
+    None as well for the id of an entry, which is the architecture, and for unknown names, whose
+    config.json says it.
+    """
+    entry = get_entry(name)
+    if entry is None:
+        return None
+    found = _QUANTISED.search(name.strip())
+    if found is None:
+        return entry.format if "/" in name else None
+    kind = (found[3] or NF4).lower()
+    return None if kind == "bf16" else kind
 
 
 def resolve_config(name: str) -> PreTrainedConfig:
@@ -393,13 +414,16 @@ class Architecture:
 
     `digest` changes with anything in the configuration; `sliding_window` is in tokens, None for
     models without one; `positions` how many tokens a model has whose positions are looked up in
-    a table of that length, None for the others. `layers` are those of its text.
+    a table of that length, None for the others. `layers` are those of its text. `stored` is the
+    `stored_format` of the checkpoint, and `base` the entry that it was made from.
     """
 
     digest: str
     sliding_window: int | None
     positions: int | None = None
     layers: int | None = None
+    stored: str | None = None
+    base: str | None = None
 
 
 def architecture(name: str) -> Architecture:
@@ -422,7 +446,8 @@ def architecture(name: str) -> Architecture:
     slides = entry.text_config.get("use_sliding_window", True) and "sliding_attention" in kinds
     window = entry.text_config.get("sliding_window") if slides else None
     layers = entry.text_config.get("num_hidden_layers")
-    return Architecture(digest, window, table_positions(entry.config), layers)
+    positions = table_positions(entry.config)
+    return Architecture(digest, window, positions, layers, stored_format(name), entry.id)
 
 
 def config_digest(config: PreTrainedConfig) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.errors import InputError
-from tuner.space.models.catalogue import auto_class, get_entry, resolve_config
+from tuner.space.models.catalogue import NF4, auto_class, get_entry, resolve_config, stored_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -34,7 +34,8 @@ def model_defaults(name: str) -> Mapping[str, Any]:
     entry = get_entry(name)
     if entry is not None:
         sdpa = entry.config["model_type"] not in _CATALOGUE_WITHOUT_SDPA
-        return {} if sdpa else {"attention": "eager"}
+        stored = {"precision": NF4} if stored_format(name) == NF4 else {}
+        return stored if sdpa else {"attention": "eager", **stored}
     config = resolve_config(name)
     classifier = _classifier_class(config)
     is_classifier = classifier is not None and classifier.__name__ in (config.architectures or [])
