@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
+from tuner.core.setup.causal_lm import IN_BACKWARD
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
@@ -84,7 +85,6 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 _SAVES = {
     "compile": "torch.compile",
     "enable_activation_offloading": "offloading of activations",
-    "optimizer_in_bwd": "an update in the backward pass",
     "fsdp_cpu_offload": "offload of weights",
 }
 
@@ -135,6 +135,8 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    if file.take("optimizer_in_bwd") is True:
+        knobs[IN_BACKWARD] = True  # which the recipes refuse with accumulation and clipping
     if file.take("fsdp_reshard_after_forward", quietly=True) is False:
         knobs[RESHARD] = False
     notes = [NOT_COMPARED]
