@@ -223,7 +223,7 @@ def test_an_update_in_the_backward_pass_has_one_gradient_at_a_time():
     gradients = [b for b in blocks if b.category is MemoryCategory.GRADIENTS]
     gradients.sort(key=lambda block: block.born_event)
     assert len(gradients) >= 2 * len(traced.gradient_bytes)
-    assert all(0 <= one.died_event for one in gradients)
+    assert all(one.died_event >= 0 for one in gradients)
     # The next one is there before a fused kernel's is gone: two at most.
     for one, later in zip(gradients, gradients[2:], strict=False):
         assert one.died_event < later.born_event
