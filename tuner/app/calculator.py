@@ -29,6 +29,7 @@ from tuner.cost.allocator import (
 from tuner.cost.calibrate import prior_factors
 from tuner.cost.compiled import CATEGORIES, SEGMENTS
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES, cublas_workspace_bytes
+from tuner.cost.speed.l2 import CACHED, KEPT, KEPT_ENDS
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
     matmul_peak,
@@ -150,6 +151,7 @@ def page_data(timelines: Shipped) -> tuple[dict[str, Any], str]:
             ]
             for steps in words.optimizers
         ],
+        "cached": words.kinds.get(CACHED, -1),
         "bandwidth_shares": [bandwidth_share(kind) for kind in words.kinds],
         "gpus": [_gpu(gpu, models[0], kernels, words) for gpu in gpus],
         "constants": _constants(),
@@ -211,6 +213,7 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
         "context_bytes": gpu.context_bytes,
         "workspace_bytes": cublas_workspace_bytes(gpu.compute_capability),
         "bandwidth": gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0),
+        "l2": gpu.l2_bytes,
         "multiprocessors": gpu.sm_count,
         "price": gpu.price_usd_per_hour,
         "price_date": gpu.price_date,
@@ -235,6 +238,8 @@ def _constants() -> dict[str, Any]:
         "tile": efficiency.tile,
         "fill": efficiency.fill,
         "boards_differ": BOARDS_DIFFER,
+        "l2_kept": KEPT,
+        "l2_kept_ends": KEPT_ENDS,
         "replayed_workspace_bytes": CUBLAS_WORKSPACE_BYTES,
         "largest_bytes": LARGEST_GPU_BYTES,
         "block_bytes": MIN_BLOCK_BYTES,

@@ -297,6 +297,9 @@ def _group_of(call: ast.Call) -> str | None:
     name, owner = last_name(call.func) or "", getattr(call.func, "value", None)
     if isinstance(owner, ast.expr) and last_name(owner) in UNSLOTH:
         return _OF_UNSLOTH.get(name)
+    if name == "compile" and isinstance(owner, ast.expr):
+        # `torch.compile(model)`, or `model.compile()`; patterns of `re` are no such calls.
+        return "compiled" if last_name(owner) == "torch" or not call.args else None
     return _CALLS.get(name) or ("model" if loads_model(call) else None)
 
 

@@ -18,7 +18,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
 from tuner.cost.compiled import SEGMENTS, Floats
 from tuner.cost.interval import in_quadrature
-from tuner.cost.operators.timeline import MASK
+from tuner.cost.operators.timeline import FUSED, MASK
+from tuner.cost.speed.l2 import KEPT, KEPT_ENDS, left_by_l2
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
     MASKED,
@@ -35,6 +36,9 @@ HOSTS_LAUNCH_S = (12e-6, 50e-6)
 """Cost of an operator on the fastest and the slowest host of published runs that were host-bound:
 fine-tuning Qwen on an A100, and instances with a T4. It is the host's, not the GPU's."""
 
+FUSED_LAUNCH = 9.1e-6 / LAUNCH_S
+"""Cost of a launch by inductor's code, over that of an operator: 9.1 us with 19 arguments, on a
+GB200's host (github.com/meta-pytorch/tritonbench/pull/1017, `nop_inductor_per_kernel`)."""
 
 TRAFFIC_SHARE: Mapping[str, float] = {"t4": 0.86}
 """Memory rate of slower boards over that of others, by `Gpu.id`: of the
@@ -97,8 +101,14 @@ class KernelTimes(Protocol):
     overlaps: bool
     """The host issues operators while the device computes earlier ones."""
 
-    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
-        """Seconds of each operator at each point, shape (W, P)."""
+    def seconds(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
+    ) -> Floats:
+        """Seconds of each operator at each point, shape (W, P).
+
+        An operator `streams` if nothing that it reads was touched shortly before, as an update
+        of parameters does: its tensors come from memory, not from the L2 cache.
+        """
 
     def ends(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
@@ -120,14 +130,17 @@ class Roofline:
         self.launch_s = self._efficiency.launch_s
         self.shortest_s = self._efficiency.kernel_s
 
-    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+    def seconds(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
+    ) -> Floats:
         """See `KernelTimes.seconds`."""
-        return self._longest(*self.bounds(works, gpu, allow_tf32))
+        bounds = self.bounds(works, gpu, allow_tf32, kept=0.0 if streams else KEPT)
+        return self._longest(*bounds)
 
     def ends(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
     ) -> Iterator[tuple[Floats, Floats]]:
-        """The ends of kernels whose rate has no source, and of a board at its power limit."""
+        """The ends of kernels whose rate has no source, of a power limit, and of the L2 cache."""
         arithmetic_s, limited_s, traffic_s = self.bounds(works, gpu, allow_tf32)
         slowest = self._efficiency.slowest
         may_take = np.array(
@@ -144,24 +157,21 @@ class Roofline:
             self._longest(arithmetic_s, limited_s / BOARDS_DIFFER, traffic_s),
             self._longest(arithmetic_s, limited_s * BOARDS_DIFFER, traffic_s),
         )
+        least_s, most_s = (self._traffic_s(works, gpu, kept) for kept in KEPT_ENDS)
+        yield (
+            self._longest(arithmetic_s, limited_s, least_s),
+            self._longest(arithmetic_s, limited_s, most_s),
+        )
 
     def _longest(self, *bounds: Floats) -> Floats:
         longest: Floats = np.maximum.reduce([*bounds, np.full_like(bounds[0], self.shortest_s)])
         return longest
 
     def bounds(
-        self, works: WorkArrays, gpu: Gpu, allow_tf32: bool
+        self, works: WorkArrays, gpu: Gpu, allow_tf32: bool, *, kept: float = KEPT
     ) -> tuple[Floats, Floats, Floats]:
         """Seconds (W, P) of arithmetic at the kernels' rates, at the power limit, of traffic."""
         efficiency = self._efficiency
-        share = np.array(
-            [
-                efficiency.bandwidth.get(str(kind), efficiency.bandwidth["elementwise"])
-                for kind in works.kinds
-            ]
-        )
-        bandwidth = gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0)
-        traffic_s = works.bytes_moved / (bandwidth * share[:, None])
         peak = np.array([matmul_peak(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
         reached = np.array(
             [efficiency.matmul[rate_of(gpu, str(dtype), allow_tf32)] for dtype in works.dtypes]
@@ -174,7 +184,16 @@ class Roofline:
         )
         # Padding and idle multiprocessors cost time, but no power: the limit is one of its own.
         limit = np.array([power_limit(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
+        traffic_s = self._traffic_s(works, gpu, kept)
         return works.flops / rate, works.flops / limit[:, None], traffic_s
+
+    def _traffic_s(self, works: WorkArrays, gpu: Gpu, kept: float) -> Floats:
+        """Seconds (W, P) of traffic; the L2 cache keeps the share `kept` of a small kernel's."""
+        shares = self._efficiency.bandwidth
+        share = np.array([shares.get(str(kind), shares["elementwise"]) for kind in works.kinds])
+        bandwidth = gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0)
+        seconds: Floats = works.bytes_moved / (bandwidth * share[:, None])
+        return seconds * left_by_l2(works, gpu, kept)
 
 
 def _kernel_of(gpu: Gpu, works: WorkArrays, row: int, allow_tf32: bool) -> str:
@@ -264,7 +283,8 @@ def optimizer_time(
     Multi-tensor optimizers launch few kernels for many tensors: no host time is counted where
     the device has work meanwhile.
     """
-    seconds: Floats = executions @ times.seconds(works, gpu, allow_tf32=allow_tf32)
+    each_s = times.seconds(works, gpu, allow_tf32=allow_tf32, streams=True)
+    seconds: Floats = executions @ each_s
     return seconds if times.overlaps else seconds + executions.sum() * times.launch_s
 
 
@@ -286,13 +306,13 @@ class KernelSeconds:
     def of(
         cls, works: WorkArrays, gpu: Gpu, times: KernelTimes, *, allow_tf32: bool
     ) -> KernelSeconds:
-        """The seconds of operators that are a launch each."""
+        """The seconds of operators that are a launch each; those of inductor are cheaper."""
         return cls(
             works.kinds,
             works.flops,
             times.seconds(works, gpu, allow_tf32=allow_tf32),
             tuple(times.ends(works, gpu, allow_tf32=allow_tf32)),
-            np.ones(len(works.kinds)),
+            np.where(works.kinds == FUSED, FUSED_LAUNCH, 1.0),
         )
 
 
