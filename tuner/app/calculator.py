@@ -193,10 +193,9 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
     rates = []
     for dtype in words.dtypes:
         key, limit = rate_of(gpu, dtype, False), power_limit(gpu, dtype, False)
-        reached = matmul_peak(gpu, dtype, False) * efficiency.matmul[key]
-        rates.append(
-            [reached, None if math.isinf(limit) else limit, efficiency.slowest.get(key, 1.0)]
-        )
+        reached = matmul_peak(gpu, dtype, False) * efficiency.reached(gpu, key)
+        ends = efficiency.ends_of(gpu, "", "", key)
+        rates.append([reached, None if math.isinf(limit) else limit, *ends])
     ways: dict[str, Any] = {}
     for method, (_, options) in METHODS.items():
         problems = [

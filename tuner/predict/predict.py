@@ -57,6 +57,8 @@ NOT_PREDICTED = "not predicted"
 WITHOUT = "without the effect of"
 """Precedes the settings that a method ignores."""
 
+FUSED_TEXT = "operators fused as by torch.compile"
+
 METHOD = "trace of two optimizer steps at full depth"
 
 
@@ -286,6 +288,11 @@ def method_text(
 ) -> str:
     """The method of a prediction, with the remarks of its trace and the knobs that it ignores."""
     left_out = unmodelled(workload, configuration)
+    if configuration.get("torch_compile"):
+        if gpu.compute_capability == PROCESSOR:
+            left_out = ("torch_compile", *left_out)
+        else:
+            how = f"{how}; {FUSED_TEXT}"
     parallelism = Parallelism.of(configuration)
     if parallelism.ranks > 1:
         ranks = f"one of {parallelism.ranks} ranks under {parallelism.strategy}"
