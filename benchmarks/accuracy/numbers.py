@@ -95,12 +95,6 @@ def _same(name: str, comparisons: Sequence[Comparison], *quantities: str) -> str
     return _line(name, len(errors), (f"{median:.2%}, {max(errors, key=abs):+.1%}", "same", "same"))
 
 
-<<<<<<< HEAD
-def _widths(exact: Sequence[Comparison]) -> Iterator[str]:
-    """The intervals of device memory: of plain rows, and of rows with each doubt."""
-    rows = memory_rows(exact)
-    ways = [judged(rows, value) for value in memory_intervals.WAYS.values()]
-=======
 def _compiled(comparisons: Sequence[Comparison]) -> str:
     """Speed, not time: no constant was fitted on these rows."""
     name = "compiled programs, tokens/s"
@@ -111,11 +105,10 @@ def _compiled(comparisons: Sequence[Comparison]) -> str:
     return _line(name, len(errors), (f"{median:.1%}, {max(errors, key=abs):+.1%}", "same", "same"))
 
 
-def _widths(plain: Sequence[Comparison]) -> str:
-    rows = coverage.held_rows(plain)[HELD]
-    shipped = coverage.uncalibrated(rows, coverage.SHIPPED_PRIORS[HELD])
-    ways = (shipped, _left_out(rows, lambda r: r.program), _left_out(rows, lambda r: r.gpu))
->>>>>>> main
+def _widths(exact: Sequence[Comparison]) -> Iterator[str]:
+    """The intervals of device memory: of plain rows, and of rows with each doubt."""
+    rows = memory_rows(exact)
+    ways = [judged(rows, value) for value in memory_intervals.WAYS.values()]
     name = "90 % interval of device memory, plain: median width, inside"
     for kind in dict.fromkeys(row.kind for row in rows):
         found = [[one for one in way if one[0].kind == kind] for way in ways]
