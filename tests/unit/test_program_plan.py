@@ -67,6 +67,19 @@ def test_all_weights_are_trained_with_any_optimizer_of_the_trainer(tmp_path, nam
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        "for p in (): p.register_post_accumulate_grad_hook(print)",
+        "with torch.autograd.graph.save_on_cpu(): pass",
+        "CPUOffloadOptimizer((), torch.optim.AdamW)",
+    ],
+)
+def test_a_script_that_moves_what_a_step_keeps_is_left_to_the_emulator(tmp_path, call):
+    said = refusals(tmp_path, f"{SFT.format('', '')}\n{call}\n")
+    assert "is not predicted: `tuner check` emulates it" in said
+
+
+@pytest.mark.parametrize(
     ("given", "kind"),
     [("use_dora=True, use_rslora=True", "dora"), ("use_rslora=True", "rslora"), ("", None)],
 )

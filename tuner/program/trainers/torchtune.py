@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
+from tuner.core.setup.causal_lm import IN_BACKWARD
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
@@ -83,7 +84,6 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 _SAVES = {
     "enable_activation_offloading": "offloading of activations",
-    "optimizer_in_bwd": "an update in the backward pass",
     "fsdp_cpu_offload": "offload of weights",
 }
 
@@ -133,6 +133,8 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    if file.take("optimizer_in_bwd") is True:
+        knobs[IN_BACKWARD] = True  # which the recipes refuse with accumulation and clipping
     # Each layer and the loss, or the parts that are named (`compile.model`).
     parts = [name for name in file.values if name.startswith("compile.")]
     said = [file.take(name) for name in ("compile", *parts)]
