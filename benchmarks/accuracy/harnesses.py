@@ -474,7 +474,7 @@ def _torchtune(row: Row) -> Case | str:
     targets = {"output_proj": ("o_proj",), "mlp": ("gate_proj", "up_proj", "down_proj")}
     return Case(
         row,
-        group="torchtune, compiled" + (", offloaded activations" if offloads else ""),
+        group="torchtune, fused by torch.compile" + (", offloaded activations" if offloads else ""),
         gpu="a100_80gb",
         model=row.model,
         configuration=_configuration(

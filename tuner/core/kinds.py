@@ -58,7 +58,8 @@ class Doubt(enum.StrEnum):
     COMPILED = "compiled timeline"
     """Reserved memory was not replayed at full depth."""
     KERNELS = "kernels of our own guess"
-    """Fused kernels (Liger, foak, Unsloth) are priced as the operators that they replace."""
+    """Fused kernels (Liger, foak, Unsloth) are priced as the operators that they replace, and what
+    torch.compile fuses by the rules of its inductor."""
     UNCOMPARED = "not compared with a published run"
     """No published run that was compared trains like this: several GPUs, pairs of answers, packed
     rows, images, other workloads than language models."""

@@ -355,7 +355,8 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
 
 def doubts_of(workload: str, configuration: Configuration) -> set[Doubt]:
     """The doubts that a configuration raises about its memory."""
-    found = {Doubt.KERNELS} if configuration.get("fused_loss") else set()
+    is_fused = any(configuration.get(name) for name in ("fused_loss", "torch_compile"))
+    found = {Doubt.KERNELS} if is_fused else set()
     is_compared = (
         workload == "causal_lm"
         and Parallelism.of(configuration).ranks == 1

@@ -37,8 +37,8 @@ from tuner.cost.work_arrays import WorkArrays
 LAUNCH_S = 25e-6
 HOSTS_LAUNCH_S = (10e-6, 50e-6)
 """Cost of an operator on the fastest and the slowest host. Published runs that were host-bound
-needed 12 to 13 us (two with an A100, 256 tokens), 20 us (Qwen on an A100) and up to 50 us (instances
-with a T4). The fastest may not have been among them. It is the host's, not the GPU's."""
+needed 12 to 13 us (two with an A100, 256 tokens), 20 us (Qwen on an A100) and up to 50 us
+(instances with a T4). The fastest may not have been among them. It is the host's, not the GPU's."""
 
 FUSED_LAUNCH = 9.1e-6 / LAUNCH_S
 """Cost of a launch by inductor's code, over that of an operator: 9.1 us with 19 arguments, on a
