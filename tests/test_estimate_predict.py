@@ -9,12 +9,14 @@ import pytest
 from estimate_samples import configuration, tiny_config
 
 from tuner.core.errors import EXIT_BAD_INPUT, InputError
+from tuner.core.kinds import Doubt
 from tuner.core.records import Configuration, Prediction, Source
 from tuner.core.units import MIB
 from tuner.cost.library_memory import PROCESSOR
 from tuner.predict.predict import (
     Subject,
     check_supported,
+    doubts_of,
     method_text,
     predict,
     resolve_subject,
@@ -135,7 +137,8 @@ def test_a_prediction_names_the_knobs_whose_effect_it_leaves_out():
 
 def test_compiling_is_priced_on_a_gpu_and_named_on_a_processor():
     compiled = Configuration({"precision": "bf16", "torch_compile": True})
-    assert "without" not in method_text("traced", "causal_lm", compiled, A6000)
+    assert "without the effect" not in method_text("traced", "causal_lm", compiled, A6000)
     processor = replace(A6000, compute_capability=PROCESSOR)
     on_cpu = method_text("traced", "causal_lm", compiled, processor)
     assert on_cpu == "traced; without the effect of torch_compile"
+    assert doubts_of("causal_lm", compiled) == {Doubt.KERNELS}
