@@ -83,7 +83,7 @@ def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) ->
         if launch.processes is None and gpus is None:
             text = "is of several GPUs: pass their number, e.g. --gpus 8"
         launch.problems.append(Problem(text, str(knobs[DISTRIBUTED])))
-    return {}
+    return {name: knobs[name] for name in ("torch_compile",) if name in knobs}
 
 
 _START = """\

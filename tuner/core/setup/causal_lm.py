@@ -242,6 +242,9 @@ class Recompute(Group):
     )
 
 
+IN_BACKWARD = "optimizer_in_backward"
+
+
 @dataclass(frozen=True, slots=True)
 class Update(Group):
     """The step: optimizer, attention, clipping, and who runs it."""
@@ -272,6 +275,13 @@ class Update(Group):
         "loop, whose variables hold them until the next forward pass has ended",
         default="trainer",
         allowed=("trainer", "function", "loop"),
+    )
+    in_backward: bool = knob(
+        IN_BACKWARD,
+        "update each parameter in the backward pass as soon as it has its gradient, which is freed "
+        "(torchtune's optimizer_in_bwd); without accumulation and clipping",
+        default=False,
+        optional=True,
     )
 
 

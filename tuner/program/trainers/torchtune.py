@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
+from tuner.core.setup.causal_lm import IN_BACKWARD
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
@@ -82,9 +83,7 @@ _SAME = {
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 _SAVES = {
-    "compile": "torch.compile",
     "enable_activation_offloading": "offloading of activations",
-    "optimizer_in_bwd": "an update in the backward pass",
     "fsdp_cpu_offload": "offload of weights",
 }
 
@@ -110,7 +109,6 @@ def _plan(training: ProgramTraining) -> Planned:
     file = Arguments(given.title, values, given.found)
     unset(file, {name: why for name, why in _NOT_PREDICTED.items() if file.take(name) != 1})
     saves(file, _SAVES)
-    saves(file, {name: "torch.compile" for name in file.values if "compile." in name})
     builder = str(file.take("model._component_")).removeprefix("torchtune.models.")
     family, _, name = builder.rpartition(".")
     is_quantized = name.startswith("qlora_") or file.take("model.quantize_base") is True
@@ -135,6 +133,13 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    if file.take("optimizer_in_bwd") is True:
+        knobs[IN_BACKWARD] = True  # which the recipes refuse with accumulation and clipping
+    # Each layer and the loss, or the parts that are named (`compile.model`).
+    parts = [name for name in file.values if name.startswith("compile.")]
+    said = [file.take(name) for name in ("compile", *parts)]
+    if any(said):
+        knobs["torch_compile"] = True
     if file.take("fsdp_reshard_after_forward", quietly=True) is False:
         knobs[RESHARD] = False
     notes = [NOT_COMPARED]
