@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from tuner.app.other_stack import stack_doubts
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Phase, Prediction, Verdict
@@ -237,10 +238,10 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         ]
         found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
         whole = iter(found[len(planned) :])
-        answers = []
+        answers, doubts = [], stack_doubts(self.program)
         for (program, plan), alike in zip(planned, found, strict=False):
             loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
-            more = plan.doubts - doubts_of(WORKLOAD, plan.configuration)
+            more = (plan.doubts | doubts) - doubts_of(WORKLOAD, plan.configuration)
             prediction = widened(loaded, more)
             answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
         for place, one in enumerate(answers):

@@ -62,7 +62,7 @@ class Doubt(enum.StrEnum):
     torch.compile fuses by the rules of its inductor."""
     UNCOMPARED = "not compared with a published run"
     """No published run that was compared trains like this: several GPUs, pairs of answers, packed
-    rows, images, other workloads than language models."""
+    rows, images, compiled models, other workloads than language models."""
     RELEASES = "other releases"
     """The program runs with other releases of its libraries than the prediction stands for."""
     OLD_RELEASES = "releases before PyTorch 2"

@@ -361,6 +361,7 @@ def doubts_of(workload: str, configuration: Configuration) -> set[Doubt]:
         workload == "causal_lm"
         and Parallelism.of(configuration).ranks == 1
         and not configuration.get("reference_pass")
+        and not configuration.get("torch_compile")
         and configuration.get("padding") != "packed"
     )
     return found if is_compared else {*found, Doubt.UNCOMPARED}
