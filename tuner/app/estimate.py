@@ -25,13 +25,13 @@ from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, SYNC
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.core.units import format_size, significant
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.predict.releases import predicted_stack
 from tuner.predict.stages import StagedPrediction
 from tuner.program.vocabulary import settings_for
 from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, configure, default_space, load_space
 from tuner.space.load import DEFAULT_WORKLOAD
 from tuner.space.models.trainable import model_defaults
-from tuner.trial.base import outcome_versions
 
 if TYPE_CHECKING:
     from tuner.cost.calibrate import Calibrations
@@ -88,7 +88,7 @@ class Estimate:
             **self.prediction.to_dict(),
             "corrected_by": self.corrected_by,
             "configuration": self.configuration.to_dict(),
-            "versions": outcome_versions(),
+            "versions": predicted_stack(),
         }
         if self.stages is None:
             return values

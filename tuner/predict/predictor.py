@@ -17,7 +17,7 @@ import numpy as np
 
 from tuner.core.errors import INSTALL_ALL, InputError, UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Phase, Prediction
+from tuner.core.records import Configuration, Doubt, Phase, Prediction
 from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.setup.optimizers import OPTIMIZERS
@@ -44,6 +44,7 @@ from tuner.predict.predict import (
     Subject,
     Traces,
     build_prediction,
+    doubts_of,
     method_text,
     predict,
     require_supported,
@@ -382,6 +383,7 @@ class Predictor:
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],
                 unknown=times.unknown(index),
+                doubts={Doubt.COMPILED, *doubts_of(self._job.workload, configuration)},
             )
             for index, configuration in enumerate(configurations)
         ]

@@ -21,6 +21,7 @@ from tuner.app.cli.options import (
     set_option,
     setting_flags,
     space_option,
+    stack_option,
     subcommand,
     verbose_option,
 )
@@ -37,6 +38,7 @@ from tuner.app.listener import quiet_libraries
 from tuner.core.records import Configuration, MemoryCategory, parse_margin
 from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.units import format_duration, format_size
+from tuner.predict.releases import predicted_stack
 from tuner.predict.stages import StagedPrediction
 from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
 from tuner.report.terminal.progress import Waiting
@@ -59,7 +61,6 @@ from tuner.report.terminal.verdict import (
 from tuner.searches.cost import cost_of
 from tuner.searches.facts import SpaceFacts, counted_gpus, gpus_text, paid_gpus, stage_rows
 from tuner.space.models.trainable import model_defaults
-from tuner.trial.base import outcome_versions
 
 
 @subcommand(
@@ -79,6 +80,7 @@ from tuner.trial.base import outcome_versions
 @results_option
 @calibration_option
 @verbose_option
+@stack_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
     *,
@@ -188,7 +190,7 @@ def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
                 ("stage", f"{limiting} needs the most memory" if limiting else ""),
                 *pace_fields(Pace.of(prediction), gpu, gpus=gpus, cost=cost),
                 (SETTINGS, settings_text(configuration, SHOWN)),
-                ("source", source_text(str(prediction.source), outcome_versions())),
+                ("source", source_text(str(prediction.source), predicted_stack())),
                 *((NOTE, note) for note in notes),
             ]
         )
@@ -204,7 +206,7 @@ def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
             ("corrected", _correction_text(found)),
         ]
     )
-    print_evidence(prediction, prediction.budget, fits=found.fits)
+    print_evidence(prediction, prediction.budget, fits=found.fits, versions=predicted_stack())
     if found.stages is not None:
         print_staged(found.stages, configuration, facts)
 
