@@ -98,8 +98,10 @@ def test_time_is_that_of_the_trace(both, gpu):
     arrays, executions = work_arrays(compiled)
     counts = optimizer_executions_of(timeline, step=1)
     works, target = WorkArrays.of_works(timeline.works), get_gpu(gpu)
-    ours = executions @ Roofline().seconds(arrays, target, allow_tf32=False)
-    full = counts @ Roofline().seconds(works, target, allow_tf32=False)
+    ours, full = (
+        numbers @ Roofline().seconds(kernels, target, allow_tf32=False, streams=True)
+        for numbers, kernels in ((executions, arrays), (counts, works))
+    )
     # Kernels of one operator count as alike; those of another dtype may be shorter.
     assert ours == pytest.approx(full, rel=0.03)
 

@@ -68,6 +68,20 @@ def test_weights_are_gathered_for_each_micro_step_and_gradients_once(subject: Su
     assert 0.3 < (exchange[1] - gathering) / gathering < 0.8
 
 
+def test_gradients_kept_between_micro_steps_have_a_name_and_a_way_without(
+    subject: Subject,
+) -> None:
+    kept, exchanged = (
+        sharded(subject, 4, grad_accum=2, sync_each_batch=each) for each in (False, True)
+    )
+    whole_bytes = 4 * kept.trainable_params  # in fp32, as the weights
+    parts = kept.memory.breakdown
+    assert parts["unsharded_gradients"] == pytest.approx(whole_bytes, rel=0.05)
+    assert exchanged.memory.breakdown["unsharded_gradients"] == 0
+    assert exchanged.memory.peak_allocated_bytes < kept.memory.peak_allocated_bytes
+    assert exchanged.speed.breakdown_s["exchange"] > kept.speed.breakdown_s["exchange"]
+
+
 def test_adapters_and_a_frozen_base_are_sharded_too(subject: Subject) -> None:
     found = sharded(subject, 2, lora_rank=8, lora_targets=("q_proj", "v_proj"))
     alone = predict(subject, asked(lora_rank=8, lora_targets=("q_proj", "v_proj")), A6000)

@@ -11,6 +11,7 @@ from estimate_samples import configuration, tiny_config
 from tuner.core.errors import EXIT_BAD_INPUT, InputError
 from tuner.core.records import Configuration, Prediction, Source
 from tuner.core.units import MIB
+from tuner.cost.library_memory import PROCESSOR
 from tuner.predict.predict import (
     Subject,
     check_supported,
@@ -126,7 +127,15 @@ def test_prediction_says_what_it_is(prediction):
 def test_a_prediction_names_the_knobs_whose_effect_it_leaves_out():
     plain = Configuration({"precision": "nf4", "num_workers": 0})
     assert method_text("traced", "causal_lm", plain, A6000) == "traced"
-    compiled = plain.replace(torch_compile=True, num_workers=4)
-    text = method_text("traced", "causal_lm", compiled, A6000)
+    ignored = plain.replace(liger=True, num_workers=4)
+    text = method_text("traced", "causal_lm", ignored, A6000)
     assert text.startswith("traced; without the effect of ")
-    assert {"torch_compile", "num_workers"} <= set(text.replace(",", "").split())
+    assert {"liger", "num_workers"} <= set(text.replace(",", "").split())
+
+
+def test_compiling_is_priced_on_a_gpu_and_named_on_a_processor():
+    compiled = Configuration({"precision": "bf16", "torch_compile": True})
+    assert "without" not in method_text("traced", "causal_lm", compiled, A6000)
+    processor = replace(A6000, compute_capability=PROCESSOR)
+    on_cpu = method_text("traced", "causal_lm", compiled, processor)
+    assert on_cpu == "traced; without the effect of torch_compile"

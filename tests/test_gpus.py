@@ -79,6 +79,7 @@ def test_numbers_have_the_units_they_claim(gpu):
     assert 4e12 <= gpu.flops["fp32"] <= 130e12
     assert 190e9 < gpu.bandwidth_bytes_per_s < 9e12
     assert 10 <= gpu.sm_count <= 200
+    assert gpu.l2_bytes is None or 2 * MIB <= gpu.l2_bytes <= 128 * MIB
     assert gpu.power_w is None or 50 <= gpu.power_w <= 1500
     assert 100 * MIB < gpu.context_bytes < 1000 * MIB
     assert gpu.price_usd_per_hour is None or 0.1 < gpu.price_usd_per_hour < 15
@@ -123,6 +124,7 @@ def test_every_number_says_where_it_comes_from(gpu):
     groups |= {"price"} if priced else set()
     groups |= {"network"} if gpu.network_bytes_per_s is not None else set()
     groups |= {"power"} if gpu.power_w is not None else set()
+    groups |= {"l2"} if gpu.l2_bytes is not None else set()
     groups |= {"nccl"} if gpu.nccl_channels is not None else set()
     assert set(gpu.sources) == groups
     assert all(len(text) > 10 for text in gpu.sources.values())

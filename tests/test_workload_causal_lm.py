@@ -9,6 +9,7 @@ import torch
 from estimate_samples import configuration, tiny_config
 
 from tuner.core.errors import InputError
+from tuner.core.records import MemoryCategory, Phase
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload, tokens_per_sample
@@ -209,6 +210,52 @@ def test_muon_trains_adapters_and_whole_models(rank):
         get_workload("causal_lm"), tiny_config("llama"), values, compute_capability=(8, 0)
     )
     assert traced.trainable_params
+
+
+IN_BACKWARD = {"optimizer_in_backward": True, "lora_rank": 0, "grad_accum": 1, "max_grad_norm": 0}
+
+
+def test_an_update_in_the_backward_pass_has_one_gradient_at_a_time():
+    values = configuration(**IN_BACKWARD)
+    workload, config = get_workload("causal_lm"), tiny_config("llama")
+    traced = trace(workload, config, values, compute_capability=(8, 0))
+    blocks = traced.timeline.blocks
+    gradients = [b for b in blocks if b.category is MemoryCategory.GRADIENTS]
+    gradients.sort(key=lambda block: block.born_event)
+    assert len(gradients) >= 2 * len(traced.gradient_bytes)
+    assert all(one.died_event >= 0 for one in gradients)
+    # The next one is there before a fused kernel's is gone: two at most.
+    for one, later in zip(gradients, gradients[2:], strict=False):
+        assert one.died_event < later.born_event
+    states = [b for b in blocks if b.category is MemoryCategory.OPTIMIZER_STATE]
+    assert len(states) == 2 * len(traced.gradient_bytes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"grad_accum": 2}, "grad_accum has to be 1"), ({"max_grad_norm": 1.0}, "max_grad_norm to 0")],
+)
+def test_an_update_in_the_backward_pass_sums_and_clips_nothing(changes, said):
+    values = configuration(**{**IN_BACKWARD, **changes})
+    with pytest.raises(InputError) as caught:
+        trace(get_workload("causal_lm"), tiny_config("llama"), values, compute_capability=(8, 0))
+    assert said in f"{caught.value} {caught.value.hint}"
+
+
+def test_checkpoints_on_the_host_leave_the_last_ones_on_the_gpu():
+    kept = {}
+    for on_host in (False, True):
+        values = configuration(
+            lora_rank=8, gradient_checkpointing=True, activation_offloading=on_host, max_length=64
+        )
+        config = tiny_config("llama", num_hidden_layers=12)
+        traced = trace(get_workload("causal_lm"), config, values, compute_capability=(8, 0))
+        end = next(m.event for m in traced.timeline.marks if m.phase is Phase.BACKWARD)
+        shape = (values["micro_batch"], 64, config.hidden_size)
+        alive = [b for b in traced.timeline.blocks if b.born_event < end < b.died_event]
+        kept[on_host] = sum(b.shape == shape for b in alive)
+    assert kept[False] >= 12
+    assert 0 < kept[True] <= 7  # five whose copies may be under way, and the head's
 
 
 def test_unknown_optimizers_are_refused():

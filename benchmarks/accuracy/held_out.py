@@ -114,7 +114,7 @@ def _table(way: str, members: Sequence[Group]) -> str:
         "| program | GPU | rows | mean absolute error | median error | inside 90 % | rank |",
         "|---|---|---:|---:|---:|---:|---:|",
         *(f"| {group.name} | {_cells([group])} |" for group in members),
-        *(f"| {name} | | {_cells(some)} |" for name, some in sets.items()),
+        *(f"| {name} | | {_cells(some)} |" for name, some in sets.items() if some),
     ]
     worst = max((statistics.median(group.errors) for group in members), key=abs)
     lines.append(f"\nWorst median of a program and GPU: {worst:+.1%}.")

@@ -346,6 +346,16 @@ _LAUNCHED = (
     _launched("launched_ddp", "2 ranks: DDP", _TORCHRUN),
     _launched("launched_fsdp2", "2 ranks: FSDP2", _BY_FILE, fsdp={}),
     _launched(
+        "launched_fsdp2_unsharded", "4 ranks: FSDP2", f"{_BY_FILE} --num_processes 4", fsdp={}
+    ),
+    _launched(
+        "launched_fsdp2_synced",
+        "4 ranks: FSDP2, gradients exchanged in each micro-step",
+        f"{_BY_FILE} --num_processes 4",
+        fsdp={},
+        arguments='accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": True}}',
+    ),
+    _launched(
         "launched_fsdp2_checkpointing",
         "2 ranks: FSDP2 and its own checkpointing",
         _BY_FILE,

@@ -91,6 +91,11 @@ def test_buckets_and_whole_parameters_are_known_by_who_allocates_them() -> None:
     file = f"{torchs}distributed/fsdp/_fully_shard/_fsdp_collectives.py"
     for function, name in (("foreach_reduce", "gradients"), ("foreach_all_gather", "weights")):
         assert named(block(250, frames=[{"filename": file, "name": function}]), 260) == name
+    frames = [{"filename": file.replace("collectives", "param"), "name": _CAST}]
+    assert named(block(250, frames=frames), 260) == "unsharded_gradients"
+
+
+_CAST = "to_accumulated_grad_if_needed"
 
 
 @pytest.fixture

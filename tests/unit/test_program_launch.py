@@ -182,7 +182,7 @@ def test_fsdp_of_training_arguments_is_read(tmp_path):
         (("torchrun", "--nproc-per-node=some"), "", "'some'"),
         (("accelerate", "launch", "--use_fsdp", "--num_processes=2"), "", "FSDP1"),
         (("accelerate", "launch", "--use_megatron_lm", "--num_processes=2"), "", "Megatron"),
-        (("accelerate", "launch", "--num_processes=2", "--dynamo_backend=inductor"), "", "compile"),
+        (("accelerate", "launch", "--num_processes=2", "--dynamo_backend=eager"), "", "is eager"),
         (("accelerate", "launch", "--config_file", "gone.yaml"), "", "gone.yaml: cannot be read"),
         (("torchrun", "--nproc-per-node=2"), "fsdp='full_shard offload'", "offload of weights"),
         (("torchrun", "--nproc-per-node=2"), "fsdp='hybrid_shard'", "hybrid_shard"),
@@ -192,6 +192,19 @@ def test_fsdp_of_training_arguments_is_read(tmp_path):
 )
 def test_what_is_not_predicted_is_refused_with_its_name(tmp_path, config, words, arguments, said):
     assert said in refusals(tmp_path, *words, arguments=arguments)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_dynamo_of_accelerate_compiles(tmp_path, config, count):
+    words = ("accelerate", "launch", f"--num_processes={count}", "--dynamo_backend=inductor")
+    assert planned(tmp_path, *words).configuration["torch_compile"] is True
+
+
+def test_compiling_of_shards_is_named_and_not_modelled(tmp_path):
+    arguments = "torch_compile=True, fsdp='full_shard'"
+    plan = planned(tmp_path, "torchrun", "--nproc-per-node=2", arguments=arguments)
+    assert "torch_compile" not in plan.configuration
+    assert plan.at_most == ("torch.compile isn't modelled with fsdp2, and only saves memory",)
 
 
 def test_one_process_on_several_gpus_is_refused(tmp_path):

@@ -67,6 +67,19 @@ def test_all_weights_are_trained_with_any_optimizer_of_the_trainer(tmp_path, nam
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        "for p in (): p.register_post_accumulate_grad_hook(print)",
+        "with torch.autograd.graph.save_on_cpu(): pass",
+        "CPUOffloadOptimizer((), torch.optim.AdamW)",
+    ],
+)
+def test_a_script_that_moves_what_a_step_keeps_is_left_to_the_emulator(tmp_path, call):
+    said = refusals(tmp_path, f"{SFT.format('', '')}\n{call}\n")
+    assert "is not predicted: `tuner check` emulates it" in said
+
+
+@pytest.mark.parametrize(
     ("given", "kind"),
     [("use_dora=True, use_rslora=True", "dora"), ("use_rslora=True", "rslora"), ("", None)],
 )
@@ -159,9 +172,10 @@ def test_plain_training_arguments_keep_their_own_defaults_with_sft(tmp_path):
     ("text", "named"),
     [
         (
-            SFT.format("torch_compile=True", ""),
-            "train.py:7 torch_compile: what compiled code takes",
+            SFT.format("label_smoothing_factor=0.1", ""),
+            "train.py:7 label_smoothing_factor: a loss with label smoothing",
         ),
+        (SFT.format("torch_compile_backend='eager'", ""), "predicted: inductor"),
         (SFT.format("optim='galore_adamw'", ""), "optim: is galore_adamw"),
         (SFT.format("**settings", ""), "has **settings"),
         (SFT.format("max_length=rows // 2", ""), "max_length: is rows // 2, which cannot be read"),
@@ -182,6 +196,32 @@ def test_what_is_not_predicted_is_refused_by_its_line(tmp_path, text, named):
     assert named in refusals(tmp_path, text)
 
 
+LOADED = "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m')\n{}\n" + SFT.format(
+    "max_length=64", ""
+).replace("'tiny-llama-3m'", "model")
+
+
+@pytest.mark.parametrize(
+    ("text", "left_out"),
+    [
+        (SFT.format("torch_compile=True", ""), ""),
+        (SFT.format("torch_compile_mode='reduce-overhead'", ""), "torch_compile_mode: CUDA graphs"),
+        (LOADED.format("model = torch.compile(model)"), ""),
+        (LOADED.format("model.compile(mode='max-autotune')"), "torch_compile_mode: CUDA graphs"),
+    ],
+)
+def test_a_program_says_in_four_ways_that_it_compiles(tmp_path, text, left_out):
+    plan = planned(tmp_path, text)
+    assert plan.configuration["torch_compile"] is True
+    assert left_out in "".join(plan.left_out)
+    assert bool(left_out) == bool(plan.left_out)
+
+
+def test_a_pattern_is_compiled_and_no_model(tmp_path):
+    plan = planned(tmp_path, "import re\nre.compile('x')\n" + SFT.format("", ""))
+    assert "torch_compile" not in plan.configuration
+
+
 def test_what_cannot_be_read_can_be_said(tmp_path):
     plan = planned(tmp_path, SFT.format("max_length=rows // 2", ""), max_length="64")
     assert plan.configuration["max_length"] == 64
@@ -193,7 +233,7 @@ def test_what_cannot_be_read_can_be_said(tmp_path):
         "for batch in data:\n    model(**batch).loss.backward()\n",
         "from trl import GRPOConfig, GRPOTrainer\n"
         "GRPOTrainer(model='tiny-llama-3m', args=GRPOConfig())\n",
-        SFT.format("torch_compile=True", ""),
+        SFT.format("label_smoothing_factor=0.1", ""),
     ],
     ids=["a loop", "another trainer", "a setting"],
 )
@@ -218,7 +258,7 @@ def test_an_unsupported_trainer_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("more", "code"),
-    [("torch_compile=True, max_length=8", 3), ("max_length=unknown()", 2)],
+    [("label_smoothing_factor=0.1, max_length=8", 3), ("max_length=unknown()", 2)],
     ids=["not predicted", "not known"],
 )
 def test_what_is_not_predicted_is_no_fault_of_the_program(tmp_path, more, code):

@@ -183,8 +183,11 @@ def test_a_recipe_takes_the_longest_example_of_its_data_set(tmp_path):
     single = ("tune", "run", "full_finetune_single_device", "--config")
     plan = planned(tmp_path, RECIPE + "optimizer_in_bwd: True\n", *single)
     assert chosen(plan, "max_length", "optimizer") == (1304, "paged_adamw_32bit")
+    assert chosen(plan, "optimizer_in_backward", "max_grad_norm") == (True, 0)
     assert "max_length=1304: the longest example of alpaca_cleaned_dataset" in plan.assumed
-    assert len(plan.at_most) == 1
+    more = "enable_activation_checkpointing: True\nenable_activation_offloading: True\n"
+    assert chosen(planned(tmp_path, RECIPE + more, *single), "activation_offloading") == (True,)
+    assert not plan.at_most
     # A packed row is as long as it is told to be.
     assert "--set max_length" in refusals(tmp_path, RECIPE.replace("packed: False", "packed: True"))
 
@@ -192,5 +195,5 @@ def test_a_recipe_takes_the_longest_example_of_its_data_set(tmp_path):
 def test_a_distributed_recipe_shares_the_model(tmp_path):
     words = ("tune", "run", "--nproc_per_node", "4", "full_finetune_distributed", "--config")
     plan = planned(tmp_path, RECIPE + "fsdp_reshard_after_forward: False\n", *words)
-    names = ("distributed", "gpus_per_trial", "reshard_after_forward")
-    assert chosen(plan, *names) == ("fsdp2", 4, False)
+    names = ("distributed", "gpus_per_trial", "reshard_after_forward", "sync_each_batch")
+    assert chosen(plan, *names) == ("fsdp2", 4, False, True)

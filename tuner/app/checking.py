@@ -92,6 +92,8 @@ class CheckedProgram:
     notes: tuple[str, ...]
     log_tail: str
     evaluation: tuple[int, RunAnswer] | None = None
+    other_stack: tuple[str, ...] = ()
+    """Releases that the program's environment pins otherwise than the prediction has them."""
 
     @property
     def source(self) -> str:

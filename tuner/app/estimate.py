@@ -12,18 +12,26 @@ from typing import TYPE_CHECKING, Any
 from tuner.app.target import Target, comparable, with_model
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Memory, Prediction, Source, Speed, TrialRecord
-from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
+from tuner.core.records import (
+    Configuration,
+    Memory,
+    MemoryCategory,
+    Prediction,
+    Source,
+    Speed,
+    TrialRecord,
+)
+from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, SYNC
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.core.units import format_size, significant
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.predict.releases import predicted_stack
 from tuner.predict.stages import StagedPrediction
 from tuner.program.vocabulary import settings_for
 from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, configure, default_space, load_space
 from tuner.space.load import DEFAULT_WORKLOAD
 from tuner.space.models.trainable import model_defaults
-from tuner.trial.base import outcome_versions
 
 if TYPE_CHECKING:
     from tuner.cost.calibrate import Calibrations
@@ -80,7 +88,7 @@ class Estimate:
             **self.prediction.to_dict(),
             "corrected_by": self.corrected_by,
             "configuration": self.configuration.to_dict(),
-            "versions": outcome_versions(),
+            "versions": predicted_stack(),
         }
         if self.stages is None:
             return values
@@ -148,6 +156,15 @@ def estimate_configuration(
     predictor = SpacePredictor(space, gpu, margin_fraction=margin_fraction, profile=profile)
     (found,) = predictor.trace([configuration])
     return Estimate(space, configuration, gpu, found.prediction, found.staged)
+
+
+def exchanging_each(found: Estimate, profile: DeviceProfile | None) -> Estimate | None:
+    """The same with gradients exchanged in each micro-step; None where none are kept unsharded."""
+    if not found.memory.breakdown.get(str(MemoryCategory.UNSHARDED_GRADIENTS)):
+        return None
+    return estimate_configuration(
+        found.space, found.configuration.replace(**{SYNC: True}), found.gpu, profile=profile
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.predict.predict import Traces
 from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.releases import predicted_stack
 from tuner.program.fp16 import has_bf16
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import read_program
@@ -23,7 +24,6 @@ from tuner.searches.cost import RunCost, cost_of
 from tuner.searches.facts import SpaceFacts, paid_gpus
 from tuner.space import SearchSpace
 from tuner.space.gpus import load_catalogue
-from tuner.trial.base import outcome_versions
 
 Margin = Callable[[Gpu], float | None]
 """The share of a GPU's memory to keep free; None for the default."""
@@ -96,7 +96,7 @@ class Everywhere:
             "configuration": self.configuration.to_dict(),
             "smallest": next((answer.gpu.id for answer in self.fitting), None),
             "gpus": [answer.to_dict() for answer in self.answers],
-            "versions": outcome_versions(),
+            "versions": predicted_stack(),
         }
 
 

@@ -22,7 +22,9 @@ from tuner.cost.allocator import (
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
 from tuner.cost.polynomial import Terms
 
-CATEGORIES = tuple(MemoryCategory)
+CATEGORIES: tuple[MemoryCategory, ...] = tuple(
+    c for c in MemoryCategory if c is not MemoryCategory.UNSHARDED_GRADIENTS
+)
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.core.records.reading import read, written
 from tuner.cost.compiled import SEGMENTS
-from tuner.cost.operators.timeline import MASK
+from tuner.cost.operators.timeline import FUSED, MASK
 from tuner.cost.speed.rates import MASKED, rate_of, tile_use
 from tuner.cost.speed.roofline import Efficiency, KernelTimes, Roofline, StepWork
 from tuner.cost.work_arrays import WorkArrays
@@ -77,7 +77,11 @@ def most_expensive(
     repeats = np.array([1 if s.micro_step == 0 else grad_accum - 1 for s in SEGMENTS])
     passes = np.einsum("s,sgw->gw", repeats, work.executions)
     calls = passes.sum(axis=0) + work.optimizer_executions
-    seconds = calls * times.seconds(works, gpu, allow_tf32=allow_tf32)[:, 0]
+    in_pass_s, in_update_s = (
+        times.seconds(works, gpu, allow_tf32=allow_tf32, streams=streams)[:, 0]
+        for streams in (False, True)
+    )
+    seconds = passes.sum(axis=0) * in_pass_s + work.optimizer_executions * in_update_s
     limits = _limits(works, gpu, allow_tf32)
     groups: dict[tuple[Any, ...], _Group] = {}
     for row in np.flatnonzero(calls).tolist():
@@ -148,7 +152,7 @@ def _cheaper(  # noqa: PLR0911 - one answer for each class of kernel
         return "a loss in chunks, or fused with the output head"
     if kind == "elementwise" and "_to_copy" in name:
         return "adapters and weights in the compute type"
-    if limit == "memory traffic":
+    if limit == "memory traffic" and kind != FUSED:
         return "fused kernels (torch_compile, liger)"
     rate, best = rate_of(gpu, str(works.dtypes[row]), allow_tf32), _best_rate(gpu)
     if rate == "fp32" and best != "fp32":

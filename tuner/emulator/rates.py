@@ -32,6 +32,7 @@ _PRICED = (
     "memory_bytes",
     "flops",
     "bandwidth_bytes_per_s",
+    "l2_bytes",
     "compute_capability",
     "sm_count",
     "context_bytes",

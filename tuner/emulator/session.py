@@ -251,7 +251,7 @@ def _config(gpu: Gpu, count: int, seed: int, one_rank: bool) -> _Config:
         shared_per_multiprocessor_bytes=shared,
         threads_per_multiprocessor=one.threads,
         blocks_per_multiprocessor=one.blocks,
-        l2_bytes=0,
+        l2_bytes=gpu.l2_bytes or 0,
         clock_khz=clock_khz(gpu),
         memory_clock_khz=memory_clock_khz(gpu),
         memory_bus_bits=BUS_BITS,

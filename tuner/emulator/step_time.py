@@ -118,8 +118,7 @@ class _Program:
         self._sources = [str(entry[1]) for entry in described]
         self._works = [tuple(map(_work_from, entry[2])) for entry in described]
         self._kinds = [works[0].kind for works in self._works]
-        self._kernels = self._priced([int(entry[3]) for entry in described])
-        self._seconds: list[float] = self._kernels.seconds[:, 0].tolist()
+        self._kernels, self._update_s = self._priced([int(entry[3]) for entry in described])
         self._counts = report["counts"]
 
     def ended_steps(self) -> list[int]:
@@ -144,10 +143,9 @@ class _Program:
         low, high = in_quadrature(
             step_factors(has_profile=self._has_profile), *map(tuple, unknown.tolist())
         )
+        calls_s = self._seconds_of(step)
         estimated_s = sum(
-            count * self._seconds[call]
-            for call, count in step.all.items()
-            if self._sources[call] in {"triton", "product"}
+            calls_s[call] for call in step.all if self._sources[call] in {"triton", "product"}
         )
         flops = int(passes.model_flops.sum())
         return EmulatedStepTime(
@@ -161,7 +159,7 @@ class _Program:
                 for phase, kinds in phases.items()
                 if phase is not Phase.GENERATE or any(kinds.values())
             },
-            most_expensive=self._most_expensive(step, total),
+            most_expensive=self._most_expensive(step, calls_s, total),
             model_flops=flops,
             mfu=self._mfu(step, flops / total) if flops else None,
             unpriced=unpriced,
@@ -172,8 +170,8 @@ class _Program:
 
     # -- time -----------------------------------------------------------------------------------
 
-    def _priced(self, launches: list[int]) -> KernelSeconds:
-        """Seconds of each kind of call, without exchanges, from those of its works."""
+    def _priced(self, launches: list[int]) -> tuple[KernelSeconds, Floats]:
+        """Seconds of each kind of call in a pass and in the update, without exchanges."""
         import numpy as np
 
         works = [work for listed in self._works for work in listed]
@@ -191,13 +189,21 @@ class _Program:
         moved, kinds = arrays.bytes_moved, arrays.kinds[:, None]
         copied, exchanged = kinds == TRANSFER, kinds == EXCHANGE
         found = KernelSeconds.of(arrays, self._gpu, self._times, allow_tf32=self._allow_tf32)
-        return KernelSeconds(
+        kernels = KernelSeconds(
             kinds=np.array(self._kinds, dtype=np.str_),
             flops=of_calls(found.flops),
             seconds=with_copies(found.seconds),
             ends=tuple((with_copies(low), with_copies(high)) for low, high in found.ends),
             launches=np.array(launches, dtype=float),
         )
+        update_s = self._times.seconds(arrays, self._gpu, allow_tf32=self._allow_tf32, streams=True)
+        return kernels, with_copies(update_s)[:, 0]
+
+    def _seconds_of(self, step: _Step) -> list[float]:
+        """Seconds of all calls of each kind in a step."""
+        passes_s = step.passes.sum(axis=(0, 1)) * self._kernels.seconds[:, 0]
+        found: list[float] = (passes_s + step.update * self._update_s).tolist()
+        return found
 
     def _calls(self, number: int) -> _Step:
         import numpy as np
@@ -221,7 +227,7 @@ class _Program:
             phase: {kind: float(seconds[0]) for kind, seconds in by_kind.items()}
             for phase, by_kind in zip(_PASSES, passes.seconds, strict=True)
         }
-        update_s = float((step.update @ self._kernels.seconds)[0])
+        update_s = float(step.update @ self._update_s)
         phases[Phase.OPTIMIZER] = {str(Phase.OPTIMIZER): update_s}
         calls = (*step.passes.sum(axis=1), step.update)
         for (phase, kinds), counts in zip(phases.items(), calls, strict=True):
@@ -251,8 +257,9 @@ class _Program:
 
     # -- parts of the time ------------------------------------------------------------------------
 
-    def _most_expensive(self, step: _Step, step_s: float) -> tuple[OperatorTime, ...]:
-        seconds = {call: count * self._seconds[call] for call, count in step.all.items()}
+    def _most_expensive(
+        self, step: _Step, seconds: list[float], step_s: float
+    ) -> tuple[OperatorTime, ...]:
         return tuple(
             OperatorTime(
                 self._labels[call],
@@ -261,7 +268,7 @@ class _Program:
                 seconds[call],
                 seconds[call] / step_s,
             )
-            for call in sorted(seconds, key=lambda call: -seconds[call])[:MOST_EXPENSIVE]
+            for call in sorted(step.all, key=lambda call: -seconds[call])[:MOST_EXPENSIVE]
         )
 
     def _mfu(self, step: _Step, flops_per_s: float) -> float:

@@ -146,7 +146,7 @@ class Evaluation:
             loaded_bytes=self._loaded[place] + added.load_bytes,
             phase_peak_bytes={str(phase): peak for phase, peak in phases.items()},
             peak_phase=str(peak_phase),
-            breakdown={str(category): size for category, size in breakdown.items()},
+            breakdown={str(category): breakdown.get(category, 0) for category in MemoryCategory},
             paged_bytes=optimizer.paged_bytes,
         )
 

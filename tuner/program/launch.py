@@ -22,6 +22,7 @@ from tuner.core.setup.distributed_knobs import (
     MACHINES,
     REDUCE_BUCKET,
     RESHARD,
+    SYNC,
 )
 from tuner.program.arguments import file_in, options_of
 from tuner.program.edit.notebook import code_cells
@@ -67,7 +68,7 @@ def _torchrun(words: Sequence[str]) -> Launch:
 def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:
     """Parameters of the ranks: the launcher's, and the program's `own`. Empty on one GPU."""
     ranks = launch.on(gpus)
-    said = {name: own[name] for name in (DISTRIBUTED, RESHARD, REDUCE_BUCKET) if name in own}
+    said = {name: own[name] for name in (DISTRIBUTED, RESHARD, SYNC, REDUCE_BUCKET) if name in own}
     knobs = {**launch.knobs, **said}
     both = own.get("gradient_checkpointing") and knobs.get("gradient_checkpointing")
     if both:
@@ -82,7 +83,7 @@ def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) ->
         if launch.processes is None and gpus is None:
             text = "is of several GPUs: pass their number, e.g. --gpus 8"
         launch.problems.append(Problem(text, str(knobs[DISTRIBUTED])))
-    return {}
+    return {name: knobs[name] for name in ("torch_compile",) if name in knobs}
 
 
 _START = """\

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.core.records import KnobValue
+from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
@@ -48,6 +49,30 @@ def saves(arguments: Arguments, reasons: Mapping[str, str]) -> None:
     for name, what in reasons.items():
         if arguments.take(name) not in _UNSET:
             arguments.bound(name, what)
+
+
+def compiled(arguments: Arguments, name: str = "torch_compile") -> dict[str, KnobValue]:
+    """The effect of `torch_compile` of TrainingArguments, which its backend or mode implies."""
+    backend, mode = (arguments.take(f"{name}_{word}") for word in ("backend", "mode"))
+    if backend not in (*_UNSET, "inductor"):
+        arguments.refuse(f"{name}_backend", f"is {backend}; predicted: inductor, or {EMULATE}")
+    if mode not in (*_UNSET, "default"):
+        text = f"{arguments.where(f'{name}_mode')}: CUDA graphs, and products chosen by trial"
+        arguments.found.left_out.append(text)
+    values = (arguments.take(name), backend, mode)
+    return {"torch_compile": True} if any(value not in _UNSET for value in values) else {}
+
+
+def compiled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
+    """The effect of `torch.compile(model)` and `model.compile()` in a script."""
+    if not training.has("compiled"):
+        return {}
+    call = training["compiled"]
+    # `compiled` knows the words of TrainingArguments.
+    values = {f"torch_compile_{name}": value for name, value in call.values.items()}
+    found = compiled(Arguments(call.title, values, call.found))
+    call.found.left_out += [call.where(n) for n in call.values if n in ("dynamic", "options")]
+    return {"torch_compile": True, **found}
 
 
 def preference(knobs: dict[str, Any]) -> str:
@@ -157,7 +182,6 @@ _SAVING = {
     "activation_offloading": "offloading of activations",
 }
 _NOT_PREDICTED = {
-    "torch_compile": "what compiled code takes",
     "label_smoothing_factor": "a loss with label smoothing",
     "auto_find_batch_size": "a search for the batch size",
     "neftune_noise_alpha": "noise on embeddings",
@@ -191,12 +215,29 @@ def trainer_arguments(
         "optimizer": optimizer(arguments, "optim", "adamw_torch_fused"),
         "max_grad_norm": number(arguments, "max_grad_norm", 1.0),
         "training_loop": "trainer",
+        **compiled(arguments),
         **sharded(arguments),
     }
 
 
+WITH_SYNC = f'accelerator_config={{"gradient_accumulation_kwargs": {{"{SYNC}": True}}}}'
+"""The argument by which Trainer exchanges gradients in each micro-step."""
+
+_ACCUMULATION = "accelerator_config.gradient_accumulation_kwargs"
+
+
 def sharded(arguments: Arguments) -> dict[str, KnobValue]:
-    """Parameters of `fsdp` and `fsdp_config` of TrainingArguments (`_process_fsdp_args`)."""
+    """Parameters of FSDP in TrainingArguments (`_process_fsdp_args`, `accelerator_config`)."""
+    # A file has it by its whole path; in a script the inner dictionary is text.
+    text = str(arguments.take(_ACCUMULATION, quietly=True))
+    sync = arguments.take(f"{_ACCUMULATION}.{SYNC}", quietly=True) is True
+    if not sync and f"'{SYNC}': True" not in text:
+        return _sharded(arguments)
+    arguments.take("accelerator_config", quietly=True)
+    return {**_sharded(arguments), SYNC: True}
+
+
+def _sharded(arguments: Arguments) -> dict[str, KnobValue]:
     said = arguments.take("fsdp", quietly=True)
     inner = "fsdp_config"
     if said in (None, False, "", "false"):
@@ -274,7 +315,7 @@ def training_by_calls(
     }
     if not knobs["gradient_checkpointing"]:
         knobs |= enabled_by_call(training)
-    return model, knobs
+    return model, knobs | compiled_by_call(training)
 
 
 def adapters_by_calls(training: ProgramTraining) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tuner.core.errors import Problem
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import (
+    EMULATE,
     Argument,
     Arguments,
     Found,
@@ -76,6 +77,19 @@ _LENGTHS = ("max_length", "model_max_length")
 _MERGES = ("merge_and_unload", "save_pretrained_merged")
 """Calls after the training that make weights on the GPU, which are not predicted."""
 
+_NOT_PREDICTED = {
+    "register_post_accumulate_grad_hook": "work on each gradient in the backward pass",
+    "save_on_cpu": "keeping activations on the host",
+    "CPUOffloadOptimizer": "an optimizer on the host",
+    "OffloadActivations": "offloading of activations",
+    "GaLoreAdamW": "GaLore",
+    "GaLoreAdamW8bit": "GaLore",
+    "APOLLOAdamW": "APOLLO",
+    "Lomo": "LOMO",
+    "AdaLomo": "LOMO",
+}
+"""Calls that change what a step keeps, whatever the trainer's settings say of it."""
+
 _OTHERS = ("FastVisionModel", "Accelerator", "LightningModule", "deepspeed")
 """Names of libraries that train in ways of their own."""
 
@@ -122,6 +136,12 @@ def read_training(program: Program, *, has_bf16: bool = True) -> ProgramTraining
         f"{place_in(script, call)} {last_name(call.func)}"
         for script, call in calls
         if last_name(call.func) in _MERGES and not reader.is_dead(script, call)
+    ]
+    found.problems += [
+        Problem(f"{what} is not predicted: {EMULATE}", f"{place_in(script, call)} {name}")
+        for script, call in calls
+        if (what := _NOT_PREDICTED.get(name := last_name(call.func) or ""))
+        and not reader.is_dead(script, call)
     ]
     hold_calls(scripts, training.trainer, found)
     if trainers and groups.get("model", Arguments("", {}, found)).title.startswith(UNSLOTH):
@@ -277,6 +297,9 @@ def _group_of(call: ast.Call) -> str | None:
     name, owner = last_name(call.func) or "", getattr(call.func, "value", None)
     if isinstance(owner, ast.expr) and last_name(owner) in UNSLOTH:
         return _OF_UNSLOTH.get(name)
+    if name == "compile" and isinstance(owner, ast.expr):
+        # `torch.compile(model)`, or `model.compile()`; patterns of `re` are no such calls.
+        return "compiled" if last_name(owner) == "torch" or not call.args else None
     return _CALLS.get(name) or ("model" if loads_model(call) else None)
 
 

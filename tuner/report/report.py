@@ -47,6 +47,7 @@ MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",
     MemoryCategory.ADAPTERS: "#22a6b3",
     MemoryCategory.GRADIENTS: "#8e6bd1",
+    MemoryCategory.UNSHARDED_GRADIENTS: "#b9a5e8",
     MemoryCategory.OPTIMIZER_STATE: "#c65fa8",
     MemoryCategory.ACTIVATIONS: "#e2873b",
     MemoryCategory.LOGITS_AND_LOSS: "#d9534f",

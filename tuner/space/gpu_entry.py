@@ -12,20 +12,21 @@ from yaml import Node, ScalarNode, SequenceNode
 
 from tuner.core.errors import InputError, unknown
 from tuner.core.gpu import ARCHITECTURES, NATIVE_PRECISIONS, VENDORS, Gpu, not_supported
-from tuner.core.units import GIB, MIB, parse_bytes
+from tuner.core.units import GIB, KIB, MIB, parse_bytes
 from tuner.space.document import Entry, Problems, is_nothing, mapping, scalar, sequence
 
 _LONGEST_SIZE = 40  # characters; longer digits would overflow a float
 
 
 _SOURCE_GROUPS = (
-    *("device", "memory", "tflops", "bandwidth"),
+    *("device", "memory", "tflops", "bandwidth", "l2"),
     *("link", "network", "nccl", "power", "context", "price"),
 )
 
 _OPTIONAL_KEYS: dict[str, Any] = {
     "aliases": (),
     "ecc_memory": None,
+    "l2_cache": None,
     "link_gb_per_s": None,
     "network_gb_per_s": None,
     "nccl_channels": None,
@@ -160,6 +161,7 @@ def _readers(read: _Reader) -> dict[str, tuple[str, str, Callable[[Node, str], A
         "tflops": ("flops", "tflops", read.flops),
         "unsupported": ("unsupported", "tflops", read.reasons),
         "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", "bandwidth", read.bandwidth),
+        "l2_cache": ("l2_bytes", "l2", lambda n, w: read.size(n, w, 64 * KIB, GIB)),
         "link_gb_per_s": ("link_bytes_per_s", "link", read.bandwidth),
         "network_gb_per_s": ("network_bytes_per_s", "network", read.bandwidth),
         "nccl_channels": ("nccl_channels", "nccl", read.count),
@@ -263,6 +265,7 @@ def _check_figures(problems: Problems, node: Node, gpu: Gpu) -> None:
     absent = {
         "price": gpu.price_usd_per_hour is None,
         "power": gpu.power_w is None,
+        "l2": gpu.l2_bytes is None,
         "link": gpu.link_bytes_per_s is None,
         "network": gpu.network_bytes_per_s is None,
         "nccl": gpu.nccl_channels is None,

@@ -25,6 +25,7 @@ from tuner.core.expressions import show
 from tuner.core.records import MemoryBudget, Verdict
 from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.emulator.emulation import Emulation
+from tuner.predict.releases import CUDA, predicted_stack
 from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.render import echo, print_fields, settings_text
 from tuner.report.terminal.verdict import (
@@ -46,7 +47,6 @@ from tuner.report.terminal.verdict import (
 )
 from tuner.searches.facts import counted_gpus
 from tuner.space.gpus import load_catalogue
-from tuner.trial.base import outcome_versions
 
 
 def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
@@ -209,12 +209,18 @@ def pace_of(found: RunAnswer) -> Pace | None:
     return Pace(found.time.step_s, rows, tokens, found.time.interval_s, found.time.mfu)
 
 
+def _versions(found: RunAnswer) -> dict[str, str | None]:
+    if isinstance(found, Emulation):
+        return {"torch": found.torch, CUDA: found.cuda}
+    return {**predicted_stack()}
+
+
 def answer_source(found: RunAnswer, *, more: int = 0) -> str:
     """The source of an answer, with the versions that it depends on."""
     if isinstance(found, Emulation):
         how = f"emulated, {found.steps} optimizer step{'s' * (found.steps != 1)} ran"
-        return source_text(how, {"torch": found.torch, "CUDA": found.cuda}, more=more)
-    return source_text("predicted", outcome_versions(), more=more)
+        return source_text(how, {"torch": found.torch, CUDA: found.cuda}, more=more)
+    return source_text("predicted", predicted_stack(), more=more)
 
 
 def _notes(checked: CheckedProgram) -> Iterator[str]:
@@ -238,6 +244,7 @@ def _notes(checked: CheckedProgram) -> Iterator[str]:
     else:
         plan = found.plan
         yield from (found.not_priced,) if found.not_priced else ()
+        yield from checked.other_stack
         yield from plan.findings
         yield from (f"not modelled: {', '.join(plan.left_out)}",) if plan.left_out else ()
         yield from (note for note in plan.notes if note not in plan.findings)
@@ -272,7 +279,7 @@ def _print_all(checked: CheckedProgram) -> None:
         echo("\n".join(_nothing_fits(checked)))
     elif checked.runs > 1:
         echo("Nothing faster was found with the same effective batch, adapters and lengths.")
-    for note in checked.notes:
+    for note in (*checked.other_stack, *checked.notes):
         echo(f"note: {note}")
     what = "run" if checked.source == "emulated" else "prediction"
     number = f"{checked.runs} {what}{'s' * (checked.runs != 1)}"
@@ -352,7 +359,8 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
         },
         "least_bytes": checked.least_bytes,
         "runs": checked.runs,
-        "notes": list(checked.notes),
+        "notes": [*checked.other_stack, *checked.notes],
+        "versions": _versions(checked.found),
     }
 
 
@@ -379,4 +387,4 @@ def print_predicted(found: PredictedProgram) -> None:
         ]
     )
     prediction = found.prediction
-    print_evidence(prediction, prediction.budget, fits=prediction.fits)
+    print_evidence(prediction, prediction.budget, fits=prediction.fits, versions=predicted_stack())

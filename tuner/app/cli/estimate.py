@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,6 +21,7 @@ from tuner.app.cli.options import (
     set_option,
     setting_flags,
     space_option,
+    stack_option,
     subcommand,
     verbose_option,
 )
@@ -27,11 +31,14 @@ from tuner.app.estimate import (
     corrected,
     correction_text,
     estimate_configuration,
+    exchanging_each,
     one_configuration,
 )
 from tuner.app.listener import quiet_libraries
-from tuner.core.records import Configuration, parse_margin
-from tuner.core.units import format_duration
+from tuner.core.records import Configuration, MemoryCategory, parse_margin
+from tuner.core.setup.distributed_knobs import SYNC
+from tuner.core.units import format_duration, format_size
+from tuner.predict.releases import predicted_stack
 from tuner.predict.stages import StagedPrediction
 from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
 from tuner.report.terminal.progress import Waiting
@@ -54,7 +61,6 @@ from tuner.report.terminal.verdict import (
 from tuner.searches.cost import cost_of
 from tuner.searches.facts import SpaceFacts, counted_gpus, gpus_text, paid_gpus, stage_rows
 from tuner.space.models.trainable import model_defaults
-from tuner.trial.base import outcome_versions
 
 
 @subcommand(
@@ -74,6 +80,7 @@ from tuner.trial.base import outcome_versions
 @results_option
 @calibration_option
 @verbose_option
+@stack_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
     *,
@@ -122,14 +129,41 @@ def command(  # noqa: PLR0913 - one argument for each option
         )
         if calibrated and space is not None:
             found = corrected(found, results)
+        each = None if as_json else exchanging_each(found, profile)
     if as_json:
         print_json(found.to_dict())
         return
     chosen = _chosen_text(model, settings) if space is None else ""
-    _print(found, chosen, verbose=verbose)
+    hint = ""
+    if each is not None:
+        hint = _unsharded_text(found, each)
+        if verbose:
+            named = [("--space", space), ("--model", model), ("--gpu", gpu_name)]
+            words = [word for name, value in named if value for word in (name, value)]
+            command = [*words, *_as_words(settings), "--set", f"{SYNC}=true"]
+            hint = f"{hint}: {shlex.join(['tuner', 'estimate', *command])}"
+    _print(found, chosen, hint, verbose=verbose)
 
 
-def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
+def _as_words(settings: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in settings.items():
+        if not name.startswith("--"):
+            yield from ("--set", f"{name}={value}")
+        else:
+            yield from (name,) if value is True else (name, str(value))
+
+
+def _unsharded_text(found: Estimate, each: Estimate) -> str:
+    """What FSDP2's accumulation keeps, and the prediction without it."""
+    kept = found.memory.breakdown[str(MemoryCategory.UNSHARDED_GRADIENTS)]
+    slower = found.speed.samples_per_s / each.speed.samples_per_s - 1
+    return (
+        f"{format_size(kept)} are unsharded gradients, kept between micro-steps (no_sync); "
+        f"{format_size(each.memory.device_bytes)}, {slower:.0%} slower, with --set {SYNC}=true"
+    )
+
+
+def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
     """The verdict, then speed, time and cost; everything with `verbose`."""
     prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
     gpus = paid_gpus(configuration, gpu)
@@ -148,7 +182,7 @@ def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
         limiting = found.stages.limiting if found.stages is not None else ""
         corrected_by = _correction_text(found)
         corrected_by = corrected_by and f"corrected {corrected_by}"
-        notes = [*filter(None, (corrected_by, chosen, _unmodelled_text(found)))]
+        notes = [*filter(None, (corrected_by, chosen, hint, _unmodelled_text(found)))]
         cost = cost_of(prediction, configuration, facts, gpu)
         lines = field_lines(
             [
@@ -156,7 +190,7 @@ def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
                 ("stage", f"{limiting} needs the most memory" if limiting else ""),
                 *pace_fields(Pace.of(prediction), gpu, gpus=gpus, cost=cost),
                 (SETTINGS, settings_text(configuration, SHOWN)),
-                ("source", source_text(str(prediction.source), outcome_versions())),
+                ("source", source_text(str(prediction.source), predicted_stack())),
                 *((NOTE, note) for note in notes),
             ]
         )
@@ -168,10 +202,11 @@ def _print(found: Estimate, chosen: str, *, verbose: bool) -> None:
             ("GPU", gpus_text(configuration, gpu)),
             ("settings", settings_text(configuration)),
             ("chosen", chosen),
+            ("hint", hint),
             ("corrected", _correction_text(found)),
         ]
     )
-    print_evidence(prediction, prediction.budget, fits=found.fits)
+    print_evidence(prediction, prediction.budget, fits=found.fits, versions=predicted_stack())
     if found.stages is not None:
         print_staged(found.stages, configuration, facts)
 

@@ -6,6 +6,7 @@ from tuner.app.everywhere import Everywhere, OnGpu
 from tuner.core.errors import verdict_code
 from tuner.core.records import Verdict
 from tuner.core.units import GIB, format_duration, significant
+from tuner.predict.releases import predicted_stack
 from tuner.report.terminal.render import print_json, settings_text
 from tuner.report.terminal.tables import print_rows
 from tuner.report.terminal.verdict import (
@@ -21,7 +22,6 @@ from tuner.report.terminal.verdict import (
     usd_text,
 )
 from tuner.searches.facts import times_text
-from tuner.trial.base import outcome_versions
 
 ROWS = 15
 """GPU types in a table without --verbose."""
@@ -61,7 +61,7 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     lines = [
         ("", f"time and USD per {per}"),
         (SETTINGS, settings_text(found.configuration, SHOWN)),
-        ("source", source_text("predicted", outcome_versions())),
+        ("source", source_text("predicted", predicted_stack())),
         (NOTE, f"{len(left)} more types fit: --verbose" if left else ""),
     ]
     for remark in filter(None, dict.fromkeys(answer.remark for answer in found.answers)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import json_option, margin_option, set_option, subcommand
+from tuner.app.cli.options import json_option, margin_option, set_option, stack_option, subcommand
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
 from tuner.app.listener import quiet_libraries
@@ -16,6 +16,7 @@ from tuner.app.target import Target, comparable
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Measurement, parse_margin
 from tuner.core.units import format_size, significant
+from tuner.predict.releases import predicted_stack
 from tuner.program.vocabulary import settings_for
 from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.progress import compiling
@@ -41,6 +42,7 @@ _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
 @target_options("Model to use instead of the space's.")
 @set_option
 @margin_option
+@stack_option
 @json_option
 def command(
     *,
@@ -62,7 +64,8 @@ def command(
     with quiet_libraries():
         explanation = _explain(target, configuration, fraction)
     if as_json:
-        print_json({"space": target.space.name, "gpu": target.gpu.id, **explanation.to_dict()})
+        named = {"space": target.space.name, "gpu": target.gpu.id}
+        print_json({**named, **explanation.to_dict(), "versions": predicted_stack()})
     else:
         _print(target, explanation)
 
@@ -125,7 +128,7 @@ def _print(target: Target, explanation: Explanation) -> None:
             ),
         ]
     )
-    print_evidence(prediction, prediction.budget, fits=prediction.fits)
+    print_evidence(prediction, prediction.budget, fits=prediction.fits, versions=predicted_stack())
     _print_allocations(explanation)
     _print_operators(explanation)
     _print_changes(explanation)

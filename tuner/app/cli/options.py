@@ -346,6 +346,29 @@ gpus_option = click.option(
     "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
 )
 
+
+def _in_stack(ctx: click.Context, _: click.Parameter, stack: Path | None) -> None:
+    if stack is None or ctx.resilient_parsing:
+        return
+    from tuner.app.in_stack import run_in_stack
+
+    words = [*ctx.find_root().obj]
+    place = next(n for n, word in enumerate(words) if word.partition("=")[0] == "--stack")
+    del words[place : place + (1 if "=" in words[place] else 2)]
+    ctx.exit(run_in_stack(stack, words))
+
+
+stack_option = click.option(
+    "--stack",
+    type=click.Path(path_type=Path),
+    metavar="FILE|ENV",
+    cls=RareOption,
+    is_eager=True,
+    expose_value=False,
+    callback=_in_stack,
+    help="Predict with the releases that a requirements or lock file or an environment pins.",
+)
+
 verbose_option = click.option(
     "--verbose", is_flag=True, help="Show every number, what it rests on, and all notes."
 )

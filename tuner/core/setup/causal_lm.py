@@ -223,6 +223,9 @@ class Loss(Group):
     )
 
 
+OFFLOAD_ACTIVATIONS = "activation_offloading"
+
+
 @dataclass(frozen=True, slots=True)
 class Recompute(Group):
     """Gradient checkpointing."""
@@ -240,6 +243,16 @@ class Recompute(Group):
         default=False,
         optional=True,
     )
+    on_host: bool = knob(
+        OFFLOAD_ACTIVATIONS,
+        "predictions only: with gradient_checkpointing, keep the checkpoints on the host until the "
+        "backward pass (torchtune's enable_activation_offloading)",
+        default=False,
+        optional=True,
+    )
+
+
+IN_BACKWARD = "optimizer_in_backward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +285,13 @@ class Update(Group):
         "loop, whose variables hold them until the next forward pass has ended",
         default="trainer",
         allowed=("trainer", "function", "loop"),
+    )
+    in_backward: bool = knob(
+        IN_BACKWARD,
+        "update each parameter in the backward pass as soon as it has its gradient, which is freed "
+        "(torchtune's optimizer_in_bwd); without accumulation and clipping",
+        default=False,
+        optional=True,
     )
 
 

@@ -60,14 +60,13 @@ class Batch(Group):
 
 @dataclass(frozen=True, slots=True)
 class Process(Group):
-    """Settings of the process; predictions ignore them."""
+    """Settings of the process; predictions ignore all but `torch_compile`."""
 
     compile: bool = knob(
         "torch_compile",
         "compile the model with torch.compile, as Trainer's torch_compile=True",
         default=False,
         optional=True,
-        modelled=False,
     )
     liger: bool = knob(
         "liger",

@@ -17,6 +17,7 @@ from tuner.core.setup.schema import Group, knob
 GPUS_PER_TRIAL = "gpus_per_trial"
 DISTRIBUTED = "distributed"
 RESHARD = "reshard_after_forward"
+SYNC = "sync_each_batch"
 MACHINES = "machines"
 SHARD_SIZE = "dp_shard_size"
 REDUCE_BUCKET = "reduce_bucket_size"
@@ -83,6 +84,13 @@ class Ranks(Group):
         "under fsdp2 and hsdp: false keeps the gathered weights of a layer until its "
         "backward pass has ended, which sends less and takes more memory (as ZeRO-2)",
         default=True,
+        optional=True,
+    )
+    sync: bool = knob(
+        SYNC,
+        "under fsdp2 and hsdp with accumulation: true exchanges gradients after each micro-step, "
+        "where false keeps whole ones until the last (accelerate's no_sync)",
+        default=False,
         optional=True,
     )
     shard_size: int = knob(

@@ -40,10 +40,11 @@ _bnb = torch.ops.bitsandbytes
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    # bitsandbytes' default backend, which its CPU backend leaves in place.
-    _bnb.gemm_4bit.default: gemm_4bit,
     _aten._safe_softmax.default: safe_softmax,
 }
+if hasattr(_bnb, "gemm_4bit"):  # since 0.49
+    # bitsandbytes' default backend, which its CPU backend leaves in place.
+    DECOMPOSITIONS[_bnb.gemm_4bit.default] = gemm_4bit
 
 LEAVES: dict[Any, LeafRule] = {
     _bnb.dequantize_4bit.default: dequantize,

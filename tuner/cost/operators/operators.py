@@ -35,6 +35,9 @@ _MATMULS = {
 """These operators with every overload: compiled code writes into existing buffers ("out")."""
 
 
+OVERWRITING = frozenset({"copy_", "fill_", "zero_"})
+"""Operators that write their first argument and do not read it."""
+
 NO_KERNEL = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided"})
 """Operators that launch no kernel although they are not views by their schema."""
 
@@ -93,7 +96,7 @@ def work_of(
     inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
     outputs = list(tensors_in(out))
     dtype = str((inputs or outputs)[0].dtype).removeprefix("torch.")
-    moved = tuple(map(_touched_bytes, [*inputs, *outputs]))
+    moved = tuple(map(touched_bytes, [*inputs, *outputs]))
     if func in _MATMULS:
         left, right = (args[position].shape for position in _MATMULS[func])
         shape = (left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1])
@@ -195,7 +198,8 @@ def touches_gpu(args: tuple[Any, ...], out: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors_in((args, out)))
 
 
-def _touched_bytes(tensor: torch.Tensor) -> int:
+def touched_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor that a kernel reads or writes."""
     # An expanded dimension (stride 0) is read once, whatever its logical size.
     sizes = [
         size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0

@@ -65,9 +65,11 @@ class MeasuredKernelTimes:
             self._traffic[kind] = (np.log2(table[:, 0]), table[:, 1])
         self._attention = _attention_tables(profile)
 
-    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+    def seconds(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
+    ) -> Floats:
         """Seconds of each operator at each point, shape (W, P); see `KernelTimes.seconds`."""
-        seconds = Roofline().seconds(works, gpu, allow_tf32=allow_tf32)
+        seconds = Roofline().seconds(works, gpu, allow_tf32=allow_tf32, streams=streams)
         for dtype in np.unique(works.dtypes):
             label = self._label(str(dtype), allow_tf32)
             of_dtype = works.dtypes == dtype
@@ -135,9 +137,12 @@ class ProcessorKernelTimes(MeasuredKernelTimes):
         super().__init__(profile)
         self._factor = profile.step_factor or 1.0
 
-    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+    def seconds(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
+    ) -> Floats:
         """Seconds of each operator at each point, shape (W, P); see `KernelTimes.seconds`."""
-        return self._factor * super().seconds(works, gpu, allow_tf32=allow_tf32)
+        alone_s = super().seconds(works, gpu, allow_tf32=allow_tf32, streams=streams)
+        return self._factor * alone_s
 
 
 class _Scattered:

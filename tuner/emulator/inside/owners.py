@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tuner.core.kinds import MemoryCategory
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import is_generated, package_of
 from tuner.emulator.inside.notes import STRIDED, parts_of
@@ -214,6 +215,7 @@ def _owned_by(value: Any, depth: int) -> Iterator[int]:
 
 
 WEIGHTS, ADAPTERS, BUCKETS = "weights", "adapters", "gradient_buckets"
+UNSHARDED = str(MemoryCategory.UNSHARDED_GRADIENTS)
 LOGITS, ACTIVATIONS, TEMPORARY, OTHER = "logits_and_loss", "activations", "temporary", "other"
 
 _CERTAIN = (TRAINED, FROZEN, GRADIENT, STATE)
@@ -227,6 +229,7 @@ _ALLOCATED_BY = (
     ("fsdp/_fully_shard/_fsdp_collectives.py", ("foreach_reduce",), GRADIENT),
     ("fsdp/_fully_shard/_fsdp_collectives.py", ("foreach_all_gather",), WEIGHTS),
     ("fsdp/_fully_shard/_fsdp_param.py", ("init_all_gather_outputs", "alloc_storage"), WEIGHTS),
+    ("fsdp/_fully_shard/_fsdp_param.py", ("to_accumulated_grad_if_needed",), UNSHARDED),
     ("fsdp/_flat_param.py", ("_alloc_padded_unsharded_flat_param",), WEIGHTS),
     ("fsdp/_runtime_utils.py", ("_reduce_grad", "_get_reduce_scatter_tensors"), GRADIENT),
 )

@@ -20,6 +20,7 @@ from tuner.core.meanwhile import without_collection
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
+from tuner.cost.operators.inductor import fused_by_inductor
 from tuner.cost.operators.kernels import CPU_KERNELS, CUDA_KERNELS
 from tuner.cost.operators.timeline import Timeline
 from tuner.predict.tracing.cuda_path import CudaPath, library_calls_on_meta
@@ -134,6 +135,7 @@ def trace(
         without_collection(),
         model_faults(model_config),
         fake_ranks(parallelism, recorder.enter_stream),
+        _labelled_unsharded(recorder) if parallelism.is_sharded else contextlib.nullcontext(),
         packages,
         recorder,
         path,
@@ -151,7 +153,7 @@ def trace(
                 environment.optimizer_step = 2
                 session.evaluate()
     return Trace(
-        timeline=recorder.timeline,
+        timeline=_timeline(recorder),
         micro_steps=2 if accumulates else 1,
         trainable_params=session.trainable_params,
         total_params=session.total_params,
@@ -214,7 +216,7 @@ def trace_passes(
     embeddings = set(getattr(session, "embeddings", ()))
     kinds = {p: _dtype(p) + EMBEDDING * (p in embeddings) for p in trainable}
     return PassTrace(
-        timeline=recorder.timeline,
+        timeline=_timeline(recorder),
         trainable=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is not None),
         idle=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is None),
         frozen=tuple((logical_numel(p), _dtype(p)) for p in parameters if not p.requires_grad),
@@ -274,9 +276,17 @@ def _setup(
         vocab_size=vocab_size,
         padded=configuration.get("padding") == "max_length",
         kernels=CPU_KERNELS if on_cpu else CUDA_KERNELS,
+        notes_accesses=bool(configuration.get("torch_compile")) and not on_cpu,
     )
     path = CpuPath() if on_cpu else CudaPath(compute_capability)
     return recorder, path, MetaEnvironment(recorder, path)
+
+
+def _timeline(recorder: Recorder) -> Timeline:
+    """What was recorded, as torch.compile makes it where that was asked for."""
+    if recorder.accesses is None:
+        return recorder.timeline
+    return fused_by_inductor(recorder.timeline, recorder.accesses)
 
 
 def _label_trainable(recorder: Recorder, session: Any) -> None:
@@ -291,6 +301,24 @@ def _label_trainable(recorder: Recorder, session: Any) -> None:
     for parameter, name in trainable.items():
         recorder.label(parameter, category, name)
         parameter.register_post_accumulate_grad_hook(label_gradient)
+
+
+@contextlib.contextmanager
+def _labelled_unsharded(recorder: Recorder) -> Iterator[None]:
+    """Inside, the gradients that FSDP2 keeps whole are labelled: it comes here without a sync."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    keep = FSDPParam.to_accumulated_grad_if_needed
+
+    def keep_labelled(param: Any) -> None:
+        keep(param)
+        whole = getattr(param, "_unsharded_param", None)  # of a module that didn't run: none
+        for kept in (param.unsharded_accumulated_grad, getattr(whole, "grad", None)):
+            if kept is not None:
+                recorder.label(kept, MemoryCategory.UNSHARDED_GRADIENTS)
+
+    with mock.patch.object(FSDPParam, "to_accumulated_grad_if_needed", keep_labelled):
+        yield
 
 
 def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:

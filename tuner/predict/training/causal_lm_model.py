@@ -284,7 +284,7 @@ def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
         # peft trains a classifier's head whole.
         task_type="SEQ_CLS" if settings.examples.labels else "CAUSAL_LM",
         modules_to_save=list(settings.adapter.saved) or None,
-        exclude_modules=list(bare) or None,
+        **({"exclude_modules": list(bare)} if bare else {}),  # peft has it since 0.14
     )
     _check_saved(model, settings.adapter.saved)
     try:

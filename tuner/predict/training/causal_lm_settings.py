@@ -10,7 +10,7 @@ import torch
 
 from tuner.core.errors import InputError, Problem
 from tuner.core.records import KnobValue
-from tuner.core.setup.causal_lm import Setup
+from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS, Setup
 from tuner.core.setup.common import Loader
 from tuner.predict.training.encoders import torch_dtype
 from tuner.predict.training.sharding import Sharding, ZeroSettings
@@ -49,6 +49,13 @@ class TrainingSetup(Setup):
                 f"{', '.join(both)} cannot be in lora_targets and in modules_to_save",
                 "a module has an adapter or is trained whole",
             )
+        if self.recompute.on_host and (self.recompute.reentrant or not self.recompute.enabled):
+            yield (
+                f"{OFFLOAD_ACTIVATIONS} is of checkpoints that are not reentrant",
+                "set gradient_checkpointing to true and use_reentrant to false",
+            )
+        if self.update.in_backward:
+            yield from self._against_backward()
         second = self.examples.reference_model
         if self.examples.reference and not self.adapter.rank and not second:
             yield (
@@ -71,6 +78,21 @@ class TrainingSetup(Setup):
                 f"leave {name} out, or set num_labels to 0",
             )
 
+    def _against_backward(self) -> Iterator[tuple[str, str]]:
+        """What an update in the backward pass does not go with, as torchtune refuses it too."""
+        if self.batch.accumulation > 1:
+            sums = "sums up no gradients: grad_accum has to be 1"
+            yield f"{IN_BACKWARD} {sums}", "set effective_batch to micro_batch times the GPUs"
+        if self.update.max_grad_norm:
+            yield f"{IN_BACKWARD} has no norm of all gradients", "set max_grad_norm to 0"
+        if self.precision.autocast == "fp16":
+            yield (
+                f"{IN_BACKWARD} is not predicted with a scaler",
+                "set mixed_precision to bf16",
+            )
+        if self.parallelism.ranks > 1 and not self.parallelism.is_sharded:
+            yield f"{IN_BACKWARD} is predicted on one GPU or FSDP2 only", "emulate the program"
+
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of autocast, or None without: FSDP2 and DeepSpeed cast weights."""
@@ -84,7 +106,7 @@ class TrainingSetup(Setup):
     def sharding(self) -> Sharding:
         """The way FSDP2 shards the model."""
         by_trainer = self.update.loop == "trainer"
-        return Sharding(by_trainer, self._mixed_dtype, self.ranks.reshard)
+        return Sharding(by_trainer, self._mixed_dtype, self.ranks.reshard, self.ranks.sync)
 
     @property
     def zero(self) -> ZeroSettings:
@@ -136,6 +158,8 @@ class TrainingSetup(Setup):
             yield "prefetch_factor", f"{loader.prefetch_factor} has no effect with num_workers 0"
         if self.process.offload:
             yield from self._against_offload()
+        if self.recompute.on_host:
+            yield OFFLOAD_ACTIVATIONS, "true is predicted, and tuner's own loop offloads nothing"
         if self.examples.packed:
             yield (
                 "padding",

@@ -44,12 +44,18 @@ class Ranks:
     """
 
     def __init__(
-        self, called: Any, parallelism: Parallelism, engine: ZeroEngine | None = None
+        self,
+        called: Any,
+        parallelism: Parallelism,
+        engine: ZeroEngine | None = None,
+        *,
+        sync_each_batch: bool = False,
     ) -> None:
         self.called = called
         self.number = dist.get_rank() if parallelism.ranks > 1 else 0
         self._parallelism = parallelism
         self._engine = engine
+        self._sync_each_batch = sync_each_batch
         self._is_last = True
 
     @classmethod
@@ -79,13 +85,13 @@ class Ranks:
     def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of a micro-step; gradients travel in the last one only.
 
-        ZeRO's second and third stage exchange them in each.
+        ZeRO's second and third stage exchange them in each, and FSDP2 with `sync_each_batch`.
         """
         self._is_last = is_last
         if self._parallelism.ranks == 1 or self._engine is not None:
             return contextlib.nullcontext()
         if self._parallelism.is_sharded:
-            self.called.set_requires_gradient_sync(is_last)
+            self.called.set_requires_gradient_sync(is_last or self._sync_each_batch)
             return contextlib.nullcontext()
         context: AbstractContextManager[None] = (
             contextlib.nullcontext() if is_last else self.called.no_sync()
@@ -129,7 +135,7 @@ def distribute(
         called = shard(model, device, sharding, group=parallelism.group)
         if any(parameter.is_meta for parameter in called.parameters()):
             environment.materialize(called)
-        return Ranks(called, parallelism)
+        return Ranks(called, parallelism, sync_each_batch=sharding.sync_each_batch)
     with _comparing_nothing() if device == "meta" else contextlib.nullcontext():
         called = _replicate(model, device, may_have_idle=may_have_idle)
     if isinstance(environment, Traced):

@@ -146,7 +146,13 @@ class ModelSession(abc.ABC):
         self.trainable_params = sum(map(whole_numel, self._trainable))
         self.total_params = total_numel(model)
         self.embeddings = embeddings
-        self.optimizer = build_optimizer(update.optimizer, self._trainable, embeddings)
+        self._in_backward = isinstance(update, Update) and update.in_backward
+        self._is_hooked = False
+        self.optimizer: Any = (
+            OptimizerParts([build_optimizer(update.optimizer, [p]) for p in self._trainable])
+            if self._in_backward
+            else build_optimizer(update.optimizer, self._trainable, embeddings)
+        )
         self.counts = Counts(model_flops=None)
         self.loss: Any = None
         self._batches: TokenBatches | None = None
@@ -173,14 +179,32 @@ class ModelSession(abc.ABC):
 
     def optimizer_step(self, micro_steps: int) -> None:
         """Run `micro_steps` forward and backward passes, clip, and update once."""
+        if self._in_backward and not self._is_hooked:
+            self._update_in_backward()
         for micro_step in range(micro_steps):
             with self._exchange(is_last=micro_step == micro_steps - 1):
                 self.micro_step(micro_step)
         self._environment.enter(Phase.OPTIMIZER, micro_steps)
         self._update()
 
+    def _update_in_backward(self) -> None:
+        """From now on, update each parameter once it has its gradient.
+
+        Hooks run in the order of their registration: those that only look have come before.
+        """
+        self._is_hooked = True
+        for parameter, optimizer in zip(self._trainable, self.optimizer.parts, strict=True):
+
+            def update(_: torch.Tensor, optimizer: Any = optimizer) -> None:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+            parameter.register_post_accumulate_grad_hook(update)
+
     def _update(self) -> None:
         """Clip, update, and forget the gradients."""
+        if self._in_backward:
+            return
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
         elif self._autocast == "fp16":  # a trace

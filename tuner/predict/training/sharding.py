@@ -24,12 +24,14 @@ class Sharding:
     """The sharding of a model: `by_trainer`, or by a hand-written loop.
 
     Layers run in `dtype`, by default in that of their weights. Without `reshard_after_forward` the
-    gathered weights of a layer stay until its backward pass has ended.
+    gathered weights of a layer stay until its backward pass has ended. With `sync_each_batch`
+    gradients are shared out after each micro-step, else kept whole until the last.
     """
 
     by_trainer: bool = True
     dtype: torch.dtype | None = None
     reshard_after_forward: bool = True
+    sync_each_batch: bool = False
 
 
 def shard(model: nn.Module, device: str, sharding: Sharding, *, group: int) -> Any:

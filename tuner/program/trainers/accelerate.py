@@ -48,14 +48,18 @@ def launch(program: Program, options: dict[str, Any]) -> Launch:
         found.processes = max(1, found.processes // found.machines)
     if options.get("mixed_precision") not in (None, "no"):
         found.mixed_precision = str(options["mixed_precision"])
-    if str(options.get("dynamo_backend", "no")).lower() != "no":
-        text = f"compiles the model, which is not predicted: {EMULATE}"
+    backend = str(options.get("dynamo_backend", "no")).lower()
+    if backend == "inductor":
+        found.knobs = {"torch_compile": True}
+    elif backend != "no":
+        text = f"is {backend}; predicted: inductor, or {EMULATE}"
         found.problems.append(Problem(text, "accelerate's dynamo_backend"))
     for name, what in _NOT_PREDICTED.items():
         if is_true(options.get(name)):
             found.problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{name}"))
     if is_true(options.get("use_deepspeed")):
-        found.knobs, problems = _deepspeed_of(program, options)
+        knobs, problems = _deepspeed_of(program, options)
+        found.knobs = {**found.knobs, **knobs}
         found.problems += problems
     if is_true(options.get("use_fsdp")):
         settings = {
@@ -64,7 +68,8 @@ def launch(program: Program, options: dict[str, Any]) -> Launch:
             if name.startswith("fsdp_")
         }
         defaults = {"version": 1, "auto_wrap_policy": "NO_WRAP", **settings}
-        found.knobs, problems = sharding(defaults, "accelerate's fsdp")
+        knobs, problems = sharding(defaults, "accelerate's fsdp")
+        found.knobs = {**found.knobs, **knobs}
         found.problems += problems
     return found
 

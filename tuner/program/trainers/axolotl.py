@@ -18,6 +18,7 @@ from tuner.program.reading import (
     adapters,
     attention,
     checkpointing,
+    compiled,
     listed,
     number,
     optimizer,
@@ -55,7 +56,6 @@ _SAVES = {
     "layer_offloading": "offloading of frozen layers",
     "unfrozen_parameters": "training of some weights only",
     "quantize_moe_experts": "quantisation of experts",
-    "torch_compile": "torch.compile",
     **dict.fromkeys(
         ("liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm",
          "liger_swiglu", "liger_glu_activation"),
@@ -115,6 +115,7 @@ def _plan(training: ProgramTraining) -> Planned:
         "mixed_precision": weights if weights != "fp32" else "no",
         "attention": _attention(file),
         "training_loop": "trainer",
+        **compiled(file),
         **_loss(file, plugins),
         # peft's preparation widens to fp32, and Axolotl narrows it again.
         "kbit_preparation": "none",

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
-from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD
+from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
+from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
@@ -82,9 +83,6 @@ _SAME = {
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 _SAVES = {
-    "compile": "torch.compile",
-    "enable_activation_offloading": "offloading of activations",
-    "optimizer_in_bwd": "an update in the backward pass",
     "fsdp_cpu_offload": "offload of weights",
 }
 
@@ -110,7 +108,6 @@ def _plan(training: ProgramTraining) -> Planned:
     file = Arguments(given.title, values, given.found)
     unset(file, {name: why for name, why in _NOT_PREDICTED.items() if file.take(name) != 1})
     saves(file, _SAVES)
-    saves(file, {name: "torch.compile" for name in file.values if "compile." in name})
     builder = str(file.take("model._component_")).removeprefix("torchtune.models.")
     family, _, name = builder.rpartition(".")
     is_quantized = name.startswith("qlora_") or file.take("model.quantize_base") is True
@@ -125,7 +122,7 @@ def _plan(training: ProgramTraining) -> Planned:
         "grad_accum": number(file, "gradient_accumulation_steps", 1),
         "gradient_checkpointing": bool(file.take("enable_activation_checkpointing", False)),
         "use_reentrant": False,
-        "optimizer": _optimizer(file),
+        "optimizer": _optimizer(file, has_adapters=has_adapters),
         "max_grad_norm": number(file, "clip_grad_norm", 0),
         "precision": dtype,
         "mixed_precision": "no",
@@ -135,6 +132,15 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    if file.take("enable_activation_offloading") is True:
+        knobs[OFFLOAD_ACTIVATIONS] = True
+    if file.take("optimizer_in_bwd") is True:
+        knobs[IN_BACKWARD] = True  # which the recipes refuse with accumulation and clipping
+    # Each layer and the loss, or the parts that are named (`compile.model`).
+    parts = [name for name in file.values if name.startswith("compile.")]
+    said = [file.take(name) for name in ("compile", *parts)]
+    if any(said):
+        knobs["torch_compile"] = True
     if file.take("fsdp_reshard_after_forward", quietly=True) is False:
         knobs[RESHARD] = False
     notes = [NOT_COMPARED]
@@ -182,9 +188,12 @@ def _read_adapters(file: Arguments, dtype: str) -> dict[str, Any]:
     }
 
 
-def _optimizer(file: Arguments) -> str:
+def _optimizer(file: Arguments, *, has_adapters: bool) -> str:
     """The optimizer of this class whose own settings the file repeats best."""
     path = str(file.take("optimizer._component_"))
+    if path == "torch.optim.Muon" and not has_adapters:
+        text = "is Muon, which takes matrices only: the recipe, which has no other, stops"
+        file.refuse("optimizer._component_", text)
     path = _SAME.get(path, path)
     found = {
         name: one.recipe
@@ -194,7 +203,8 @@ def _optimizer(file: Arguments) -> str:
     }
     if not found:
         known = ", ".join(dict.fromkeys(o.path.replace(":", ".") for o in OPTIMIZERS.values()))
-        file.refuse("optimizer._component_", f"is {path}; predicted: {known}")
+        text = f"is {path}, which is not predicted (known: {known}): {EMULATE}"
+        file.refuse("optimizer._component_", text)
     return max(found, key=lambda name: len(found[name]), default="adamw_torch")
 
 
@@ -213,8 +223,9 @@ def _launch(program: Program) -> Launch:
     words = names[names.index("run") + 1 :] if "run" in names else []
     recipe = next((word for word in words if "finetune" in word or "single" in word), "")
     if recipe in ("lora_finetune_distributed", "full_finetune_distributed"):
-        # `fully_shard` of each layer, whose gathered weights are let go after the forward pass.
-        launch = Launch(knobs={DISTRIBUTED: "fsdp2"})
+        # `fully_shard` of each layer, whose gathered weights are let go after the forward pass;
+        # the recipes never turn the exchange of gradients off (`set_requires_gradient_sync`).
+        launch = Launch(knobs={DISTRIBUTED: "fsdp2", SYNC: True})
         count = str(options_of(words[: words.index(recipe)]).get("nproc_per_node", 1))
         launch.processes = launch.whole("tune run --nproc_per_node", count)
     elif recipe not in ("lora_finetune_single_device", "full_finetune_single_device"):
@@ -247,6 +258,8 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
             "clip_grad_norm": norm or None,
             "dtype": dtype,
             "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),
+            "enable_activation_offloading": chosen.get(OFFLOAD_ACTIVATIONS),
+            "optimizer_in_bwd": chosen.get(IN_BACKWARD),
         }
     )
 

@@ -7,8 +7,11 @@ base_config.py, utils.py (`create_model_from_path`, `add_fused_lm_head`) and scr
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import (
@@ -48,12 +51,18 @@ _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 def _sft(training: ProgramTraining) -> Planned:
     if training.trainer == "TRL":
         training = _as_script(training)
-    model, knobs = _trained(training)
+    model, knobs = _trained(
+        training, checkpoints=not _is_before("0.22"), narrow=not _is_before("0.19")
+    )
     arguments = training["arguments"]
     notes = _long_rows(arguments, knobs)
     loss = arguments.take("loss_type", "nll", quietly=True)
     if loss not in ("nll", "chunked_nll", "dft"):
         arguments.refuse("loss_type", f"is {loss}: expected nll or dft")
+    if _is_before("1.7") and loss != "chunked_nll":
+        knobs["loss"] = "transformers"
+    if _is_before("0.27") and knobs["precision"] in QUANTIZED:
+        knobs["kbit_preparation"] = "trl" if knobs["mixed_precision"] == "bf16" else "peft"
     arguments.leave_out((*WITHOUT_MEMORY, *TRL_LAUNCHES, "pad_", "truncation"))
     return Planned(model, knobs, notes=notes)
 
@@ -148,12 +157,27 @@ def _reward(training: ProgramTraining) -> Planned:
     return Planned(model, knobs, sequences=2, notes=[PAIRS])
 
 
-def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
+def _is_before(release: str) -> bool:
+    """True if the installed TRL is older; without one, a program is read as that of `_VERSIONS`.
+
+    The releases that changed SFTTrainer's defaults were read in the wheels of TRL (sft_config.py,
+    sft_trainer.py): bf16 0.19, checkpointing 0.22, k-bit preparation 0.27, chunked loss 1.7.
+    """
+    try:
+        return Version(version("trl")) < Version(release)
+    except PackageNotFoundError:
+        return False
+
+
+def _trained(
+    training: ProgramTraining, *, checkpoints: bool = True, narrow: bool = True
+) -> tuple[str | None, dict[str, Any]]:
+    """The model and the knobs; `checkpoints` and `narrow` (bf16) are the defaults of TRL."""
     arguments = training["arguments"]
     # TrainingArguments are taken over as they are, with their own defaults.
     own = arguments.title != "TrainingArguments"
-    precision = "bf16" if own else "no"
-    model, knobs = training_by_calls(training, checkpoints=own, precision=precision)
+    precision = "bf16" if own and narrow else "no"
+    model, knobs = training_by_calls(training, checkpoints=own and checkpoints, precision=precision)
     knobs["loss"] = "chunked"
     if arguments.has_none("max_length"):
         arguments.refuse(

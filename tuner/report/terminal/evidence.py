@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tuner.core.records import Measurement, MemoryBudget, Prediction, Source, TrialRecord
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
+from tuner.report.terminal.verdict import versions_text
 from tuner.searches.facts import SpaceFacts, StageRow, ranks_text, rows_of
 
 Evidence = Prediction | Measurement
+NO_VERSIONS: Mapping[str, str] = MappingProxyType({})
 
 
-def print_evidence(evidence: Evidence, budget: MemoryBudget, *, fits: bool) -> None:
+def print_evidence(
+    evidence: Evidence,
+    budget: MemoryBudget,
+    *,
+    fits: bool,
+    versions: Mapping[str, str] = NO_VERSIONS,
+) -> None:
     """The verdict, memory and time by purpose, and the speed.
 
-    `budget` is the memory that there is, of a rank where there are several, and the margin.
+    `budget` is the memory that there is, of a rank where there are several, and the margin;
+    `versions` are the releases that a prediction stands for.
     """
     print_fields(
         [
             ("source", str(evidence.source)),
+            ("releases", versions_text(versions)),
             ("fits", fits_text(evidence, budget, fits=fits)),
             ("memory", _memory_text(evidence)),
             ("ranks", ranks_text(evidence)),

@@ -210,13 +210,14 @@ def usd_text(amount: float) -> str:
 
 def source_text(how: str, versions: Mapping[str, str], *, more: int = 0) -> str:
     """What the answer rests on; `more` notes are left out."""
-    shown = [
-        f"{name} {versions[name].partition('+')[0]}"
-        for name in ("torch", "CUDA", "transformers")
-        if name in versions
-    ]
+    first = {name: versions[name] for name in ("torch", "CUDA", "transformers") if name in versions}
     notes = f"{more} more note{'s' * (more != 1)}" if more else "more"
-    return f"{'; '.join(filter(None, (how, ', '.join(shown))))}; {notes}: --verbose"
+    return f"{'; '.join(filter(None, (how, versions_text(first))))}; {notes}: --verbose"
+
+
+def versions_text(versions: Mapping[str, str]) -> str:
+    """The releases in one line, without the suffixes of builds."""
+    return ", ".join(f"{name} {text.partition('+')[0]}" for name, text in versions.items())
 
 
 def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str]:

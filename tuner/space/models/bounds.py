@@ -51,7 +51,7 @@ def problem_in(fields: Mapping[str, Any]) -> str | None:
     except _TooLongError as error:
         return str(error)
     layers = max((v for _, n, v in _numbers(fields, "", 0) if n in _LAYERS), default=1)
-    experts = max((v for _, n, v in _numbers(fields, "", 0) if n in _EXPERTS), default=1)
+    experts = max((v for _, n, v in _numbers(fields, "", 0) if n in EXPERTS), default=1)
     if layers * experts > MAX_EXPERT_LAYERS:
         return (
             f"{experts} experts in {layers} layers are {layers * experts}, and at most "
@@ -61,7 +61,8 @@ def problem_in(fields: Mapping[str, Any]) -> str | None:
 
 
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers"}
-_EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}
+EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}
+"""Fields of configurations that say how many experts a layer has."""
 
 
 class _TooLongError(Exception):

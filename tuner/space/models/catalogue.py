@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -204,6 +205,12 @@ def resolve_config(name: str) -> PreTrainedConfig:
         from transformers import CONFIG_MAPPING
 
         fields = copy.deepcopy(dict(entry.config))
+        if fields["model_type"] not in CONFIG_MAPPING:
+            raise UnavailableError(
+                f"transformers {version('transformers')} has no models of type "
+                f"{fields['model_type']!r}, as {entry.id} is",
+                hint="install a newer transformers",
+            )
         return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
     path = _existing_path(name)
     if path is not None:
