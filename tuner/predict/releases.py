@@ -177,7 +177,7 @@ def breaks_between(
         if row.concerns not in concerns or not {row.library} <= pinned.keys() & stack.keys():
             continue
         release = Version(row.release)
-        theirs = _is_before(pinned[row.library], release)
+        theirs = is_before(pinned[row.library], release)
         ours = Version(stack[row.library]) < release
         if theirs is None or theirs == ours:
             continue
@@ -186,7 +186,7 @@ def breaks_between(
         yield f"{when if theirs else f'since {when}'} {what}, unlike here ({row.source})"
 
 
-def _is_before(pinned: str, release: Version) -> bool | None:
+def is_before(pinned: str, release: Version) -> bool | None:
     """True if all releases that the specifiers allow are older, False if none is, else None."""
     for one in SpecifierSet(pinned):
         version = Version(one.version.removesuffix(".*"))
@@ -198,12 +198,4 @@ def _is_before(pinned: str, release: Version) -> bool | None:
             return True
         if one.operator in (">", ">=") and version >= release:
             return False
-    return None
-
-
-def lowest(specifiers: str) -> Version | None:
-    """The release that specifiers name, or the one from which on they allow; None without."""
-    for one in SpecifierSet(specifiers):
-        if one.operator in ("==", "===", "~=", ">=", ">"):
-            return Version(one.version.removesuffix(".*"))
     return None
