@@ -11,7 +11,13 @@ from estimate_samples import configuration, tiny_config
 from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK, Work
 from tuner.cost.speed.l2 import KEPT
-from tuner.cost.speed.rates import BOARDS_DIFFER, matmul_peak, power_limit
+from tuner.cost.speed.rates import (
+    BOARDS_DIFFER,
+    MASKED,
+    MASKED_DIFFERS,
+    matmul_peak,
+    power_limit,
+)
 from tuner.cost.speed.roofline import Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.predict import Subject, predict
@@ -356,6 +362,29 @@ def test_a_product_in_fp32_may_be_slower_than_large_ones_were_measured():
     assert board == (1.0, 1.0)  # no energy is known of them on this board
     assert ends(product(4096, 4096, 4096)) == [(1.0, 1.0)] * 3
     assert ends(elementwise(10**9)) == [(1.0, 1.0)] * 3
+
+
+def test_fp32_products_have_the_share_of_their_generation():
+    def reached(gpu_id: str) -> float:
+        gpu = replace(get_gpu(gpu_id), power_w=None)
+        return Efficiency().reached(gpu, "fp32")
+
+    # An H100 SXM was measured at 50.7 TFLOP/s, an A100 at its peak nearly.
+    assert reached("h100_sxm") * 66.9 == pytest.approx(50.7, rel=0.01)
+    assert reached("h100_sxm") < reached("rtx6000") < reached("a100_80gb")
+
+
+@pytest.mark.parametrize("gpu_id", ["rtx_pro_6000", "l40s", "b200"])
+def test_a_dense_mask_costs_the_middle_where_no_run_had_one(gpu_id):
+    work = Work(
+        "flash_efficient" + MASK, "attention", 10**13, (1,), "bfloat16", (64, 9, 9, 128), ()
+    )
+    gpu = replace(get_gpu(gpu_id), power_w=None)
+    carried = replace(Efficiency(), masked_attention=MASKED * MASKED_DIFFERS)
+    alone, middle = (kernel_s(work, gpu, efficiency=e) for e in (carried, Efficiency()))
+    assert middle == pytest.approx(alone * MASKED_DIFFERS)
+    assert ends(work, gpu)[0] == pytest.approx((1 / MASKED_DIFFERS, MASKED_DIFFERS))
+    assert ends(work)[0] == (1.0, 1.0)  # on an A100
 
 
 def test_boards_at_their_power_limit_differ():

@@ -42,6 +42,9 @@ from tuner.cost.interval import (
     weighed,
 )
 
+NOTHING, BEFORE_TRIALS = "nothing, the shipped prior", "nothing, the prior of trials"
+"""Memory without trials has intervals of its own: `memory_intervals`."""
+
 COVERAGE_TARGET = (0.85, 0.95)
 ABOVE_TARGET = 0.05
 STEP_TARGETS = {"another GPU": 0.20, "same GPU": 0.08}
@@ -361,7 +364,7 @@ def lines(
             unseen = {gpu: Calibration.unseen(found) for gpu, found in probable.items()}
             shipped = Calibration.fit((), start)
         ways = {
-            "nothing, the shipped prior": uncalibrated(members, shipped),
+            NOTHING if quantity == STEP else BEFORE_TRIALS: uncalibrated(members, shipped),
             "another GPU": across_gpus(members, unseen),
             "same GPU": within_gpu(members, priors, _group),
         }
@@ -385,8 +388,6 @@ _SHIPPED = {
     HELD: prior_of(correction.DEVICE, has_profile=False),
     STEP: prior_of(correction.STEP, has_profile=False),
 }
-SHIPPED_PRIORS = {quantity: Calibration.fit((), prior) for quantity, prior in _SHIPPED.items()}
-"""What a user's interval comes from before any trial."""
 
 
 def _by_group(quantity: str, way: str, results: Sequence[Result]) -> list[Line]:
@@ -409,8 +410,10 @@ _INTRO = """\
 Each published run (`benchmarks/accuracy/measured_runs.csv`) is held out and predicted again.
 Written by `python -m benchmarks.accuracy.coverage --markdown docs/notebook/accuracy_coverage.md`.
 
-- **nothing, the shipped prior**: what a user gets before any trial. The prior's constants come
-  from these rows, so this is not held out.
+- **nothing, the shipped prior**: what a user gets for a step time before any trial. The prior's
+  constants come from these rows, so this is not held out.
+- **nothing, the prior of trials**: what trials of memory start from. Before any trial, memory has
+  intervals by what is unknown of it (`python -m benchmarks.accuracy.memory_intervals`).
 - **another GPU**: what the rows of other GPUs predict for a GPU never seen. Two or three GPU types
   do not show how much GPU types differ, so all priors count, each as probable as those rows make
   it; the best-fitting one alone covered 74 % of reserved and 78 % of step times. For reserved and

@@ -8,13 +8,12 @@ their own.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.accuracy import coverage, held_out
-from benchmarks.accuracy.coverage import HELD, Held, Result
+from benchmarks.accuracy import held_out, memory_intervals
+from benchmarks.accuracy.memory_intervals import judged, memory_rows
 from benchmarks.accuracy.report import Comparison
 from benchmarks.accuracy.rows import Row
-from tuner.cost.interval import Calibration
 
 FUSED = "fused"
 """Part of the names of groups whose programs have fused kernels."""
@@ -51,7 +50,7 @@ def text(
         _none("allocated, mixtures of experts"),
         _same("device memory, plain: median, worst", _graded(plain, "A"), "device", "reserved"),
         _same("the same, grade B", _graded(plain, "B"), "device", "reserved"),
-        _widths(plain),
+        *_widths(exact),
         *_step_lines(exact, old, new, mean_lengths, judges),
         _compiled([c for c in exact if c.case.configuration.get("torch_compile")]),
         _same("grade C: allocated when a step has ended", mean_lengths, "resident"),
@@ -106,28 +105,15 @@ def _compiled(comparisons: Sequence[Comparison]) -> str:
     return _line(name, len(errors), (f"{median:.1%}, {max(errors, key=abs):+.1%}", "same", "same"))
 
 
-def _widths(plain: Sequence[Comparison]) -> str:
-    rows = coverage.held_rows(plain)[HELD]
-    shipped = coverage.uncalibrated(rows, coverage.SHIPPED_PRIORS[HELD])
-    ways = (shipped, _left_out(rows, lambda r: r.program), _left_out(rows, lambda r: r.gpu))
+def _widths(exact: Sequence[Comparison]) -> Iterator[str]:
+    """The intervals of device memory: of plain rows, and of rows with each doubt."""
+    rows = memory_rows(exact)
+    ways = [judged(rows, value) for value in memory_intervals.WAYS.values()]
     name = "90 % interval of device memory, plain: median width, inside"
-    return _line(name, len(rows), map(_width, ways))
-
-
-def _left_out(rows: Sequence[Held], value: Callable[[Held], str]) -> list[Result]:
-    """Each row with the interval that all rows with another value give."""
-    found = []
-    for left in dict.fromkeys(map(value, rows)):
-        others = [row for row in rows if value(row) != left]
-        known = Calibration.unseen(coverage.probable_priors(others, HELD, ""))
-        found += coverage.uncalibrated([row for row in rows if value(row) == left], known)
-    return found
-
-
-def _width(results: Sequence[Result]) -> str:
-    halves = [(r.interval.high - r.interval.low) / 2 / r.interval.median for r in results]
-    inside = statistics.fmean(result.is_covered for result in results)
-    return f"±{statistics.median(halves):.1%}, {inside:.0%}"
+    for kind in dict.fromkeys(row.kind for row in rows):
+        found = [[one for one in way if one[0].kind == kind] for way in ways]
+        title = name if kind == memory_intervals.PLAIN else f"of rows with {kind}"
+        yield _line(title, len(found[0]), map(memory_intervals.cells, found))
 
 
 def _step_lines(

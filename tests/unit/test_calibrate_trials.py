@@ -148,7 +148,10 @@ def test_every_gpu_and_space_has_its_own():
         assert untouched.speed == prediction.speed
         assert untouched.corrections == {}
         assert untouched.intervals == prior_intervals(
-            prediction.memory, prediction.speed, prediction.method
+            prediction.memory,
+            prediction.speed,
+            prediction.method,
+            limit_bytes=prediction.budget.limit_bytes,
         )
 
 

@@ -14,8 +14,9 @@ from packaging.version import Version
 from tuner.app import in_stack
 from tuner.app.cli.main import run
 from tuner.app.in_stack import run_in_stack, wanted_releases
-from tuner.app.other_stack import stack_notes
+from tuner.app.other_stack import stack_doubts, stack_notes
 from tuner.core.errors import InputError, Note, UnavailableError
+from tuner.core.records import Doubt
 from tuner.predict.releases import (
     BREAKS,
     EXPERTS,
@@ -168,7 +169,11 @@ def test_a_program_that_pins_others_is_told_the_option_and_the_breaks(
     program = read_program(["train.py"], is_run=False)
     plan = plan_program(program)
     assert stack_notes(program, plan) == ()
+    assert stack_doubts(program) == set()
+    Path("requirements.txt").write_text("torch==1.13.1\n")
+    assert stack_doubts(program) == {Doubt.OLD_RELEASES}
     Path("requirements.txt").write_text("trl==0.12.0\n")
+    assert stack_doubts(program) == {Doubt.RELEASES}
     first, second, *_ = stack_notes(program, plan)
     assert first.startswith("add --stack requirements.txt: it pins trl==0.12.0 (predicted: ")
     assert "before trl 1.7 SFTTrainer has the whole logits" in second

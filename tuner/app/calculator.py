@@ -16,7 +16,7 @@ from tuner import __version__
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import MemoryBudget
+from tuner.core.records import Doubt, MemoryBudget
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.cost.allocator import (
     LARGE_OWN_SEGMENT_BYTES,
@@ -26,9 +26,10 @@ from tuner.cost.allocator import (
     SMALL_LIMIT_BYTES,
     SMALL_SEGMENT_BYTES,
 )
-from tuner.cost.calibrate import prior_factors
+from tuner.cost.calibrate import step_factors
 from tuner.cost.compiled import CATEGORIES, SEGMENTS
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES, cublas_workspace_bytes
+from tuner.cost.memory_interval import MEMORY_ERRORS
 from tuner.cost.speed.l2 import CACHED, KEPT, KEPT_ENDS
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
@@ -192,10 +193,9 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
     rates = []
     for dtype in words.dtypes:
         key, limit = rate_of(gpu, dtype, False), power_limit(gpu, dtype, False)
-        reached = matmul_peak(gpu, dtype, False) * efficiency.matmul[key]
-        rates.append(
-            [reached, None if math.isinf(limit) else limit, efficiency.slowest.get(key, 1.0)]
-        )
+        reached = matmul_peak(gpu, dtype, False) * efficiency.reached(gpu, key)
+        ends = efficiency.ends_of(gpu, "", "", key)
+        rates.append([reached, None if math.isinf(limit) else limit, *ends])
     ways: dict[str, Any] = {}
     for method, (_, options) in METHODS.items():
         problems = [
@@ -224,14 +224,21 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
 
 
 def _constants() -> dict[str, Any]:
-    device, _, _, step = prior_factors(has_profile=False)
+    off = MEMORY_ERRORS
     roofline, efficiency = Roofline(), Efficiency()
     default = SCHEMAS[DEFAULT_WORKLOAD].terms["effective_batch"].default
     return {
         "effective_batch": int(str(default)),
         "samples": SAMPLES,
-        "device": device,
-        "step": step,
+        "device": {
+            "allocated": off.allocated,
+            "context": off.context,
+            "gap_below": off.gap_below,
+            "gap_above": off.gap_above,
+            "least_gap": off.least_gap,
+            "share": off.doubts[Doubt.COMPILED].above,
+        },
+        "step": step_factors(has_profile=False),
         "launch_s": roofline.launch_s,
         "hosts": roofline.hosts,
         "kernel_s": roofline.shortest_s,

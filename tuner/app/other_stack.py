@@ -6,7 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from packaging.version import Version
+
 from tuner.core.environment import STACK_VARIABLE
+from tuner.core.records import Doubt
 from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.predict import releases
@@ -26,10 +29,7 @@ def stack_notes(program: Program, plan: ProgramPlan) -> tuple[str, ...]:
     the known breaks between them. Empty where every pin allows the release of the prediction.
     """
     stack = releases.predicted_stack()
-    wanted: dict[str, tuple[str, Pins]] = {}
-    for pins in pins_near(program, releases.STACK):
-        for library, specifier in pins.releases.items():
-            wanted.setdefault(library, (specifier, pins))
+    wanted = _wanted(program)
     pinned = {library: specifier for library, (specifier, _) in wanted.items()}
     others = list(releases.other_releases(pinned, stack))
     if not others:
@@ -42,6 +42,24 @@ def stack_notes(program: Program, plan: ProgramPlan) -> tuple[str, ...]:
         text = f"add --stack {first}: {' and '.join(['it', *more])} pins {theirs}"
     different = {name: pinned[name] for name in others}
     return text, *releases.breaks_between(different, stack, set(_concerns(plan)))
+
+
+def stack_doubts(program: Program) -> set[Doubt]:
+    """The doubts about memory where the environment of `program` pins other releases."""
+    pinned = {library: specifier for library, (specifier, _) in _wanted(program).items()}
+    others = list(releases.other_releases(pinned, releases.predicted_stack()))
+    if "torch" in others and releases.is_before(pinned["torch"], Version("2")):
+        return {Doubt.OLD_RELEASES}
+    return {Doubt.RELEASES} if others else set()
+
+
+def _wanted(program: Program) -> dict[str, tuple[str, Pins]]:
+    """Specifiers by library, each with the file or environment nearest to the program."""
+    wanted: dict[str, tuple[str, Pins]] = {}
+    for pins in pins_near(program, releases.STACK):
+        for library, specifier in pins.releases.items():
+            wanted.setdefault(library, (specifier, pins))
+    return wanted
 
 
 def _shown(path: Path) -> str:

@@ -11,7 +11,6 @@ from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, MemoryCategory, Prediction
-from tuner.cost.calibrate import prior_intervals
 from tuner.cost.correction import DEVICE, RESERVED
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict.predict import check_supported
@@ -125,13 +124,14 @@ def _with_reserved(prediction: Prediction, more_bytes: int) -> Prediction:
             str(MemoryCategory.ALLOCATOR_OVERHEAD): overhead + more_bytes,
         },
     )
-    intervals = prior_intervals(moved, prediction.speed, prediction.method)
     return replace(
         prediction,
         memory=moved,
         intervals={
-            name: intervals[name] if name in (DEVICE, RESERVED) else ends
-            for name, ends in prediction.intervals.items()
+            name: (low + more_bytes, high + more_bytes)
+            if name in (DEVICE, RESERVED)
+            else (low, high)
+            for name, (low, high) in prediction.intervals.items()
         },
     )
 

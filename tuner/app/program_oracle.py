@@ -10,13 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from tuner.app.other_stack import stack_doubts
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Phase, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.cost.calibrate import widened
 from tuner.cost.rank_memory import loaded_whole
 from tuner.emulator.emulation import STEPS, Emulation
+from tuner.predict.predict import doubts_of
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.program.changes import change
 from tuner.program.edit.place import is_wanted
@@ -235,15 +238,12 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         ]
         found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
         whole = iter(found[len(planned) :])
-        answers = [
-            PredictedProgram(
-                tuple(program.command),
-                self.gpu,
-                plan,
-                loaded_whole(one, next(whole)) if plan.has_whole_model_first else one,
-            )
-            for (program, plan), one in zip(planned, found, strict=False)
-        ]
+        answers, doubts = [], stack_doubts(self.program)
+        for (program, plan), alike in zip(planned, found, strict=False):
+            loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
+            more = (plan.doubts | doubts) - doubts_of(WORKLOAD, plan.configuration)
+            prediction = widened(loaded, more)
+            answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
         for place, one in enumerate(answers):
             if one.prediction.memory.peak_phase == Phase.EVALUATION and not one.prediction.fits:
                 without = Configuration({**one.plan.configuration, "eval_batch": 0})

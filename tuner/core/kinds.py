@@ -52,6 +52,21 @@ class Verdict(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+class Doubt(enum.StrEnum):
+    """A reason why predicted memory is less certain than that of a traced, plain training."""
+
+    COMPILED = "compiled timeline"
+    """Reserved memory was not replayed at full depth."""
+    KERNELS = "kernels of our own guess"
+    """Fused kernels (Liger, foak, Unsloth) are priced as the operators that they replace."""
+    UNCOMPARED = "not compared with a published run"
+    """No published run that was compared trains like this: several GPUs, pairs of answers, packed
+    rows, images, compiled models, other workloads than language models."""
+    RELEASES = "other releases"
+    """The program runs with other releases of its libraries than the prediction stands for."""
+    OLD_RELEASES = "releases before PyTorch 2"
+
+
 class MemoryCategory(enum.StrEnum):
     """The use of a byte of device memory at the peak."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tuner.core.nvml import device_identity
 
@@ -66,8 +68,39 @@ def import_bitsandbytes() -> None:
     """
     if "bitsandbytes" in sys.modules:
         return
-    with without_context():
+    with without_context(), compiled_at_first_call():
         importlib.import_module("bitsandbytes")
+
+
+@contextlib.contextmanager
+def compiled_at_first_call() -> Iterator[None]:
+    """`torch.compile` imports the compiler at the first call of a function, not while decorating.
+
+    bitsandbytes 0.50 decorates four functions that no trace calls, and the compiler takes nearly as
+    long to import as torch and transformers.
+    """
+    from unittest import mock
+
+    import torch
+
+    compiled = torch.compile
+
+    def at_first_call(function: Callable[..., Any] | None = None, **how: Any) -> Any:
+        if function is None:
+            return functools.partial(at_first_call, **how)
+
+        @functools.cache
+        def made() -> Callable[..., Any]:
+            return compiled(function, **how)
+
+        @functools.wraps(function)
+        def calling(*given: Any, **named: Any) -> Any:
+            return made()(*given, **named)
+
+        return calling
+
+    with mock.patch.object(torch, "compile", at_first_call):
+        yield
 
 
 @contextlib.contextmanager

@@ -11,12 +11,13 @@ runs let expect of a GPU and workload never seen.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tuner.core.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
+from tuner.core.records import Doubt, Memory, Outcome, Prediction, Speed, Status, TrialRecord
 from tuner.cost.correction import (
     ALLOCATED,
     DEVICE,
@@ -35,10 +36,8 @@ from tuner.cost.interval import (
     Observation,
     in_quadrature,
 )
+from tuner.cost.memory_interval import MEMORY_ERRORS, Ends
 from tuner.cost.speed.profile import uses_profile
-
-_Ends = tuple[float, float]
-"""Lower and upper end of an interval."""
 
 _SOURCE = (
     "{} published runs in {} groups of one GPU and program (and machine, for step times): a prior "
@@ -101,36 +100,70 @@ def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
 
 
 def prior_intervals(
-    memory: Memory, speed: Speed, method: str, unknown: _Ends = (1.0, 1.0)
-) -> dict[str, _Ends]:
+    memory: Memory,
+    speed: Speed,
+    method: str,
+    unknown: Ends = (1.0, 1.0),
+    *,
+    limit_bytes: int | None = None,
+    doubts: Collection[Doubt] = (),
+) -> dict[str, Ends]:
     """The 90 % interval of each quantity of a prediction that nothing was measured for.
 
     `method` is that of the prediction: it says whether a device profile was used. `unknown` are
     the ends of what host, kernels and board may make of the step, over what is predicted
-    (`StepTimes.unknown`); how much programs differ comes on top.
+    (`StepTimes.unknown`); how much programs differ comes on top. `limit_bytes` is the memory of
+    the GPU, and `doubts` widen the intervals of memory (`MemoryErrors`).
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
-    device, reserved, allocated, step = prior_factors(has_profile=uses_profile(method))
+    has_profile = uses_profile(method)
+    low, high = in_quadrature(step_factors(has_profile=has_profile), unknown)
+    device, reserved, allocated = MEMORY_ERRORS.ends(
+        memory, limit_bytes=limit_bytes, measured_context=has_profile, doubts=doubts
+    )
     if memory.peak_allocated_bytes == memory.device_bytes:
         # On a processor all three are resident bytes, which no allocator counts exactly.
-        reserved = allocated = device
-    low, high = in_quadrature(step, unknown)
+        ends = prior_factors(has_profile=has_profile)[0]
+        device = reserved = allocated = (
+            memory.device_bytes * ends[0],
+            memory.device_bytes * ends[1],
+        )
     return _named(
-        (memory.device_bytes * device[0], memory.device_bytes * device[1]),
-        (memory.peak_reserved_bytes * reserved[0], memory.peak_reserved_bytes * reserved[1]),
-        (memory.peak_allocated_bytes * allocated[0], memory.peak_allocated_bytes * allocated[1]),
+        device,
+        reserved,
+        allocated,
         (speed.step_s * low, speed.step_s * high),
         tokens=speed.tokens_per_s * speed.step_s,
     )
 
 
-def step_factors(*, has_profile: bool) -> _Ends:
+def widened(prediction: Prediction, doubts: Collection[Doubt]) -> Prediction:
+    """The prediction with intervals of memory that are wider by these doubts.
+
+    Doubts add as squares, to what the intervals allow for already.
+    """
+    if not doubts or not prediction.intervals:
+        return prediction
+    ends = dict(prediction.intervals)
+    shares = [MEMORY_ERRORS.doubts[doubt] for doubt in doubts]
+    for name, size in sizes_of(prediction.memory).items():
+        low, high = ends[name]
+        pairs = [
+            (s.allocated, s.allocated) if name == ALLOCATED else (s.below, s.above) for s in shares
+        ]
+        below = math.hypot(size - low, *(size * share for share, _ in pairs))
+        above = math.hypot(high - size, *(size * share for _, share in pairs))
+        ends[name] = (round(size - below), round(size + above))
+    return replace(prediction, intervals=ends)
+
+
+def step_factors(*, has_profile: bool) -> Ends:
     """Range of a program's step time, over a prediction without measurements."""
     return prior_factors(has_profile=has_profile)[-1]
 
 
 @functools.cache
-def prior_factors(*, has_profile: bool) -> tuple[_Ends, ...]:
+def prior_factors(*, has_profile: bool) -> tuple[Ends, ...]:
     """The factors of the ends of the prior's intervals, in the order of `QUANTITIES`."""
     priors = [prior_of(quantity, has_profile=has_profile) for quantity in QUANTITIES]
     priors[-1] = priors[-1] if has_profile else PROGRAM_PRIOR
@@ -144,8 +177,8 @@ def _prior_calibration(prior: ErrorPrior) -> Calibration:
 
 
 def _named(
-    device: _Ends, reserved: _Ends, allocated: _Ends, step: _Ends, *, tokens: float
-) -> dict[str, _Ends]:
+    device: Ends, reserved: Ends, allocated: Ends, step: Ends, *, tokens: float
+) -> dict[str, Ends]:
     """Ends by name, sizes in whole bytes; a step's `tokens` give those of the rate."""
     return {
         DEVICE: (round(device[0]), round(device[1])),
@@ -216,12 +249,12 @@ class Calibrations:
             if calibrations[name].count and value
         }
         ends = {name: (expected[name].low, expected[name].high) for name in QUANTITIES}
-        if not calibrations[STEP].count:
-            low, high = step_factors(has_profile=uses_profile(raw.method))
-            of_program = (raw.speed.step_s * low, raw.speed.step_s * high)
-            # Its own knows host, kernels and board; where memory was corrected, it may be older.
-            own = {} if prediction.corrections else prediction.intervals
-            ends[STEP] = own.get(STEP, of_program)
+        prior = prior_intervals(
+            raw.memory, raw.speed, raw.method, limit_bytes=raw.budget.limit_bytes
+        )
+        # Its own knows host, kernels, board and doubts; where it was corrected, it may be older.
+        own = {} if prediction.corrections else prediction.intervals
+        ends |= {n: own.get(n, prior[n]) for n in QUANTITIES if not calibrations[n].count}
         tokens = raw.speed.tokens_per_s * raw.speed.step_s
         return replace(multiplied(raw, factors), intervals=_named(*ends.values(), tokens=tokens))
 

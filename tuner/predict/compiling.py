@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -114,8 +115,10 @@ def in_forks(
         for item, known in items:
             yield item, function(subject, item, known)
         return
-    # Forked after the imports, so that only this process pays for them.
     if traces:
+        # Imported before the fork, so that only this process pays: bitsandbytes and peft as well.
+        importlib.import_module("tuner.predict.compiler.compile")
+        importlib.import_module("peft")
         _quieten_threads()
     left = []
     with _workers(min(workers, len(items)), subject) as pool:

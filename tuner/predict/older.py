@@ -126,7 +126,8 @@ def _choose_experts_evenly() -> None:
     """
     import torch
 
-    where, nonzero = torch.where, torch.Tensor.nonzero
+    replaced: Any = torch
+    where, nonzero = replaced.where, replaced.Tensor.nonzero
 
     def find(*arguments: Any, **options: Any) -> Any:
         if len(arguments) > 1 or options or not arguments[0].is_meta or arguments[0]._base is None:
@@ -143,5 +144,4 @@ def _choose_experts_evenly() -> None:
         numbers = array("q", range(len(tensor)))
         return (numbers,) if as_tuple else numbers
 
-    replaced: Any = torch
     replaced.where, replaced.Tensor.nonzero = find, chosen_experts

@@ -11,7 +11,6 @@ import numpy as np
 
 from tuner.core.gpu import Gpu
 from tuner.cost.compiled import CompiledPasses, Events
-from tuner.cost.operators.timeline import MASK
 from tuner.cost.polynomial import Terms
 from tuner.cost.speed.rates import attention_flops_per_s
 from tuner.cost.speed.roofline import Efficiency
@@ -148,7 +147,7 @@ def bandwidth_share(kind: str) -> float:
 
 
 def attention_rates(gpu: Gpu, words: Words, efficiency: Efficiency) -> list[list[float]]:
-    """FLOP/s of each kernel of attention, and how much longer it may take."""
+    """FLOP/s of each kernel of attention, and the factors by which its time may differ."""
     if not words.attention:
         return []
     names, dtypes, heads = zip(*words.attention, strict=True)
@@ -165,7 +164,7 @@ def attention_rates(gpu: Gpu, words: Words, efficiency: Efficiency) -> list[list
         has_shape=np.array(heads) > 0,
     )
     rates = attention_flops_per_s(works, gpu, masked=efficiency.masked_attention)[:, 0]
-    slowest = [
-        efficiency.slowest.get("masked" if name.endswith(MASK) else "", 1.0) for name in names
+    return [
+        [float(rate), *efficiency.ends_of(gpu, name, "attention", "")]
+        for name, rate in zip(names, rates, strict=True)
     ]
-    return [[float(rate), slow] for rate, slow in zip(rates, slowest, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from tuner.core.errors import InputError, Problem, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
+    Doubt,
     Memory,
     MemoryBudget,
     MemoryCategory,
@@ -263,6 +264,7 @@ def predict(
         margin_fraction=margin_fraction,
         parallelism=parallelism,
         unknown=times.unknown(0),
+        doubts=doubts_of(subject.workload.name, configuration),
     )
     if short or not configuration.get("eval_batch") or found.verdict is Verdict.FITS:
         return found
@@ -323,22 +325,45 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     margin_fraction: float | None,
     parallelism: Parallelism | None = None,
     unknown: tuple[float, float] = (1.0, 1.0),
+    doubts: Collection[Doubt] = (),
 ) -> Prediction:
     """A prediction; `params` are trainable and total, and memory is that of one rank.
 
-    `unknown` are the ends of the step time over its prediction (`StepTimes.unknown`).
+    `unknown` are the ends of the step time over its prediction (`StepTimes.unknown`), and `doubts`
+    those about the memory.
     """
-    rank_bytes = memory_of_rank(gpu, parallelism or Parallelism())
+    parallelism = parallelism or Parallelism()
+    budget = MemoryBudget.of(memory_of_rank(gpu, parallelism), margin_fraction)
     return Prediction(
-        budget=MemoryBudget.of(rank_bytes, margin_fraction),
+        budget=budget,
         memory=memory,
         speed=speed,
         trainable_params=params[0],
         total_params=params[1],
         gpu=gpu.id,
         method=method,
-        intervals=prior_intervals(memory, speed, method, unknown),
+        intervals=prior_intervals(
+            memory,
+            speed,
+            method,
+            unknown,
+            limit_bytes=budget.limit_bytes,
+            doubts=set(doubts),
+        ),
     )
+
+
+def doubts_of(workload: str, configuration: Configuration) -> set[Doubt]:
+    """The doubts that a configuration raises about its memory."""
+    found = {Doubt.KERNELS} if configuration.get("fused_loss") else set()
+    is_compared = (
+        workload == "causal_lm"
+        and Parallelism.of(configuration).ranks == 1
+        and not configuration.get("reference_pass")
+        and not configuration.get("torch_compile")
+        and configuration.get("padding") != "packed"
+    )
+    return found if is_compared else {*found, Doubt.UNCOMPARED}
 
 
 def grad_accum_of(configuration: Configuration) -> int:

@@ -17,8 +17,8 @@ import numpy as np
 
 from tuner.core.errors import INSTALL_ALL, InputError, UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Phase, Prediction
-from tuner.core.setup.causal_lm import IN_BACKWARD
+from tuner.core.records import Configuration, Doubt, Phase, Prediction
+from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.compiled import CompiledPasses, Replays
@@ -44,6 +44,7 @@ from tuner.predict.predict import (
     Subject,
     Traces,
     build_prediction,
+    doubts_of,
     method_text,
     predict,
     require_supported,
@@ -382,6 +383,7 @@ class Predictor:
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],
                 unknown=times.unknown(index),
+                doubts={Doubt.COMPILED, *doubts_of(self._job.workload, configuration)},
             )
             for index, configuration in enumerate(configurations)
         ]
@@ -438,8 +440,8 @@ def _is_traced_in_full(configuration: Configuration) -> bool:
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     needs_shapes = optimizer is not None and optimizer.needs_shapes
     has_images = bool(configuration.get("images", 0))
-    in_backward = bool(configuration.get(IN_BACKWARD))
-    return is_shared or needs_shapes or has_images or in_backward
+    in_full = bool(configuration.get(IN_BACKWARD) or configuration.get(OFFLOAD_ACTIVATIONS))
+    return is_shared or needs_shapes or has_images or in_full
 
 
 def _check_traced_in_full(count: int) -> None:

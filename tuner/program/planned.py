@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.core.errors import InputError, Problem, UnsupportedError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue
+from tuner.core.records import Configuration, Doubt, KnobValue
 from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
@@ -26,7 +26,14 @@ from tuner.program.fp16 import has_bf16, in_fp16
 from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
-from tuner.program.reading import PEFT_DEFAULT, STORED, WITH_SYNC
+from tuner.program.reading import (
+    MASKED,
+    NOT_COMPARED,
+    PACKED,
+    PEFT_DEFAULT,
+    STORED,
+    WITH_SYNC,
+)
 from tuner.program.signatures import CannotStart, held_versions, hold_loading
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
@@ -34,6 +41,12 @@ from tuner.program.training import read_training
 from tuner.space.models.catalogue import NF4, resolve_config, stored_format
 
 WORKLOAD = "causal_lm"
+
+UNCOMPARED = frozenset((NOT_COMPARED, PACKED, MASKED))
+"""Notes on trainings of which no published run was compared."""
+
+ASSUMES = "prediction assumes"
+"""Begins a note on a library of which another release is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,17 @@ class ProgramPlan:
     findings: tuple[str, ...] = ()
     evaluation: str = ""
     """The part of the evaluation that is not in the configuration."""
+
+    @property
+    def doubts(self) -> set[Doubt]:
+        """The doubts about the memory that the program raises."""
+        found = {Doubt.KERNELS} if self.at_most else set()
+        if any(note.startswith(ASSUMES) for note in self.notes):
+            found.add(Doubt.RELEASES)
+        has_images = getattr(resolve_config(self.model), "vision_config", None) is not None
+        if self.sequences > 1 or has_images or not UNCOMPARED.isdisjoint(self.notes):
+            found.add(Doubt.UNCOMPARED)
+        return found
 
     @property
     def keeps_all(self) -> bool:
@@ -316,5 +340,5 @@ def _versions(held: Mapping[str, str]) -> list[str]:
         except PackageNotFoundError:
             continue
         if installed.split(".")[:2] != read.split(".")[:2]:
-            notes.append(f"prediction assumes {package} {read} (you have {installed})")
+            notes.append(f"{ASSUMES} {package} {read} (you have {installed})")
     return notes

@@ -5,7 +5,7 @@ name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device 
 and says from which; a `TrialRecord` holds one or more of them, each in its own field.
 """
 
-from tuner.core.kinds import Exhausted, MemoryCategory, Phase, Source, Status, Verdict
+from tuner.core.kinds import Doubt, Exhausted, MemoryCategory, Phase, Source, Status, Verdict
 from tuner.core.records.configuration import Configuration, KnobValue
 from tuner.core.records.evidence import (
     DEFAULT_MARGIN_FRACTION,
@@ -26,6 +26,7 @@ __all__ = [
     "DEFAULT_MARGIN_FRACTION",
     "JOURNAL_SCHEMA",
     "Configuration",
+    "Doubt",
     "Exhausted",
     "KnobValue",
     "Measurement",

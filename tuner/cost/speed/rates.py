@@ -98,6 +98,8 @@ def sustained_flops(gpu: Gpu, precision: str) -> float:
     return math.inf if energy is None else gpu.power_w / energy
 
 
+_Capability = tuple[int, int]
+
 _PRECISION_OF_DTYPE = {
     "float16": "fp16",
     "bfloat16": "bf16",
@@ -129,6 +131,22 @@ def rate_of(gpu: Gpu, dtype: str, allow_tf32: bool) -> str:
     return precision if precision in gpu.flops else "fp32"
 
 
+FP32_SHARE: Mapping[_Capability, float] = {(7, 0): 0.95, (8, 0): 0.95, (9, 0): 0.76}
+FP32_UNMEASURED = 0.85
+"""Share of the fp32 peak that large products reach without tensor cores, by compute capability.
+
+8.0: an A100's reach 90 to 98 % (github.com/zzc0721/torch-performance-test-data). 9.0: an H100 SXM's
+50.7 of 66.9 TFLOP/s (issue 79 there), below what its power allows. 7.0 has no such source: with
+the A100's share the steps of two programs on V100s are 2 % short to 9 % long. Others were seen at
+their power limit only, or not at all: between the two. With the A100's share steps on an H100 were
+10 to 22 % too fast, with 0.75 those on an A100 20 % too slow."""
+
+
+def fp32_share(gpu: Gpu) -> float:
+    """The share of the fp32 peak that large products reach on this GPU, without tensor cores."""
+    return FP32_SHARE.get(gpu.compute_capability, FP32_UNMEASURED)
+
+
 def tile_use(works: WorkArrays, gpu: Gpu, tile: int, fill: float) -> Floats:
     """Share of each product's tiles and waves that is not padding, shape (W, P).
 
@@ -154,7 +172,6 @@ def _tile_side(size: Floats, tile: int) -> Floats:
     return side
 
 
-_Capability = tuple[int, int]
 _ByHead = tuple[tuple[int, float, float], ...]
 """Largest head size, and the shares of the peak that forward and backward reach up to it."""
 
@@ -176,6 +193,11 @@ CUDNN: Mapping[_Capability, float] = {
     (12, 0): 0.88,
 }
 MASKED = 0.55
+MASKED_MEASURED: tuple[_Capability, ...] = ((8, 0), (9, 0))
+MASKED_DIFFERS = 2**0.5
+"""On generations without such runs a dense mask may cost nothing more, or twice the time: they are
+charged the middle. With the A100's share, published 16-bit steps with masks on an RTX PRO 6000 were
+21 to 36 % too fast."""
 EFFICIENT_ON_HOPPER = 1.47
 
 _A100_PEAK, _H100_MULTIPROCESSORS = 312e12, 132
@@ -189,18 +211,24 @@ _FLASH_TILE, _EFFICIENT_TILE = 32, 64
 def attention_flops_per_s(works: WorkArrays, gpu: Gpu, *, masked: float = MASKED) -> Floats:
     """FLOP/s of each operator of fused attention at each point, shape (W, P).
 
-    `masked` is what a dense mask leaves of a kernel's rate.
+    `masked` is what a dense mask leaves of a kernel's rate where that was measured.
     """
+    masked_here = masked / (1.0 if measured_masked(gpu) else MASKED_DIFFERS)
     rates = np.empty(works.flops.shape)
     for row, (name, dtype, has_shape) in enumerate(
         zip(works.names.tolist(), works.dtypes.tolist(), works.has_shape.tolist(), strict=True)
     ):
         if has_shape:
             rates[row] = [_rate(name, dtype, int(head), gpu) for head in works.shapes[row, 3]]
-            rates[row] *= masked if name.endswith(MASK) else 1.0
+            rates[row] *= masked_here if name.endswith(MASK) else 1.0
         else:
             rates[row] = _peak(gpu, dtype) * _WITHOUT_SHAPE
     return rates
+
+
+def measured_masked(gpu: Gpu) -> bool:
+    """True if steps with a dense mask were published for this GPU's generation."""
+    return gpu.compute_capability in MASKED_MEASURED
 
 
 def _rate(name: str, dtype: str, head: int, gpu: Gpu) -> float:

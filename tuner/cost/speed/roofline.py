@@ -23,8 +23,11 @@ from tuner.cost.speed.l2 import KEPT, KEPT_ENDS, left_by_l2
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
     MASKED,
+    MASKED_DIFFERS,
     attention_flops_per_s,
+    fp32_share,
     matmul_peak,
+    measured_masked,
     power_limit,
     rate_of,
     tile_use,
@@ -32,9 +35,10 @@ from tuner.cost.speed.rates import (
 from tuner.cost.work_arrays import WorkArrays
 
 LAUNCH_S = 25e-6
-HOSTS_LAUNCH_S = (12e-6, 50e-6)
-"""Cost of an operator on the fastest and the slowest host of published runs that were host-bound:
-fine-tuning Qwen on an A100, and instances with a T4. It is the host's, not the GPU's."""
+HOSTS_LAUNCH_S = (10e-6, 50e-6)
+"""Cost of an operator on the fastest and the slowest host. Published runs that were host-bound
+needed 12 to 13 us (two with an A100, 256 tokens), 20 us (Qwen on an A100) and up to 50 us (instances
+with a T4). The fastest may not have been among them. It is the host's, not the GPU's."""
 
 FUSED_LAUNCH = 9.1e-6 / LAUNCH_S
 """Cost of a launch by inductor's code, over that of an operator: 9.1 us with 19 arguments, on a
@@ -44,6 +48,10 @@ TRAFFIC_SHARE: Mapping[str, float] = {"t4": 0.86}
 """Memory rate of slower boards over that of others, by `Gpu.id`: of the
 T4's 320 GB/s 220 were measured, 69 % (Jia and others, "Dissecting the NVidia Turing T4 GPU via
 microbenchmarking", arxiv.org/abs/1903.07486), and some 83 % of other boards' rates there."""
+
+
+MEASURED_MASK, UNMEASURED_MASK = "masked", "masked, unmeasured"
+"""Keys of `Efficiency.takes`: attention with a dense mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +68,27 @@ class Efficiency:
             "bf16": 0.77,
             "tf32": 0.77,
             "int8": 0.77,
-            "fp32": 0.95,
         }
     )
-    """Share of the peak, by precision, in a product of many waves. In fp32, without tensor cores,
-    large products reach 90 to 98 % of an A100's (`power` names the source of such rates)."""
+    """Share of the peak, by precision, in a product of many waves; in fp32, without tensor cores,
+    that of the GPU's generation (`rates.FP32_SHARE`)."""
     fill: float = 0.25
     """Waves that a product's first loads and last stores take, which nothing hides: square
     products of 1,024 and 2,048 reach 80 and 88 % of what whole waves allow (16-bit, RTX PRO 6000
     Server Edition, github.com/zzc0721/torch-performance-test-data/issues/162)."""
     masked_attention: float = MASKED
     """Share of fused attention's rate that a dense mask leaves."""
-    slowest: Mapping[str, float] = field(default_factory=lambda: {"fp32": 0.95 / 0.75})
-    """Factor by which arithmetic may take longer in kernels whose rate has no source for all their
-    shapes, by precision of a product, and as "masked" of attention. Rates of fp32 products without
-    tensor cores were published for sizes of 4,096 and more; we allow for three quarters of the
-    peak, which is what all products were charged before shapes counted."""
+    takes: Mapping[str, tuple[float, float]] = field(
+        default_factory=lambda: {
+            "fp32": (1.0, 0.95 / 0.75),
+            UNMEASURED_MASK: (1 / MASKED_DIFFERS, MASKED_DIFFERS),
+        }
+    )
+    """Factors by which arithmetic may take less and more time in kernels whose rate has no source
+    for all their shapes: by precision of a product, and as `MEASURED_MASK` or `UNMEASURED_MASK` of
+    attention. Rates of fp32 products without tensor cores were published for sizes of 4,096 and
+    more; on an A100 we allow for three quarters of the peak, which is what all products were
+    charged before shapes counted, and elsewhere for as much more."""
     bandwidth: Mapping[str, float] = field(
         default_factory=lambda: {"elementwise": 0.8, "matmul": 0.8, "dequantise": 0.6}
     )
@@ -90,6 +103,19 @@ class Efficiency:
     """
     tile: int = 128
     """Rows and columns of a matmul tile: the last tile and the last wave are padding."""
+
+    def reached(self, gpu: Gpu, precision: str) -> float:
+        """Share of the peak that a product of many waves reaches."""
+        share = self.matmul.get(precision)
+        return fp32_share(gpu) if share is None else share
+
+    def ends_of(self, gpu: Gpu, name: str, kind: str, precision: str) -> tuple[float, float]:
+        """Factors by which the arithmetic of an operator may take less and more time."""
+        key = precision
+        if kind == "attention":
+            with_mask = MEASURED_MASK if measured_masked(gpu) else UNMEASURED_MASK
+            key = with_mask if name.endswith(MASK) else ""
+        return self.takes.get(key, (1.0, 1.0))
 
 
 class KernelTimes(Protocol):
@@ -142,17 +168,19 @@ class Roofline:
     ) -> Iterator[tuple[Floats, Floats]]:
         """The ends of kernels whose rate has no source, of a power limit, and of the L2 cache."""
         arithmetic_s, limited_s, traffic_s = self.bounds(works, gpu, allow_tf32)
-        slowest = self._efficiency.slowest
         may_take = np.array(
             [
-                slowest.get(_kernel_of(gpu, works, row, allow_tf32), 1.0)
-                for row in range(len(works.kinds))
+                self._efficiency.ends_of(gpu, name, kind, rate_of(gpu, dtype, allow_tf32))
+                for name, kind, dtype in zip(
+                    works.names.tolist(), works.kinds.tolist(), works.dtypes.tolist(), strict=True
+                )
             ]
+        ).reshape(-1, 2)
+        least, most = (
+            self._longest(arithmetic_s * factor[:, None], limited_s, traffic_s)
+            for factor in may_take.T
         )
-        yield (
-            self._longest(arithmetic_s, limited_s, traffic_s),
-            self._longest(arithmetic_s * may_take[:, None], limited_s, traffic_s),
-        )
+        yield least, most
         yield (
             self._longest(arithmetic_s, limited_s / BOARDS_DIFFER, traffic_s),
             self._longest(arithmetic_s, limited_s * BOARDS_DIFFER, traffic_s),
@@ -174,7 +202,10 @@ class Roofline:
         efficiency = self._efficiency
         peak = np.array([matmul_peak(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
         reached = np.array(
-            [efficiency.matmul[rate_of(gpu, str(dtype), allow_tf32)] for dtype in works.dtypes]
+            [
+                efficiency.reached(gpu, rate_of(gpu, str(dtype), allow_tf32))
+                for dtype in works.dtypes
+            ]
         )
         used = tile_use(works, gpu, efficiency.tile, efficiency.fill)
         rate = peak[:, None] * reached[:, None] * used
@@ -194,13 +225,6 @@ class Roofline:
         bandwidth = gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0)
         seconds: Floats = works.bytes_moved / (bandwidth * share[:, None])
         return seconds * left_by_l2(works, gpu, kept)
-
-
-def _kernel_of(gpu: Gpu, works: WorkArrays, row: int, allow_tf32: bool) -> str:
-    """The key of `Efficiency.slowest` for an operator."""
-    if works.kinds[row] == "attention":
-        return "masked" if str(works.names[row]).endswith(MASK) else ""
-    return rate_of(gpu, str(works.dtypes[row]), allow_tf32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

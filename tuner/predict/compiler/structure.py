@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tuner.core.records import Configuration
+from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.causal_lm import CAUSAL_LM, Evaluating
-from tuner.core.setup.common import Loader, Process
+from tuner.core.setup.common import QUANTIZED, Loader, Process
 from tuner.core.setup.distributed_knobs import Ranks
 from tuner.cost.compiled import CompiledPasses, Floats, Replayed, Replays
 from tuner.cost.library_memory import PROCESSOR
@@ -92,7 +92,7 @@ class Structure:
         }
         length = _whole(configuration["max_length"])
         return cls(
-            settings=Configuration(settings),
+            settings=Configuration(settings | _without_effect(settings)),
             single_sample=_whole(configuration["micro_batch"]) == 1,
             full_training=_whole(configuration.get("lora_rank", 0)) == 0,
             window=window,
@@ -197,6 +197,28 @@ class Structure:
             sort_keys=True,
         )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+SOME_DROPOUT = 0.05
+"""Stands for every dropout above 0, whose operators are the same: QLoRA's (Dettmers et al. 2023,
+appendix B.2), which the shipped timelines have."""
+
+
+def _without_effect(settings: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+    """The settings that change no operator beside the others, with the value that stands for all.
+
+    That is the default: a key leaves it out.
+    """
+    precision, dropout = settings.get("precision"), settings.get("lora_dropout")
+    idle: list[str] = []
+    if precision not in QUANTIZED:
+        idle += ["compute_dtype", "kbit_preparation"]
+    if precision != "nf4":
+        idle.append("double_quant")
+    if settings.get("gradient_checkpointing") is False:
+        idle.append("use_reentrant")
+    found = {name: CAUSAL_LM.terms[name].default for name in idle if name in settings}
+    return {**found, "lora_dropout": SOME_DROPOUT} if dropout else found
 
 
 def kernels_like(compute_capability: tuple[int, int]) -> tuple[int, int]:

@@ -198,18 +198,19 @@ const calculator = (page, numbers) => {
     tensors.forEach((bytes, tensor) => (moved[tensorOf[tensor]] += bytes));
     const [kinds, dtypes, attention, hasShape] = ["kinds", "dtypes", "attention", "has_shape"].map((name) =>
       array(structure[name]));
-    // Seconds of each operator: as predicted, with slow arithmetic, on good and bad boards, and
+    // Seconds of each operator: as predicted, with quick and slow arithmetic, on good and bad boards, and
     // where the L2 cache keeps much and nothing.
     const seconds = Array.from(flops, (work, row) => {
-      let [rate, limit, slowest] = gpu.rates[dtypes[row]];
-      if (attention[row] >= 0) [rate, slowest] = gpu.attention[attention[row]];
+      let [rate, limit, quickest, slowest] = gpu.rates[dtypes[row]];
+      if (attention[row] >= 0) [rate, quickest, slowest] = gpu.attention[attention[row]];
       else if (hasShape[row]) rate *= tileUse(...shapes.subarray(4 * row, 4 * row + 4), gpu.multiprocessors);
       const limited = limit === null ? 0 : work / limit;
       const streamed = moved[row] / (gpu.bandwidth * page.bandwidth_shares[kinds[row]]);
       const fits = gpu.l2 && kinds[row] === page.cached ? Math.max(0, 1 - moved[row] / gpu.l2) : 0;
       const [traffic, least, most] = [c.l2_kept, ...c.l2_kept_ends].map((kept) => streamed * (1 - kept * fits));
       return [
-        longest(work / rate, limited, traffic), longest((work / rate) * slowest, limited, traffic),
+        longest(work / rate, limited, traffic),
+        longest((work / rate) * quickest, limited, traffic), longest((work / rate) * slowest, limited, traffic),
         longest(work / rate, limited / c.boards_differ, traffic), longest(work / rate, limited * c.boards_differ, traffic),
         longest(work / rate, limited, least), longest(work / rate, limited, most),
       ];
@@ -218,7 +219,7 @@ const calculator = (page, numbers) => {
     const unknown = [[0, 0], [0, 0], [0, 0], [0, 0]];
     let step_s = 0;
     segments.forEach(([, micro], segment) => {
-      const device = [0, 0, 0, 0, 0, 0];
+      const device = [0, 0, 0, 0, 0, 0, 0];
       let launches = 0;
       for (let row = 0; row < W; row++) {
         const times = executions[2 * segment * W + row] + executions[(2 * segment + 1) * W + row];
@@ -226,9 +227,9 @@ const calculator = (page, numbers) => {
         if (times) seconds[row].forEach((one, way) => (device[way] += times * one));
       }
       const host = launches * c.launch_s, repeats = micro ? accumulation - 1 : 1;
-      const [base, slow, ...others] = device.map((one) => Math.max(one, host));
+      const [base, ...others] = device.map((one) => Math.max(one, host));
       step_s += repeats * base;
-      [...c.hosts.map((factor) => Math.max(device[0], host * factor)), base, slow, ...others].forEach((one, place) =>
+      [...c.hosts.map((factor) => Math.max(device[0], host * factor)), ...others].forEach((one, place) =>
         (unknown[place >> 1][place & 1] += repeats * (one - base)));
     });
     const [kind, dtype] = page.update, [rate, limit] = gpu.rates[dtype], kernels = step[3];
@@ -254,6 +255,16 @@ const calculator = (page, numbers) => {
     return [...[0, 1, 2].map((number) => between(low[number], high[number])), kernels];
   };
 
+  // As `MemoryErrors.ends` of a compiled timeline.
+  const deviceEnds = (used, gpu) => {
+    const off = c.device, device = used.device_bytes, gap = used.reserved_bytes - used.allocated_bytes;
+    const uncertain = Math.max(gap, Math.round(off.least_gap * used.reserved_bytes));
+    const rest = Math.hypot(off.allocated * used.allocated_bytes, off.share * device, off.context * (device - used.reserved_bytes));
+    const high = device + Math.hypot(rest, off.gap_above * uncertain), usual = Math.hypot(rest, off.gap_below * uncertain);
+    const low = device - (high > gpu.limit_bytes ? Math.max(usual, gap + rest) : usual);
+    return [low, high].map(Math.round);
+  };
+
   // The answer for a choice of fields; `refused` says why there is none.
   return (choice) => {
     const model = page.models.find((one) => one.name === choice.model);
@@ -273,7 +284,7 @@ const calculator = (page, numbers) => {
     const accumulation = Math.ceil(c.effective_batch / batch), point = [batch, length, rank];
     const used = memory(structure, point, gpu, step, accumulation > 1);
     const spent = time(structure, point, gpu, step, accumulation), samples = batch * accumulation;
-    const [low, high] = c.device.map((factor) => Math.round(used.device_bytes * factor));
+    const [low, high] = deviceEnds(used, gpu);
     const fits = used.device_bytes <= gpu.usable_bytes;
     const spent_s = (spent.step_s * c.samples) / samples;
     return {

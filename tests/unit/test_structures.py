@@ -1,0 +1,62 @@
+"""Configurations that differ in a setting without effect on the operators have one structure."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner.core.records import Configuration
+from tuner.predict.compiler.structure import Structure
+
+PLAIN = Configuration(
+    {
+        "micro_batch": 4,
+        "max_length": 512,
+        "lora_rank": 8,
+        "lora_dropout": 0.05,
+        "attention": "sdpa",
+        "precision": "bf16",
+        "compute_dtype": "auto",
+        "double_quant": True,
+        "kbit_preparation": "peft",
+        "gradient_checkpointing": True,
+        "use_reentrant": False,
+    }
+)
+
+
+def structure(**settings: object) -> Structure:
+    return Structure.of(PLAIN.replace(**settings), window=None, compute_capability=(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "beside"),
+    [
+        ("compute_dtype", "fp32", {}),
+        ("double_quant", False, {"precision": "int8"}),
+        ("kbit_preparation", "none", {}),
+        ("use_reentrant", True, {"gradient_checkpointing": False}),
+        ("lora_dropout", 0.1, {}),
+    ],
+)
+def test_a_setting_without_effect_beside_the_others_makes_no_structure(
+    knob: str, value: object, beside: dict[str, object]
+) -> None:
+    plain, changed = structure(**beside), structure(**beside, **{knob: value})
+    assert plain == changed
+    assert plain.key == changed.key
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "beside"),
+    [
+        ("compute_dtype", "fp32", {"precision": "int8"}),
+        ("double_quant", False, {"precision": "nf4"}),
+        ("kbit_preparation", "none", {"precision": "nf4"}),
+        ("use_reentrant", True, {}),
+        ("lora_dropout", 0.0, {}),
+    ],
+)
+def test_the_same_setting_with_an_effect_does(
+    knob: str, value: object, beside: dict[str, object]
+) -> None:
+    assert structure(**beside) != structure(**beside, **{knob: value})
