@@ -262,8 +262,9 @@ def test_links_lead_somewhere(page: str):
 
 
 def test_the_code_names_pages_that_there_are():
-    # Another project's page is "torchtitan's docs/fsdp.md", or "docs/gpu_test.md there".
-    named = re.compile(r"(?<![\w/.])(?<!'s )docs/[\w/-]+\.(?:md|html|svg)\b(?! there)")
+    # Another project's page is "torchtitan's docs/fsdp.md", "docs/gpu_test.md there", or has a
+    # commit before it.
+    named = re.compile(r"(?<![\w/.:])(?<!'s )docs/[\w/-]+\.(?:md|html|svg)\b(?! there)")
     places = [*ROOT.glob("*.yaml"), *(ROOT / "search_spaces").glob("*.yaml")]
     for folder in ("tuner", "benchmarks", "tests", "examples"):
         places += [p for p in (ROOT / folder).rglob("*.*") if p.suffix in (".py", ".c", ".h")]

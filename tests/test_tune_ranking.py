@@ -81,6 +81,26 @@ class TestTies:
         assert again == [FASTEST, FITTING[0]] * (MOST_RUNS - 1)
 
 
+def test_repeats_that_differ_by_more_than_their_intervals_are_said():
+    first = trial(FASTEST, width=0.01, name="a")
+
+    def again(factor: float) -> Ranking:
+        measurement = first.outcome.measurement
+        rate = factor * measurement.speed.samples_per_s
+        measurement = dataclasses.replace(
+            measurement,
+            speed=dataclasses.replace(measurement.speed, samples_per_s=rate),
+            samples_per_s_interval=(rate * 0.99, rate * 1.01),
+        )
+        outcome = dataclasses.replace(first.outcome, measurement=measurement)
+        return Ranking([first, dataclasses.replace(first, outcome=outcome, trial_id="b")])
+
+    assert again(1.01).unsteady() is None
+    assert (
+        "not steady: trials of one configuration differed by up to 25 %" in again(1.25).unsteady()
+    )
+
+
 class TestVerification:
     def test_the_fastest_that_fits_is_verified_once(self):
         records = [trial(c) for c in NF4]

@@ -9,7 +9,7 @@ import torch
 from estimate_samples import configuration, tiny_config
 
 from tuner.core.errors import InputError
-from tuner.core.records import MemoryCategory
+from tuner.core.records import MemoryCategory, Phase
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload, tokens_per_sample
@@ -240,6 +240,22 @@ def test_an_update_in_the_backward_pass_sums_and_clips_nothing(changes, said):
     with pytest.raises(InputError) as caught:
         trace(get_workload("causal_lm"), tiny_config("llama"), values, compute_capability=(8, 0))
     assert said in f"{caught.value} {caught.value.hint}"
+
+
+def test_checkpoints_on_the_host_leave_the_last_ones_on_the_gpu():
+    kept = {}
+    for on_host in (False, True):
+        values = configuration(
+            lora_rank=8, gradient_checkpointing=True, activation_offloading=on_host, max_length=64
+        )
+        config = tiny_config("llama", num_hidden_layers=12)
+        traced = trace(get_workload("causal_lm"), config, values, compute_capability=(8, 0))
+        end = next(m.event for m in traced.timeline.marks if m.phase is Phase.BACKWARD)
+        shape = (values["micro_batch"], 64, config.hidden_size)
+        alive = [b for b in traced.timeline.blocks if b.born_event < end < b.died_event]
+        kept[on_host] = sum(b.shape == shape for b in alive)
+    assert kept[False] >= 12
+    assert 0 < kept[True] <= 7  # five whose copies may be under way, and the head's
 
 
 def test_unknown_optimizers_are_refused():

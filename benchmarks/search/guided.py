@@ -59,5 +59,4 @@ def pool_of(table: Table) -> Pool:
         oom_s=load_s,
         limit_bytes=table.limit_bytes,
         margin_bytes=table.margin_bytes,
-        work_shares=table.kinds,
     )

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from tuner.app import in_stack
 from tuner.app.cli.main import run
-from tuner.app.in_stack import wanted_releases
+from tuner.app.in_stack import run_in_stack, wanted_releases
 from tuner.app.other_stack import stack_doubts, stack_notes
 from tuner.core.errors import InputError, Note, UnavailableError
 from tuner.core.records import Doubt
@@ -207,7 +207,7 @@ def test_releases_that_cannot_be_traced_are_refused_or_replaced(tmp_path: Path) 
     with pytest.raises(UnavailableError, match=r"4\.45 is the oldest"):
         wanted_releases(file)
     file.write_text("transformers==4.45.2\nbitsandbytes==0.43.3\n")
-    with pytest.warns(Note, match="bitsandbytes 0.43.3 cannot be traced"):
+    with pytest.warns(Note, match="bitsandbytes==0.43.3 cannot be traced"):
         assert wanted_releases(file)["bitsandbytes"] == "~=0.48.0"
 
 
@@ -247,6 +247,12 @@ def test_an_environment_that_cannot_be_built_leaves_nothing(
     with pytest.raises(UnavailableError, match="cannot be built"):
         in_stack.environment_of({"torch": "==99.0"})
     assert not list((tmp_path / "stacks").iterdir())
+
+
+def test_releases_that_are_installed_need_no_other_process(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("transformers>=4.40\ntorch>=2.4\n")
+    assert run_in_stack(file, []) is None
 
 
 @pytest.mark.slow  # installs from the package index: a minute

@@ -185,6 +185,8 @@ def test_a_recipe_takes_the_longest_example_of_its_data_set(tmp_path):
     assert chosen(plan, "max_length", "optimizer") == (1304, "paged_adamw_32bit")
     assert chosen(plan, "optimizer_in_backward", "max_grad_norm") == (True, 0)
     assert "max_length=1304: the longest example of alpaca_cleaned_dataset" in plan.assumed
+    more = "enable_activation_checkpointing: True\nenable_activation_offloading: True\n"
+    assert chosen(planned(tmp_path, RECIPE + more, *single), "activation_offloading") == (True,)
     assert not plan.at_most
     # A packed row is as long as it is told to be.
     assert "--set max_length" in refusals(tmp_path, RECIPE.replace("packed: False", "packed: True"))

@@ -27,7 +27,7 @@ from packaging.version import Version
 from tuner.core.environment import STACK_VARIABLE
 from tuner.core.errors import InputError, Note, UnavailableError
 from tuner.core.files import user_cache
-from tuner.predict.releases import STACK, lowest, other_releases, predicted_stack
+from tuner.predict.releases import STACK, is_before, other_releases, predicted_stack
 from tuner.program.pins import pins_of
 
 CHILD = "tuner.app.cli.in_stack_child"
@@ -43,8 +43,8 @@ bounds). An older pin of these two is replaced, and the answer says so: they cha
 what the other libraries allocate.
 """
 
-REPLACED = ("torch", "bitsandbytes")
-"""Libraries whose older pins are replaced."""
+REPLACED = {"torch": "", "bitsandbytes": f"~={OLDEST['bitsandbytes']}.0"}
+"""Specifiers that stand for older pins; for PyTorch it is the installed release."""
 
 _OWN = (
     "click", "jinja2", "msgspec", "numpy", "nvidia-ml-py", "packaging", "platformdirs", "psutil",
@@ -70,27 +70,29 @@ def wanted_releases(stack: Path) -> dict[str, str]:
             hint="name the file that pins them, or the environment in which they are installed",
         )
     for library, oldest in OLDEST.items():
-        release = lowest(pinned.get(library, ""))
-        if release is None or release >= Version(oldest):
+        if not is_before(pinned.get(library, ""), Version(oldest)):
             continue
+        text = f"{library}{pinned[library]} cannot be traced"
         if library not in REPLACED:
             raise UnavailableError(
-                f"{library} {release} cannot be traced: {oldest} is the oldest release that can be",
+                f"{text}: {oldest} is the oldest release that can be",
                 hint="predict without --stack, or with a newer release",
             )
-        pinned[library] = f"~={oldest}.0"
-        text = f"{library} {release} cannot be traced; a newer release stands for it"
-        warnings.warn(Note(f"--stack: {text}"), stacklevel=2)
+        pinned[library] = REPLACED[library]
+        warnings.warn(Note(f"--stack: {text}, and a newer release stands for it"), stacklevel=2)
     return pinned
 
 
-def run_in_stack(stack: Path, arguments: Sequence[str]) -> int:
+def run_in_stack(stack: Path, arguments: Sequence[str]) -> int | None:
     """Run the command line `arguments` of tuner in an environment with the releases of `stack`.
 
-    Returns its exit code. Raises `InputError` for a file without pins, and `UnavailableError`
-    where the environment cannot be built.
+    Returns its exit code, and None if this process has these releases. Raises `InputError` for a
+    file without pins, and `UnavailableError` where the environment cannot be built.
     """
     wanted = wanted_releases(stack)
+    installed = predicted_stack()
+    if wanted.keys() <= installed.keys() and not list(other_releases(wanted, installed)):
+        return None
     python = environment_of(wanted)
     with tempfile.TemporaryDirectory(prefix="tuner-stack-") as folder:
         # Only tuner's own folder: whatever is installed beside it must not be found.
@@ -129,22 +131,17 @@ def environment_of(wanted: Mapping[str, str]) -> Path:
             "there is no cache folder to build an environment in", hint="set HOME"
         )
     linked = _linked(wanted)
-    name = json.dumps([_FORMAT, sys.version, sorted(wanted.items()), sorted(linked)])
+    name = json.dumps([_FORMAT, sys.version, sorted(wanted.items()), sorted(linked.items())])
     folder = cache / "stacks" / hashlib.sha256(name.encode()).hexdigest()[:16]
-    if not (folder / _WHOLE).is_file():
-        shutil.rmtree(folder, ignore_errors=True)  # one whose building was killed
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _build(folder, wanted, linked)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        (folder / _WHOLE).touch()
+    if folder.is_dir():
+        return _python(folder)
+    warnings.warn(Note("--stack: installing these releases, once"), stacklevel=2)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="draft-", dir=folder.parent) as draft:
+        _build(Path(draft, "env"), wanted, linked)
+        with contextlib.suppress(OSError):  # another process was faster
+            Path(draft, "env").rename(folder)
     return _python(folder)
-
-
-_WHOLE = "whole"
-"""The file that an environment has once it is complete."""
 
 
 def _python(folder: Path) -> Path:
@@ -155,11 +152,9 @@ def _linked(wanted: Mapping[str, str]) -> dict[str, str]:
     """The installed packages to link, with their versions: tuner's own, and torch where it may."""
     names = [*_OWN]
     with contextlib.suppress(metadata.PackageNotFoundError):
-        mine = metadata.version("torch")
-        if not list(other_releases({"torch": wanted.get("torch", "")}, {"torch": mine})):
+        installed = {"torch": metadata.version("torch")}
+        if not list(other_releases({"torch": wanted.get("torch", "")}, installed)):
             names.append("torch")
-        elif lowest(wanted["torch"]) == Version(f"{OLDEST['torch']}.0"):
-            names.append("torch")  # in place of a release that is too old
     found: dict[str, str] = {}
     waiting = [canonicalize_name(name) for name in names]
     while waiting:
@@ -186,16 +181,12 @@ def _build(folder: Path, wanted: Mapping[str, str], linked: Mapping[str, str]) -
     packages = next((folder / "lib").glob("python*/site-packages"), folder / "Lib/site-packages")
     for name in linked:
         _link(name, packages)
-    specifiers = {name: wanted.get(name, "") for name in _TRACED}
-    if "torch" in linked:
-        specifiers["torch"] = f"=={linked['torch']}"
-    elif "torch" in wanted:
-        specifiers["torch"] = wanted["torch"]
-    lines = [f"{name}{specifier}" for name, specifier in specifiers.items()]
+    torch = f"=={linked['torch']}" if "torch" in linked else wanted.get("torch", "")
+    lines = [f"{name}{wanted.get(name, '')}" for name in _TRACED]
     pip = [uv, "pip", "install", "-q", "--python", str(python)] if uv else [
         str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"
     ]  # fmt: skip
-    _run([*pip, *lines])
+    _run([*pip, *lines, f"torch{torch}"])
     if "trl" in wanted:  # read for its release: what it needs beside the others is not traced
         _run([*pip, "--no-deps", f"trl{wanted['trl']}"])
 

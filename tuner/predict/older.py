@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import sys
 import types
+from array import array
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -32,7 +33,8 @@ def use_todays_names() -> None:
     config: Any = getattr(configuration_utils, "PreTrainedConfig", None)
     if config is None:  # until 4.56
         config = configuration_utils.PretrainedConfig
-        transformers.PreTrainedConfig = config
+        # There: transformers 4.48 to 4.52 may import itself again, its modules not.
+        configuration_utils.PreTrainedConfig = config
     _lend(config, "sub_configs", {})  # until 4.46
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
     for name in ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "AutoModelForImageTextToText"):
@@ -116,14 +118,16 @@ def _make_adapters_on_meta() -> None:
 
 
 def _choose_experts_evenly() -> None:
-    """Let `torch.where` find the tokens of an expert on meta, as many for each.
+    """Let `torch.where` find the tokens of an expert on meta, as many for each, and all experts.
 
     The blocks of experts before transformers 5 look for the ones of an expert in a table that has
-    one for each choice of a token: there are as many ones as choices of a single expert.
+    one for each choice of a token: there are as many ones as choices of a single expert. Since 4.52
+    they go through the experts that any token chose.
     """
     import torch
 
-    where = torch.where
+    replaced: Any = torch
+    where, nonzero = replaced.where, replaced.Tensor.nonzero
 
     def find(*arguments: Any, **options: Any) -> Any:
         if len(arguments) > 1 or options or not arguments[0].is_meta or arguments[0]._base is None:
@@ -134,4 +138,10 @@ def _choose_experts_evenly() -> None:
             torch.empty(ones, dtype=torch.long, device="meta") for _ in range(chosen.dim())
         )
 
-    torch.where = find
+    def chosen_experts(tensor: Any, *, as_tuple: bool = False) -> Any:
+        if not tensor.is_meta or tensor.dim() != 1 or tensor.dtype is not torch.bool:
+            return nonzero(tensor, as_tuple=as_tuple)
+        numbers = array("q", range(len(tensor)))
+        return (numbers,) if as_tuple else numbers
+
+    replaced.where, replaced.Tensor.nonzero = find, chosen_experts

@@ -18,7 +18,7 @@ import numpy as np
 from tuner.core.errors import INSTALL_ALL, InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, Phase, Prediction
-from tuner.core.setup.causal_lm import IN_BACKWARD
+from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.compiled import CompiledPasses, Replays
@@ -440,8 +440,8 @@ def _is_traced_in_full(configuration: Configuration) -> bool:
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     needs_shapes = optimizer is not None and optimizer.needs_shapes
     has_images = bool(configuration.get("images", 0))
-    in_backward = bool(configuration.get(IN_BACKWARD))
-    return is_shared or needs_shapes or has_images or in_backward
+    in_full = bool(configuration.get(IN_BACKWARD) or configuration.get(OFFLOAD_ACTIVATIONS))
+    return is_shared or needs_shapes or has_images or in_full
 
 
 def _check_traced_in_full(count: int) -> None:

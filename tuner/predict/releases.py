@@ -199,11 +199,3 @@ def is_before(pinned: str, release: Version) -> bool | None:
         if one.operator in (">", ">=") and version >= release:
             return False
     return None
-
-
-def lowest(specifiers: str) -> Version | None:
-    """The release that specifiers name, or the one from which on they allow; None without."""
-    for one in SpecifierSet(specifiers):
-        if one.operator in ("==", "===", "~=", ">=", ">"):
-            return Version(one.version.removesuffix(".*"))
-    return None

@@ -104,6 +104,21 @@ class Ranking:
         """The records of one configuration, in the order in which they were added."""
         return self._runs.get(configuration, ())
 
+    def unsteady(self) -> str | None:
+        """A note if repeats of a configuration differ by more than their intervals; else None."""
+        largest = 0.0
+        for runs in self._runs.values():
+            ran = [r for r in runs if r.fits and not r.verification and _interval(r) is not None]
+            if len(ran) > 1 and max(_ends(r)[0] for r in ran) > min(_ends(r)[1] for r in ran):
+                rates = [rate_of(record) for record in ran]
+                largest = max(largest, max(rates) / min(rates) - 1)
+        if not largest:
+            return None
+        return (
+            "the machine was not steady: trials of one configuration differed by up to "
+            f"{100 * largest:.0f} %, more than their intervals"
+        )
+
     @property
     def fitting(self) -> list[TrialRecord]:
         """One record of each configuration that fitted in a measured or emulated trial."""

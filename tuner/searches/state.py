@@ -120,7 +120,11 @@ class SearchState:
             pruned=self._adapter.pruned,
             stale=self.stale,
             failure=self.failure,
-            warnings=tuple(dict.fromkeys((*self._warnings, *self._adapter.notes))),
+            warnings=tuple(
+                dict.fromkeys(
+                    filter(None, (*self._warnings, *self._adapter.notes, self._ranking.unsteady()))
+                )
+            ),
         )
 
     def reuse(self) -> None:

@@ -355,7 +355,9 @@ def _in_stack(ctx: click.Context, _: click.Parameter, stack: Path | None) -> Non
     words = [*ctx.find_root().obj]
     place = next(n for n, word in enumerate(words) if word.partition("=")[0] == "--stack")
     del words[place : place + (1 if "=" in words[place] else 2)]
-    ctx.exit(run_in_stack(stack, words))
+    code = run_in_stack(stack, words)
+    if code is not None:
+        ctx.exit(code)
 
 
 stack_option = click.option(

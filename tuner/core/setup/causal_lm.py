@@ -223,6 +223,9 @@ class Loss(Group):
     )
 
 
+OFFLOAD_ACTIVATIONS = "activation_offloading"
+
+
 @dataclass(frozen=True, slots=True)
 class Recompute(Group):
     """Gradient checkpointing."""
@@ -237,6 +240,13 @@ class Recompute(Group):
         "with gradient_checkpointing: PyTorch's older way (use_reentrant=True), which "
         "keeps less of a layer at once; what checkpoints have that are enabled without "
         "keyword arguments",
+        default=False,
+        optional=True,
+    )
+    on_host: bool = knob(
+        OFFLOAD_ACTIVATIONS,
+        "predictions only: with gradient_checkpointing, keep the checkpoints on the host until the "
+        "backward pass (torchtune's enable_activation_offloading)",
         default=False,
         optional=True,
     )

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from tuner.core.records import Configuration
+from tuner.core.setup.causal_lm import OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import gpus_per_trial
 from tuner.predict.compiler.alignment import Different
 from tuner.predict.compiler.compile import layer_types, with_layers
@@ -55,6 +56,8 @@ def trace_deep(
     found = None
     alone = gpus_per_trial(configuration) == 1
     is_text = not (configuration.get("images", 0) or configuration.get("num_labels", 0))
+    # The last checkpoints of a forward pass stay on the GPU: all those of a few layers.
+    alone = alone and not configuration.get(OFFLOAD_ACTIVATIONS)
     if alone and workload.name == "causal_lm" and is_text:
         found = _deepened(model_config, traced)
     return found if found is not None else traced(model_config)

@@ -23,6 +23,7 @@ from tuner.predict.training.causal_lm_model import build_model, build_skeleton
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.encoders import require_positions
 from tuner.predict.training.images import Images, images_of
+from tuner.predict.training.offloading import OffloadedShapes
 from tuner.predict.training.parallel import Ranks, distribute
 from tuner.predict.training.quantized import logical_numel
 from tuner.predict.training.session import ModelSession, embedding_weights
@@ -53,6 +54,9 @@ class CausalLMSession(ModelSession):
         self._ranks.take(self.optimizer)
         self._images = images
         self._reference = reference
+        self._offloading: AbstractContextManager[Any] = contextlib.nullcontext()
+        if settings.recompute.on_host:
+            self._offloading = OffloadedShapes(model)
         self._outputs: Any = None
         self._flops: StepFlops | None = None
 
@@ -194,7 +198,7 @@ class CausalLMSession(ModelSession):
     def _forward(self, batch: dict[str, torch.Tensor], model: Any = None) -> Any:
         dtype = self._settings.autocast_dtype
         precision = self._environment.autocast(dtype) if dtype else contextlib.nullcontext()
-        with precision:
+        with precision, self._offloading if model is None else contextlib.nullcontext():
             return (model or self._ranks.called)(**batch, use_cache=False)
 
     def _refer(self, batch: dict[str, torch.Tensor]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tuner.core.errors import InputError, Problem
 from tuner.core.records import KnobValue
-from tuner.core.setup.causal_lm import IN_BACKWARD, Setup
+from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS, Setup
 from tuner.core.setup.common import Loader
 from tuner.predict.training.encoders import torch_dtype
 from tuner.predict.training.sharding import Sharding, ZeroSettings
@@ -48,6 +48,11 @@ class TrainingSetup(Setup):
             yield (
                 f"{', '.join(both)} cannot be in lora_targets and in modules_to_save",
                 "a module has an adapter or is trained whole",
+            )
+        if self.recompute.on_host and (self.recompute.reentrant or not self.recompute.enabled):
+            yield (
+                f"{OFFLOAD_ACTIVATIONS} is of checkpoints that are not reentrant",
+                "set gradient_checkpointing to true and use_reentrant to false",
             )
         if self.update.in_backward:
             yield from self._against_backward()
@@ -153,6 +158,8 @@ class TrainingSetup(Setup):
             yield "prefetch_factor", f"{loader.prefetch_factor} has no effect with num_workers 0"
         if self.process.offload:
             yield from self._against_offload()
+        if self.recompute.on_host:
+            yield OFFLOAD_ACTIVATIONS, "true is predicted, and tuner's own loop offloads nothing"
         if self.examples.packed:
             yield (
                 "padding",

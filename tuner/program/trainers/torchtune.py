@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
-from tuner.core.setup.causal_lm import IN_BACKWARD
+from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
@@ -83,7 +83,6 @@ _SAME = {
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 _SAVES = {
-    "enable_activation_offloading": "offloading of activations",
     "fsdp_cpu_offload": "offload of weights",
 }
 
@@ -123,7 +122,7 @@ def _plan(training: ProgramTraining) -> Planned:
         "grad_accum": number(file, "gradient_accumulation_steps", 1),
         "gradient_checkpointing": bool(file.take("enable_activation_checkpointing", False)),
         "use_reentrant": False,
-        "optimizer": _optimizer(file),
+        "optimizer": _optimizer(file, has_adapters=has_adapters),
         "max_grad_norm": number(file, "clip_grad_norm", 0),
         "precision": dtype,
         "mixed_precision": "no",
@@ -133,6 +132,8 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    if file.take("enable_activation_offloading") is True:
+        knobs[OFFLOAD_ACTIVATIONS] = True
     if file.take("optimizer_in_bwd") is True:
         knobs[IN_BACKWARD] = True  # which the recipes refuse with accumulation and clipping
     # Each layer and the loss, or the parts that are named (`compile.model`).
@@ -187,9 +188,12 @@ def _read_adapters(file: Arguments, dtype: str) -> dict[str, Any]:
     }
 
 
-def _optimizer(file: Arguments) -> str:
+def _optimizer(file: Arguments, *, has_adapters: bool) -> str:
     """The optimizer of this class whose own settings the file repeats best."""
     path = str(file.take("optimizer._component_"))
+    if path == "torch.optim.Muon" and not has_adapters:
+        text = "is Muon, which takes matrices only: the recipe, which has no other, stops"
+        file.refuse("optimizer._component_", text)
     path = _SAME.get(path, path)
     found = {
         name: one.recipe
@@ -199,7 +203,8 @@ def _optimizer(file: Arguments) -> str:
     }
     if not found:
         known = ", ".join(dict.fromkeys(o.path.replace(":", ".") for o in OPTIMIZERS.values()))
-        file.refuse("optimizer._component_", f"is {path}; predicted: {known}")
+        text = f"is {path}, which is not predicted (known: {known}): {EMULATE}"
+        file.refuse("optimizer._component_", text)
     return max(found, key=lambda name: len(found[name]), default="adamw_torch")
 
 
@@ -253,6 +258,8 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
             "clip_grad_norm": norm or None,
             "dtype": dtype,
             "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),
+            "enable_activation_offloading": chosen.get(OFFLOAD_ACTIVATIONS),
+            "optimizer_in_bwd": chosen.get(IN_BACKWARD),
         }
     )
 

@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from tuner.searches.candidates import Parameter
 from tuner.searches.guided.goals import LogNormal, staircase
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.regression import (
-    DEGREES,
-    Belief,
-    Floats,
-    ResidualModel,
-    features,
-)
+from tuner.searches.guided.regression import DEGREES, Belief, Floats, ResidualModel, features
 
 TRUSTED_TRIALS, LARGEST_SURPRISE = 4.0, 4.0
 """The regression's own error estimate weighs as much as the first number of trials. A single trial
@@ -70,7 +64,7 @@ class Experience:
         moving = pool.moving_share
         speed_prior, memory_prior = pool.speed_prior, pool.memory_prior
         self._speed_model = ResidualModel(
-            features(columns, coordinates, pool.work_shares, speed_prior), speed_prior
+            features(columns, coordinates, {}, speed_prior), speed_prior
         )
         self._memory_model = ResidualModel(
             features(columns, coordinates, {"moving": moving}, memory_prior),
@@ -322,7 +316,7 @@ HIGHEST_RISK = 0.30
 MOVES = 0.02
 """The share of throughput that a probe must be able to gain."""
 
-LEAST_SHARE, MISJUDGED = 0.4, 0.25
+LEAST_SHARE, MISJUDGED = 0.4, 0.5
 """The first number is the smallest plausible ratio of true to predicted moving memory. The second
 is the chance that a value just beyond the limit is misjudged; it falls with the square of the ratio
 that the value would need to fit."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,7 @@ class Pool:
     """All candidates with their predictions: arrays with one entry per candidate.
 
     `trial_s` and `oom_s` are the GPU
-    seconds of a trial that ends well and of one that runs out of memory. `work_shares` are the
-    shares of kinds of work in the step time, where they are known.
+    seconds of a trial that ends well and of one that runs out of memory.
     """
 
     candidates: Candidates
@@ -56,7 +55,6 @@ class Pool:
     oom_s: Floats
     limit_bytes: float
     margin_bytes: float
-    work_shares: Mapping[str, Floats] = field(default_factory=dict)
     has_profile: bool = False
     """True if the GPU's rates were measured, which makes step times more certain."""
     is_blind: bool = False
@@ -127,7 +125,6 @@ class Pool:
         )
         # A training in stages is tried in each distinct stage.
         runs = np.array([max(1, len(set(p.stages.values()))) for p in raw])
-        kinds = sorted({kind for p in raw for kind in p.speed.breakdown_s})
         return cls(
             candidates=candidates,
             samples_per_s=np.array([p.speed.samples_per_s for p in raw]),
@@ -137,10 +134,6 @@ class Pool:
             oom_s=load_s,
             limit_bytes=float(raw[0].budget.limit_bytes),
             margin_bytes=float(raw[0].budget.margin_bytes),
-            work_shares={
-                kind: np.array([p.speed.breakdown_s.get(kind, 0.0) for p in raw]) / step_s
-                for kind in kinds
-            },
             has_profile=uses_profile(raw[0].method),
         )
 

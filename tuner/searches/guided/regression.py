@@ -5,11 +5,11 @@ The model, for one quantity (throughput or memory) of one space on one GPU:
     log(measured / predicted) = sum over features of weight * feature + noise
 
 The features are sources of prediction error: one factor shared by all configurations, effects of
-knob levels, trends over ordered knobs, pairs of these, and the shares of kinds of work or of moving
-memory in the prediction. Each is scaled by its expected size before any measurement, so that one
-prior serves all weights. With few trials the prediction dominates, with many the trials do. The
-general error of the prediction is estimated from the evidence (Tipping 2001 and MacKay 1992, as
-implemented by scikit-learn's `BayesianRidge`).
+knob levels, trends over ordered knobs, pairs of these, and the share of moving memory. Each is
+scaled by its expected size before any measurement, so that one prior serves all weights. With few
+trials the prediction dominates, with many the trials do. The general error of the prediction is
+estimated from the evidence (Tipping 2001 and MacKay 1992, as implemented by scikit-learn's
+`BayesianRidge`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Column = Sequence[object]
 LEVEL, TREND, BEND, STEP, PAIR, SHARE = 0.6, 0.6, 0.3, 0.15, 0.3, 2.0
 """Relative scales of the kinds of feature; their common scale is `Prior.spread`.
 
-The time of a misjudged kind of work is off by a factor, not by a tenth, hence 2 for its share.
+The moving memory may be off by a factor, not by a tenth, hence 2 for its share.
 """
 
 PRIOR_TRIALS = 2.0

@@ -31,27 +31,14 @@ from tuner.searches.strategies import OUTCOME_CONSTRAINT, Strategy, score
 OOM_SHARE = 0.02
 """Share of trials that may run out of memory, in expectation."""
 
-BLIND_OOM_SHARE, BLIND_RISK = 0.04, 0.5
-"""Without predictions: `OOM_SHARE`, and the highest risk of the least risky candidate."""
+BLIND_RISK = 0.5
+"""Without predictions: the highest risk of the least risky candidate."""
 
 ADVANCE_TRIALS = 40
 """The risk of this many trials may be spent early, on candidates that would move the front."""
 
 KNOWN_TO_PROBE = 3
 """Risky probes start after this many trials that fitted."""
-
-TIMES_BETTER = 2.0
-"""A risky probe must promise this many times the gain of the best safe candidate."""
-
-LOWEST_RISK = 0.002
-"""The allowed probability of running out of memory is always between this and `HIGHEST_RISK`,
-whatever `OOM_SHARE` leaves for it."""
-
-MOST_IN_A_ROW = 8
-"""Highest exponent of the probability of running, which grows with the failures in a row."""
-
-PROBE_AFTER = 8
-"""After this many trials, a level predicted not to fit is probed before other candidates."""
 
 LEAST_REPEAT_GAIN = 0.002
 """A trial is repeated if the recommendation is expected to gain at least this share by it."""
@@ -83,7 +70,7 @@ class Guided:
         self.pool = pool
         self.repeats = repeats
         self._goals = tuple(goals)
-        self._oom_share = oom_share or (BLIND_OOM_SHARE if pool.is_blind else OOM_SHARE)
+        self._oom_share = OOM_SHARE if oom_share is None else oom_share
         self.experience = Experience(pool)
         self.failures = Failures(pool.candidates.columns)
         self._values = unordered_values(pool)
@@ -164,22 +151,21 @@ class Guided:
             risky[:] = False
         # A trial that runs clears values of blame, which is worth more after more failures.
         runs = self.failures.probability()[places]
-        worth = gain * runs ** min(self.failures.in_a_row, MOST_IN_A_ROW)
-        worth[risky] *= np.where(gain[risky] < MOVES, -1.0, 1 / TIMES_BETTER)
+        worth = gain * runs**self.failures.in_a_row
+        worth[risky & (gain < MOVES)] = -1.0
         return int(places[np.argmax(worth)])
 
     def _probe(self, others: NDArray[np.intp] | None = None) -> int | None:
         """The probe of a level that may be misjudged as a whole, if a probe is due.
 
-        It waits while one of the `others` has a larger expected gain, but only for the first
-        `PROBE_AFTER` trials.
+        It waits while one of the `others` has a larger expected gain.
         """
         if not self._may_probe():
             return None
         probe = best_probe(self.experience, self._values, self._open(), self.front().fastest)
         if probe is None:
             return None
-        if others is not None and self._ended.sum() < PROBE_AFTER:
+        if others is not None:
             volume, first = self._gains(others)
             if probe.worth < (volume + first).max():
                 return None
@@ -222,11 +208,13 @@ class Guided:
     def allowed_risk(self) -> float:
         """The probability of running out of memory that the next proposal may have.
 
-        Most proposals have almost no risk, which saves some for the few close to the limit.
+        It is at least the share that may run out: with less, trials that ran out by bad luck
+        would end the search. Most proposals have almost no risk, which saves some for the few
+        close to the limit.
         """
         trials = int(self._ended.sum()) + len(self._pending) + 1
         left = self._oom_share * trials - self._spent()
-        return min(max(left, LOWEST_RISK), HIGHEST_RISK)
+        return min(max(left, self._oom_share), HIGHEST_RISK)
 
     def _advance(self) -> float:
         """The probability of running out of memory allowed to proposals that move the front."""

@@ -290,7 +290,8 @@ class _NotThereError(Exception):
 def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig:
     """`AutoConfig` without remote code; whatever is wrong with the config is an `InputError`."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import AutoConfig
+    from transformers.configuration_utils import PreTrainedConfig
 
     try:
         fields, _ = PreTrainedConfig.get_config_dict(source, **options)
