@@ -61,12 +61,12 @@ def scenario_of(world: World, table: Table, *, noise: float = 0.01, name: str = 
                 f"samples/s and bytes above 0, and one of {', '.join(ENDINGS)}"
             )
     ended = np.array([ending for _, _, ending in answers])
-    size = np.array([size for _, size, _ in answers], dtype=float)
+    sizes = np.array([size for _, size, _ in answers], dtype=float)
     scenario = Scenario(
         name=name,
         table=table,
         samples_per_s=np.array([max(speed, 1e-12) for speed, _, _ in answers], dtype=float),
-        device_bytes=np.where(ended == "oom", np.maximum(size, 2 * table.limit_bytes), size),
+        device_bytes=np.where(ended == "oom", np.maximum(sizes, 2 * table.limit_bytes), sizes),
         speed_noise=noise,
         crashes=ended == "failed",
     )
