@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.emulator.inside import owners
@@ -105,6 +106,19 @@ def test_updates_in_the_backward_pass_end_it(follow) -> None:
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(update)
     assert follow(lambda: [backward(net) for _ in range(3)]) == ([1, 2, 3], UPDATES, 0)
+
+
+def test_the_backward_pass_that_a_compiler_traces_is_none_of_the_training(follow) -> None:
+    net = model()
+
+    def train() -> None:
+        with FakeTensorMode():
+            backward(model())
+        for _ in range(3):
+            backward(net)
+            by_hand(net)
+
+    assert follow(train) == ([2, 3, 4], UPDATES, 0)  # the first pass is the traced one
 
 
 def test_an_optimizer_decides_alone_once_it_is_seen(follow) -> None:

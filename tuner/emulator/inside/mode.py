@@ -22,8 +22,13 @@ from tuner.emulator.inside.values import Handler, Values
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[int, float, float] | None]
 
 
-_fake_mode = torch._C._get_dispatch_mode
+_mode_of = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+def is_traced() -> bool:
+    """True while a compiler traces: only shapes are computed, of tensors without storage."""
+    return _mode_of(_FAKE) is not None
 
 
 THREADS_END_S = 0.1
@@ -97,7 +102,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Calls `func`, and gives its outputs values."""
         if kwargs is None:
             kwargs = {}
-        if _fake_mode(_FAKE) is not None:  # only shapes are computed, without values
+        if is_traced():
             return func(*args, **kwargs)
         if types and not all(map(_is_plain, types)):
             return (

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tuner.emulator.inside.faults import guarded
+from tuner.emulator.inside.mode import is_traced
 from tuner.emulator.inside.owners import addresses, unwrapped
 
 OPTIMIZER = ""
@@ -98,7 +99,7 @@ class Steps:
     def begin_backward(self, args: tuple[Any, ...]) -> None:
         """Note a backward pass, before it runs; `args` are those of the autograd engine."""
         self._depth += 1
-        if self._optimizers:
+        if self._optimizers or is_traced():
             return
         roots, _, _, is_differentiated, inputs = args[:5]
         leaves = [unwrapped(one) for one in inputs or _leaves_of(roots)]
@@ -130,7 +131,7 @@ class Steps:
     def end_backward(self, found: Any) -> None:
         """Note that a backward pass has ended; `found` are the gradients that it returned."""
         self._depth -= 1
-        if self._optimizers or self._depth:
+        if self._optimizers or self._depth or is_traced():
             return
         returned = [unwrapped(one) for one in found or ()]
         self._due = {
