@@ -141,4 +141,4 @@ def test_compiling_is_priced_on_a_gpu_and_named_on_a_processor():
     processor = replace(A6000, compute_capability=PROCESSOR)
     on_cpu = method_text("traced", "causal_lm", compiled, processor)
     assert on_cpu == "traced; without the effect of torch_compile"
-    assert doubts_of("causal_lm", compiled) == {Doubt.KERNELS}
+    assert doubts_of("causal_lm", compiled) == {Doubt.KERNELS, Doubt.UNCOMPARED}

@@ -379,6 +379,6 @@ def test_attention_that_a_model_does_not_have_is_an_input_error():
 def test_a_trace_is_of_the_defaults_of_what_it_does_not_model():
     from estimate_samples import traced
 
-    machine = {"torch_compile": True, "offload": 0.5, "num_workers": 2, "liger": True}
+    machine = {"offload": 0.5, "num_workers": 2, "liger": True}
     plain, changed = traced(), traced(**machine, allocator="expandable_segments:True")
     assert changed.timeline.events == plain.timeline.events

@@ -38,7 +38,7 @@ from tuner.program.signatures import CannotStart, held_versions, hold_loading
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
 from tuner.program.training import read_training
-from tuner.space.models.catalogue import NF4, resolve_config, stored_format
+from tuner.space.models.catalogue import NF4, get_entry, resolve_config, stored_format
 
 WORKLOAD = "causal_lm"
 
@@ -78,8 +78,7 @@ class ProgramPlan:
         found = {Doubt.KERNELS} if self.at_most else set()
         if any(note.startswith(ASSUMES) for note in self.notes):
             found.add(Doubt.RELEASES)
-        has_images = getattr(resolve_config(self.model), "vision_config", None) is not None
-        if self.sequences > 1 or has_images or not UNCOMPARED.isdisjoint(self.notes):
+        if self.sequences > 1 or _takes_images(self.model) or not UNCOMPARED.isdisjoint(self.notes):
             found.add(Doubt.UNCOMPARED)
         return found
 
@@ -342,3 +341,11 @@ def _versions(held: Mapping[str, str]) -> list[str]:
         if installed.split(".")[:2] != read.split(".")[:2]:
             notes.append(f"{ASSUMES} {package} {read} (you have {installed})")
     return notes
+
+
+def _takes_images(model: str) -> bool:
+    """True if the model takes images; of the catalogue's, without transformers."""
+    entry = get_entry(model)
+    if entry is not None:
+        return entry.config.get("vision_config") is not None
+    return getattr(resolve_config(model), "vision_config", None) is not None
