@@ -92,6 +92,7 @@ def test_where_the_predicted_order_holds_it_is_followed(power):
 
     _, done = play(world, 12)
     found = trials_to_99(world, [place for place, _ in done])
+    # One of the trials may repeat another, to learn how much they scatter.
     assert found <= trials_to_99(world, by_predicted_layers()) + 2
 
 
@@ -125,7 +126,7 @@ def test_what_probably_fits_is_never_pruned(told, speed_factor, memory_factor):
         sampler.experience.spent = spent
         if risk[place] <= allowed:
             assert proposed == place
-        elif 2 <= len(ran_out) < len(told):  # what may run out is spent
+        elif ran_out and len(ran_out) < len(told):  # what may run out once is spent
             assert proposed is None
 
 
