@@ -23,7 +23,7 @@ _SFT = "TRL SFTTrainer"
 
 
 def stack_notes(program: Program, plan: ProgramPlan) -> tuple[str, ...]:
-    """What the environment of `program` pins otherwise than this prediction has it.
+    """The releases that the environment of `program` pins otherwise than this prediction has them.
 
     The releases that differ come first, with the option that predicts with the pinned ones, then
     the known breaks between them. Empty where every pin allows the release of the prediction.

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from tuner.app.other_stack import stack_doubts
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue, Phase, Prediction, Verdict
+from tuner.core.records import Configuration, Doubt, KnobValue, Phase, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.calibrate import widened
@@ -201,6 +201,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     given: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     predictor: Predictor | None = None
+    _stack_doubts: set[Doubt] | None = field(default=None, init=False)
     doing: ClassVar[str] = "predicting"
 
     def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
@@ -238,10 +239,12 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         ]
         found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
         whole = iter(found[len(planned) :])
-        answers, doubts = [], stack_doubts(self.program)
+        if self._stack_doubts is None:  # lock files are large, and changed programs share them
+            self._stack_doubts = stack_doubts(self.program)
+        answers = []
         for (program, plan), alike in zip(planned, found, strict=False):
             loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
-            more = (plan.doubts | doubts) - doubts_of(WORKLOAD, plan.configuration)
+            more = (plan.doubts | self._stack_doubts) - doubts_of(WORKLOAD, plan.configuration)
             prediction = widened(loaded, more)
             answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
         for place, one in enumerate(answers):

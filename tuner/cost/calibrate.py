@@ -249,12 +249,13 @@ class Calibrations:
             if calibrations[name].count and value
         }
         ends = {name: (expected[name].low, expected[name].high) for name in QUANTITIES}
-        prior = prior_intervals(
-            raw.memory, raw.speed, raw.method, limit_bytes=raw.budget.limit_bytes
-        )
+        unmeasured = [name for name in QUANTITIES if not calibrations[name].count]
         # Its own knows host, kernels, board and doubts; where it was corrected, it may be older.
         own = {} if prediction.corrections else prediction.intervals
-        ends |= {n: own.get(n, prior[n]) for n in QUANTITIES if not calibrations[n].count}
+        if not own.keys() >= set(unmeasured):
+            limit = raw.budget.limit_bytes
+            own = {**prior_intervals(raw.memory, raw.speed, raw.method, limit_bytes=limit), **own}
+        ends |= {name: own[name] for name in unmeasured}
         tokens = raw.speed.tokens_per_s * raw.speed.step_s
         return replace(multiplied(raw, factors), intervals=_named(*ends.values(), tokens=tokens))
 

@@ -25,7 +25,7 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How far a size may be off at the lower and upper end, and allocated memory at both."""
+    """Shares by which a size is off at its lower and upper end, and allocated memory at each."""
 
     below: float
     above: float
@@ -34,7 +34,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class MemoryErrors:
-    """How far each part of predicted memory may be off at the ends of the 90 % interval.
+    """The errors of each part of predicted memory at the ends of the 90 % interval.
 
     What is learned was printed by `python -m benchmarks.accuracy.memory_intervals`.
     """

@@ -209,18 +209,18 @@ def pace_of(found: RunAnswer) -> Pace | None:
     return Pace(found.time.step_s, rows, tokens, found.time.interval_s, found.time.mfu)
 
 
-def _versions(found: RunAnswer) -> dict[str, str | None]:
+def _versions(found: RunAnswer) -> dict[str, str]:
     if isinstance(found, Emulation):
         return {"torch": found.torch, CUDA: found.cuda}
-    return {**predicted_stack()}
+    return predicted_stack()
 
 
 def answer_source(found: RunAnswer, *, more: int = 0) -> str:
     """The source of an answer, with the versions that it depends on."""
     if isinstance(found, Emulation):
         how = f"emulated, {found.steps} optimizer step{'s' * (found.steps != 1)} ran"
-        return source_text(how, {"torch": found.torch, CUDA: found.cuda}, more=more)
-    return source_text("predicted", predicted_stack(), more=more)
+        return source_text(how, _versions(found), more=more)
+    return source_text("predicted", _versions(found), more=more)
 
 
 def _notes(checked: CheckedProgram) -> Iterator[str]:

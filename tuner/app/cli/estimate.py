@@ -154,7 +154,7 @@ def _as_words(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsharded_text(found: Estimate, each: Estimate) -> str:
-    """What FSDP2's accumulation keeps, and the prediction without it."""
+    """Gradients that FSDP2's accumulation keeps whole, and the prediction without them."""
     kept = found.memory.breakdown[str(MemoryCategory.UNSHARDED_GRADIENTS)]
     slower = found.speed.samples_per_s / each.speed.samples_per_s - 1
     return (

@@ -283,7 +283,7 @@ def _setup(
 
 
 def _timeline(recorder: Recorder) -> Timeline:
-    """What was recorded, as torch.compile makes it where that was asked for."""
+    """The recorded training, as torch.compile runs it where that was asked for."""
     if recorder.accesses is None:
         return recorder.timeline
     return fused_by_inductor(recorder.timeline, recorder.accesses)

@@ -79,7 +79,7 @@ class TrainingSetup(Setup):
             )
 
     def _against_backward(self) -> Iterator[tuple[str, str]]:
-        """What an update in the backward pass does not go with, as torchtune refuses it too."""
+        """Problems of settings with an update in the backward pass, which torchtune refuses too."""
         if self.batch.accumulation > 1:
             sums = "sums up no gradients: grad_accum has to be 1"
             yield f"{IN_BACKWARD} {sums}", "set effective_batch to micro_batch times the GPUs"
