@@ -97,7 +97,8 @@ def _pair(table: Table, rng: np.random.Generator) -> Errors:
     best = int(np.argmax(np.where(fits, table.arrays[SAMPLES_PER_S], 0.0)))
     words = [knob for knob in table.knobs if not _is_number(table, knob)]
     chosen = rng.choice(words, size=2, replace=False)
-    hit = np.all([[v == table.column(k)[best] for v in table.column(k)] for k in chosen], axis=0)
+    columns = [np.array(table.column(knob), dtype=object) for knob in chosen]
+    hit = np.all([column == column[best] for column in columns], axis=0)
     return np.log(0.6) * hit, np.log(1.3) * hit, {}
 
 
