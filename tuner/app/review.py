@@ -21,7 +21,15 @@ from tuner.app.listener import quiet_libraries
 from tuner.app.other_stack import stack_notes
 from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
 from tuner.app.project import Project
-from tuner.core.errors import EXIT_NOTHING_FITS, EXIT_UNKNOWN, InputError, TunerError, verdict_code
+from tuner.core.errors import (
+    EXIT_NOTHING_FITS,
+    EXIT_UNKNOWN,
+    InputError,
+    TunerError,
+    UnavailableError,
+    missing_extra,
+    verdict_code,
+)
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Verdict, parse_margin
@@ -44,9 +52,7 @@ _TESTS = re.compile(r"(test_.*|.*_test|conftest)\.py")
 _DERIVED = ("effective_batch",)
 """Values of a configuration that others decide."""
 
-NOT_TRAINING, A_TEST, EXCLUDED, A_MODULE = (
-    "not a training program", "a test", "excluded", "a module of a program"
-)  # fmt: skip
+NOT_TRAINING, A_TEST, EXCLUDED = "not a training program", "a test", "excluded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +106,18 @@ class OnGpu:
         before = self.before.fits if self.before is not None else None
         if self.found is None or self.fits is None:
             return f"unknown on {self.gpu.id}"
-        likely = "likely " if self.found.verdict is Verdict.TIGHT else ""
+        tight = self.found.verdict is Verdict.TIGHT
+        in_margin = tight and self.found.used_bytes <= self.found.prediction.budget.limit_bytes
         if self.fits:
-            return f"{likely}fits {self.gpu.id}{' now' if before is False else ''}"
-        words = {True: "no longer fits", False: "still does not fit", None: "does not fit"}
-        return f"{likely}{words[before]} {self.gpu.id}"
+            words = "fits"
+        elif before is None:
+            words = "does not fit"
+        else:
+            words = "no longer fits" if before else "still does not fit"
+        if not self.fits and in_margin:
+            return f"{words} {self.gpu.id} with its margin"
+        now = " now" if self.fits and before is False else ""
+        return f"{'likely ' if tight else ''}{words} {self.gpu.id}{now}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
@@ -228,10 +241,10 @@ def _programs(
             read[path,] = program
         elif path in files:
             skipped[path] = why or NOT_TRAINING
-    for words in list(read):
-        if _is_module(words[0], read, root):
-            del read[words]
-            skipped[words[0]] = A_MODULE
+    read = {words: p for words, p in read.items() if not _is_module(words[0], read, root)}
+    for program in read.values():
+        for path in _paths(program, root) if isinstance(program, Program) else ():
+            skipped.pop(path, None)  # it is part of a program
     return read
 
 
@@ -294,7 +307,7 @@ class _Reviewer:
         """The program that `words` start, beside that of the folder `base`."""
         command = shlex.join(words)
         if isinstance(program, InputError):
-            refused = tuple(OnGpu(gpu, None, refused=program.reason) for gpu in self.gpus)
+            refused = tuple(OnGpu(gpu, None, refused=_reasons(program)) for gpu in self.gpus)
             return ReviewedProgram(command, words[0], 1, refused)
         path = next(_paths(program, self.root), words[0])
         model = self.project.model_of(path)
@@ -311,7 +324,7 @@ class _Reviewer:
             settings = self._with_shares(tuple(places.settings(both[0], base)), *both)
         first = next((one.found for one in found if one.found), None)
         notes = _notes(program, first) if first is not None else ()
-        return ReviewedProgram(command, path, places.first_line(path), found, settings, notes)
+        return ReviewedProgram(command, *places.first(path), found, settings, notes)
 
     def _asked(self, program: Program, gpu: Gpu, model: str | None) -> ProgramPredictions:
         margin = parse_margin(self.project.margin, gpu)
@@ -321,25 +334,27 @@ class _Reviewer:
         try:
             found = self._predicted(asked)
         except TunerError as error:
-            return OnGpu(gpu, None, refused=error.reason)
+            advice = f" ({error.hint})" if isinstance(error, UnavailableError) else ""
+            return OnGpu(gpu, None, refused=f"{_reasons(error)}{advice}")
         old = None
         with contextlib.suppress(TunerError):  # then there is nothing to compare with
             if before is not None:
                 old = self._predicted(self._asked(before, gpu, asked.model))
         difference = ""
-        if found.fits is False:
-            suggestion = check_program(asked).suggestion
-            difference = suggestion.change.difference if suggestion is not None else ""
+        with contextlib.suppress(TunerError), _missing_named():  # then nothing is suggested
+            if found.fits is False and (better := check_program(asked).suggestion):
+                difference = better.change.difference
         return OnGpu(gpu, found, old, difference=difference)
 
     def _predicted(self, asked: ProgramPredictions) -> PredictedProgram:
-        plan = asked.plan(asked.program)
-        if plan.model not in self.predictors:
-            job = PredictionJob(WORKLOAD, plan.model)
-            self.predictors[plan.model] = Predictor(job, traces=Traces())
-        asked.predictor = self.predictors[plan.model]
-        (found,) = asked.predicted([(asked.program, plan)])
-        return found
+        with _missing_named():
+            plan = asked.plan(asked.program)
+            if plan.model not in self.predictors:
+                job = PredictionJob(WORKLOAD, plan.model)
+                self.predictors[plan.model] = Predictor(job, traces=Traces())
+            asked.predictor = self.predictors[plan.model]
+            (found,) = asked.predicted([(asked.program, plan)])
+            return found
 
     def _with_shares(
         self, settings: tuple[ChangedSetting, ...], on: OnGpu, asked: ProgramPredictions
@@ -354,14 +369,27 @@ class _Reviewer:
         for one in settings:
             values = {**knobs, one.name: on.found.plan.configuration.get(one.name)}
             alone = Configuration({n: v for n, v in values.items() if v is not None})
-            try:
+            more = None
+            with contextlib.suppress(TunerError), _missing_named():  # it alone isn't predictable
                 plan = replace(on.found.plan, configuration=alone)
                 (found,) = asked.predicted([(asked.program, plan)])
                 more = found.used_bytes - on.before.used_bytes
-            except TunerError:
-                more = None  # one of them alone is not a training that can be predicted
             shared.append(replace(one, more_bytes=more))
         return tuple(sorted(shared, key=lambda one: -(one.more_bytes or 0)))
+
+
+def _reasons(error: TunerError) -> str:
+    """All problems with their places, or the message where none is listed."""
+    return "; ".join(map(str, error.problems)) or error.message
+
+
+@contextlib.contextmanager
+def _missing_named() -> Iterator[None]:
+    """Raise `UnavailableError` for a library of the extra that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) or error from error
 
 
 def _notes(program: Program, found: PredictedProgram) -> tuple[str, ...]:
@@ -405,9 +433,10 @@ class _Places:
                 gone = [(min(j1 + 1, len(lines)), line) for line in was[i1:i2]]
                 self._hunks += [(path, number, line) for number, line in (*now, *gone)]
 
-    def first_line(self, path: str) -> int:
-        """The first line of `path` that changed, else 1."""
-        return next((number for at, number, _ in self._hunks if at == path), 1)
+    def first(self, path: str) -> tuple[str, int]:
+        """The first place that changed, in `path` if it did; else its beginning."""
+        places = [hunk[:2] for hunk in self._hunks]
+        return next((place for place in places if place[0] == path), (*places, (path, 1))[0])
 
     def settings(self, on: OnGpu, base: Path) -> Iterator[ChangedSetting]:
         """The settings that differ, with their places."""
@@ -429,9 +458,8 @@ class _Places:
         words = [name, *NAMES.get(name, ()), *([] if isinstance(value, bool) else [show(value)])]
         pattern = re.compile("|".join(map(re.escape, words)))
         matching = (hunk for hunk in self._hunks if pattern.search(hunk[2]))
-        path = next(_paths(self.program, self.root), "")
-        chosen = next(matching, next(iter(self._hunks), (path, 1, "")))
-        return chosen[:2]
+        chosen = next(matching, None)
+        return chosen[:2] if chosen else self.first(next(_paths(self.program, self.root), ""))
 
 
 def _lines(data: bytes) -> list[str]:
