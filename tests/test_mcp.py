@@ -40,6 +40,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "estimate",
         {"model": "qwen3-8b", "qlora": True, "set": {"micro_batch": 4}, **GPU},
     ),
+    "without effect": ("estimate", {"model": "qwen3-8b", "set": {"logging_steps": 1}, **GPU}),
     "too large": ("estimate", {"model": "qwen3-8b", "full": True, **GPU}),
     "grid": ("grid", {"model": ["qwen3-0.6b"], "gpu": ["t4", "rtx4090"], "method": "qlora"}),
     "best": ("best", {"space": "qlora27b", "gpu": "a6000"}),
@@ -147,6 +148,10 @@ def test_an_error_has_its_hint_and_its_exit_code(session, name, code, said):
     assert result.structured_content is None
     assert said in text(result)
     assert f"Exit code {code}: " in text(result)
+
+
+def test_a_setting_without_effect_is_named(session):
+    assert "ignored: logging_steps (no effect" in text(session["without effect"])
 
 
 def test_what_cannot_be_read_gets_no_number(session):

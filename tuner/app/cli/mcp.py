@@ -307,6 +307,10 @@ async def _serve(offered: Mapping[str, CommandTool]) -> None:
         await server.run(*streams, server.create_initialization_options())
 
 
+NOTED = ("ignored: ", "warning: ")
+"""Lines of a command that has an answer begin so where it warns; the others tell its progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
     """A paragraph, and what the command printed with `--json`: None for an error."""
@@ -337,7 +341,8 @@ def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, 
     if not printed:
         return _failed(code, said)
     data = json.loads(printed)
-    text = TEXTS[tool.command](data)
+    notes = [f"{line}." for line in said.splitlines() if line.startswith(NOTED)]
+    text = " ".join((TEXTS[tool.command](data), *notes))
     return ToolAnswer(text if code == EXIT_FOUND else f"{text} {_code_text(code)}", data)
 
 
