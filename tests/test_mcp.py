@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import blocks, commands
 from mcp import Client, StdioServerParameters
 
 from tuner.app.cli.main import run
@@ -56,21 +59,30 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+TUNER = ("-c", SERVER, json.dumps([*MODULES]))
+"""Arguments of Python for `tuner`."""
+
+
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The tools, and the answer to each question."""
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with programs."""
     folder = tmp_path_factory.mktemp("project")
-    shutil.copy(ROOT / "examples" / "programs" / "sft.py", folder)
+    for name in ("sft.py", "train.py"):
+        shutil.copy(ROOT / "examples" / "programs" / "sft.py", folder / name)
     (folder / "unseen.py").write_text(UNSEEN)
+    return folder
+
+
+def environment(project: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    return {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(project / "cache")}
+
+
+@pytest.fixture(scope="module")
+def session(project: Path) -> dict[str, Any]:
+    """The tools, and the answer to each question."""
     server = StdioServerParameters(
-        command=sys.executable,
-        args=["-c", SERVER, json.dumps([*MODULES]), "mcp"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-        },
+        command=sys.executable, args=[*TUNER, "mcp"], cwd=project, env=environment(project)
     )
 
     async def asked() -> dict[str, Any]:
@@ -212,3 +224,26 @@ def test_the_configuration_and_the_skill_are_printed(capsys):
     assert run(["mcp", "--skill"]) == 0
     assert capsys.readouterr().out == skill_file().read_text()
     assert skill_file().read_text().startswith("---\nname: tuner\ndescription: ")
+
+
+SKILL = "skills/tuner/SKILL.md"
+
+
+@pytest.mark.parametrize("line", [c.line for b in blocks(SKILL) for c in commands(b)])
+def test_a_command_of_the_skill_answers(project, line):
+    name, *words = shlex.split(line)
+    assert name == "tuner"
+    done = subprocess.run(
+        [sys.executable, *TUNER, *words],
+        cwd=project,
+        env=environment(project),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if words[0] == "explain":  # which nothing that ships answers
+        assert done.returncode == 3, done.stderr
+        assert f"pip install '{DISTRIBUTION}[all]'" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["source"] == "predicted"
