@@ -51,10 +51,11 @@ from tuner.space.gpus import load_catalogue
 
 def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
     """The first line: the verdict of the program as it is."""
-    print_verdict(_answer(found, needed))
+    print_verdict(answer_of(found, needed))
 
 
-def _answer(found: RunAnswer, needed: RunAnswer | None) -> Answer:
+def answer_of(found: RunAnswer, needed: RunAnswer | None) -> Answer:
+    """The verdict of the program as it is, with its numbers."""
     # The numbers are those of a larger GPU where this one had too little memory.
     of = found if needed is None or needed.fits is None else needed
     answer = Answer(
@@ -96,12 +97,17 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     if verbose:
         _print_all(checked)
         return
-    found = checked.found
-    if found.ended in ("error", "crash"):
+    if checked.found.ended in ("error", "crash"):
         print_last_lines(checked.log_tail, at_most=LINES - 5)
-    notes = list(_notes(checked))
-    memory = field_lines([("memory", "" if found.fits else _memory_text(checked))])
-    numbers = field_lines([*_run_fields(checked), *_pace_fields(checked)])
+    print_lines(checked_lines(checked))
+
+
+def checked_lines(checked: CheckedProgram) -> list[str]:
+    """The lines below the verdict, as many as a short answer has."""
+    found = checked.found
+    notes = list(notes_of(checked))
+    memory = field_lines([("memory", "" if found.fits else memory_text_of(checked))])
+    numbers = field_lines([*run_fields_of(checked), *pace_fields_of(checked)])
     room = LINES - 2 - len(numbers)
     # The whole change has the room that it needs; then the memory, a note and the places have it.
     spare = room - _least_change_lines(checked)
@@ -110,10 +116,10 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     change = _change_lines(checked, room - len(memory) - len(first))
     more = len(notes) - bool(first)
     source = field_lines([("source", answer_source(checked.found, more=more))])
-    print_lines((*memory, *change, *numbers, *source, *first))
+    return [*memory, *change, *numbers, *source, *first]
 
 
-def _run_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
+def run_fields_of(checked: CheckedProgram) -> list[tuple[str, str]]:
     """The phases of a whole run."""
     found, needed = checked.found, checked.needed
     if isinstance(found, PredictedProgram):
@@ -151,9 +157,14 @@ def _least_change_lines(checked: CheckedProgram) -> int:
 
 def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
     """The change, in at most `room` lines."""
-    found = checked.suggestion
-    if found is not None:
-        return [_title(checked, found), *difference_lines(found.change.difference, room - 1)]
+    found, lines = checked.suggestion, change_texts(checked)
+    return [*lines, *difference_lines(found.change.difference, room - 1)] if found else lines
+
+
+def change_texts(checked: CheckedProgram) -> list[str]:
+    """What a change brings, without its difference; else that none does."""
+    if checked.suggestion is not None:
+        return [_title(checked, checked.suggestion)]
     if checked.evaluation is not None:
         return [_evaluation_text(checked)]
     if checked.found.fits is False or checked.needed is not None:
@@ -172,7 +183,7 @@ def _title(checked: CheckedProgram, found: BetterChange) -> str:
     return f"With this change it is {faster}: {size}"
 
 
-def _memory_text(checked: CheckedProgram) -> str:
+def memory_text_of(checked: CheckedProgram) -> str:
     """The largest parts of the memory."""
     of = checked.needed or checked.found
     if isinstance(of, PredictedProgram):
@@ -180,7 +191,7 @@ def _memory_text(checked: CheckedProgram) -> str:
     return memory_text(of.limiting.breakdown) if of.limiting else ""
 
 
-def _pace_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
+def pace_fields_of(checked: CheckedProgram) -> list[tuple[str, str]]:
     """Speed, time and cost, with the change where the program does not fit without it."""
     base = checked.needed or checked.found
     pace, change = pace_of(base), checked.suggestion
@@ -223,7 +234,7 @@ def answer_source(found: RunAnswer, *, more: int = 0) -> str:
     return source_text("predicted", _versions(found), more=more)
 
 
-def _notes(checked: CheckedProgram) -> Iterator[str]:
+def notes_of(checked: CheckedProgram) -> Iterator[str]:
     """Restrictions of the answer, the gravest first."""
     found = checked.needed or checked.found
     for knob, written, arrived in checked.ignored:

@@ -88,12 +88,15 @@ class Pace:
         )
 
 
+def verdict_texts(answer: Answer) -> tuple[str, str]:
+    """The verdict in words; device memory, the limit and the interval."""
+    rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
+    return f"{answer.verdict}{_leaning(answer)}", rest
+
+
 def print_verdict(answer: Answer) -> None:
     """The first line: the word, device memory, the limit and the interval."""
-    colour = COLOURS[answer.verdict]
-    words = f"{answer.verdict}{_leaning(answer)}"
-    rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
-    print_answer(words, rest, colour)
+    print_answer(*verdict_texts(answer), COLOURS[answer.verdict])
 
 
 def print_answer(words: str, rest: str, colour: str) -> None:
@@ -239,6 +242,7 @@ def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str
 # -- differences --------------------------------------------------------------------------------
 
 _HUNK = re.compile(r"@@ -(\d+)")
+_CELL = re.compile(r"cell \d+")
 _AT_WORD = re.compile(r".*[\s,(]", re.DOTALL)
 
 
@@ -261,7 +265,7 @@ def changed_lines(difference: str) -> list[str]:
 
 
 def _hunks(difference: str) -> list[tuple[str, list[str]]]:
-    """The place of each hunk ("train.py:20"), and its lines that change, without their indent."""
+    """The place of each hunk ("train.py:20", "cell 4, line 7"), and its changed lines, dedented."""
     hunks: list[tuple[str, list[str]]] = []
     path, number, is_open = "", 0, False
     for line in difference.splitlines():
@@ -272,7 +276,8 @@ def _hunks(difference: str) -> list[tuple[str, list[str]]]:
         elif line.startswith(("+++ ", "\\")):
             continue
         elif line.startswith(("-", "+")):
-            place = "command" if line[1:3] == "$ " else f"{path}:{number}"
+            at = f"{path}, line {number}" if _CELL.fullmatch(path) else f"{path}:{number}"
+            place = "command" if line[1:3] == "$ " else at
             if not is_open or (place == "command" != hunks[-1][0]):
                 hunks.append((place, []))
                 is_open = True
