@@ -145,11 +145,10 @@ def check_html(checked: CheckedProgram) -> str:
     parts = [f'<p><b style="{_TINTS[answer.verdict]}">&nbsp;{words}&nbsp;</b> {rest}</p>']
     parts += [f"<p>{html.escape(text)}</p>" for text in change_texts(checked)]
     if checked.suggestion is not None:
-        lines = checked.suggestion.change.difference.splitlines()
         shown = "".join(
-            f'<span style="display:block;{_DIFF.get(line[:1], "")}">{html.escape(line)}</span>'
-            for line in lines
-            if not line.startswith("+++ ")
+            f'<span style="display:block;{_line_style(line)}">{html.escape(line)}</span>'
+            for line in checked.suggestion.change.difference.splitlines()
+            if not line.startswith("+++ ")  # the name once more
         )
         parts.append(f'<pre style="line-height:1.35">{shown}</pre>')
     rows = [
@@ -164,7 +163,7 @@ def check_html(checked: CheckedProgram) -> str:
         for label, value in rows
         if value
     )
-    parts.append(f"<table><tbody>{body}</tbody></table>")
+    parts.append(f'<table style="color:inherit"><tbody>{body}</tbody></table>')
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in notes_of(checked))
     if notes:
         parts.append(f"<details><summary>notes</summary><ul>{notes}</ul></details>")
@@ -173,13 +172,18 @@ def check_html(checked: CheckedProgram) -> str:
 
 # Tints behind text in the colour of the page can be read in a light and in a dark theme.
 _GREEN, _RED = "background:rgba(46,160,67,.3)", "background:rgba(248,81,73,.3)"
-_DIFF = {"+": _GREEN, "-": _RED}
 _TINTS = {
     Verdict.FITS: _GREEN,
     Verdict.TIGHT: "background:rgba(210,153,34,.35)",
     Verdict.DOES_NOT_FIT: _RED,
     Verdict.UNKNOWN: "background:rgba(163,113,247,.3)",
 }
+
+
+def _line_style(line: str) -> str:
+    if line.startswith("--- "):
+        return "font-weight:bold"
+    return {"+": _GREEN, "-": _RED}.get(line[:1], "")
 
 
 def _title(view: View) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tuner.core.errors import InputError
-from tuner.program.edit.place import Location, is_writable
+from tuner.program.edit.place import Location, is_writable, spot
 from tuner.program.edit.python_file import read_python
 from tuner.program.edit.write import MAX_BYTES
 
@@ -67,7 +67,9 @@ def read_notebook(text: str, file: str) -> list[Location]:
     """All values in the code cells, with their cells and lines."""
     python = notebook_python(text, file)
     found = []
-    for place in read_python(python.text, file):
+    for place in read_python(
+        python.text, file, lambda line: f"{file}: {spot(*python.place(line))}"
+    ):
         cell, line = python.place(place.line)
         start, end = python.starts[place.start], python.starts[place.end]
         found.append(replace(place, cell=cell, line=line, start=start, end=end, in_json=True))

@@ -55,7 +55,7 @@ class Location:
     @property
     def spot(self) -> str:
         """The place inside its file, for people: "line 12", or "cell 4, line 7"."""
-        return f"cell {self.cell}, line {self.line}" if self.cell else f"line {self.line}"
+        return spot(self.cell, self.line)
 
     def where(self, file: object) -> str:
         """The place for people: "train.py:12", or "cell 4, line 7" of a notebook."""
@@ -137,6 +137,11 @@ class Location:
     def _spaced(self, text: str) -> str:
         """`text` with a blank before it where there was nothing (`key:`)."""
         return text if self.raw else f" {text}"
+
+
+def spot(cell: int, line: int) -> str:
+    """A line of a file, for people: "line 12", or "cell 4, line 7" where there is a cell."""
+    return f"cell {cell}, line {line}" if cell else f"line {line}"
 
 
 def is_wanted(written: object, wanted: object) -> bool:
