@@ -67,9 +67,9 @@ def answer_of(found: RunAnswer, needed: RunAnswer | None) -> Answer:
         reason_text(found) if isinstance(found, Emulation) else "",
     )
     if isinstance(found, PredictedProgram) and found.verdict is Verdict.UNKNOWN:
-        return replace(
-            answer, reason=f"at least {numbers_text(answer)}, without the logits that are kept"
-        )
+        most = f"at most {numbers_text(answer)}, without what saves memory and isn't modelled"
+        least = f"at least {numbers_text(answer)}, without the logits that are kept"
+        return replace(answer, reason=most if found.is_upper_bound else least)
     return answer
 
 
@@ -167,7 +167,7 @@ def change_texts(checked: CheckedProgram) -> list[str]:
         return [_title(checked, checked.suggestion)]
     if checked.evaluation is not None:
         return [_evaluation_text(checked)]
-    if checked.found.fits is False or checked.needed is not None:
+    if not checked.found.fits or checked.needed is not None:
         return _nothing_fits(checked)
     if checked.runs > 1:
         return ["Nothing faster was found with the same effective batch, adapters and lengths."]
@@ -197,7 +197,7 @@ def pace_fields_of(checked: CheckedProgram) -> list[tuple[str, str]]:
     pace, change = pace_of(base), checked.suggestion
     if pace is None:
         return []
-    changed_s = change.step_s if change is not None and checked.found.fits is False else None
+    changed_s = change.step_s if change is not None and not checked.found.fits else None
     if changed_s is not None:
         pace = Pace(changed_s, pace.samples, pace.tokens)
     run = base.run_time if isinstance(base, Emulation) and changed_s is None else None
@@ -286,7 +286,7 @@ def _print_all(checked: CheckedProgram) -> None:
         _print_suggestion(checked, checked.suggestion)
     elif checked.evaluation is not None:
         echo(_evaluation_text(checked))
-    elif checked.found.fits is False or checked.needed is not None:
+    elif not checked.found.fits or checked.needed is not None:
         echo("\n".join(_nothing_fits(checked)))
     elif checked.runs > 1:
         echo("Nothing faster was found with the same effective batch, adapters and lengths.")
