@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from typing import Any
 from click.shell_completion import ShellComplete, split_arg_string
 
 from tuner.app.cli.main import cli, load
+from tuner.core.errors import InputError
 from tuner.core.files import scratch_folder
-from tuner.program.edit.notebook import cell_texts
+from tuner.program.edit.notebook import cell_texts, notebook_python
 from tuner.program.edit.source import NOTEBOOK
 
 _COLAB_ANSWERS_WITHIN_S = 10
@@ -69,9 +70,10 @@ def _completions(_: Any, event: Any) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
-    """The start of a cell. `cell` is its id, None where the notebook's page gives none."""
+class _Run:
+    """One run of a cell. `cell` is its id; None before the extension was loaded, or without ids."""
 
+    source: str
     cell: str | None
     at_s: float
 
@@ -82,51 +84,42 @@ class _Runs:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self._loaded_s = time.time()
-        self._started: dict[int, _Started] = {}
+        self._started: list[tuple[str | None, float]] = []
 
     def before(self, info: Any) -> None:
         """Note the start of a cell; IPython calls it."""
         if info.store_history:
-            started = _Started(getattr(info, "cell_id", None), time.time())
-            self._started[self.shell.execution_count] = started
+            self._started.append((getattr(info, "cell_id", None), time.time()))
 
     @property
-    def cells(self) -> dict[int, str]:
-        """The cells by execution count: of one that ran again, the last text; none that is broken.
+    def cells(self) -> dict[int, _Run]:
+        """The cells with Python, by execution count; of one that ran again, the last run.
 
         The same cell has the same id or the same text.
         """
+        sources = list(self.shell.history_manager.input_hist_raw)
+        unknown = [(None, self._loaded_s)] * len(sources)
+        started = [*unknown, *self._started][-len(sources) :]
+        runs = [_Run(source, *each) for source, each in zip(sources, started, strict=True)]
         latest: dict[str, int] = {}
-        sources = dict(enumerate(self.shell.history_manager.input_hist_raw))
-        for number, source in sources.items():
-            started = self._started.get(number)
-            latest[source if started is None or started.cell is None else started.cell] = number
-        found = {n: sources[n] for n in sorted(latest.values()) if self._is_python(sources[n])}
-        texts = {source: number for number, source in found.items()}
-        return {number: source for number, source in found.items() if texts[source] == number}
-
-    def newest_s(self, known: list[str]) -> float:
-        """When the last cell that is not `known` was started; 0 if all are."""
-        return max(
-            (
-                self._started[number].at_s if number in self._started else self._loaded_s
-                for number, source in self.cells.items()
-                if source.strip() not in known
-            ),
-            default=0.0,
-        )
-
-    def _is_python(self, source: str) -> bool:
-        try:
-            code = ast.parse(self.shell.transform_cell(source))
-        except SyntaxError:
-            return False  # it never ran
-        return not all(map(_is_magic, code.body))
+        for number, run in enumerate(runs):
+            latest[run.cell or run.source] = number
+        texts = {runs[number].source: number for number in sorted(latest.values())}
+        return {number: runs[number] for source, number in texts.items() if _is_python(source)}
 
 
-def _is_magic(statement: ast.stmt) -> bool:
-    """True for `get_ipython().system("...")`, as IPython writes what is no Python."""
-    return isinstance(statement, ast.Expr) and "get_ipython()." in ast.unparse(statement)[:14]
+def _is_python(source: str) -> bool:
+    """True for a cell with a statement; not for one that is broken, which never ran."""
+    try:
+        body = ast.parse(notebook_python(_as_notebook([source]), "cell").text).body
+    except (SyntaxError, InputError):
+        return False
+    return not all(isinstance(each, ast.Pass) for each in body)
+
+
+def _as_notebook(sources: Iterable[str]) -> str:
+    cells = [{"cell_type": "code", "source": source} for source in sources]
+    return json.dumps({"cells": cells, "nbformat": 4})
 
 
 def _notebook(runs: _Runs, folder: Path) -> tuple[Path, str]:
@@ -145,13 +138,14 @@ def _notebook(runs: _Runs, folder: Path) -> tuple[Path, str]:
         at_s = saved.stat().st_mtime
         when = time.strftime("%H:%M:%S", time.localtime(at_s))
         known = [text.strip() for text in cell_texts(saved.read_text("utf-8"))]
-        if runs.newest_s(known) <= at_s:
+        others = (run.at_s for run in runs.cells.values() if run.source.strip() not in known)
+        if max(others, default=0.0) <= at_s:
             return saved, f"{saved.name}, as saved at {when}; {counted}"
         why = f"; {saved.name} was saved at {when}, before some of them ran"
     cells = runs.cells
-    sources = [cells.get(number, "") for number in range(1, max(cells, default=0) + 1)]
-    written = [{"cell_type": "code", "source": source} for source in sources]
-    path.write_text(json.dumps({"cells": written, "nbformat": 4}), encoding="utf-8")
+    numbers = range(1, max(cells, default=0) + 1)
+    sources = (cells[number].source if number in cells else "" for number in numbers)
+    path.write_text(_as_notebook(sources), encoding="utf-8")
     return path, f"the {len(cells)} cells of Python run so far, by the number in brackets{why}"
 
 

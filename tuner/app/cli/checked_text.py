@@ -33,11 +33,11 @@ from tuner.report.terminal.verdict import (
     NOTE,
     Answer,
     Pace,
-    changed_lines,
     difference_lines,
     field_lines,
     gpu_text,
     interval_text,
+    least_lines,
     memory_text,
     numbers_text,
     pace_fields,
@@ -151,7 +151,7 @@ def _evaluation_text(checked: CheckedProgram) -> str:
 
 def _least_change_lines(checked: CheckedProgram) -> int:
     if checked.suggestion is not None:
-        return 1 + len(changed_lines(checked.suggestion.change.difference))
+        return 1 + least_lines(checked.suggestion.change.difference)
     return len(_change_lines(checked, 0))
 
 

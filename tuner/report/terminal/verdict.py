@@ -249,7 +249,7 @@ _AT_WORD = re.compile(r".*[\s,(]", re.DOTALL)
 def difference_lines(difference: str, room: int) -> list[str]:
     """The changed lines of a unified diff, in `room` lines and the width of the screen."""
     hunks = _hunks(difference)
-    lines = changed_lines(difference)
+    lines = [line for _, changed in hunks for line in changed]
     if len(lines) + len(hunks) <= room:
         lines = [line for place, changed in hunks for line in (f" {place}", *changed)]
     elif len(lines) > room:
@@ -259,9 +259,10 @@ def difference_lines(difference: str, room: int) -> list[str]:
     return [painted(printable(line), fg=colours.get(line[0])) for line in lines]
 
 
-def changed_lines(difference: str) -> list[str]:
-    """The lines of a unified diff that change, without their places."""
-    return [line for _, changed in _hunks(difference) for line in changed]
+def least_lines(difference: str) -> int:
+    """The lines that a difference takes: those that change, and where they stand in a notebook."""
+    hunks = _hunks(difference)
+    return sum(len(changed) + place.startswith("cell ") for place, changed in hunks)
 
 
 def _hunks(difference: str) -> list[tuple[str, list[str]]]:
