@@ -54,8 +54,8 @@ def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
     print_verdict(answer_of(found, needed))
 
 
-def answer_of(found: RunAnswer, needed: RunAnswer | None) -> Answer:
-    """The verdict of the program as it is, with its numbers."""
+def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
+    """The verdict and its numbers."""
     # The numbers are those of a larger GPU where this one had too little memory.
     of = found if needed is None or needed.fits is None else needed
     answer = Answer(

@@ -89,9 +89,9 @@ class Pace:
 
 
 def verdict_texts(answer: Answer) -> tuple[str, str]:
-    """The verdict in words; device memory, the limit and the interval."""
+    """The word of the verdict; and device memory, the limit and the interval, or the reason."""
     rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
-    return f"{answer.verdict}{_leaning(answer)}", rest
+    return verdict_words(answer), rest
 
 
 def print_verdict(answer: Answer) -> None:
@@ -109,15 +109,15 @@ def print_lines(lines: Iterable[str]) -> None:
     click.echo("\n".join(lines))
 
 
-def _leaning(answer: Answer) -> str:
-    """The likelier outcome of a tight answer, which is also that of its exit code."""
+def verdict_words(answer: Answer) -> str:
+    """The verdict; of a tight one also the likelier outcome, which is that of its exit code."""
     if answer.verdict is not Verdict.TIGHT:
-        return ""
+        return str(answer.verdict)
     if answer.budget.fits(answer.used_bytes):
-        return " (likely fits)"
+        return f"{answer.verdict} (likely fits)"
     if answer.used_bytes > answer.budget.limit_bytes:
-        return " (likely not)"
-    return " (within margin)"
+        return f"{answer.verdict} (likely not)"
+    return f"{answer.verdict} (within margin)"
 
 
 def numbers_text(answer: Answer) -> str:
