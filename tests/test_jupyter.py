@@ -132,6 +132,7 @@ def test_the_cells_run_so_far_are_predicted_and_the_change_is_that_of_a_cell(
     assert re.search(r"^\+BATCH = \d+$", shown(answer), re.MULTILINE)
     assert lines[lines.index(" cell 4, line 10") + 1] == "-gradient_accumulation_steps=1,"
     assert any(line.startswith("source  predicted;") for line in lines)
+    assert "cell 4, line 12: bf16=True -> fp16=True" in " ".join(shown(answer).split())
     assert shown(code) == "1"
 
 
@@ -308,7 +309,7 @@ def test_a_check_is_shown_without_scripts_with_its_text_escaped_and_is_applied(
     text, path, fits, changed, nothing = shown(applied).strip().split("\n\n")
     assert text == checked.outputs[0].data["text/plain"]
     assert text.startswith("does not fit: ")
-    assert len(text.splitlines()) <= 13
+    assert "note    assumed: " in text
     assert (path, fits) == ("train.py", "True")
     assert changed.startswith("InputError nothing was written")
     assert nothing == "NothingFitsError there is no change to write: none was found"

@@ -27,10 +27,11 @@ from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.emulator.emulation import Emulation
 from tuner.predict.releases import CUDA, predicted_stack
 from tuner.report.terminal.evidence import print_evidence
-from tuner.report.terminal.render import echo, print_fields, settings_text
+from tuner.report.terminal.render import echo, is_in_notebook, print_fields, settings_text
 from tuner.report.terminal.verdict import (
     LINES,
     NOTE,
+    NOTEBOOK_LINES,
     Answer,
     Pace,
     difference_lines,
@@ -108,13 +109,15 @@ def checked_lines(checked: CheckedProgram) -> list[str]:
     notes = list(notes_of(checked))
     memory = field_lines([("memory", "" if found.fits else memory_text_of(checked))])
     numbers = field_lines([*run_fields_of(checked), *pace_fields_of(checked)])
-    room = LINES - 2 - len(numbers)
+    is_whole = is_in_notebook()
+    room = (NOTEBOOK_LINES if is_whole else LINES) - 2 - len(numbers)
     # The whole change has the room that it needs; then the memory, a note and the places have it.
     spare = room - _least_change_lines(checked)
     memory = memory[: max(0, spare)]
-    first = field_lines([(NOTE, note) for note in notes[:1]], most=spare - len(memory))
+    shown = [(NOTE, note) for note in (notes if is_whole else notes[:1])]
+    first = field_lines(shown, most=min(9 if is_whole else 2, spare - len(memory)))
     change = _change_lines(checked, room - len(memory) - len(first))
-    more = len(notes) - bool(first)
+    more = 0 if is_whole else len(notes) - bool(first)
     source = field_lines([("source", answer_source(checked.found, more=more))])
     return [*memory, *change, *numbers, *source, *first]
 

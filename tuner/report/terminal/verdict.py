@@ -20,8 +20,8 @@ from tuner.searches.facts import times_text
 if TYPE_CHECKING:
     from tuner.searches.cost import RunCost  # numpy
 
-LINES = 12
-"""Lines of an answer without --verbose."""
+LINES, NOTEBOOK_LINES = 12, 100
+"""Lines of an answer without --verbose; and in a notebook, which scrolls, with all notes."""
 
 COLOURS = {
     Verdict.FITS: "green",
@@ -230,7 +230,7 @@ def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str
         lines = textwrap.wrap(
             printable(value),
             max(20, width() - 8),
-            max_lines=min(2, most) if label in (SETTINGS, NOTE) else 1,
+            max_lines=most if label in (SETTINGS, NOTE) else 1,
             placeholder=" ...",
             break_on_hyphens=False,
         )
