@@ -207,6 +207,20 @@ def test_a_new_program_has_no_base_and_an_unchanged_one_no_cause(review: Run, re
     assert done.returncode == 1
 
 
+def test_the_first_commit_has_no_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from tuner.app.cli.main import run
+
+    written(tmp_path, BASE)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "tool.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PRE_COMMIT_FROM_REF", raising=False)
+    assert run(["review"]) == 0
+    assert "tool.py: skipped: not a training program" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("files", "options", "code", "said"),
     [
