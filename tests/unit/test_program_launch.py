@@ -15,6 +15,7 @@ from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.program.settings import find_settings
 from tuner.program.space_text import knobs_of, space_text
+from tuner.program.trainers import accelerate
 from tuner.space import load_space
 from tuner.space.models.catalogue import resolve_config
 
@@ -55,7 +56,7 @@ def refusals(folder: Path, *words: str, **more) -> str:
 @pytest.fixture
 def config(tmp_path, monkeypatch) -> Path:
     """accelerate's configuration file, and no other one."""
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(tmp_path / "none"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
     path = tmp_path / "fsdp.yaml"
     path.write_text(FSDP)
     return path
@@ -111,7 +112,13 @@ def test_ranks_of_several_machines_are_counted_together(tmp_path, config, words)
 
 
 def test_without_a_name_it_is_the_file_that_accelerate_config_wrote(tmp_path, config, monkeypatch):
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(config))
+    from accelerate.commands.config import default_config_file
+
+    monkeypatch.undo()
+    assert str(accelerate._own_file()) == default_config_file
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "accelerate").mkdir()
+    config.rename(tmp_path / "accelerate" / "default_config.yaml")
     assert planned(tmp_path, "accelerate", "launch").configuration["gpus_per_trial"] == 4
 
 
