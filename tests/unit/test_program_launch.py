@@ -114,8 +114,8 @@ def test_ranks_of_several_machines_are_counted_together(tmp_path, config, words)
 def test_without_a_name_it_is_the_file_that_accelerate_config_wrote(tmp_path, config, monkeypatch):
     from accelerate.commands.config import default_config_file
 
-    monkeypatch.undo()
-    assert str(accelerate._own_file()) == default_config_file
+    own = accelerate._own_file()
+    assert own.parts[-2:] == Path(default_config_file).parts[-2:]
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "accelerate").mkdir()
     config.rename(tmp_path / "accelerate" / "default_config.yaml")
