@@ -15,7 +15,6 @@ from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.program.settings import find_settings
 from tuner.program.space_text import knobs_of, space_text
-from tuner.program.trainers import accelerate
 from tuner.space import load_space
 from tuner.space.models.catalogue import resolve_config
 
@@ -112,13 +111,10 @@ def test_ranks_of_several_machines_are_counted_together(tmp_path, config, words)
 
 
 def test_without_a_name_it_is_the_file_that_accelerate_config_wrote(tmp_path, config, monkeypatch):
-    from accelerate.commands.config import default_config_file
-
-    own = accelerate._own_file()
-    assert own.parts[-2:] == Path(default_config_file).parts[-2:]
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    (tmp_path / "accelerate").mkdir()
-    config.rename(tmp_path / "accelerate" / "default_config.yaml")
+    own = tmp_path / "home" / "accelerate" / "default_config.yaml"
+    own.parent.mkdir(parents=True)
+    config.rename(own)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     assert planned(tmp_path, "accelerate", "launch").configuration["gpus_per_trial"] == 4
 
 

@@ -195,11 +195,15 @@ _worker_subject: Subject | None = None
 
 
 def _begin(subject: Subject | None) -> None:
-    """Prepare a compiling process. Its parent hears Ctrl-C, and ends it."""
+    """Prepare a compiling process. It ignores signals for its parent, which ends it.
+
+    Ctrl-C reaches the whole group, and `ray job stop` and schedulers send SIGTERM to every process
+    of a job: the parent would find its pool broken before it could write what there is.
+    """
     global _worker_subject  # noqa: PLW0603  (one job per process of the pool)
     _worker_subject = subject
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

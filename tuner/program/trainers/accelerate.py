@@ -103,17 +103,17 @@ def _deepspeed_of(
     return zero_knobs(settings, "accelerate's deepspeed_config")
 
 
-def _own_file() -> Path:
+def _default_file() -> Path:
     """The file that `accelerate config` writes; accelerate's own name of it imports torch."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    hub = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    return Path(hub).expanduser() / "accelerate" / "default_config.yaml"
+    home = Path(os.environ.get("HF_HOME", f"{cache}/huggingface")).expanduser()
+    return home / "accelerate" / "default_config.yaml"
 
 
 def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
     """The values of accelerate's configuration file, by option; by default the user's own file."""
     if named is None:
-        path = _own_file()
+        path = _default_file()
         if not path.is_file():
             return {}
     else:

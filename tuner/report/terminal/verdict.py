@@ -88,12 +88,16 @@ class Pace:
         )
 
 
+def verdict_texts(answer: Answer) -> tuple[str, str]:
+    """The word of the verdict; and device memory, the limit and the interval, or the reason."""
+    return verdict_words(
+        answer
+    ), answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
+
+
 def print_verdict(answer: Answer) -> None:
     """The first line: the word, device memory, the limit and the interval."""
-    colour = COLOURS[answer.verdict]
-    words = verdict_words(answer)
-    rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
-    print_answer(words, rest, colour)
+    print_answer(*verdict_texts(answer), COLOURS[answer.verdict])
 
 
 def print_answer(words: str, rest: str, colour: str) -> None:
