@@ -120,7 +120,7 @@ def test_the_cells_run_so_far_are_predicted_and_the_change_is_that_of_a_cell(
         f"%%capture\n!pip --version\n{LIBRARIES}",
         SETTINGS,
         TRAINER,
-        CHECK,
+        "%tuner check --gpu t4",
         "_exit_code",
     ]
     book = new_notebook(cells=[new_code_cell(source) for source in cells])
