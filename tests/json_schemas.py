@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.cli.main import run
+from tuner.report.reported import schema as reported_run
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "schemas"
@@ -68,7 +69,7 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
 MAPS = frozenset((
     "apply", "baseline", "breakdown", "breakdown_s", "config", "configuration", "corrections",
     "derived", "fixed", "flops", "intervals", "knobs", "phase_peak_bytes", "set", "settings",
-    "sources", "stages", "unsupported", "versions", "other_limits",
+    "sources", "stages", "unsupported", "values", "versions", "other_limits",
 ))  # fmt: skip
 """Fields whose own keys are names of knobs, phases, types and the like."""
 
@@ -163,7 +164,8 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
         names = list(dict.fromkeys(key for value in objects for key in value))
         if name in MAPS:
             inner = [item for value in objects for item in value.values()]
-            found |= {"additionalProperties": schema_of(inner)} if inner else {}
+            within = next((key for key in names if key in MAPS), "")  # a baseline's configuration
+            found |= {"additionalProperties": schema_of(inner, name=within)} if inner else {}
         else:
             found["properties"] = {
                 key: schema_of((v[key] for v in objects if key in v), name=key) for key in names
@@ -173,8 +175,14 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
     return found
 
 
+ROW = "reported-run"
+"""The schema of a row to share, which its type makes."""
+
+
 def command_schema(command: str) -> dict[str, Any]:
     """The schema of a command, from what it prints for each of its arguments here."""
+    if command == ROW:
+        return reported_run()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"tuner {command.partition('-')[0]} --json",
@@ -184,6 +192,6 @@ def command_schema(command: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for chosen in sys.argv[1:] or COMMANDS:
+    for chosen in sys.argv[1:] or [*COMMANDS, ROW]:
         text = json.dumps(command_schema(chosen), indent=1) + "\n"
         (FOLDER / f"{chosen}.json").write_text(text)

@@ -229,13 +229,17 @@ _worker_subject: Any = None
 
 
 def _begin(subject: Any, own_group: bool) -> None:
-    """Prepare a compiling process. Its parent hears Ctrl-C, and ends it."""
+    """Prepare a compiling process. It ignores signals for its parent, which ends it.
+
+    Ctrl-C reaches the whole group, and `ray job stop` and schedulers send SIGTERM to every process
+    of a job: the parent would find its pool broken before it could write what there is.
+    """
     if own_group:
         os.setpgid(0, 0)
     global _worker_subject  # noqa: PLW0603  (one job per process of the pool)
     _worker_subject = subject
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

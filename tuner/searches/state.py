@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -98,8 +99,13 @@ class SearchState:
     @property
     def progress(self) -> Progress:
         """The progress of the search now."""
-        return self._tracker.at(
-            time.monotonic(), running=self.open.running, front=self._ranking.front()
+        held_back, seconds = self._adapter.spared()
+        return dataclasses.replace(
+            self._tracker.at(
+                time.monotonic(), running=self.open.running, front=self._ranking.front()
+            ),
+            held_back=held_back,
+            saved_s=None if seconds is None else seconds * self._request.gpus_per_trial,
         )
 
     @property

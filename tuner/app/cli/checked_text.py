@@ -51,10 +51,11 @@ from tuner.space.gpus import load_catalogue
 
 def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
     """The first line: the verdict of the program as it is."""
-    print_verdict(_answer(found, needed))
+    print_verdict(answer_of(found, needed))
 
 
-def _answer(found: RunAnswer, needed: RunAnswer | None) -> Answer:
+def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
+    """The verdict and its numbers."""
     # The numbers are those of a larger GPU where this one had too little memory.
     of = found if needed is None or needed.fits is None else needed
     answer = Answer(

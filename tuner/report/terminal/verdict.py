@@ -88,12 +88,16 @@ class Pace:
         )
 
 
+def verdict_texts(answer: Answer) -> tuple[str, str]:
+    """The word of the verdict; and device memory, the limit and the interval, or the reason."""
+    return verdict_words(
+        answer
+    ), answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
+
+
 def print_verdict(answer: Answer) -> None:
     """The first line: the word, device memory, the limit and the interval."""
-    colour = COLOURS[answer.verdict]
-    words = f"{answer.verdict}{_leaning(answer)}"
-    rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
-    print_answer(words, rest, colour)
+    print_answer(*verdict_texts(answer), COLOURS[answer.verdict])
 
 
 def print_answer(words: str, rest: str, colour: str) -> None:
@@ -106,15 +110,15 @@ def print_lines(lines: Iterable[str]) -> None:
     click.echo("\n".join(lines))
 
 
-def _leaning(answer: Answer) -> str:
-    """The likelier outcome of a tight answer, which is also that of its exit code."""
+def verdict_words(answer: Answer) -> str:
+    """The verdict; of a tight one also the likelier outcome, which is that of its exit code."""
     if answer.verdict is not Verdict.TIGHT:
-        return ""
+        return str(answer.verdict)
     if answer.budget.fits(answer.used_bytes):
-        return " (likely fits)"
+        return f"{answer.verdict} (likely fits)"
     if answer.used_bytes > answer.budget.limit_bytes:
-        return " (likely not)"
-    return " (within margin)"
+        return f"{answer.verdict} (likely not)"
+    return f"{answer.verdict} (within margin)"
 
 
 def numbers_text(answer: Answer) -> str:
