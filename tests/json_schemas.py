@@ -69,7 +69,7 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
 MAPS = frozenset((
     "apply", "baseline", "breakdown", "breakdown_s", "config", "configuration", "corrections",
     "derived", "fixed", "flops", "intervals", "knobs", "phase_peak_bytes", "set", "settings",
-    "sources", "stages", "unsupported", "versions", "other_limits",
+    "sources", "stages", "unsupported", "values", "versions", "other_limits",
 ))  # fmt: skip
 """Fields whose own keys are names of knobs, phases, types and the like."""
 
@@ -164,7 +164,8 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
         names = list(dict.fromkeys(key for value in objects for key in value))
         if name in MAPS:
             inner = [item for value in objects for item in value.values()]
-            found |= {"additionalProperties": schema_of(inner)} if inner else {}
+            within = next((key for key in names if key in MAPS), "")  # a baseline's configuration
+            found |= {"additionalProperties": schema_of(inner, name=within)} if inner else {}
         else:
             found["properties"] = {
                 key: schema_of((v[key] for v in objects if key in v), name=key) for key in names

@@ -88,6 +88,7 @@ GROUPS = {
         "spaces": "List the search spaces, or print one.",
         "doctor": "Check drivers, libraries and settings of this machine.",
         "completion": "Print the shell completion script.",
+        "mcp": "Answer an agent's questions, as an MCP server.",
     },
 }
 """The commands by task, each with a line of help, in the order in which users need them."""
