@@ -212,7 +212,7 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
     found = {tool.command: tool for tool in TOOLS}
     if may_run:
         text = found["check"].description.replace("run.", "run unless `run` is true.")
-        asked = {"program": PROGRAM, "run": RUN}
+        asked: dict[str, dict[str, Any]] = {"program": PROGRAM, "run": RUN}
         found["check"] = replace(found["check"], description=text, properties=asked)
     return found
 
