@@ -82,7 +82,7 @@ def check(folder: Path) -> tuple[list[str], list[str]]:
         rows[path.name] = row
         problems = list(problems_of(row))
         if row.reporter is None:
-            problems.append("no reporter: `tuner report-run FILE` adds one")
+            problems.append("no reporter: `tuner report-run` adds one")
         if path.name != row.file_name:
             problems.append(f"its content belongs in {row.file_name}")
         refused += [f"{path.name}: {text}" for text in problems]

@@ -72,6 +72,7 @@ args = SFTConfig(
 lora = LoraConfig(r=16, target_modules="all-linear")
 SFTTrainer(model=model, args=args, peft_config=lora, train_dataset=[]).train()
 '''
+UNSAID = "from transformers import Trainer\nTrainer(model, TrainingArguments('out')).train()\n"
 BASE = {
     "train.py": TRAIN,
     "settings.py": "# Tokens of an example.\nLENGTH = 512\n",
@@ -207,6 +208,36 @@ def test_a_new_program_has_no_base_and_an_unchanged_one_no_cause(review: Run, re
     assert done.returncode == 1
 
 
+def test_the_project_says_what_a_program_does_not(review: Run, repository: Path):
+    """Its GPU types, models and settings, by glob; commands have their arguments and launcher."""
+    said = """
+gpu = "rtx4090"
+programs = ["torchrun --nproc-per-node 2 train.py qwen3-0.6b", "tool.py"]
+set = {"t*.py" = {max_length = 64}}
+"""
+    written(repository, {**LONGER, "pyproject.toml": "", "tuner.toml": said})
+    done = review("--base", "main", "--json")
+    train, tool = json.loads(done.stdout)["programs"]
+    assert train["program"] == "torchrun --nproc-per-node 2 train.py qwen3-0.6b"
+    assert train["settings"] == []
+    assert tool["gpus"][0]["refused"].startswith("unsupported trainer")
+    assert done.returncode in (1, 4)
+
+
+def test_the_first_commit_has_no_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from tuner.app.cli.main import run
+
+    written(tmp_path, BASE)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "tool.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PRE_COMMIT_FROM_REF", raising=False)
+    assert run(["review"]) == 0
+    assert "tool.py: skipped: not a training program" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("files", "options", "code", "said"),
     [
@@ -220,6 +251,11 @@ def test_a_new_program_has_no_base_and_an_unchanged_one_no_cause(review: Run, re
         ({}, ("--gpu", "rtx3061"), 2, "did you mean 'rtx3060'"),
         ({}, ("--write", "x.txt"), 2, "the suffix is one of .md, .sarif"),
         ({"pyproject.toml": ""}, ("train.py",), 2, "no GPU type is named"),
+        (
+            {"pyproject.toml": "[tool.tuner]\ngpu = [1]\nmargin = 3\nset = {a = 1}"}, (), 2,
+            "margin = 3 is not a text such as",
+        ),
+        ({"other.py": UNSAID}, (), 4, "name it in [tool.tuner.set], e.g. max_length"),
         ({"tuner.toml": 'gpu = "t4"'}, (), 2, "keep one of them"),
         ({"pyproject.toml": "[tool.tuner]\ngpus = 't4'"}, (), 2, "did you mean 'gpu'?"),
     ],

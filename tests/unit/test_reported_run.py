@@ -334,6 +334,7 @@ def test_three_reporters_that_agree_correct_the_prediction(estimate, row):
         ((1.2, 1.2, 1.2), {"model": "tiny-gpt2"}),
         ((1.2, 1.2, 1.2), {"predicted_is_corrected": True}),
         ((1.2, 1.2, 1.2), {"versions": {"tuner": "0.0.1"}}),
+        ((1.2, 1.2, 1.2), {"lengths": "data"}),
         ((1.9, 1.9, 1.9), {}),
     ],
 )

@@ -63,6 +63,8 @@ def find_changes(folder: Path, base: str, files: Sequence[Path] = ()) -> Changes
     """
     root = Path(_git(folder, "rev-parse", "--show-toplevel").decode().strip())
     commit = next(filter(None, (_commit(root, name) for name in (base, f"origin/{base}"))), None)
+    if commit is None and base == "HEAD":  # the first commit is being made
+        commit = _git(root, "hash-object", "-t", "tree", "--stdin").decode().strip()
     if commit is None:
         raise InputError(
             f"there is no commit {base!r} in this repository",

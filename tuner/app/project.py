@@ -11,6 +11,7 @@ from typing import Any
 
 from tuner.core.errors import InputError, Problem, unknown
 from tuner.core.files import read_file
+from tuner.core.records import KnobValue
 
 OWN_FILE, SHARED_FILE = "tuner.toml", "pyproject.toml"
 _MOST_BYTES = 1 << 20
@@ -22,19 +23,25 @@ class Project:
     """The settings of a project.
 
     `gpus` are the GPU types that every program has to fit, `margin` is memory to keep free ("3%"),
-    `models` the model by path or glob, `programs` commands in place of the changed files, and
-    `exclude` paths or globs that are not programs.
+    `models` the model and `settings` other values by path or glob, for programs that don't name
+    them, `programs` commands in place of the changed files, and `exclude` paths or globs that are
+    not programs.
     """
 
     gpus: tuple[str, ...] = ()
     margin: str | None = None
     models: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, KnobValue]] = field(default_factory=dict)
     programs: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
     def model_of(self, path: str) -> str | None:
         """The model of the first glob that matches `path`; None without one."""
         return next((m for glob, m in self.models.items() if fnmatchcase(path, glob)), None)
+
+    def settings_of(self, path: str) -> Mapping[str, KnobValue]:
+        """The settings of the first glob that matches `path`; none without one."""
+        return next((s for glob, s in self.settings.items() if fnmatchcase(path, glob)), {})
 
     def excludes(self, path: str) -> bool:
         """True if a glob of `exclude` matches `path`."""
@@ -72,6 +79,7 @@ _WANTED = {
     "gpu": "a GPU type or a list of them",
     "margin": 'a text such as "3%" or "2GiB"',
     "models": 'a table of path or glob to model, such as "train/*.py" = "qwen3-8b"',
+    "set": 'a table of path or glob to settings, such as "train/*.py" = {max_length = 1024}',
     "programs": "a list of commands",
     "exclude": "a list of paths or globs",
 }
@@ -96,15 +104,21 @@ def _read(table: object, where: str) -> Project:
         raise InputError("the settings of tuner are wrong", problems=problems)
     lists = {key: tuple(values.get(key, ())) for key in ("gpu", "programs", "exclude")}
     return Project(
-        lists["gpu"], values.get("margin"), values.get("models", {}), *list(lists.values())[1:]
+        lists["gpu"],
+        values.get("margin"),
+        values.get("models", {}),
+        values.get("set", {}),
+        lists["programs"],
+        lists["exclude"],
     )
 
 
 def _is_right(key: str, value: object) -> bool:
     if key == "margin":
         return isinstance(value, str)
-    if key == "models":
-        return isinstance(value, dict) and all(isinstance(model, str) for model in value.values())
+    if key in ("models", "set"):
+        kind = str if key == "models" else dict
+        return isinstance(value, dict) and all(isinstance(one, kind) for one in value.values())
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 

@@ -33,6 +33,7 @@ from tuner.core.errors import (
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Verdict, parse_margin
+from tuner.core.setup.schemas import SCHEMAS
 from tuner.core.units import GIB
 from tuner.predict.predict import Traces
 from tuner.predict.predictor import PredictionJob, Predictor
@@ -42,12 +43,19 @@ from tuner.program.planned import WORKLOAD
 from tuner.program.program import Program, read_program
 from tuner.program.setting import NAMES, Setting
 from tuner.program.settings import find_settings
+from tuner.program.vocabulary import said_in_own_words
 
 _TRAINS = re.compile(rb"(?m)^(?!\W*class\b|\s*#).*?(\w*Trainer\(|\.backward\()")
 """Code of a training: a call of a trainer or of a backward pass."""
 
 _TESTS = re.compile(r"(test_.*|.*_test|conftest)\.py")
 """Names of files with pytest's tests."""
+
+_ADVICE = {
+    "pass --model": "name it in [tool.tuner.models]",
+    "pass it, e.g. --set ": "name it in [tool.tuner.set], e.g. ",
+}
+"""Advice for the command line, and that for a review, which has the settings of its project."""
 
 _DERIVED = ("effective_batch",)
 """Values of a configuration that others decide."""
@@ -78,14 +86,15 @@ class ChangedSetting:
 class OnGpu:
     """A program on one GPU type, now and at the base; None where it is not known.
 
-    `refused` says why there is no prediction now. `difference` is the change of its settings with
-    which it fits, where it does not.
+    `refused` says why there is no prediction now, and `advice` what would bring one. `difference`
+    is the change of its settings with which it fits, where it does not.
     """
 
     gpu: Gpu
     found: PredictedProgram | None
     before: PredictedProgram | None = None
     refused: str = ""
+    advice: str = ""
     difference: str = ""
 
     @property
@@ -130,6 +139,7 @@ class OnGpu:
             "before_bytes": self.before.used_bytes if self.before is not None else None,
             "more_bytes": self.more_bytes,
             "refused": self.refused or None,
+            "advice": self.advice or None,
             "difference": self.difference or None,
         }
 
@@ -311,11 +321,12 @@ class _Reviewer:
             return ReviewedProgram(command, words[0], 1, refused)
         path = next(_paths(program, self.root), words[0])
         model = self.project.model_of(path)
+        given = said_in_own_words(self.project.settings_of(path), SCHEMAS[WORKLOAD].terms)
         before: Program | None = None
         with contextlib.suppress(InputError):  # it is new, or could not be read
             old = [self.changes.before.get(word, word) for word in words]
             before = read_program(old, base, is_run=False)
-        asked = [(gpu, self._asked(program, gpu, model)) for gpu in self.gpus]
+        asked = [(gpu, self._asked(program, gpu, model, given)) for gpu in self.gpus]
         found = tuple(self._on(gpu, predictions, before) for gpu, predictions in asked)
         places = _Places(program, before, self.root, base, self.changes.before)
         settings: tuple[ChangedSetting, ...] = ()
@@ -326,20 +337,22 @@ class _Reviewer:
         notes = _notes(program, first) if first is not None else ()
         return ReviewedProgram(command, *places.first(path), found, settings, notes)
 
-    def _asked(self, program: Program, gpu: Gpu, model: str | None) -> ProgramPredictions:
+    def _asked(
+        self, program: Program, gpu: Gpu, model: str | None, given: Mapping[str, Any]
+    ) -> ProgramPredictions:
         margin = parse_margin(self.project.margin, gpu)
-        return ProgramPredictions(program, gpu, None, margin, {}, model)
+        return ProgramPredictions(program, gpu, None, margin, given, model)
 
     def _on(self, gpu: Gpu, asked: ProgramPredictions, before: Program | None) -> OnGpu:
         try:
             found = self._predicted(asked)
         except TunerError as error:
-            advice = f" ({error.hint})" if isinstance(error, UnavailableError) else ""
-            return OnGpu(gpu, None, refused=f"{_reasons(error)}{advice}")
+            advice = (error.hint or "") if isinstance(error, UnavailableError) else ""
+            return OnGpu(gpu, None, refused=_reasons(error), advice=advice)
         old = None
         with contextlib.suppress(TunerError):  # then there is nothing to compare with
             if before is not None:
-                old = self._predicted(self._asked(before, gpu, asked.model))
+                old = self._predicted(self._asked(before, gpu, asked.model, asked.given))
         difference = ""
         with contextlib.suppress(TunerError), _missing_named():  # then nothing is suggested
             if found.fits is False and (better := check_program(asked).suggestion):
@@ -380,7 +393,10 @@ class _Reviewer:
 
 def _reasons(error: TunerError) -> str:
     """All problems with their places, or the message where none is listed."""
-    return "; ".join(map(str, error.problems)) or error.message
+    text = "; ".join(map(str, error.problems)) or error.message
+    for option, advice in _ADVICE.items():
+        text = text.replace(option, advice)
+    return text
 
 
 @contextlib.contextmanager
@@ -454,7 +470,8 @@ class _Places:
     def _of(self, name: str, setting: Setting | None, value: KnobValue | None) -> tuple[str, int]:
         """The place of a setting: where it is written, else the changed line that looks like it."""
         if setting is not None and setting.source is not None and setting.location is not None:
-            return _below(setting.source.path, self.root), setting.location.line
+            line = setting.source.file_line(setting.location)
+            return _below(setting.source.path, self.root), line
         words = [name, *NAMES.get(name, ()), *([] if isinstance(value, bool) else [show(value)])]
         pattern = re.compile("|".join(map(re.escape, words)))
         matching = (hunk for hunk in self._hunks if pattern.search(hunk[2]))

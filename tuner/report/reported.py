@@ -243,7 +243,7 @@ def problems_of(row: ReportedRun) -> Iterator[str]:
     if measured.step_s is None and measured.device_bytes is None:
         yield "neither step_s nor device_bytes was measured"
     if row != public(row):
-        yield "it has values that tuner has no name for; `tuner report-run FILE` drops them"
+        yield "it has values that tuner has no name for; `tuner report-run` drops them"
     gpu = shipped_catalogue().get(row.gpu)
     if gpu is None and row.gpu != PROCESSOR:
         yield f"unknown GPU {row.gpu!r}: `tuner gpus` lists them"

@@ -9,7 +9,6 @@ from typing import Any
 from tuner import __version__
 from tuner.app.cli.checked_text import answer_of
 from tuner.app.review import OnGpu, Review, ReviewedProgram, delta_text
-from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS
 from tuner.core.records import Verdict
 from tuner.predict.releases import predicted_stack
 from tuner.report.terminal.render import echo
@@ -80,10 +79,12 @@ def title(review: Review) -> str:
     number = len(review.programs)
     if not number:
         return "no training program changed"
-    word = {EXIT_FOUND: "fits", EXIT_NOTHING_FITS: "does not fit"}.get(review.exit_code, "unknown")
-    bad = {p.command for p, _, rule in _findings(review) if _LEVELS[rule] == "error"}
-    of = f"{len(bad)} of {number}" if bad else f"{number}"
-    return f"{word}: {of} changed training program{'s' * (number != 1)}"
+    fits = [{on.fits for on in program.gpus} for program in review.programs]
+    bad = sum(False in one for one in fits)
+    unknown = sum(None in one and False not in one for one in fits)
+    counts = {"does not fit": bad, "unknown": unknown, "fits": number - bad - unknown}
+    shown = [f"{word}: {count}" for word, count in counts.items() if count]
+    return f"{', '.join(shown)} of {number} changed training program{'s' * (number != 1)}"
 
 
 # -- text ---------------------------------------------------------------------------------------
@@ -99,11 +100,19 @@ def print_review(review: Review, *, quiet: bool) -> None:
                 echo(f"{path}:{line}: {message(program, on)}")
         for note in () if quiet else program.notes:
             echo(f"{path}: note: {note}")
+    for advice in _advice(review):
+        echo(f"note: {advice}")
     if quiet:
         return
     for path, why in review.skipped.items():
         echo(f"{path}: skipped: {why}")
     echo(f"{title(review)} ({_source()})")
+
+
+def _advice(review: Review) -> list[str]:
+    """What would bring the predictions that are missing, each once."""
+    advice = (on.advice for program in review.programs for on in program.gpus)
+    return list(dict.fromkeys(filter(None, advice)))
 
 
 def _source() -> str:
@@ -134,6 +143,7 @@ def markdown(review: Review) -> str:
                 lines += ["", f"<details><summary>{_plain(fitting)}</summary>", "", "```diff"]
                 lines += [on.difference.replace("```", "'''").rstrip(), "```", "", "</details>"]
     notes = [f"- `{p.command}`: {_plain(note)}" for p in review.programs for note in p.notes]
+    notes += [f"- {_plain(advice)}" for advice in _advice(review)]
     skipped = [f"- `{path}`: {why}" for path, why in review.skipped.items()]
     for name, items in (("Notes", notes), ("Skipped files", skipped)):
         if items:
