@@ -25,6 +25,7 @@ from tuner.report.reported import (
     PredictedNumbers,
     ReportedRun,
     looks_of,
+    problems_of,
     public,
     public_configuration,
     public_model,
@@ -232,6 +233,7 @@ def _has_vote(row: ReportedRun) -> bool:
         and not row.disturbed
         and row.lengths == "full"
         and not any(looks_of(row))
+        and not any(problems_of(row))
     )
 
 

@@ -42,7 +42,7 @@ SLOW = frozenset(
     ("hardware slowdown", "temperature (driver)", "temperature (hardware)", "power brake")
 )
 """Reasons for low clocks that say something is wrong; a power limit is a normal one."""
-LONGEST_WAIT_S = 120.0
+LONGEST_WAIT_S = 60.0
 """A training that ends before its prediction waits for it at most this long."""
 
 P = ParamSpec("P")
@@ -276,7 +276,8 @@ class RunWatch:
                 "`nvidia-smi` shows them",
             )
         cores = os.cpu_count() or 1
-        if device.gpu == PROCESSOR and (load := os.getloadavg()[0]) > BUSY_LOAD * cores:
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        if device.gpu == PROCESSOR and load > BUSY_LOAD * cores:
             yield "another process", f"{load:.0f} processes and threads want {cores} processors"
         waiting = measured.data_wait_fraction or 0.0
         busy = statistics.fmean(self._busy[WARMUP:]) if self._busy[WARMUP:] else None
