@@ -212,7 +212,7 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
     found = {tool.command: tool for tool in TOOLS}
     if may_run:
         text = found["check"].description.replace("run.", "run unless `run` is true.")
-        asked: dict[str, dict[str, Any]] = {"program": PROGRAM, "run": RUN}
+        asked: dict[str, Schema] = {"program": PROGRAM, "run": RUN}
         found["check"] = replace(found["check"], description=text, properties=asked)
     return found
 
@@ -343,6 +343,8 @@ def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, 
     data = json.loads(printed)
     notes = [f"{line}." for line in said.splitlines() if line.startswith(NOTED)]
     text = " ".join((TEXTS[tool.command](data), *notes))
+    if not Draft202012Validator(tool.output_schema()).is_valid(data):  # clients would refuse it
+        return _failed(code, f"{text} Its JSON is left out: a fault of tuner's own.")
     return ToolAnswer(text if code == EXIT_FOUND else f"{text} {_code_text(code)}", data)
 
 
