@@ -53,7 +53,7 @@ def started_after_s(folder: Path) -> tuple[float, float]:
     """Seconds until the first trial of a search began, and until all was predicted."""
     environment = {**os.environ, "TUNER_CACHE": str(folder / "cache")}
     started_s, predicted_s = time.time(), 0.0
-    command = [*SEARCH, "--trials", "1", "--no-verify", "--results", str(folder)]
+    command = [*SEARCH, "--trials", "2", "--no-verify", "--results", str(folder)]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
