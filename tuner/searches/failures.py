@@ -9,21 +9,18 @@ solved separately.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.records import Exhausted, Outcome, Status, TrialRecord
+from tuner.searches.suspects import Suspect, Suspects
 
 Floats = NDArray[np.float64]
-Suspect = tuple[tuple[int, int], ...]
-"""One or two values: (number of the knob, number of its value) of each."""
-
 PRIORS = {1: 0.05, 2: 0.01}
 """Prior probability that a value is broken, and that two working values fail together."""
 
@@ -100,14 +97,7 @@ class Failures:
 
     def __init__(self, columns: Mapping[str, Sequence[object]]) -> None:
         """`columns` are the values of each knob that varies, one for each candidate."""
-        self._names = list(columns)
-        self._values = [list(dict.fromkeys(column)) for column in columns.values()]
-        coded = [
-            [values.index(value) for value in column]
-            for values, column in zip(self._values, columns.values(), strict=True)
-        ]
-        number = len(next(iter(columns.values()))) if columns else 1
-        self._codes = np.array(coded, dtype=np.intp).reshape(len(coded), number)
+        self._suspects = Suspects(columns)
         self.any_ran = False
         self._ran: set[Suspect] = set()
         self._failed: dict[str, dict[int, None]] = {}
@@ -121,7 +111,7 @@ class Failures:
         """Note that the candidate at `place` ran: none of its values or pairs is broken."""
         self.any_ran, self.in_a_row = True, 0
         before = len(self._ran)
-        self._ran.update(self._suspects(place))
+        self._ran.update(self._suspects.of(place))
         for places in self._failed.values():
             places.pop(place, None)
         if self._failed and len(self._ran) > before:
@@ -136,11 +126,11 @@ class Failures:
     def probability(self) -> Floats:
         """The probability that each candidate runs without an error, shape (candidates,)."""
         if self._probability is None:
-            self._blame, logs = {}, np.zeros(self._codes.shape[1])
+            self._blame, logs = {}, np.zeros(self._suspects.codes.shape[1])
             for places in self._failed.values():
                 for suspect, blame in self._blamed(tuple(places)).items():
                     self._blame[suspect] = max(blame, self._blame.get(suspect, 0.0))
-                    logs[self._has(suspect)] += np.log1p(-min(blame, 1 - 1e-9))
+                    logs[self._suspects.has(suspect)] += np.log1p(-min(blame, 1 - 1e-9))
             self._probability = np.exp(logs)
         return self._probability
 
@@ -159,9 +149,9 @@ class Failures:
         found: dict[str, NDArray[np.bool_]] = {}
         left = probability < LEAST_TO_TRY
         for suspect, kind, times in self._never_ran():
-            mask = left & self._has(suspect)
+            mask = left & self._suspects.has(suspect)
             if times >= ALIKE_TO_CLOSE and mask.any():
-                found[_told(self._text(suspect), times, kind)] = mask
+                found[_told(self._suspects.text(suspect), times, kind)] = mask
                 left = left & ~mask
         return found
 
@@ -169,7 +159,7 @@ class Failures:
         """The values that are probably broken, with the number and kind of their failures."""
         self.probability()
         return [
-            _told(self._text(suspect), times, kind)
+            _told(self._suspects.text(suspect), times, kind)
             for suspect, kind, times in self._never_ran()
             if self._blame.get(suspect, 0.0) > SUSPECTED
         ]
@@ -179,15 +169,15 @@ class Failures:
         places = [place for places in self._failed.values() for place in places]
         if not places:
             return []
-        codes = self._codes[:, places]
+        codes = self._suspects.codes[:, places]
         same = np.flatnonzero((codes == codes[:, :1]).all(axis=1))
-        return [self._text(((int(k), int(codes[k, 0])),)) for k in same]
+        return [self._suspects.text(((int(k), int(codes[k, 0])),)) for k in same]
 
     def _never_ran(self) -> list[tuple[Suspect, str, int]]:
         """Values that failed and never ran, with kind and number of failures, most blamed first."""
         found = []
         for kind, places in self._failed.items():
-            times = Counter((s,) for p in places for s in enumerate(self._codes[:, p].tolist()))
+            times = Counter((s,) for p in places for s in enumerate(self._suspects.codes[:, p].tolist()))
             for suspect, number in times.items():
                 if suspect not in self._ran:
                     found.append((suspect, kind, number))
@@ -195,14 +185,11 @@ class Failures:
 
     def _blamed(self, places: Sequence[int]) -> dict[Suspect, float]:
         """The probability that each suspect is broken, given the failures at `places`."""
-        suspects = [[s for s in self._suspects(place) if s not in self._ran] for place in places]
-        every = list(dict.fromkeys(itertools.chain.from_iterable(suspects)))
-        if not every:
+        every, has = self._suspects.among(np.array(places, dtype=np.intp))
+        left = [number for number, suspect in enumerate(every) if suspect not in self._ran]
+        if not left:
             return {}
-        numbers = {suspect: i for i, suspect in enumerate(every)}
-        has = np.zeros((len(places), len(every)), dtype=bool)
-        for row, own in enumerate(suspects):
-            has[row, [numbers[s] for s in own]] = True
+        every, has = [every[number] for number in left], has[:, left]
         prior = np.array([PRIORS[len(suspect)] for suspect in every])
         odds = np.log(prior / (1 - prior))
         now = odds.copy()
@@ -213,16 +200,3 @@ class Failures:
             now += DAMPING * (odds + np.where(has, explained, 0.0).sum(axis=0) - now)
         blame = 1.0 / (1.0 + np.exp(-now))
         return dict(zip(every, blame.tolist(), strict=True))
-
-    def _suspects(self, place: int) -> Iterator[Suspect]:
-        values = list(enumerate(self._codes[:, place].tolist()))
-        yield from itertools.chain(
-            itertools.combinations(values, 1), itertools.combinations(values, 2)
-        )
-
-    def _has(self, suspect: Suspect) -> NDArray[np.bool_]:
-        hits = [self._codes[knob] == value for knob, value in suspect]
-        return np.asarray(np.all(hits, axis=0))
-
-    def _text(self, suspect: Suspect) -> str:
-        return " ".join(f"{self._names[k]}={self._values[k][value]}" for k, value in suspect)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +13,25 @@ from numpy.typing import NDArray
 from tuner.searches.candidates import Parameter
 from tuner.searches.guided.goals import LogNormal, staircase
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.regression import DEGREES, Belief, Floats, ResidualModel, features
+from tuner.searches.guided.regression import (
+    DEGREES,
+    Belief,
+    Fit,
+    Floats,
+    ResidualModel,
+    Trials,
+    features,
+)
+from tuner.searches.suspects import Suspects
 
-TRUSTED_TRIALS, LARGEST_SURPRISE = 4.0, 4.0
-"""The regression's own error estimate weighs as much as the first number of trials. A single trial
-counts as at most the second number of standard deviations."""
+CAUSED, ALONE = 0.3, 0.3
+"""Probabilities that one value or pair of values is far off its prediction, and that one
+configuration by itself is."""
+
+RATIO = 1.0
+NUM = 0.1
+LEAST_PROBABLE = 0.02
+"""Causes that are less probable are left out."""
 
 LEAST_NOISE = 0.005
 """The least standard deviation, in log throughput, of trials of one configuration: that of an idle
@@ -33,6 +46,15 @@ STALE_WEIGHT = 0.25
 
 REFIT_GROWTH = 0.02
 """The regression is repeated when the number of trials has grown by this share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The beliefs about throughput and memory of every candidate if one cause is real, or none."""
+
+    probability: float
+    speed: Belief
+    memory: Belief
 
 
 class Experience:
@@ -57,9 +79,8 @@ class Experience:
         self._values = np.zeros((len(pool.candidates), 2))
         self._kept: tuple[Belief | None, NDArray[np.intp]] = (None, np.array([], dtype=np.intp))
         self._since: list[int] = []
-        self._squares = array("d")
-        self._caution = 1.0
-        self._risk: tuple[Belief | None, int, int, Floats] = (None, 0, 0, np.zeros(0))
+        self._risk: tuple[int, Floats] = (-1, np.zeros(0))
+        self._suspects = Suspects(pool.candidates.columns)
         columns, coordinates = pool.candidates.columns, pool.candidates.coordinates
         moving = pool.moving_share
         speed_prior, memory_prior = pool.speed_prior, pool.memory_prior
@@ -73,8 +94,8 @@ class Experience:
             scale=0.2 + 1.6 * moving,
         )
         self._fitted = -1
-        self._speed = self._speed_model.prior_belief()
-        self._memory = self._memory_model.prior_belief()
+        self._cases: list[Case] = []
+        self._beliefs: tuple[Belief, Belief]
 
     def remember(self, index: int, values: tuple[float, float]) -> None:
         """Take throughput and memory of a candidate with other library versions as a hint.
@@ -97,7 +118,7 @@ class Experience:
         ran_out = size > self.pool.limit_bytes
         told = ran_out or not failed  # the memory of a failed trial is at best a prediction
         if told and size > 0 and index not in self.known and index not in self.oom:
-            self._compare(index, float(self.pool.limit_bytes if ran_out else size), ran_out)
+            self.spent += float(self.risk(np.array([index]))[0])
         if ran_out:
             self.oom.add(index)
             self._told += 1
@@ -155,74 +176,116 @@ class Experience:
         found[list(self.oom)] = True
         return found
 
-    def _compare(self, index: int, device_bytes: float, ran_out: bool) -> None:
-        """Compare the memory of a trial with the belief before it.
-
-        This happens when the trial ends, not when it is proposed, so that the trials of an earlier
-        search, told again in their order, lead to the same decisions.
-        """
-        place = np.array([index], dtype=np.intp)
-        self.spent += float(self.risk(place)[0])
-        _, size = self.quantities(place)
-        sd = float(size.sd[0]) / self._caution
-        # The excess over the limit is unknown; one standard deviation is assumed.
-        surprise = (np.log(device_bytes) - float(size.mean[0])) / sd + (1.0 if ran_out else 0.0)
-        # Needing less than expected is no reason for caution, however much less it is.
-        most = LARGEST_SURPRISE**2 if surprise > 0 else 1.0
-        self._squares.append(min(float(surprise) ** 2, most))
-        self._caution = self._caution_now()
-
     def beliefs(self) -> tuple[Belief, Belief]:
         """Beliefs about log(measured / predicted) throughput and memory of every candidate.
 
         They are learned again after enough new trials.
         """
-        count = self._told
-        if count > self._fitted * (1 + REFIT_GROWTH):
-            hints = {i: v for i, v in self._stale.items() if i not in self.known}
-            every = {**self.known, **hints}
-            seen = np.array(sorted(every), dtype=np.intp)
-            trust = np.array([STALE_WEIGHT if i in hints else 1.0 for i in seen])
-            old = self._stale_oom - self.oom - every.keys()
-            oom = np.array(sorted(self.oom | old), dtype=np.intp)
-            oom_trust = np.array([STALE_WEIGHT if i in old else 1.0 for i in oom])
-            none = np.array([], dtype=np.intp)
-            pool = self.pool
-            known = np.array([every[i] for i in seen]).reshape(-1, 2)
-            ratios = np.log(known[:, 0] / pool.samples_per_s[seen])
-            # Without predictions, even the order of magnitude is unknown before the first trial.
-            shift = float(np.median(ratios)) if pool.is_blind and len(ratios) else 0.0
-            speed = self._speed_model.believe(seen, ratios - shift, none, np.array([]), trust=trust)
-            self._speed = replace(speed, mean=speed.mean + shift)
-            self._memory = self._memory_model.believe(
-                seen,
-                np.log(known[:, 1] / pool.device_bytes[seen]),
-                oom,
-                np.log(pool.limit_bytes / pool.device_bytes[oom]),
-                trust=trust,
-                trust_above=oom_trust,
+        self.cases()
+        return self._beliefs
+
+    def cases(self) -> list[Case]:
+        """What the trials may mean: that no cause stands out, or that one does."""
+        if self._told > self._fitted * (1 + REFIT_GROWTH):
+            self._cases = self._learn()
+            self._beliefs = (
+                _mixed(self._cases, [case.speed for case in self._cases]),
+                _mixed(self._cases, [case.memory for case in self._cases]),
             )
-            self._fitted = count
-        return self._speed, self._memory
+            self._fitted = self._told
+        return self._cases
+
+    def _learn(self) -> list[Case]:
+        hints = {i: v for i, v in self._stale.items() if i not in self.known}
+        every = {**self.known, **hints}
+        seen = np.array(sorted(every), dtype=np.intp)
+        trust = np.array([STALE_WEIGHT if i in hints else 1.0 for i in seen])
+        old = self._stale_oom - self.oom - every.keys()
+        oom = np.array(sorted(self.oom | old), dtype=np.intp)
+        oom_trust = np.array([STALE_WEIGHT if i in old else 1.0 for i in oom])
+        pool = self.pool
+        known = np.array([every[i] for i in seen]).reshape(-1, 2)
+        speeds = np.log(known[:, 0] / pool.samples_per_s[seen])
+        sizes = np.log(known[:, 1] / pool.device_bytes[seen])
+        bounds = np.log(pool.limit_bytes / pool.device_bytes[oom])
+        # Without predictions, even the order of magnitude is unknown before the first trial.
+        shift = float(np.median(speeds)) if pool.is_blind and len(speeds) else 0.0
+        speed = self._speed_model.fit(Trials(seen, speeds - shift, trust))
+        memory = self._memory_model.fit(
+            Trials(seen, sizes, trust), Trials(oom, bounds, oom_trust)
+        )
+        cases = self._with_causes(speed, memory)
+        if shift:
+            cases = [
+                replace(case, speed=replace(case.speed, mean=case.speed.mean + shift))
+                for case in cases
+            ]
+        return cases
+
+    def _with_causes(self, speed: Fit, memory: Fit) -> list[Case]:
+        """The fits, and what they become with each probable cause of both."""
+        seen = len(speed.trials.places)
+        causes, marks = self._suspects.among(memory.trials.places)
+        odds = np.concatenate([
+            [np.log(1 - CAUSED - ALONE)],
+            speed.odds(marks[:seen]) + memory.odds(marks) + np.log(CAUSED * self._shares(causes)),
+            speed.odds(np.eye(seen)) + np.log(ALONE / max(seen, 1)),
+        ])  # fmt: skip
+        chances = np.exp(odds - odds.max())
+        # Suspects that no trial has are as probable as before.
+        unseen = CAUSED * (1.0 - float(self._shares(causes).sum()))
+        chances[0] += unseen * np.exp(-odds.max())
+        chances /= chances.sum()
+        cases = []
+        for number in np.flatnonzero(chances >= LEAST_PROBABLE):
+            own_speed, own_memory, cause = speed.belief, memory.belief, number - 1
+            if 0 <= cause < len(causes):
+                mask = self._suspects.has(causes[cause]).astype(float)
+                mark = marks[:, cause].astype(float)
+                own_speed = speed.under(mark[:seen], mask)
+                own_memory = memory.under(mark, mask)
+            elif cause >= 0:
+                trial = cause - len(causes)
+                mask, mark = np.zeros(len(self.pool.candidates)), np.zeros(seen)
+                mask[speed.trials.places[trial]] = mark[trial] = 1.0
+                own_speed = speed.under(mark, mask)
+            cases.append(Case(float(chances[number]), own_speed, own_memory))
+        whole = sum(case.probability for case in cases)
+        return [replace(case, probability=case.probability / whole) for case in cases]
+
+    def _shares(self, causes):
+        names = list(self.pool.candidates.columns); ordered = self.pool.candidates.coordinates
+        def weight(c):
+            if len(c) == 1: return RATIO
+            return NUM if any(names[k] in ordered for k, _ in c) else 1.0
+        sizes = {n: len(v) for n, v in zip(names, self._suspects._values)}
+        total = RATIO * sum(sizes.values())
+        for i, x in enumerate(names):
+            for y in names[i + 1:]:
+                total += sizes[x] * sizes[y] * (NUM if x in ordered or y in ordered else 1.0)
+        return np.array([weight(c) for c in causes]) / total
 
     def risk_of_all(self) -> Floats:
         """The probability that each candidate runs out of memory, computed once per outcome."""
-        _, memory = self.beliefs()
-        belief, compared, known, risk = self._risk
-        if belief is not memory or (compared, known) != (len(self._squares), len(self.known)):
-            risk = self.risk(slice(None))
-            self._risk = (memory, len(self._squares), len(self.known), risk)
-        return risk
+        self.cases()
+        if self._risk[0] != self._told:
+            self._risk = (self._told, self.risk(slice(None)))
+        return self._risk[1]
 
     def risk(self, places: Any) -> Floats:
         """The probability that each candidate at `places` runs out of memory."""
+        chances = np.array([case.probability for case in self.cases()])
+        return np.asarray(chances @ self.risks(places))
+
+    def risks(self, places: Any) -> Floats:
+        """The probability that each runs out of memory in each case, shape (cases, places)."""
         from scipy.special import stdtr
 
-        _, size = self.quantities(places)
         # Student's t, because the scatter is estimated from a limited number of trials.
         degrees = DEGREES + len(self.known)
-        short = stdtr(degrees, (size.mean - np.log(self.pool.limit_bytes)) / size.sd)
-        return np.asarray(short, dtype=float)
+        limit = np.log(self.pool.limit_bytes)
+        sizes = [size for _, _, size in self.quantities_by_case(places)]
+        return np.array([stdtr(degrees, (size.mean - limit) / size.sd) for size in sizes])
 
     def estimates(self) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Measured places, with their throughput smoothed by the regression, and their memory.
@@ -292,22 +355,34 @@ class Experience:
 
     def quantities(self, places: Any) -> tuple[LogNormal, LogNormal]:
         """Expected throughput and memory of the candidates at `places`, as distributions."""
-        speed, memory = self.beliefs()
+        return self._quantities(places, *self.beliefs())
+
+    def quantities_by_case(self, places: Any) -> list[tuple[float, LogNormal, LogNormal]]:
+        """The probability of each case, and throughput and memory in it."""
+        return [
+            (case.probability, *self._quantities(places, case.speed, case.memory))
+            for case in self.cases()
+        ]
+
+    def _quantities(
+        self, places: Any, speed: Belief, memory: Belief
+    ) -> tuple[LogNormal, LogNormal]:
         pool = self.pool
-        size_sd = memory.sd[places] * self._caution
         return (
             LogNormal(np.log(pool.samples_per_s[places]) + speed.mean[places], speed.sd[places]),
-            LogNormal(np.log(pool.device_bytes[places]) + memory.mean[places], size_sd),
+            LogNormal(np.log(pool.device_bytes[places]) + memory.mean[places], memory.sd[places]),
         )
 
-    def _caution_now(self) -> float:
-        """Factor on the regression's error of memory, from its errors on trials not yet seen.
 
-        With more features than trials, a regression first takes scatter for effects of knobs.
-        """
-        squares = np.frombuffer(self._squares)
-        mean = (TRUSTED_TRIALS + squares.sum()) / (TRUSTED_TRIALS + len(squares))
-        return max(1.0, float(np.sqrt(mean)))
+def _mixed(cases: Sequence[Case], beliefs: Sequence[Belief]) -> Belief:
+    """One belief with the mean and variance of all cases together."""
+    if len(cases) == 1:
+        return beliefs[0]
+    chances = np.array([case.probability for case in cases])
+    means = np.array([belief.mean for belief in beliefs])
+    squares = np.array([belief.sd**2 for belief in beliefs]) + means**2
+    mean = chances @ means
+    return Belief(mean, np.sqrt(np.maximum(chances @ squares - mean**2, 0.0)), float(chances @ [belief.noise for belief in beliefs]))
 
 
 HIGHEST_RISK = 0.30

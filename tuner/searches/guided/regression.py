@@ -6,24 +6,25 @@ The model, for one quantity (throughput or memory) of one space on one GPU:
 
 The features are sources of prediction error: one factor shared by all configurations, effects of
 knob levels, trends over ordered knobs, pairs of these, and the share of moving memory. Each is
-scaled by its expected size before any measurement, so that one prior serves all weights. With few
-trials the prediction dominates, with many the trials do. The general error of the prediction is
-estimated from the evidence (Tipping 2001 and MacKay 1992, as implemented by scikit-learn's
-`BayesianRidge`).
+scaled by its expected size before any measurement, so that all weights are standard normal. With
+few trials the prediction dominates, with many the trials do. The noise is the one that makes the
+trials most probable.
+
+A single large effect is not spread over all features: `Fit.odds` compares causes of the trials,
+such as one value that is slower than predicted, and `Fit.under` tells what each would mean.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
 Column = Sequence[object]
 
 LEVEL, TREND, BEND, STEP, PAIR, SHARE = 0.6, 0.6, 0.3, 0.15, 0.3, 2.0
@@ -32,11 +33,17 @@ LEVEL, TREND, BEND, STEP, PAIR, SHARE = 0.6, 0.6, 0.3, 0.15, 0.3, 2.0
 The moving memory may be off by a factor, not by a tenth, hence 2 for its share.
 """
 
-PRIOR_TRIALS = 2.0
-"""The priors of the scale and of the noise weigh as much as this many trials."""
+PRIOR_TRIALS = 4.0
+"""The prior of the noise weighs as much as this many trials."""
+
+EFFECT = 4.0
+"""Standard deviation of the effect of a cause, as a multiple of `Prior.spread`."""
+
+SCALES, NOISES = np.geomspace(0.5, 8.0, 9), np.geomspace(0.25, 16.0, 19)
+"""The grid of the weights' scale, and of the noise as a multiple of `Prior.noise`."""
 
 DEGREES = 4.0
-"""Degrees of freedom of Student's t, as in `tuner.cost.interval`: outliers get less weight."""
+"""Degrees of freedom of Student's t, as in `tuner.cost.interval`."""
 
 MOST_CENSORED = 64
 """Maximum number of bounds to learn from at once: those that contradict the belief most."""
@@ -104,142 +111,153 @@ class Belief:
     noise: float
 
 
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Trials of candidates, with log(measured / predicted), and their weight (1 is usual).
+
+    The last `above` are bounds: trials that ran out of memory, with the values to expect of them.
+    """
+
+    places: Places
+    values: Floats
+    weights: Floats
+    above: int = 0
+
+
 class ResidualModel:
     """Learns log(measured / predicted) from trials, for all candidates at once."""
 
     def __init__(self, design: Floats, prior: Prior, scale: Floats | None = None) -> None:
         """`scale` is the ratio of each candidate's noise to the usual noise; 1 by default."""
-        self._design, self._prior = design, prior
-        self._squares = np.sum(design**2, axis=1)
-        self._scale = np.ones(len(design)) if scale is None else scale
+        self.design, self.prior = design, prior
+        self.squares = np.sum(design**2, axis=1)
+        self.scale = np.ones(len(design)) if scale is None else scale
 
-    def prior_belief(self) -> Belief:
-        """The belief before any measurement."""
-        noise = self._prior.noise * self._scale
-        variance = self._squares + noise**2
-        return Belief(np.zeros(len(self._design)), np.sqrt(variance), self._prior.noise)
-
-    def believe(
-        self,
-        seen: NDArray[np.intp],
-        values: Floats,
-        above: NDArray[np.intp],
-        bounds: Floats,
-        *,
-        trust: Floats | None = None,
-        trust_above: Floats | None = None,
-    ) -> Belief:
-        """The belief after trials.
-
-        `seen` and `values` are candidates and their log ratios; `above` are candidates that ran out
-        of memory, so that their log ratio exceeds `bounds`. `trust` and `trust_above` are the
-        weights of each, 1 by default.
-        """
-        belief = self.prior_belief()
-        trust = np.ones(len(seen)) if trust is None else trust
-        weights = trust
-        if len(seen):
-            belief = self._fit(seen, values, weights)
-            residuals = (values - belief.mean[seen]) / (belief.noise * self._scale[seen])
-            pulls = (DEGREES + 1) / (DEGREES + trust * residuals**2)
-            weights = trust * pulls
-            if pulls.min() < 0.5:  # an outlier
-                belief = self._fit(seen, values, weights)
-        if not len(above):
-            return belief
-        trust_above = np.ones(len(above)) if trust_above is None else trust_above
-        return self._censored(belief, (seen, values, weights), (above, bounds, trust_above))
-
-    def _censored(
-        self,
-        belief: Belief,
-        data: tuple[NDArray[np.intp], Floats, Floats],
-        bounded: tuple[NDArray[np.intp], Floats, Floats],
-    ) -> Belief:
-        """Add the bounds as values with the same mean and variance as the truncated belief.
-
-        This is one pass of expectation propagation (Minka 2001) with all bounds at once.
-        """
-        above, bounds, trust = bounded
-        mean, variance = belief.mean[above], belief.sd[above] ** 2
-        z = (bounds - mean) / np.sqrt(variance)
+    def fit(self, trials: Trials, bounds: Trials | None = None) -> Fit:
+        """The regression after trials; `bounds` are values that other trials exceeded."""
+        found = Fit(self, trials)
+        if bounds is None or not len(bounds.places):
+            return found
+        belief = found.belief
+        mean, sd = belief.mean[bounds.places], belief.sd[bounds.places]
+        z = (bounds.values - mean) / sd
         surprising = np.argsort(-z)[:MOST_CENSORED]
         surprising = surprising[z[surprising] > -2.0]  # the others are as expected
         if not surprising.size:
-            return belief
-        above, z, mean = above[surprising], z[surprising], mean[surprising]
-        variance, trust = variance[surprising], trust[surprising]
+            return found
+        # The bounds become values with the same mean and variance as the truncated belief: one
+        # pass of expectation propagation (Minka 2001) with all bounds at once.
+        above, z, mean, sd = (part[surprising] for part in (bounds.places, z, mean, sd))
         hazard = _hazard(z)
-        shrink = hazard * (hazard - z)  # variance of the truncated normal is 1 - shrink
-        sites = variance * np.maximum(1.0 / np.clip(shrink, 1e-6, 1 - 1e-6) - 1.0, 1e-6)
-        targets = mean + np.sqrt(variance) * hazard / np.clip(shrink, 1e-6, None)
-        seen, values, weights = data
-        site_weights = trust * np.minimum((belief.noise * self._scale[above]) ** 2 / sites, 1.0)
-        return self._fit(
-            np.concatenate([seen, above]),
-            np.concatenate([values, targets]),
-            np.concatenate([weights, site_weights]),
-            above=len(above),
+        shrink = np.clip(hazard * (hazard - z), 1e-6, 1 - 1e-6)  # of the truncated variance
+        sites = sd**2 * (1.0 / shrink - 1.0)
+        weights = np.minimum((belief.noise * self.scale[above]) ** 2 / np.maximum(sites, 1e-12), 1)
+        return Fit(
+            self,
+            Trials(
+                np.concatenate([trials.places, above]),
+                np.concatenate([trials.values, mean + sd * hazard / shrink]),
+                np.concatenate([trials.weights, bounds.weights[surprising] * weights]),
+                above=len(above),
+            ),
         )
 
-    def _fit(
-        self, places: NDArray[np.intp], values: Floats, weights: Floats, above: int = 0
-    ) -> Belief:
-        """The belief from values, the last `above` of them from trials that ran out of memory.
 
-        These count little for the factor of all configurations: their excess over the limit is
+class Fit:
+    """What a model believes after trials, and after each possible cause of them.
+
+    The scale of the weights and the noise are those that make the trials and their priors most
+    probable, of a grid; they differ from cause to cause.
+    """
+
+    def __init__(self, model: ResidualModel, trials: Trials) -> None:
+        """Find the belief without a cause.
+
+        Bounds count little for the factor of all configurations: their excess over the limit is
         unknown, and a single level that needs more memory would raise all predictions.
         """
-        from sklearn.linear_model import BayesianRidge  # a second to import
+        self.model, self.trials = model, trials
+        self._root = np.sqrt(trials.weights) / model.scale[trials.places]
+        rows = model.design[trials.places]
+        rows[len(rows) - trials.above :, 0] *= SHARED_BY_BOUNDS
+        left, singular, right = np.linalg.svd(self._root[:, None] * rows, full_matrices=False)
+        self._left, self._singular = left, singular
+        self._across = model.design @ right.T
+        self._values = self._root * trials.values
+        self._inside = left.T @ self._values
+        # All combinations of a variance of the weights, 1 before any trial, and of the noise.
+        scales, noises = np.meshgrid(SCALES**2, (model.prior.noise * NOISES) ** 2)
+        self._scales, self._noises = scales.ravel(), noises.ravel()
+        signal = self._scales[:, None] * singular**2
+        self._shrunk = signal / (signal + self._noises[:, None])
+        rest = max(float(self._values @ self._values - self._inside @ self._inside), 0.0)
+        usual = model.prior.noise**2
+        logs = np.sum(np.log(signal + self._noises[:, None]), axis=1)
+        logs += (1.0 - self._shrunk) @ self._inside**2 / self._noises
+        logs += (len(left) - len(singular)) * np.log(self._noises) + rest / self._noises
+        logs += PRIOR_TRIALS * (np.log(self._noises) + usual / self._noises)
+        logs += PRIOR_TRIALS * (np.log(self._scales) + 1.0 / self._scales)
+        self._logs = -0.5 * logs
+        self._effect = (EFFECT * model.prior.spread) ** 2
+        self.belief = self._belief(int(np.argmax(self._logs)))
 
-        weights = weights / self._scale[places] ** 2
-        # Weights below 1 may sum to less than the number of learned parameters, which would make
-        # the remaining noise negative.
-        unit = min(1.0, float(weights.mean()))
-        weights = weights / unit
-        noise_variance = self._prior.noise**2 / unit
-        model = BayesianRidge(
-            max_iter=50,
-            alpha_1=PRIOR_TRIALS,
-            alpha_2=PRIOR_TRIALS * noise_variance,
-            lambda_1=PRIOR_TRIALS,
-            lambda_2=PRIOR_TRIALS,
-            alpha_init=1.0 / noise_variance,
-            lambda_init=1.0,
-            fit_intercept=False,
-        )
-        rows = self._design[places]
-        rows[len(rows) - above :, 0] *= SHARED_BY_BOUNDS
-        # Matrices this small are slower with several threads, even more so beside other programs.
-        with _thread_pools().limit(limits=1, user_api="blas"):
-            model.fit(rows, values, sample_weight=weights)
-            variance = self._variance(model, np.sqrt(weights)[:, None] * rows)
-            mean = self._design @ model.coef_
-        noise = float((unit / model.alpha_) ** 0.5)
-        return Belief(mean, np.sqrt(variance + (noise * self._scale) ** 2), noise)
+    def odds(self, marks: Floats) -> Floats:
+        """Logarithms of the odds of causes against none, from what the trials say.
 
-    def _variance(self, model: Any, weighted: Floats) -> Floats:
-        """The variance of each candidate's mean, equal to that of `model.predict`, but faster.
-
-        With fewer trials than features, the posterior differs from the prior in only as many
-        directions as there are trials, and only these are computed.
+        `marks` are 1 for the trials that each cause affects, shape (trials, causes). The effect of
+        a cause is normal, with a standard deviation of `EFFECT` times the prior's spread.
         """
-        from scipy.linalg import cholesky, solve_triangular
+        if not marks.size:
+            return np.zeros(marks.shape[1])
+        logs = self._logs_with(marks)
+        return np.asarray(_log_sum(logs) - _log_sum(self._logs[:, None]))
 
-        trials, number = weighted.shape
-        if trials > number / 2:
-            return np.asarray(np.einsum("ij,ij->i", self._design @ model.sigma_, self._design))
-        inner = weighted @ weighted.T + model.lambda_ / model.alpha_ * np.eye(trials)
-        known = solve_triangular(cholesky(inner, lower=True), weighted, lower=True) @ self._design.T
-        return np.asarray((self._squares - np.sum(known**2, axis=0)) / model.lambda_)
+    def under(self, marks: Floats, mask: Floats) -> Belief:
+        """The belief if one cause is real, which affects the trials in `marks`, shape (trials,).
+
+        `mask` is 1 for every candidate that it affects.
+        """
+        point = int(np.argmax(self._logs_with(marks[:, None])[:, 0]))
+        return self._belief(point, (marks, mask))
+
+    def _logs_with(self, marks: Floats) -> Floats:
+        """Logarithms of the probability of each point of the grid, shape (points, causes)."""
+        weighted = self._root[:, None] * marks
+        inside, noises = self._left.T @ weighted, self._noises[:, None]
+        own = (np.sum(weighted**2, axis=0) - self._shrunk @ inside**2) / noises
+        pull = (self._values @ weighted - (self._shrunk * self._inside) @ inside) / noises
+        gain = self._effect * pull**2 / (1 + self._effect * own)
+        return np.asarray(self._logs[:, None] + 0.5 * (gain - np.log1p(self._effect * own)))
+
+    def _belief(self, point: int, cause: tuple[Floats, Floats] | None = None) -> Belief:
+        scale, noise, shrunk = self._scales[point], self._noises[point], self._shrunk[point]
+
+        def solved(column: Floats) -> Floats:
+            """The inverse of the trials' covariance times `column`."""
+            return np.asarray((column - self._left @ (shrunk * (self._left.T @ column))) / noise)
+
+        def mean_of(solved_column: Floats) -> Floats:
+            signal = scale * self._singular * (self._left.T @ solved_column)
+            return np.asarray(self._across @ signal)
+
+        answer = solved(self._values)
+        mean = mean_of(answer)
+        variance = scale * (self.model.squares - self._across**2 @ shrunk)
+        if cause is not None:
+            weighted = self._root * cause[0]
+            known = solved(weighted)
+            moved = cause[1] - mean_of(known)
+            effect = self._effect / (1.0 + self._effect * float(weighted @ known))
+            mean = mean + moved * (effect * float(weighted @ answer))
+            variance = variance + moved**2 * effect
+        sd = np.sqrt(np.maximum(variance, 0.0) + noise * self.model.scale**2)
+        return Belief(mean, sd, float(np.sqrt(noise)))
 
 
-@functools.cache
-def _thread_pools() -> Any:
-    """The thread pools of the loaded libraries; finding them takes 10 ms."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
+def _log_sum(logs: Floats) -> Floats:
+    """The logarithm of the sum over the first axis of what `logs` are logarithms of."""
+    most = logs.max(axis=0)
+    return np.asarray(most + np.log(np.sum(np.exp(logs - most), axis=0)))
 
 
 def _hazard(z: Floats) -> Floats:

@@ -40,8 +40,11 @@ ADVANCE_TRIALS = 40
 KNOWN_TO_PROBE = 3
 """Risky probes start after this many trials that fitted."""
 
-LEAST_REPEAT_GAIN = 0.002
-"""A trial is repeated if the recommendation is expected to gain at least this share by it."""
+LEAST_GAIN = 0.002
+"""A trial is repeated, or run for what it tells, if it is expected to gain at least this share."""
+
+CLEARLY = 3.0
+"""A trial tells two cases apart if their means differ by this many times the noise."""
 
 THROUGHPUT_WEIGHT = 0.5
 """Weight of a gain in the best throughput, relative to the same gain in hypervolume."""
@@ -87,7 +90,7 @@ class Guided:
 
     def _next(self) -> int | None:
         """The place of the best new candidate, or of one to run again."""
-        place = self.best_candidate()
+        place, worth = self._best()
         if not self.repeats or self._goals:
             return place
         seen, _, size = self.experience.estimates()
@@ -96,9 +99,7 @@ class Guided:
         if len(seen) < 2:
             return place
         gains = self.experience.gains_of_repeats(seen)
-        least = LEAST_REPEAT_GAIN
-        if place is not None:
-            least = max(least, float(self.expected_gain(np.array([place]))[0]))
+        least = max(LEAST_GAIN, worth)
         return int(seen[np.argmax(gains)]) if gains.max() > least else place
 
     def begin(self, place: int) -> None:
@@ -129,9 +130,13 @@ class Guided:
 
     def best_candidate(self) -> int | None:
         """The place of the candidate to run next; None if no candidate is left that may fit."""
+        return self._best()[0]
+
+    def _best(self) -> tuple[int | None, float]:
+        """The best candidate, and the gain that is expected of it and of what it tells."""
         places = self._open()
         if not places.size:
-            return None
+            return None, 0.0
         risk = self.oom_probability()[places]
         allowed = self.allowed_risk()
         advance = self._advance() if self._may_probe() else 0.0
@@ -140,20 +145,53 @@ class Guided:
             # The first trial must take a risk; later ones do so only if it is affordable.
             known = len(self.experience.known)
             if self.pool.is_blind and risk.min() < BLIND_RISK:
-                return int(places[np.argmin(risk)])
+                return int(places[np.argmin(risk)]), 0.0
             last = known >= KNOWN_TO_PROBE or (known and risk.min() > self._advance())
-            return self._probe() if last else int(places[np.argmin(risk)])
+            return (self._probe() if last else int(places[np.argmin(risk)])), 0.0
+        told = self._told(places, risk <= allowed)[possible]
         places, risk = places[possible], risk[possible]
         if (probe := self._probe(places)) is not None:
-            return probe
+            return probe, 0.0
         gain, risky = self.expected_gain(places), risk > allowed
         if risky.all():  # no safe candidate is left
             risky[:] = False
         # A trial that runs clears values of blame, which is worth more after more failures.
         runs = self.failures.probability()[places]
-        worth = gain * runs**self.failures.in_a_row
+        worth = gain * runs**self.failures.in_a_row + told
         worth[risky & (gain < MOVES)] = -1.0
-        return int(places[np.argmax(worth)])
+        best = int(np.argmax(worth))
+        return int(places[best]), float(worth[best])
+
+    def _told(self, places: NDArray[np.intp], safe: NDArray[np.bool_]) -> Floats:
+        """The gain that each of `places` is expected to open by telling what caused earlier trials.
+
+        A safe candidate tells whether a cause is real if its throughput or memory would be
+        different. If so, others are allowed, or known to be fast, that are not so now.
+        """
+        worth = np.zeros(len(places))
+        cases = self.experience.quantities_by_case(places)
+        if len(cases) < 2 or not self.experience.known:
+            return worth
+        doubt, allowed = BLIND_DOUBT if self.pool.is_blind else DOUBT, self.allowed_risk()
+        chances = np.array([chance for chance, _, _ in cases])
+        gains = np.array([self._worth(*self._gains_in_case(places, s, m, doubt)) for _, s, m in cases])
+        now = float(np.max((chances @ gains)[safe], initial=0.0))
+        noises = [belief.noise for belief in self.experience.beliefs()]
+        means = [np.array([case[part].mean for case in cases]) for part in (1, 2)]
+        for number, risk in enumerate(self.experience.risks(places)):
+            opened = float(np.max(np.where(risk <= allowed, gains[number], 0.0))) - now
+            if opened <= LEAST_GAIN:
+                continue
+            differs = np.zeros((len(cases), len(places)), dtype=bool)
+            for mean, noise in zip(means, noises, strict=True):
+                differs |= np.abs(mean - mean[number]) > CLEARLY * noise
+            telling = chances @ differs / max(1.0 - chances[number], 1e-9)
+            worth += chances[number] * opened * telling
+        return np.where(safe, worth, 0.0)
+
+    @staticmethod
+    def _worth(volume: Floats, first: Floats) -> Floats:
+        return np.asarray(volume + THROUGHPUT_WEIGHT * first)
 
     def _probe(self, others: NDArray[np.intp] | None = None) -> int | None:
         """The probe of a level that may be misjudged as a whole, if a probe is due.
@@ -238,15 +276,23 @@ class Guided:
 
         Running trials count with their expected results.
         """
-        volume, first = self._gains(places, BLIND_DOUBT if self.pool.is_blind else DOUBT)
-        return np.asarray(volume + THROUGHPUT_WEIGHT * first)
+        return self._worth(*self._gains(places, BLIND_DOUBT if self.pool.is_blind else DOUBT))
 
     def _gains(self, places: NDArray[np.intp], doubt: float = 1.0) -> tuple[Floats, Floats]:
         """Expected gains, as shares of the hypervolume and of the best first objective.
 
         `doubt` is the share of the standard deviations that counts.
         """
-        speed, size = self.experience.quantities(places)
+        volume, first = np.zeros(len(places)), np.zeros(len(places))
+        for chance, speed, size in self.experience.quantities_by_case(places):
+            own_volume, own_first = self._gains_in_case(places, speed, size, doubt)
+            volume += chance * own_volume
+            first += chance * own_first
+        return volume, first
+
+    def _gains_in_case(
+        self, places: NDArray[np.intp], speed: LogNormal, size: LogNormal, doubt: float
+    ) -> tuple[Floats, Floats]:
         fits = size.probability_below(self.pool.usable_bytes)
         speed, size = LogNormal(speed.mean, doubt * speed.sd), LogNormal(size.mean, doubt * size.sd)
         runs = self.failures.probability()[places]
