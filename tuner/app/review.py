@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tuner.app.changed_files import READ, Changes, importers
+from tuner.app.changed_files import READ, Changes, Imports
 from tuner.app.checking import check_program
 from tuner.app.listener import quiet_libraries
 from tuner.app.other_stack import stack_notes
@@ -240,10 +241,15 @@ def _programs(
         return {w: p for w, p in all_read.items() if changes.files & set(_paths(p, root))}
     read: dict[tuple[str, ...], _Read] = {}
     files = {path for path in changes.files if PurePosixPath(path).suffix in READ}
-    for path in sorted(importers(changes.root, files)):
+    imports = Imports(changes.root)
+    trains = functools.cache(lambda path: bool(_TRAINS.search((root / path).read_bytes())))
+    for path in sorted(imports.importers(files)):
         if not (root / path).is_file():
             continue
         why = _not_a_program(path, project)
+        is_code = PurePosixPath(path).suffix in PYTHON
+        if not why and is_code and not any(map(trains, imports.reached_from(path))):
+            why = NOT_TRAINING
         program = None if why else _read(root, path)
         if isinstance(program, Program) and not changes.files & set(_paths(program, root)):
             continue
@@ -274,15 +280,12 @@ def _not_a_program(path: str, project: Project) -> str:
 
 
 def _read(root: Path, path: str) -> _Read | None:
-    """The training program in a file; None if the file is none."""
+    """The program in a file of Python or of a trainer; None for any other file of settings."""
     try:
         program = read_program([path], root, is_run=False)
     except InputError as error:
-        is_code = PurePosixPath(path).suffix in PYTHON
-        return error if is_code and _TRAINS.search((root / path).read_bytes()) else None
-    scripts = (one for one in program.sources if one.path.suffix in PYTHON)
-    trains = program.trainer or any(_TRAINS.search(script.data) for script in scripts)
-    return program if trains else None
+        return error if PurePosixPath(path).suffix in PYTHON else None
+    return program
 
 
 def _is_module(path: str, read: Mapping[tuple[str, ...], _Read], root: Path) -> bool:
