@@ -217,7 +217,7 @@ def test_the_job_runs_a_search_on_the_volume_with_gpus_of_its_group():
     given = cli.get_command(None, "search").make_context("search", command[2:]).params
     head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     assert str(given["results"]) == head["containers"][0]["volumeMounts"][0]["mountPath"]
-    assert given["address"] == "auto"
+    assert (given["address"], given["mode"]) == ("auto", "measure")  # no predictions as a success
     groups = {each["groupName"]: each for each in spec["rayClusterSpec"]["workerGroupSpecs"]}
     assert groups.keys() == {command[command.index("--gpu") + 1]}
     # The rest is that of the cluster that stays.

@@ -78,8 +78,12 @@ class PredictedProgram:
     @property
     def verdict(self) -> Verdict:
         """The verdict with the interval of the prediction."""
-        is_open = self.prediction.fits and self.plan.keeps_all
-        return Verdict.UNKNOWN if is_open else self.prediction.verdict
+        return Verdict.UNKNOWN if self.fits is None else self.prediction.verdict
+
+    @property
+    def is_upper_bound(self) -> bool:
+        """True if the memory is no more than this, which is too much: a smaller one may fit."""
+        return self.fits is None and bool(self.plan.at_most) and not self.prediction.fits
 
     @property
     def exit_code(self) -> int:

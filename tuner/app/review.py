@@ -470,7 +470,8 @@ class _Places:
     def _of(self, name: str, setting: Setting | None, value: KnobValue | None) -> tuple[str, int]:
         """The place of a setting: where it is written, else the changed line that looks like it."""
         if setting is not None and setting.source is not None and setting.location is not None:
-            return _below(setting.source.path, self.root), setting.location.line
+            line = setting.source.file_line(setting.location)
+            return _below(setting.source.path, self.root), line
         words = [name, *NAMES.get(name, ()), *([] if isinstance(value, bool) else [show(value)])]
         pattern = re.compile("|".join(map(re.escape, words)))
         matching = (hunk for hunk in self._hunks if pattern.search(hunk[2]))

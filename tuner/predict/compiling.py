@@ -11,11 +11,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
+from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Prediction
 from tuner.cost.compiled import CompiledPasses, Replays
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
@@ -110,7 +112,10 @@ def in_forks(
     workers: int,
     traces: bool = True,
 ) -> Iterator[tuple[_Item, _Result]]:
-    """Each item with what `function` makes of it, as they are done; here if nothing is gained."""
+    """Each item with what `function` makes of it, as they are done; here if nothing is gained.
+
+    Raises `UnavailableError` if one of the processes is killed.
+    """
     if workers < 2 or len(items) < 2:
         for item, known in items:
             yield item, function(subject, item, known)
@@ -128,6 +133,12 @@ def in_forks(
         for future in concurrent.futures.as_completed(futures):
             try:
                 result = future.result()
+            except BrokenProcessPool as error:
+                raise UnavailableError(
+                    "a process that traces the model was killed, most likely for lack of memory",
+                    hint="give this machine or container more memory (`dmesg` may name the "
+                    "process); the same command goes on from finished traces",
+                ) from error
             except RuntimeError as error:
                 if _AFTER_AUTOGRAD not in str(error):
                     raise
