@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -103,11 +104,12 @@ def text(result: Any) -> str:
     return content.text
 
 
-def test_its_tools_are_commands_with_schemas(session):
+def test_its_tools_are_commands_with_schemas(session, project):
     found = {tool.name: tool for tool in session["tools"]}
     assert [*found] == ["check", "estimate", "grid", "best", "explain"]
     for tool in found.values():
         assert tool.annotations.read_only_hint
+        assert str(project) in tool.description, "where relative paths begin"
         assert "source" in json.dumps(tool.output_schema)
         for name, schema in tool.input_schema["properties"].items():
             assert schema["description"], f"{tool.name}: {name}"
@@ -278,6 +280,22 @@ def test_the_configuration_and_the_skill_are_printed(capsys):
     assert run(["mcp", "--skill"]) == 0
     assert capsys.readouterr().out == skill_file().read_text()
     assert skill_file().read_text().startswith("---\nname: tuner\ndescription: ")
+
+
+def test_an_interrupt_ends_a_server_that_waits(project):
+    server = subprocess.Popen(
+        [sys.executable, *TUNER, "mcp"],
+        cwd=project,
+        env=environment(project),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with server:
+        server.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["id"] == 1  # it serves
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 130
 
 
 SKILL = "skills/tuner/SKILL.md"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import traceback
@@ -30,6 +32,7 @@ from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES,
     EXIT_FOUND,
+    EXIT_INTERRUPTED,
     EXIT_UNAVAILABLE,
     InputError,
     UnavailableError,
@@ -46,7 +49,6 @@ INSTRUCTIONS = (
     "unknown verdict or an error is no number: say so, and pass on the hint."
 )
 
-PATHS = "Paths are absolute, or relative to the folder that the server was started in."
 VALUES = {"type": ["string", "number", "boolean", "array"], "items": {"type": "string"}}
 SET = {
     "type": "object",
@@ -168,7 +170,7 @@ TOOLS = (
     CommandTool(
         "check",
         "Whether a training program fits on a GPU, with the change that makes it fit or makes it "
-        f"faster. Its settings are read, and it isn't run. {PATHS}",
+        "faster. Its settings are read, and it isn't run.",
         ("--gpu", "--gpu-memory", "--gpus", "--margin", "--model", "--set"),
         ("program", "gpu"),
         {"program": PROGRAM},
@@ -244,6 +246,9 @@ def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
         ) from error
     import anyio
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The thread that reads stdin can't be woken, and an orderly end would wait for it.
+        signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
     anyio.run(_serve, tools(may_run=may_run))
 
 
@@ -277,7 +282,7 @@ async def _serve(offered: Mapping[str, CommandTool]) -> None:
             tools=[
                 types.Tool(
                     name=name,
-                    description=tool.description,
+                    description=f"{tool.description} Paths are absolute, or of {Path.cwd()}.",
                     input_schema=tool.input_schema(),
                     output_schema=tool.output_schema(),
                     annotations=types.ToolAnnotations(read_only_hint="run" not in tool.properties),
