@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.cli.main import run
+from tuner.report.reported import schema as reported_run
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "schemas"
@@ -68,9 +69,17 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
 MAPS = frozenset((
     "apply", "baseline", "breakdown", "breakdown_s", "config", "configuration", "corrections",
     "derived", "fixed", "flops", "intervals", "knobs", "phase_peak_bytes", "set", "settings",
-    "sources", "stages", "unsupported", "versions", "other_limits",
+    "sources", "stages", "unsupported", "values", "versions", "other_limits",
 ))  # fmt: skip
 """Fields whose own keys are names of knobs, phases, types and the like."""
+
+SETTINGS = frozenset({"configuration", "fixed", "set", "values"})
+"""Fields of any knobs' values, whichever have one here."""
+
+VALUE = {
+    "type": ["array", "boolean", "null", "number", "string"],
+    "items": {"type": ["boolean", "number", "string"]},
+}
 
 INTEGER, NUMBER, STRING, OBJECT = (
     {"type": [kind, "null"]} for kind in ("integer", "number", "string", "object")
@@ -89,7 +98,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
     "power_w": NUMBER,
     "energy_j_per_sample": NUMBER,
     "epochs": NUMBER,
-    "truncated_examples_share": NUMBER,
+    "truncated_examples_share": {"type": ["array", "null"], "items": {"type": "number"}},
     "energy_source": STRING,
     "phase": STRING,
     "remarks": STRING,
@@ -153,6 +162,8 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
     types = {TYPES[type(value)] for value in known}
     if name in UNKNOWN_OF_A_PROCESSOR:
         types |= {"null", "number"}
+    if name == "fits":
+        types |= {"null"}  # unknown
     if {"integer", "number"} <= types:
         types.discard("integer")
     found: dict[str, Any] = {"type": min(types) if len(types) == 1 else sorted(types)}
@@ -161,9 +172,12 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
         found |= {"items": schema_of(items)} if items else {}
     if objects := [value for value in known if isinstance(value, dict)]:
         names = list(dict.fromkeys(key for value in objects for key in value))
-        if name in MAPS:
+        if name in SETTINGS:
+            found["additionalProperties"] = VALUE
+        elif name in MAPS:
             inner = [item for value in objects for item in value.values()]
-            found |= {"additionalProperties": schema_of(inner)} if inner else {}
+            within = next((key for key in names if key in MAPS), "")  # a baseline's configuration
+            found |= {"additionalProperties": schema_of(inner, name=within)} if inner else {}
         else:
             found["properties"] = {
                 key: schema_of((v[key] for v in objects if key in v), name=key) for key in names
@@ -173,8 +187,14 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
     return found
 
 
+ROW = "reported-run"
+"""The schema of a row to share, which its type makes."""
+
+
 def command_schema(command: str) -> dict[str, Any]:
     """The schema of a command, from what it prints for each of its arguments here."""
+    if command == ROW:
+        return reported_run()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"tuner {command.partition('-')[0]} --json",
@@ -184,6 +204,6 @@ def command_schema(command: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for chosen in sys.argv[1:] or COMMANDS:
+    for chosen in sys.argv[1:] or [*COMMANDS, ROW]:
         text = json.dumps(command_schema(chosen), indent=1) + "\n"
         (FOLDER / f"{chosen}.json").write_text(text)

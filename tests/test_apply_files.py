@@ -638,7 +638,7 @@ batch = 4
 
 
 def test_lines_for_the_shell_are_no_python_and_lines_that_look_like_them_stay(tmp_path):
-    python, _ = notebook_python(notebook(MAGIC), "run.ipynb")
+    python = notebook_python(notebook(MAGIC), "run.ipynb").text
     names: dict[str, object] = {}
     exec(compile(python, "run.ipynb", "exec"), names)
     assert names["text"] == "\n!ls\n%not magic\n"
@@ -660,7 +660,7 @@ def test_each_line_of_a_notebook_is_looked_at_once():
             return LEXEME.search(line, place)
 
     with mock.patch("tuner.program.edit.notebook._LEXEME", Counted()):
-        python, _ = notebook_python(notebook(cell), "run.ipynb")
+        python = notebook_python(notebook(cell), "run.ipynb").text
     assert ast.parse(python).body[-1].lineno == number + 1
     assert searched <= 2 * (number + 1)
 

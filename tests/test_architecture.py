@@ -142,6 +142,7 @@ IMPORT_BENCHMARKS = {
     "test_fine_tuned_models.py",
     "test_model_reach.py",
     "test_scale.py",
+    "unit/test_reported_run.py",
     "unit/test_search_door.py",
     "unit/test_signatures.py",
     "unit/test_written_pages.py",

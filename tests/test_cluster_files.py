@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from ray.autoscaler._private.kuberay import autoscaling_config
@@ -18,8 +20,8 @@ from tuner.core.units import GIB
 from tuner.space.gpus import load_catalogue, match_device
 
 ROOT = Path(__file__).parents[1]
-CLOUD, ON_PREMISE, KUBERAY = (
-    ROOT / name for name in ("cluster.yaml", "cluster-onprem.yaml", "cluster-kuberay.yaml")
+CLOUD, ON_PREMISE, KUBERAY, KUBERAY_JOB = (
+    ROOT / f"cluster{name}.yaml" for name in ("", "-onprem", "-kuberay", "-kuberay-job")
 )
 
 # GPUs of each instance: how many, their exact name, and memory as AWS states it.
@@ -34,13 +36,8 @@ INSTANCES = {
 }
 WANTED_IN_CLOUD = {"t4", "a10g", "l4", "a100_40gb", "a100_80gb", "h100_sxm"}
 
-# The fields of KubeRay's API (ray-project.github.io/kuberay/reference/api) that may be used: what
-# Kubernetes does not know, it drops without a word.
-SPEC = {"rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions"}
-SPEC |= {"headGroupSpec", "workerGroupSpecs"}
-OPTIONS = {"upscalingMode", "idleTimeoutSeconds"}
-HEAD = {"rayStartParams", "template"}
-GROUP = HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+CRDS = json.loads((ROOT / "tests/shared_cases/kuberay_crds.json").read_text())
+LONGEST_JOB_NAME = 47  # KubeRay makes names of clusters and services from it
 
 
 def read(path: Path):
@@ -141,10 +138,103 @@ def test_on_premise_cluster_has_all_its_machines():
 # -- Kubernetes -------------------------------------------------------------------------------
 
 
+def manifest(path: Path, kind: str) -> dict:
+    (found,) = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == kind]
+    return found
+
+
 def ray_cluster() -> dict:
-    found = [d for d in yaml.safe_load_all(KUBERAY.read_text()) if d["kind"] == "RayCluster"]
-    assert len(found) == 1
-    return found[0]
+    return manifest(KUBERAY, "RayCluster")
+
+
+def ray_job() -> dict:
+    return manifest(KUBERAY_JOB, "RayJob")
+
+
+def strict(schema):
+    """The schema without unknown fields: Kubernetes drops them, with a warning at best."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {} if "additionalProperties" in schema else {"additionalProperties": False}
+    return {name: strict(each) for name, each in schema.items()} | (
+        closed if isinstance(schema.get("properties"), dict) and "type" in schema else {}
+    )
+
+
+def problems(resource: dict) -> list[str]:
+    """What KubeRay's schema says against a resource."""
+    schema = {**strict(CRDS[resource["kind"]]), "$defs": strict(CRDS["$defs"])}
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(resource)
+    return [f"{each.json_path}: {each.message}" for each in errors]
+
+
+@pytest.mark.parametrize("resource", [ray_cluster, ray_job])
+def test_kuberays_schema_takes_the_manifest(resource):
+    assert resource()["apiVersion"] == "ray.io/v1"
+    assert problems(resource()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        (("spec", "ttlSecondsAfterFinish"), 600),
+        (("spec", "ttlSecondsAfterFinished"), "10min"),
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "minReplica"), 0),
+        (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-gpus"), 0),
+        (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "volume"), []),
+        (("spec", "rayClusterSpec", "authOptions", "mode"), "password"),
+    ],
+)
+def test_kuberays_schema_refuses_mistakes(path, wrong):
+    job = ray_job()
+    place = job
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = wrong
+    assert len(problems(job)) == 1
+
+
+def test_the_job_meets_the_rules_that_are_in_the_operators_code():
+    """ValidateRayJobSpec of KubeRay: no part of the schema."""
+    job = ray_job()
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    assert len(job["metadata"]["name"]) <= LONGEST_JOB_NAME
+    assert spec["shutdownAfterJobFinishes"] is True  # a ttl needs it
+    assert "clusterSelector" not in spec  # a retry needs a cluster of its own
+    assert cluster["rayVersion"]  # a token needs it
+    # The operator submits through the service of the head node.
+    assert "dashboard-host" not in cluster["headGroupSpec"]["rayStartParams"]
+    for group in cluster["workerGroupSpecs"]:
+        assert 0 == group["minReplicas"] == group["replicas"] < group["maxReplicas"]
+
+
+def test_the_job_runs_a_search_on_the_volume_with_gpus_of_its_group():
+    spec = ray_job()["spec"]
+    command = shlex.split(spec["entrypoint"])
+    assert command[:2] == ["tuner", "search"]
+    given = cli.get_command(None, "search").make_context("search", command[2:]).params
+    head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    assert str(given["results"]) == head["containers"][0]["volumeMounts"][0]["mountPath"]
+    assert (given["address"], given["mode"]) == ("auto", "measure")  # no predictions as a success
+    groups = {each["groupName"]: each for each in spec["rayClusterSpec"]["workerGroupSpecs"]}
+    assert groups.keys() == {command[command.index("--gpu") + 1]}
+    # The rest is that of the cluster that stays.
+    cluster = ray_cluster()["spec"]
+    (same,) = [each for each in cluster["workerGroupSpecs"] if each["groupName"] in groups]
+    assert groups[same["groupName"]] == same
+    stays = cluster["headGroupSpec"]["template"]["spec"]
+    assert head == stays
+    claims = [manifest(path, "PersistentVolumeClaim") for path in (KUBERAY, KUBERAY_JOB)]
+    assert claims[0] == claims[1]
+
+
+@pytest.mark.parametrize("path", [CLOUD, ON_PREMISE, KUBERAY, KUBERAY_JOB])
+def test_what_is_installed_is_this_tuner(path):
+    """The package index has another `tuner`."""
+    installed = re.findall(r"pip install (?:-q )?(\S+)", path.read_text())
+    assert {each for each in installed if "tuner" in each} <= {"'tuner-fit[pinned]'"}
 
 
 def test_ray_reads_the_kubernetes_cluster():
@@ -176,31 +266,25 @@ def test_pods_go_to_nodes_with_exactly_their_gpu():
         assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {gpu.id: 1}
 
 
-def test_kubernetes_cluster_uses_fields_that_exist_and_opens_nothing():
-    cluster = ray_cluster()
-    spec, head = cluster["spec"], cluster["spec"]["headGroupSpec"]
-    assert cluster["apiVersion"] == "ray.io/v1"
-    assert set(spec) <= SPEC
-    assert set(spec["autoscalerOptions"]) <= OPTIONS
-    assert set(head) <= HEAD
+def test_kubernetes_cluster_opens_nothing_and_mounts_what_it_declares():
+    spec = ray_cluster()["spec"]
+    head = spec["headGroupSpec"]
     assert spec["enableInTreeAutoscaling"] is True
+    assert spec["authOptions"] == ray_job()["spec"]["rayClusterSpec"]["authOptions"]
     assert spec["authOptions"] == {"mode": "token"}
     assert head["rayStartParams"]["dashboard-host"] == "127.0.0.1"
     known = {name for param in ray_cli.commands["start"].params for name in param.opts}
     for group in [head, *spec["workerGroupSpecs"]]:
-        assert set(group) <= GROUP
         assert {f"--{name}" for name in group["rayStartParams"]} <= known
         mounted = {m["name"] for m in group["template"]["spec"]["containers"][0]["volumeMounts"]}
         assert mounted == {v["name"] for v in group["template"]["spec"]["volumes"]}
 
 
 def test_results_on_kubernetes_lie_on_a_volume_that_stays():
-    claims = [
-        d for d in yaml.safe_load_all(KUBERAY.read_text()) if d["kind"] == "PersistentVolumeClaim"
-    ]
+    claim = manifest(KUBERAY, "PersistentVolumeClaim")
     pod = ray_cluster()["spec"]["headGroupSpec"]["template"]["spec"]
     named = pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
-    assert [claim["metadata"]["name"] for claim in claims] == [named]
+    assert claim["metadata"]["name"] == named
     (mounted,) = pod["containers"][0]["volumeMounts"]
     assert f"--results {mounted['mountPath']}\n" in KUBERAY.read_text()
     assert pod["securityContext"]["fsGroup"]  # else the volume is root's

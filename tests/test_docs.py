@@ -280,7 +280,7 @@ def test_the_navigation_is_short():
     entries = re.findall(r"^[\w/-]+$", trees, re.MULTILINE)
     found = {"docs/index.md", *(f"docs/{entry}.md" for entry in entries)}
     assert found == {*NAVIGATION, "docs/reference/index.md"}
-    assert len(found) == 12
+    assert len(found) <= 18
     words = [len((ROOT / page).read_text("utf-8").split()) for page in PAGES]
     assert sum(words) <= 25_000
     assert words[0] <= 900, "the README has two screens"

@@ -24,6 +24,7 @@ from tuner.app.search.plan import SearchPlan, make_plan
 from tuner.app.target import load_target
 from tuner.core.errors import InputError, UnavailableError
 from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]
 
@@ -178,6 +179,22 @@ class TestLocks:
         with pytest.raises(UnavailableError, match="cannot be locked") as raised:
             JournalWriter(path).__enter__()
         assert "local disk" in str(raised.value)
+
+    def test_where_locks_reach_no_other_machine_the_second_writer_stops(self, path, monkeypatch):
+        """NFS that is mounted with local_lock=all, and most file systems on object stores."""
+        monkeypatch.setattr(fcntl, "flock", lambda *arguments: None)
+        with JournalWriter(path) as here, JournalWriter(path) as there:
+            there.append(make_record(1.0))
+            with pytest.raises(UnavailableError, match="another program has written to"):
+                here.append(make_record(2.0))
+            there.append(make_record(3.0))
+        assert len(read_journal(path).records) == 2
+
+    @pytest.mark.parametrize("root", ["s3://bucket/runs", "gs://bucket", "abfs://a@b/c", "hdfs:/x"])
+    def test_results_in_an_object_store_are_refused(self, root):
+        with pytest.raises(InputError, match=f"'{root.split(':')[0]}://.*takes a folder"):
+            ResultsFolder(Path(root), "fake", "a6000")
+        assert ResultsFolder(Path("a:b/c"), "fake", "a6000").path == Path("a:b/c/fake/a6000")
 
     def test_a_killed_search_leaves_no_lock(self, path):
         """The kernel lets go of the locks of a process that has ended."""

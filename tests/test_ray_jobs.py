@@ -1,4 +1,5 @@
-"""Searches as jobs of a real job server on this machine, with the commands of docs/cluster.md."""
+"""Searches as jobs of a real job server on this machine, with the commands of
+docs/reference/ray-jobs.md."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from cli_samples import write_samples
 from documents import blocks, commands
@@ -64,7 +66,7 @@ def page_lines(results: Path, *more: str) -> dict[str, list[str]]:
     """
     (script,) = [
         command.line
-        for block in blocks("docs/cluster.md")
+        for block in blocks("docs/reference/ray-jobs.md")
         if block.language == "sh" and "ray job logs" in block.text
         for command in commands(block)
     ]
@@ -93,6 +95,8 @@ def test_the_pages_commands_run_a_search_and_it_says_where_the_results_are(
     ray(*lines["submit"])
     assert "Recommended (predicted)" in ray(*lines["logs"])
     assert "in Ray's copy of the job's working directory" in ray("job", "logs", "lost", "--follow")
+    states = dict(re.findall(r"submission_id='(\w+)'.*?JobStatus\.(\w+)", ray(*lines["list"])))
+    assert states == {"first": "SUCCEEDED", "lost": "FAILED"}
     folder = there / "tiny" / "a6000"
     records = read_journal(folder / "trials.jsonl").records
     assert len(records) == 2
@@ -102,28 +106,54 @@ def test_the_pages_commands_run_a_search_and_it_says_where_the_results_are(
     assert run(["best", "--space", "tiny.yaml", "--gpu", "a6000", "--results", str(there)]) == 0
 
 
+def driver_of(results: Path) -> psutil.Process:
+    """The process of the search that writes to `results`: not its shell, nor one of its forks."""
+    named = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (words := process.info["cmdline"] or [])[1:4] == ["-m", "tuner", "search"]
+        and str(results) in words
+    ]
+    return min(named, key=lambda process: process.create_time())
+
+
 @pytest.mark.slow
-def test_a_stopped_job_keeps_its_trials_and_report_makes_its_files(
-    ray, home, tmp_path, monkeypatch
-):
+def test_a_killed_job_goes_on_under_another_id_and_a_stopped_one_writes_its_results(ray, tmp_path):
     results = tmp_path / "results"
     # Nearly every configuration may be on a front of four objectives, and is traced.
     names = ("throughput", "memory", "lora_rank", "length_coverage")
     objectives = [word for name in names for word in ("--objective", name)]
-    wide = ("--mode", "predict", "--where", "lora_rank >= 4", "--workers", "1", "--trials", "60")
+    wide = ("--mode", "predict", "--where", "lora_rank >= 4", "--trials", "60")
     lines = page_lines(results, *wide, *objectives)
-    ray(*[word.replace("first", "long") for word in lines["submit"]])
     journal = results / "tiny" / "a6000" / "trials.jsonl"
-    deadline = time.monotonic() + PATIENCE_S
-    while not (journal.is_file() and read_journal(journal).records):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    ray(*[word.replace("first", "long") for word in lines["stop"]])
-    states = re.findall(r"submission_id='(\w+)'.*?JobStatus\.(\w+)", ray(*lines["list"]))
-    assert dict(states) == {"first": "SUCCEEDED", "lost": "FAILED", "long": "STOPPED"}
-    assert 1 <= len(read_journal(journal).records) < 60
-    # Ray may end the search before it has written its other files.
-    monkeypatch.chdir(home)
-    options = ["--space", "tiny.yaml", "--gpu", "a6000", "--results", str(results)]
-    assert run(["report", *options]) == 0
+
+    def job(command: str, name: str) -> str:
+        return ray(*[word.replace("first", name) for word in lines[command]])
+
+    def wait_for(records: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (journal.is_file() and len(read_journal(journal).records) >= records):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+
+    job("submit", "killed")
+    wait_for(1)
+    job("submit", "beside")
+    assert "another search is writing to" in job("logs", "beside")
+    driver_of(results).kill()
+    job("logs", "killed")
+    kept = read_journal(journal).records
+    assert len(kept) < 60
+    job("submit", "again")
+    wait_for(len(kept) + 1)
+    job("stop", "again")
+    log = job("logs", "again")
+    assert f"{len(kept)} traces from" in log
+    assert "interrupted; the same command continues from here" in log
+    assert "Traceback" not in log
+    assert read_journal(journal).records[: len(kept)] == kept
+    states = dict(re.findall(r"submission_id='(\w+)'.*?JobStatus\.(\w+)", ray(*lines["list"])))
+    assert {name: states[name] for name in ("killed", "beside", "again")} == {
+        "killed": "FAILED", "beside": "FAILED", "again": "STOPPED",
+    }  # fmt: skip
     assert (journal.parent / "report.html").is_file()

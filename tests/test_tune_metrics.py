@@ -16,10 +16,11 @@ import psutil
 import pytest
 from device_fakes import measurement_of
 from prometheus_client.parser import text_string_to_metric_families
-from tune_fakes import GPU, FakeSpace, outcome_of
+from tune_fakes import GPU, FakeSpace, device_bytes, outcome_of
 
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.searches.front import hypervolume
+from tuner.searches.front import hypervolume, pareto_front
+from tuner.searches.guided.pool import START_S
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.ray.driver import search
 from tuner.searches.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS
@@ -95,9 +96,12 @@ def scraped(tmp_path_factory) -> Scraped:
             watcher[0].start()
 
     watcher: list[threading.Thread] = []
+    all_of_them = list(FakeSpace().configurations())
     request = SearchRequest(
         space=FakeSpace(), gpu=GPU, runner_factory=HeldRunner(gate, log=folder / "log"),
-        searcher="random", trials=TRIALS, versions={}, trial_device=TrialDevice("Testium 9"),
+        trials=TRIALS, versions={}, trial_device=TrialDevice("Testium 9"),
+        predictions={c.key: outcome_of(c).prediction for c in all_of_them},
+        initial=[max(all_of_them, key=device_bytes)],  # which runs out of memory
         max_concurrent=1, margin_bytes=7, run_id="r1", seed=3,
         watch=Watch(metrics_port=0, tell=tell),
     )  # fmt: skip
@@ -190,9 +194,16 @@ def test_gauges_say_what_the_journal_says(scraped):
         "tuner_best_samples_per_second": best.outcome.measurement.speed.samples_per_s,
         "tuner_best_device_bytes": best.outcome.measurement.memory.device_bytes,
         "tuner_gpu_memory_bytes": GPU.memory_bytes,
+        "tuner_front_size": len(pareto_front(records)),
         "tuner_hypervolume": hypervolume(records, reference=(0.0, float(GPU.memory_bytes))),
     }
     assert {name: value_of(scraped, name) for name in expected} == pytest.approx(expected)
+    assert value_of(scraped, "tuner_held_back") > 0
+    # Each would take its start and the loading of a few GB.
+    mean_s = value_of(scraped, "tuner_predicted_saved_gpu_seconds") / value_of(
+        scraped, "tuner_held_back"
+    )
+    assert START_S < mean_s < 60
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from types import FrameType
 import psutil
 import pytest
 
+from tuner.core.errors import UnavailableError
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import Subject
 
@@ -58,6 +59,24 @@ def test_an_interrupt_ends_the_processes_at_once(tmp_path: Path) -> None:
         signal.signal(signal.SIGUSR1, before)
     assert not any(Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
     assert not (tmp_path / "done").exists()
+
+
+def end_itself(subject: Subject | None, item: int, number: int) -> int:
+    """What `ray job stop` does to each process of a job, or the kernel without memory."""
+    os.kill(os.getpid(), number)
+    return item
+
+
+def test_sigterm_to_every_process_of_a_job_loses_no_work() -> None:
+    items = [(1, int(signal.SIGTERM)), (2, int(signal.SIGINT))]
+    found = in_forks(end_itself, items, None, workers=2, traces=False)
+    assert sorted(result for _, result in found) == [1, 2]
+
+
+def test_a_killed_process_is_said() -> None:
+    items = [(1, int(signal.SIGKILL)), (2, 0)]
+    with pytest.raises(UnavailableError, match="was killed, most likely for lack of memory"):
+        list(in_forks(end_itself, items, None, workers=2, traces=False))
 
 
 def is_zombie(pid: int) -> bool:

@@ -55,7 +55,7 @@ def refusals(folder: Path, *words: str, **more) -> str:
 @pytest.fixture
 def config(tmp_path, monkeypatch) -> Path:
     """accelerate's configuration file, and no other one."""
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(tmp_path / "none"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
     path = tmp_path / "fsdp.yaml"
     path.write_text(FSDP)
     return path
@@ -111,7 +111,10 @@ def test_ranks_of_several_machines_are_counted_together(tmp_path, config, words)
 
 
 def test_without_a_name_it_is_the_file_that_accelerate_config_wrote(tmp_path, config, monkeypatch):
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(config))
+    own = tmp_path / "home" / "accelerate" / "default_config.yaml"
+    own.parent.mkdir(parents=True)
+    config.rename(own)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     assert planned(tmp_path, "accelerate", "launch").configuration["gpus_per_trial"] == 4
 
 

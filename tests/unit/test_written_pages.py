@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import pytest
@@ -14,13 +13,12 @@ from benchmarks.zoo import page as zoo
 from benchmarks.zoo.data import MAKERS
 from benchmarks.zoo.entries import PROGRAMS, Entry, Expected, names, read
 from benchmarks.zoo.running import Row, judged, kept
+from tuner.report.reported import read_rows
 from tuner.space.gpus import get_gpu
 
 
 def reported_page() -> str:
-    return reported_runs.page(
-        [json.loads(line) for line in reported_runs.ROWS.read_text().splitlines()]
-    )
+    return reported_runs.page(read_rows(reported_runs.ROWS).values())
 
 
 @pytest.mark.parametrize(

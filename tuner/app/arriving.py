@@ -246,7 +246,6 @@ def checkpoint_calls(sources: Iterable[SourceFile]) -> list[CheckpointCall]:
 
 
 def _calls(script: Script) -> Iterator[CheckpointCall]:
-    text = script.source.data.decode("utf-8").splitlines()
     for call in script.calls:
         name = last_name(call.func) or ""
         if name != _PREPARES and name not in _ENABLES:
@@ -255,9 +254,9 @@ def _calls(script: Script) -> Iterator[CheckpointCall]:
             continue
         if script.is_conditional(call):
             continue
-        line = script.place_of(call).line
-        where = f"{script.source.path}:{line}"
-        yield CheckpointCall(name, where, text[line - 1].strip())
+        place = script.place_of(call)
+        where = place.where(script.source.path)
+        yield CheckpointCall(name, where, script.source.line(place))
 
 
 def _is_on(script: Script, call: ast.Call) -> bool:

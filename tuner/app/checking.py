@@ -126,7 +126,7 @@ def check_program(
     suggestion, least_bytes = None, None
     evaluation = runs.smaller_evaluation(base) if improve else None
     # A change of device memory does not help a host that has too little.
-    helps = base.fits is not None and not base.host_is_full and evaluation is None
+    helps = _is_known(base) and not base.host_is_full and evaluation is None
     if improve and helps:
         search = _Search(runs, base, notes, report)
         if search.is_possible:
@@ -145,6 +145,11 @@ def check_program(
         log_tail=log_tail,
         evaluation=evaluation,
     )
+
+
+def _is_known(found: RunAnswer) -> bool:
+    """True if another change can be told by the memory of this one: a bound that fits is a fit."""
+    return found.fits is not None or found.is_upper_bound
 
 
 @dataclass(slots=True)
@@ -281,7 +286,7 @@ class _Search:
         ):
             if isinstance(answer, InputError):
                 self.notes.append(str(answer))
-            elif answer.fits is not None:
+            elif _is_known(answer):
                 problem = self._not_arrived(answer, size, way)
                 if problem is None:
                     runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))

@@ -84,7 +84,7 @@ class MachineFacts:
 
 def installed() -> dict[str, str | None]:
     """The installed version of each of `LIBRARIES`; None where it is not installed."""
-    return {name: _version(name) for name in LIBRARIES}
+    return {name: version_of(name) for name in LIBRARIES}
 
 
 def tested() -> dict[str, str]:
@@ -124,7 +124,8 @@ def _bounds(requirements: list[str]) -> Iterator[tuple[str, str]]:
                 yield needed.name.lower(), bound.version
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """The installed version of a package; None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.app.other_stack import stack_doubts
+from tuner.app.reported import corrected_by_rows, rows_text
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue, Phase, Prediction, Verdict
@@ -77,8 +78,12 @@ class PredictedProgram:
     @property
     def verdict(self) -> Verdict:
         """The verdict with the interval of the prediction."""
-        is_open = self.prediction.fits and self.plan.keeps_all
-        return Verdict.UNKNOWN if is_open else self.prediction.verdict
+        return Verdict.UNKNOWN if self.fits is None else self.prediction.verdict
+
+    @property
+    def is_upper_bound(self) -> bool:
+        """True if the memory is no more than this, which is too much: a smaller one may fit."""
+        return self.fits is None and bool(self.plan.at_most) and not self.prediction.fits
 
     @property
     def exit_code(self) -> int:
@@ -245,7 +250,11 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         for (program, plan), alike in zip(planned, found, strict=False):
             loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
             more = (plan.doubts | self._stack_doubts) - doubts_of(WORKLOAD, plan.configuration)
-            prediction = widened(loaded, more)
+            prediction, others = corrected_by_rows(
+                widened(loaded, more), plan.model, WORKLOAD, plan.configuration
+            )
+            if others:
+                plan = dataclasses.replace(plan, notes=(rows_text(others), *plan.notes))  # noqa: PLW2901
             answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
         for place, one in enumerate(answers):
             if one.prediction.memory.peak_phase == Phase.EVALUATION and not one.prediction.fits:

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
@@ -359,6 +359,8 @@ class Emulation:
         free = self.gpu.memory_bytes - context_bytes - use.evaluation_peak_bytes
         last = FIRST_STEPS + max(0, free) // use.evaluation_growth_bytes + 1
         return (last, data.batches) if last <= data.batches else None
+
+    is_upper_bound: ClassVar[bool] = False
 
     @property
     def host_is_full(self) -> bool:

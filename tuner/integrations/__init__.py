@@ -1,7 +1,8 @@
-"""Callbacks that report each step of existing training code to its trial, and a plugin of pytest.
+"""Callbacks for existing training code, and a plugin of pytest.
 
-Outside a trial the callbacks do nothing. Names are loaded at their first use: pytest imports this
-package in every environment that has tuner.
+In a trial they report each step. Outside of one they compare the training with its prediction, say
+once what is off and why, and write a row to share. Names are loaded at their first use: pytest
+imports this package in every environment that has tuner.
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tuner.integrations.reporting import Reporter, callback_class
+from tuner.integrations.watching import RunFacts
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Their classes are not each other's, and a trainer takes only its own."""
@@ -41,26 +43,51 @@ def _base_class() -> type:
 
 
 class _StepReports:
-    """The events that Lightning calls; `batch_size` overrides that of the first tensor."""
+    """Reports each optimizer step to the trial, and stops training after enough of them.
 
-    def __init__(self, batch_size: int | None = None) -> None:
+    Outside of a trial it compares the training after 10 steps with `prediction`, a file of
+    `tuner check --json` or the result of `tuner.check` or `tuner.estimate`, says once what is off
+    and why, and writes a row to share to `row` (True: tuner-run.json in `default_root_dir`, False:
+    none). `batch_size` overrides that of the first tensor of a batch.
+    """
+
+    def __init__(
+        self,
+        batch_size: int | None = None,
+        *,
+        prediction: Any = None,
+        row: str | Path | bool = True,
+    ) -> None:
         super().__init__()
         self._batch_size = batch_size
-        self._reporter = Reporter()
+        self._reporter = Reporter(prediction, row=row)
         self._samples = 0
         self._steps_seen = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Tell the numbers of parameters."""
+        """Tell the numbers of parameters, and begin to watch."""
         self._steps_seen = trainer.global_step
-        if trainer.is_global_zero:
-            self._reporter.parameters(pl_module)
+        if not trainer.is_global_zero:
+            self._reporter.watch.stop()
+            return
+        self._reporter.parameters(pl_module)
+        self._reporter.watch.begin(lambda: RunFacts(folder=Path(trainer.default_root_dir)))
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch has come."""
+        self._reporter.watch.began()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A batch has ended, and with the last one of an accumulation an optimizer step."""
-        if not self._reporter.is_active or not trainer.is_global_zero:
+        if not self._reporter.is_active:
+            self._reporter.watch.ended(is_step=trainer.global_step != self._steps_seen)
+            self._steps_seen = trainer.global_step
+            return
+        if not trainer.is_global_zero:
             return
         self._samples += (self._batch_size or _first_size(batch) or 0) * trainer.world_size
         if trainer.global_step == self._steps_seen:
@@ -68,6 +95,14 @@ class _StepReports:
         samples, self._samples, self._steps_seen = self._samples, 0, trainer.global_step
         if self._reporter.step(samples):
             trainer.should_stop = True
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Validation took the time since the last event."""
+        self._reporter.watch.idle()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Compare what ran, if the training was short."""
+        self._reporter.watch.end()
 
 
 def _first_size(batch: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Reports training steps and their samples to the trial, as tagged lines on standard output."""
+"""Reports training steps: to the trial that runs them, else for a comparison with a prediction."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import math
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
+from tuner.emulator.here import is_emulated
+from tuner.integrations.watching import RunWatch
 from tuner.trial.base import MeasureOptions
 from tuner.trial.command_progress import TAG
 from tuner.trial.stop_rule import StepTimer
 
 _TRIAL = "TUNER_TRIAL"
 _STDOUT = 1
+
+T = TypeVar("T")
 
 
 def in_trial() -> bool:
@@ -29,9 +35,13 @@ def report_step(samples: float, *, tokens: float = 0, loss: float | None = None)
     `samples` and `tokens` are those of the step, over all processes. Only the first process (RANK)
     reports. Outside a trial it does nothing and returns False.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if not in_trial() or not _is_first():
         return False
     return _process_reporter().step(samples, tokens=tokens, loss=loss)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 @functools.cache
@@ -40,10 +50,25 @@ def _process_reporter() -> Reporter:
 
 
 class Reporter:
-    """Reports steps to the trial, and knows when there were enough, by the trial's own rule."""
+    """Reports steps to the trial, and knows when there were enough, by the trial's own rule.
 
-    def __init__(self) -> None:
+    Outside of a trial, steps are timed and compared with `prediction` after some of them: a file
+    of `tuner check --json`, or the result of `tuner.check` or `tuner.estimate`. What is off is said
+    once on standard error, and `row` is the file of a row to share (True: tuner-run.json, False:
+    none). A loop of one's own, with or without Accelerate, needs three lines::
+
+        reporter = Reporter(prediction="check.json")
+        for batch in reporter.batches(loader):
+            ...                         # forward, backward, optimizer
+            reporter.step(samples=8)    # after each optimizer step
+    """
+
+    def __init__(self, prediction: Any = None, *, row: str | Path | bool = True) -> None:
         text = os.environ.get(_TRIAL)
+        self.watch = RunWatch(prediction, row)
+        # An emulated device measures nothing, and an outer trial listens itself.
+        if text is not None or is_emulated() or not _is_first():
+            self.watch.stop()
         self._options = None if text is None else MeasureOptions(**json.loads(text))
         self._timer = StepTimer(self._options.warmup_steps if self._options else 0)
         self._steps = 0
@@ -60,9 +85,24 @@ class Reporter:
             trainable = sum(number for number, is_trained in counts if is_trained)
             _say({"trainable_params": trainable, "total_params": sum(n for n, _ in counts)})
 
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """The batches of `loader`, whose waiting counts as that of the training for its data."""
+        self.watch.begin()
+        batches = iter(loader)
+        while True:
+            asked = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.watch.waited(time.perf_counter() - asked)
+            yield batch
+
     def step(self, samples: float, *, tokens: float = 0, loss: float | None = None) -> bool:
         """See `report_step`."""
         if self._options is None:
+            self.watch.begin()
+            self.watch.ended()
             return False
         peaks = _device_peaks()  # waits for the device: the step has ended then
         line = {"samples": samples, "tokens": tokens, "time_s": time.monotonic(), **peaks}
@@ -78,7 +118,7 @@ class Reporter:
 
 def callback_class(module: str, events: type, base: type) -> type:
     """A library's callback: `events` on its own `base` class."""
-    text = "Reports each optimizer step to the trial, and stops training after enough of them."
+    text = events.__doc__
     return type("TunerCallback", (events, base), {"__doc__": text, "__module__": module})
 
 

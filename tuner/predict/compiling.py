@@ -11,11 +11,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Prediction
 from tuner.cost.compiled import CompiledPasses, Replays
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
@@ -110,7 +112,10 @@ def in_forks(
     workers: int,
     traces: bool = True,
 ) -> Iterator[tuple[_Item, _Result]]:
-    """Each item with what `function` makes of it, as they are done; here if nothing is gained."""
+    """Each item with what `function` makes of it, as they are done; here if nothing is gained.
+
+    Raises `UnavailableError` if one of the processes is killed.
+    """
     if workers < 2 or len(items) < 2:
         for item, known in items:
             yield item, function(subject, item, known)
@@ -128,6 +133,12 @@ def in_forks(
         for future in concurrent.futures.as_completed(futures):
             try:
                 result = future.result()
+            except BrokenProcessPool as error:
+                raise UnavailableError(
+                    "a process that traces the model was killed, most likely for lack of memory",
+                    hint="give this machine or container more memory (`dmesg` may name the "
+                    "process); the same command goes on from finished traces",
+                ) from error
             except RuntimeError as error:
                 if _AFTER_AUTOGRAD not in str(error):
                     raise
@@ -140,7 +151,7 @@ def in_forks(
 
 @contextlib.contextmanager
 def _workers(
-    count: int, subject: Subject | None
+    count: int, subject: Any, *, own_group: bool = False
 ) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     """Forks of this process, which end with it, and at once where the block is left early.
 
@@ -150,7 +161,7 @@ def _workers(
         count,
         mp_context=multiprocessing.get_context("fork"),
         initializer=_begin,
-        initargs=(subject,),
+        initargs=(subject, own_group),
     )
     try:
         yield pool
@@ -164,6 +175,40 @@ def _workers(
             process.join()
         raise
     pool.shutdown()
+
+
+class Fork:
+    """A fork of this process that does one task after another, with forks of its own."""
+
+    def __init__(self, pool: concurrent.futures.ProcessPoolExecutor) -> None:
+        self._pool = pool
+
+    def submit(
+        self, function: Callable[[Any, _Item, None], _Result], item: _Item
+    ) -> concurrent.futures.Future[_Result]:
+        """Have the fork call `function` with its subject, `item` and None."""
+        return self._pool.submit(_in_worker, function, item, None)
+
+    def pause(self, paused: bool) -> None:
+        """Stop the fork and its own forks, or let them go on."""
+        for number in list(self._pool._processes or {}):
+            with contextlib.suppress(ProcessLookupError):  # its group is made when it begins
+                os.killpg(number, signal.SIGSTOP if paused else signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def fork_beside(subject: Any) -> Iterator[Fork]:
+    """A fork that works while this process does something else; it ends with the block.
+
+    Begin it before this process starts threads, such as Ray's.
+    """
+    with contextlib.suppress(_LeftError), _workers(1, subject, own_group=True) as pool:
+        yield Fork(pool)
+        raise _LeftError  # nobody asks for what is not done yet
+
+
+class _LeftError(Exception):
+    """The block of `fork_beside` was left."""
 
 
 def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:
@@ -190,16 +235,22 @@ def _answer(subject: Subject | None, request: Request, known: Mapping[Point, Rep
     return passes, replay_all(passes, request.missing(passes, known))
 
 
-_worker_subject: Subject | None = None
+_worker_subject: Any = None
 """The subject of a compiling process; set once when the process starts."""
 
 
-def _begin(subject: Subject | None) -> None:
-    """Prepare a compiling process. Its parent hears Ctrl-C, and ends it."""
+def _begin(subject: Any, own_group: bool) -> None:
+    """Prepare a compiling process. It ignores signals for its parent, which ends it.
+
+    Ctrl-C reaches the whole group, and `ray job stop` and schedulers send SIGTERM to every process
+    of a job: the parent would find its pool broken before it could write what there is.
+    """
+    if own_group:
+        os.setpgid(0, 0)
     global _worker_subject  # noqa: PLW0603  (one job per process of the pool)
     _worker_subject = subject
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

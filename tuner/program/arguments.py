@@ -140,7 +140,7 @@ def values_of_files(files: Sequence[SourceFile]) -> dict[str, Argument]:
             name = ".".join(map(str, place.path))
             if not name:
                 continue  # the file itself
-            where, problem = f"{source.path}:{place.line}", place.problem
+            where, problem = place.where(source.path), place.problem
             if place.is_list or (problem or "").startswith("is a mapping"):
                 # What stands in it has places of its own.
                 values[name] = Argument(place.value or True, where)

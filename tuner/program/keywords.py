@@ -28,8 +28,8 @@ DTYPES: Mapping[str, str] = {
 
 
 def place_in(script: Script, node: ast.AST) -> str:
-    """For people: "train.py:12"."""
-    return f"{script.source.path}:{script.place_of(node).line}"
+    """For people: "train.py:12", or "cell 4, line 7"."""
+    return script.place_of(node).where(script.source.path)
 
 
 IsDead = Callable[[Script, ast.AST], bool | None]

@@ -26,9 +26,8 @@ from tuner.core.setup.distributed_knobs import (
 )
 from tuner.program.arguments import file_in, options_of
 from tuner.program.edit.notebook import code_cells
-from tuner.program.edit.source import PYTHON, SourceFile
+from tuner.program.edit.source import NOTEBOOK, PYTHON, SourceFile
 from tuner.program.program import Program
-from tuner.program.reads import NOTEBOOK
 from tuner.program.trainer import Launch, trainer_named
 from tuner.program.trainers import accelerate, deepspeed
 

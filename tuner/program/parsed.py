@@ -60,8 +60,9 @@ class ParsedScript:
 
     def __init__(self, source: SourceFile) -> None:
         self.source = source
-        text, self._starts = source.python
-        self._python = PythonText(text)
+        self._code = source.python
+        self._starts = self._code.starts
+        self._python = PythonText(self._code.text)
         self.tree = self._python.tree
         self.scopes: dict[ast.AST, Scope] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
@@ -95,8 +96,8 @@ class ParsedScript:
         if found is not None:
             return found
         text = self.source.data.decode("utf-8")
-        raw, in_json = text[start:end], self.source.path.suffix == ".ipynb"
-        line = text.count("\n", 0, start) + 1 if in_json else self._python.line_of(start)
+        raw = text[start:end]
+        cell, line = self._code.place(self._python.line_of(self._python.span(node)[0]))
         value = node.value if isinstance(node, ast.Constant) else None
         # A number that is passed without a name; text may be written in many ways.
         known = isinstance(value, int | float) and repr(value) == raw
@@ -109,7 +110,8 @@ class ParsedScript:
             language="python",
             value=value if known and isinstance(value, int | float) else None,
             problem=None if known else "is no plain value",
-            in_json=in_json,
+            in_json=cell > 0,
+            cell=cell,
         )
 
     def shown(self, node: ast.AST) -> str:

@@ -37,7 +37,7 @@ from tuner.program.reading import (
 from tuner.program.signatures import CannotStart, held_versions, hold_loading
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
-from tuner.program.training import read_training
+from tuner.program.training import MODEL_KEYS, read_training
 from tuner.space.models.catalogue import NF4, get_entry, resolve_config, stored_format
 
 WORKLOAD = "causal_lm"
@@ -136,7 +136,8 @@ def plan_program(
     knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
     evaluation, unknown = evaluation_of(training, knobs)
     knobs |= evaluation
-    problems = [p for p in found.problems if not _is_given(p, given or {})]
+    said = _places_of_model(training) if model is not None else set()
+    problems = [p for p in found.problems if p.where not in said and not _is_given(p, given or {})]
     if "max_length" not in knobs:
         text = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
         problems.append(Problem(text))
@@ -219,6 +220,13 @@ def _unsharded(configuration: Configuration) -> Iterator[str]:
 def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
     name = (problem.where or "").rpartition(" ")[2]
     return name in given
+
+
+def _places_of_model(training: ProgramTraining) -> set[str]:
+    """The places at which the program names its model, which --model overrides."""
+    names = {"model": ("0", *MODEL_KEYS), "arguments": MODEL_KEYS}
+    groups = {group: keys for group, keys in names.items() if training.has(group)}
+    return {training[group].where(key) for group, keys in groups.items() for key in keys}
 
 
 def _require_start(problems: Sequence[Problem]) -> None:

@@ -16,10 +16,9 @@ import yaml
 from tuner.core.errors import InputError
 from tuner.core.files import read_file
 from tuner.program.edit.python_file import PythonText
-from tuner.program.edit.source import READERS, SourceFile, read_places
+from tuner.program.edit.source import NOTEBOOK, READERS, SourceFile, read_places
 from tuner.space.apply import Path as Keys
 
-NOTEBOOK = ".ipynb"
 SETTINGS_FILES = tuple(suffix for suffix in READERS if suffix not in (".py", NOTEBOOK))
 
 MOST_BYTES_OF_SETTINGS = 1024 * 1024
@@ -54,7 +53,7 @@ def read_by(main: SourceFile, roots: Sequence[Path], words: Sequence[str]) -> di
     done = {main.path.resolve()}
     while waiting:
         script = waiting.pop(0)
-        tree = PythonText(script.python[0]).tree
+        tree = PythonText(script.python.text).tree
         for path in _modules(tree, script.path, roots):
             if path in done or len(found) >= _MOST_FILES:
                 continue

@@ -111,7 +111,7 @@ class Setting:
         """For people: "train.py:12", or "the command line"."""
         if self.word is not None or self.source is None or self.location is None:
             return "the command line"
-        return f"{self.source.path}:{self.location.line}"
+        return self.location.where(self.source.path)
 
     def written(self, value: KnobValue) -> KnobValue:
         """The program's value for one of the parameter."""

@@ -180,8 +180,8 @@ class _Finder:
         elif end.node is at.node:
             problem = f"{end.why}: {shown}"
         else:
-            line = script.place_of(end.node).line if hasattr(end.node, "lineno") else at.place.line
-            problem = f"is {shown}, which {end.why} (line {line})"
+            place = script.place_of(end.node) if hasattr(end.node, "lineno") else at.place
+            problem = f"is {shown}, which {end.why} ({place.spot})"
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
     def _outside(self, knob: str, at: Candidate, end: OutsideKeys) -> Setting | None:
@@ -194,7 +194,7 @@ class _Finder:
             if len(found) == 1:
                 return self._in_file(knob, at.name, *found[0])
             if found:
-                where = _listed(f"{s.path}:{p.line}" for s, p in found)
+                where = _listed(p.where(s.path) for s, p in found)
                 problem = f"is set in several places ({where})"
                 return Setting(knob, at.name, None, at.source, at.place, problem=problem)
         options = [(s, o) for s in self.scripts for o in s.options if o.dest == keys[-1]]

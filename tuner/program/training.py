@@ -346,10 +346,11 @@ def loads_model(call: ast.Call) -> bool:
     return last_name(call.func) == "from_pretrained" and (name or "").endswith(_MODEL_CLASSES)
 
 
-_KEYS = (
+MODEL_KEYS = (
     "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
     "base_model_name", "model_path", "model",
 )  # fmt: skip
+"""Names of the argument that names a model."""
 
 _BELOW = ("name", "path", "id", "name_or_path")
 
@@ -386,7 +387,7 @@ def _in_calls(program: Program) -> Iterator[NamedModel]:
             if not _takes_model(call):
                 continue
             keywords = {k.arg: k.value for k in call.keywords}
-            given = next((keywords[key] for key in _KEYS if key in keywords), None)
+            given = next((keywords[key] for key in MODEL_KEYS if key in keywords), None)
             node = given if given is not None else next(iter(call.args), None)
             if isinstance(node, ast.expr):
                 yield from _text(reader.argument(script, node))
@@ -411,6 +412,6 @@ def _in_file(source: SourceFile) -> Iterator[NamedModel]:
     for place in source.places:
         steps = [str(step) for step in place.path[-2:]]
         is_below = len(steps) > 1 and steps[0] == "model" and steps[1] in _BELOW
-        is_named = is_below or (steps and steps[-1] in _KEYS)
+        is_named = is_below or (steps and steps[-1] in MODEL_KEYS)
         if is_named and isinstance(place.value, str):
             yield NamedModel(place.value, source.at(place))

@@ -122,6 +122,11 @@ class Candidates:
         index = self._index.get(configuration.key)
         return index is not None and bool(self._open[index])
 
+    @property
+    def left(self) -> npt.NDArray[np.bool_]:
+        """Mask of the candidates that are not taken, including those held back."""
+        return self._untried
+
     def is_left(self, place: int) -> bool:
         """True if the candidate at `place` is not taken; it may be held back."""
         return bool(self._untried[place])

@@ -140,6 +140,10 @@ class PruningLog:
         """The revived entries, then those that are held back now."""
         return (*self._revived, *(self._now[place] for place in sorted(self._now)))
 
+    def untried(self) -> NDArray[np.bool_]:
+        """Mask of the candidates that are held back now and were not tried."""
+        return (self._cause > 0) & self._candidates.left
+
     def reasons(self) -> dict[str, str]:
         """Reasons of the configurations that are held back now, by their key."""
         return {entry.configuration.key: entry.reason for entry in self._now.values()}

@@ -178,12 +178,15 @@ class JournalWriter:
         self.path = path
         self.notes: tuple[str, ...] = ()
         self._fd: int | None = None
+        self._bytes = 0
+        """The size that this writer has left the file with."""
 
     def __enter__(self) -> JournalWriter:
         check_writable(self.path.parent)
         try:
             self._fd = _opened(self.path)
             self.notes = _mend_tail(self._fd, self.path)
+            self._bytes = os.fstat(self._fd).st_size
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
@@ -202,8 +205,9 @@ class JournalWriter:
     def append(self, record: TrialRecord) -> None:
         """Write one record as one line and flush it to the disk.
 
-        Raises `UnavailableError` if writing fails (the journal is then as before), or if the
-        journal was removed meanwhile, because the record would be lost. Raises ValueError for a
+        Raises `UnavailableError` if writing fails (the journal is then as before), if the journal
+        was removed meanwhile, because the record would be lost, or if another writer has changed
+        it: locks of some network file systems don't reach other machines. Raises ValueError for a
         record with NaN or infinity, which JSON does not support.
         """
         if self._fd is None:
@@ -215,11 +219,18 @@ class JournalWriter:
                 f"{str(self.path)!r} was removed while the search ran",
                 hint="the same command starts again, or continues from a restored copy",
             )
+        if before.st_size != self._bytes:
+            raise UnavailableError(
+                f"another program has written to {str(self.path)!r} while the search ran",
+                hint="locks of its file system seem not to reach other machines: run one search at "
+                "a time there, or give each its own --results FOLDER",
+            )
         try:
             written = os.write(self._fd, line)
             if written != len(line):
                 raise OSError(28, "no space left on the disk")
             os.fsync(self._fd)
+            self._bytes += written
         except OSError as error:
             # If even that fails, the next search cuts off the torn line.
             with contextlib.suppress(OSError):

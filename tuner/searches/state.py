@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -98,8 +99,13 @@ class SearchState:
     @property
     def progress(self) -> Progress:
         """The progress of the search now."""
-        return self._tracker.at(
-            time.monotonic(), running=self.open.running, front=self._ranking.front()
+        held_back, seconds = self._adapter.spared()
+        return dataclasses.replace(
+            self._tracker.at(
+                time.monotonic(), running=self.open.running, front=self._ranking.front()
+            ),
+            held_back=held_back,
+            saved_s=None if seconds is None else seconds * self._request.gpus_per_trial,
         )
 
     @property
@@ -140,7 +146,11 @@ class SearchState:
                 self._adapter.remember(record)
                 self.stale += 1
         for record in known.values():
-            self._tracker.reuse(record)
+            if record.run_id == request.run_id:  # its first trial, before all was predicted
+                self._tracker.end(record, time.monotonic())
+                self.open.handed_out += 1
+            else:
+                self._tracker.reuse(record)
             self._meter.add(record)
             self._begun += not record.verification
             self._learn(record)

@@ -27,6 +27,9 @@ JOURNAL, PREDICTED, TIMELINE = "trials.jsonl", "predicted.jsonl.gz", "memory_cou
 RAY_COPIES = "working_dir_files"
 """Folder of a Ray session with copies of its jobs' working directories, which Ray removes."""
 
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)")
+"""A URI such as "s3://bucket/results", in which `Path` makes one slash of two."""
+
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 
 
@@ -35,12 +38,21 @@ class ResultsFolder:
     """The files of one search space on one GPU type, under `root`.
 
     `space` and `gpu` are names, never paths: unsafe characters are replaced, so that no name leads
-    out of `root`, and different names lead to different folders.
+    out of `root`, and different names lead to different folders. Raises `InputError` if `root` is a
+    URI: it would be a local folder of that name.
     """
 
     root: Path
     space: str
     gpu: str
+
+    def __post_init__(self) -> None:
+        if uri := _URI.fullmatch(str(self.root)):
+            raise InputError(
+                f"results can't be kept at '{uri[1]}://{uri[2]}': --results takes a folder",
+                hint="name a folder on a local disk or a shared file system, and copy it to the "
+                "object store afterwards",
+            )
 
     @property
     def path(self) -> Path:

@@ -13,13 +13,25 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 
+from tuner.app.checking import CheckedProgram
+from tuner.app.cli.checked_text import (
+    answer_of,
+    answer_source,
+    change_texts,
+    checked_lines,
+    memory_text_of,
+    notes_of,
+    pace_fields_of,
+    run_fields_of,
+)
 from tuner.app.listener import Compiling, Listener, Searching
 from tuner.app.recommendation import Answer
 from tuner.app.search.plan import SkippedGpu
 from tuner.core.errors import UnavailableError
-from tuner.core.records import TrialRecord
+from tuner.core.records import TrialRecord, Verdict
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.front_figure import objective_png
 from tuner.report.plot import pareto_png
@@ -27,6 +39,7 @@ from tuner.report.table import value_text
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import print_fields
 from tuner.report.terminal.tables import Sheet
+from tuner.report.terminal.verdict import verdict_texts
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import times_text
 from tuner.searches.progress import Progress
@@ -117,6 +130,64 @@ def results_html(answers: Sequence[Answer], views: Sequence[View]) -> str:
         for view in views
     ]
     return "".join(parts)
+
+
+def check_text(checked: CheckedProgram) -> str:
+    """The short answer of `tuner check`, without colours."""
+    first = ": ".join(verdict_texts(answer_of(checked.found, checked.needed)))
+    return click.unstyle("\n".join([first, *checked_lines(checked)]))
+
+
+def check_html(checked: CheckedProgram) -> str:
+    """The answer of `tuner check`: the verdict, the change as a diff, numbers and notes."""
+    answer = answer_of(checked.found, checked.needed)
+    words, rest = map(html.escape, verdict_texts(answer))
+    parts = [f'<p><b style="{_TINTS[answer.verdict]}">&nbsp;{words}&nbsp;</b> {rest}</p>']
+    parts += [f"<p>{html.escape(text)}</p>" for text in change_texts(checked)]
+    if checked.suggestion is not None:
+        shown = "".join(
+            # Pages of Jupyter give a span the letters of prose.
+            f'<span style="display:block;font-family:monospace;{_line_style(line)}">'
+            f"{html.escape(line)}</span>"
+            for line in checked.suggestion.change.difference.splitlines()
+            if not line.startswith("+++ ")  # the name once more
+        )
+        parts.append(f'<pre style="line-height:1.35">{shown}</pre>')
+    rows = [
+        ("memory", memory_text_of(checked)),
+        *run_fields_of(checked),
+        *pace_fields_of(checked),
+        ("source", answer_source(checked.found).rpartition(";")[0]),
+    ]
+    cell = '<td style="text-align:left;white-space:normal">'
+    body = "".join(
+        f"<tr>{cell}{html.escape(label)}</td>{cell}{html.escape(value)}</td></tr>"
+        for label, value in rows
+        if value
+    )
+    parts.append(f'<table style="color:inherit"><tbody>{body}</tbody></table>')
+    notes = list(notes_of(checked))
+    is_open = " open" if any(not note.startswith("assumed: ") for note in notes) else ""
+    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    if items:
+        parts.append(f"<details{is_open}><summary>notes</summary><ul>{items}</ul></details>")
+    return "".join(parts)
+
+
+# Tints behind text in the colour of the page can be read in a light and in a dark theme.
+_GREEN, _RED = "background:rgba(46,160,67,.3)", "background:rgba(248,81,73,.3)"
+_TINTS = {
+    Verdict.FITS: _GREEN,
+    Verdict.TIGHT: "background:rgba(210,153,34,.35)",
+    Verdict.DOES_NOT_FIT: _RED,
+    Verdict.UNKNOWN: "background:rgba(163,113,247,.3)",
+}
+
+
+def _line_style(line: str) -> str:
+    if line.startswith("--- "):
+        return "font-weight:bold"
+    return {"+": _GREEN, "-": _RED}.get(line[:1], "")
 
 
 def _title(view: View) -> str:

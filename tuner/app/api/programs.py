@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 from tuner.app import programs
+from tuner.app.api.display import check_html, check_text
 from tuner.app.api.result import SearchResult
 from tuner.app.api.searching import search
 from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
-from tuner.app.checking import CheckedProgram as Check
+from tuner.app.checking import CheckedProgram
+from tuner.core.errors import InputError, NothingFitsError
 from tuner.core.records import KnobValue, parse_margin
 from tuner.emulator.emulation import Emulation
+from tuner.program.edit.write import replace_files
 from tuner.space.gpus import get_gpu
 
 __all__ = ["Check", "check", "emulate", "tune"]
+
+
+class Check(CheckedProgram):
+    """The check of a program, as `tuner check` prints it; a notebook shows it with its diff."""
+
+    def apply(self) -> dict[Path, Path]:
+        """Write the suggested change into the program's files. Returns their backups.
+
+        Raises `NothingFitsError` without a suggestion, and `InputError` for one that changes the
+        command, or where a file was changed meanwhile.
+        """
+        if self.suggestion is None:
+            raise NothingFitsError("there is no change to write: none was found")
+        change = self.suggestion.change
+        if change.before.command != change.after.command:
+            raise InputError(
+                "the change is one of the command line, which is in no file",
+                hint="start the program with the command of `suggestion.change.difference`",
+            )
+        pairs = zip(change.before.sources, change.after.sources, strict=True)
+        return replace_files(
+            {old.path: (old.data, new.data) for old, new in pairs if old.data != new.data}
+        )
+
+    def __repr__(self) -> str:
+        return check_text(self)
+
+    def _repr_html_(self) -> str:
+        return check_html(self)
 
 
 def check(  # noqa: PLR0913 - one argument for each option
@@ -40,10 +73,10 @@ def check(  # noqa: PLR0913 - one argument for each option
         print(found.found.fits, found.suggestion)
 
     `program` is a script, or a list of words that start it. The arguments are the options of the
-    command; `changes=False` only checks the program as it is. No file is written.
+    command; `changes=False` only checks the program as it is. No file is written before `apply`.
     """
     device = get_gpu(gpu, memory_bytes=as_bytes(gpu_memory, "gpu_memory"))
-    return programs.check(
+    found = programs.check(
         _words(program),
         device,
         gpus=gpus,
@@ -55,6 +88,7 @@ def check(  # noqa: PLR0913 - one argument for each option
         settings=settings,
         seed=seed,
     )
+    return Check(*(getattr(found, each.name) for each in fields(found)))
 
 
 def emulate(  # noqa: PLR0913 - one argument for each option

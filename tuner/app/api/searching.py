@@ -11,7 +11,13 @@ from tuner.app.api.display import listener_of
 from tuner.app.api.result import SearchResult, SearchResults
 from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, with_profile
-from tuner.app.estimate import Estimate, corrected, estimate_configuration, one_configuration
+from tuner.app.estimate import (
+    Estimate,
+    corrected,
+    corrected_by_others,
+    estimate_configuration,
+    one_configuration,
+)
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import make_plans
@@ -232,7 +238,8 @@ def estimate(  # noqa: PLR0913 - one argument for each option
     Give knob values by name, or in `settings` if another argument has that name. Others have the
     value of the space's baseline, or the default without a space. Trials of the space that ran on
     this GPU type correct the prediction (`Estimate.corrected_by`), where the folder `results` has
-    some; `results=None` leaves it as predicted. The other arguments are those of
+    some, and else agreeing runs that others reported (`corrected_by_rows`); `results=None` leaves
+    it as predicted. The other arguments are those of
     `tuner.search`. Raises `InputError` for wrong arguments, and if the GPU cannot run the
     configuration at all.
     """
@@ -246,7 +253,10 @@ def estimate(  # noqa: PLR0913 - one argument for each option
         found = estimate_configuration(
             read, configuration, device, margin_fraction=fraction, profile=profile
         )
-        return corrected(found, Path(results)) if space is not None and results else found
+        if results is None:
+            return found
+        own = corrected(found, Path(results)) if space is not None else found
+        return corrected_by_others(own)
 
 
 def _named(space: str | Path | SearchSpace) -> str | SearchSpace:

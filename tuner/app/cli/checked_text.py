@@ -27,17 +27,18 @@ from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.emulator.emulation import Emulation
 from tuner.predict.releases import CUDA, predicted_stack
 from tuner.report.terminal.evidence import print_evidence
-from tuner.report.terminal.render import echo, print_fields, settings_text
+from tuner.report.terminal.render import echo, is_in_notebook, print_fields, settings_text
 from tuner.report.terminal.verdict import (
     LINES,
     NOTE,
+    NOTEBOOK_LINES,
     Answer,
     Pace,
-    changed_lines,
     difference_lines,
     field_lines,
     gpu_text,
     interval_text,
+    least_lines,
     memory_text,
     numbers_text,
     pace_fields,
@@ -51,10 +52,11 @@ from tuner.space.gpus import load_catalogue
 
 def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
     """The first line: the verdict of the program as it is."""
-    print_verdict(_answer(found, needed))
+    print_verdict(answer_of(found, needed))
 
 
-def _answer(found: RunAnswer, needed: RunAnswer | None) -> Answer:
+def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
+    """The verdict and its numbers."""
     # The numbers are those of a larger GPU where this one had too little memory.
     of = found if needed is None or needed.fits is None else needed
     answer = Answer(
@@ -66,9 +68,9 @@ def _answer(found: RunAnswer, needed: RunAnswer | None) -> Answer:
         reason_text(found) if isinstance(found, Emulation) else "",
     )
     if isinstance(found, PredictedProgram) and found.verdict is Verdict.UNKNOWN:
-        return replace(
-            answer, reason=f"at least {numbers_text(answer)}, without the logits that are kept"
-        )
+        most = f"at most {numbers_text(answer)}, without what saves memory and isn't modelled"
+        least = f"at least {numbers_text(answer)}, without the logits that are kept"
+        return replace(answer, reason=most if found.is_upper_bound else least)
     return answer
 
 
@@ -96,24 +98,31 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     if verbose:
         _print_all(checked)
         return
-    found = checked.found
-    if found.ended in ("error", "crash"):
+    if checked.found.ended in ("error", "crash"):
         print_last_lines(checked.log_tail, at_most=LINES - 5)
-    notes = list(_notes(checked))
-    memory = field_lines([("memory", "" if found.fits else _memory_text(checked))])
-    numbers = field_lines([*_run_fields(checked), *_pace_fields(checked)])
-    room = LINES - 2 - len(numbers)
+    print_lines(checked_lines(checked))
+
+
+def checked_lines(checked: CheckedProgram) -> list[str]:
+    """The lines below the verdict, as many as a short answer has."""
+    found = checked.found
+    notes = list(notes_of(checked))
+    memory = field_lines([("memory", "" if found.fits else memory_text_of(checked))])
+    numbers = field_lines([*run_fields_of(checked), *pace_fields_of(checked)])
+    is_whole = is_in_notebook()
+    room = (NOTEBOOK_LINES if is_whole else LINES) - 2 - len(numbers)
     # The whole change has the room that it needs; then the memory, a note and the places have it.
     spare = room - _least_change_lines(checked)
     memory = memory[: max(0, spare)]
-    first = field_lines([(NOTE, note) for note in notes[:1]], most=spare - len(memory))
+    shown = [(NOTE, note) for note in (notes if is_whole else notes[:1])]
+    first = field_lines(shown, most=min(9 if is_whole else 2, spare - len(memory)))
     change = _change_lines(checked, room - len(memory) - len(first))
-    more = len(notes) - bool(first)
+    more = 0 if is_whole else len(notes) - bool(first)
     source = field_lines([("source", answer_source(checked.found, more=more))])
-    print_lines((*memory, *change, *numbers, *source, *first))
+    return [*memory, *change, *numbers, *source, *first]
 
 
-def _run_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
+def run_fields_of(checked: CheckedProgram) -> list[tuple[str, str]]:
     """The phases of a whole run."""
     found, needed = checked.found, checked.needed
     if isinstance(found, PredictedProgram):
@@ -145,18 +154,23 @@ def _evaluation_text(checked: CheckedProgram) -> str:
 
 def _least_change_lines(checked: CheckedProgram) -> int:
     if checked.suggestion is not None:
-        return 1 + len(changed_lines(checked.suggestion.change.difference))
+        return 1 + least_lines(checked.suggestion.change.difference)
     return len(_change_lines(checked, 0))
 
 
 def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
     """The change, in at most `room` lines."""
-    found = checked.suggestion
-    if found is not None:
-        return [_title(checked, found), *difference_lines(found.change.difference, room - 1)]
+    found, lines = checked.suggestion, change_texts(checked)
+    return [*lines, *difference_lines(found.change.difference, room - 1)] if found else lines
+
+
+def change_texts(checked: CheckedProgram) -> list[str]:
+    """What a change brings, without its difference; else that none does."""
+    if checked.suggestion is not None:
+        return [_title(checked, checked.suggestion)]
     if checked.evaluation is not None:
         return [_evaluation_text(checked)]
-    if checked.found.fits is False or checked.needed is not None:
+    if not checked.found.fits or checked.needed is not None:
         return _nothing_fits(checked)
     if checked.runs > 1:
         return ["Nothing faster was found with the same effective batch, adapters and lengths."]
@@ -172,7 +186,7 @@ def _title(checked: CheckedProgram, found: BetterChange) -> str:
     return f"With this change it is {faster}: {size}"
 
 
-def _memory_text(checked: CheckedProgram) -> str:
+def memory_text_of(checked: CheckedProgram) -> str:
     """The largest parts of the memory."""
     of = checked.needed or checked.found
     if isinstance(of, PredictedProgram):
@@ -180,13 +194,13 @@ def _memory_text(checked: CheckedProgram) -> str:
     return memory_text(of.limiting.breakdown) if of.limiting else ""
 
 
-def _pace_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
+def pace_fields_of(checked: CheckedProgram) -> list[tuple[str, str]]:
     """Speed, time and cost, with the change where the program does not fit without it."""
     base = checked.needed or checked.found
     pace, change = pace_of(base), checked.suggestion
     if pace is None:
         return []
-    changed_s = change.step_s if change is not None and checked.found.fits is False else None
+    changed_s = change.step_s if change is not None and not checked.found.fits else None
     if changed_s is not None:
         pace = Pace(changed_s, pace.samples, pace.tokens)
     run = base.run_time if isinstance(base, Emulation) and changed_s is None else None
@@ -223,7 +237,7 @@ def answer_source(found: RunAnswer, *, more: int = 0) -> str:
     return source_text("predicted", _versions(found), more=more)
 
 
-def _notes(checked: CheckedProgram) -> Iterator[str]:
+def notes_of(checked: CheckedProgram) -> Iterator[str]:
     """Restrictions of the answer, the gravest first."""
     found = checked.needed or checked.found
     for knob, written, arrived in checked.ignored:
@@ -275,7 +289,7 @@ def _print_all(checked: CheckedProgram) -> None:
         _print_suggestion(checked, checked.suggestion)
     elif checked.evaluation is not None:
         echo(_evaluation_text(checked))
-    elif checked.found.fits is False or checked.needed is not None:
+    elif not checked.found.fits or checked.needed is not None:
         echo("\n".join(_nothing_fits(checked)))
     elif checked.runs > 1:
         echo("Nothing faster was found with the same effective batch, adapters and lengths.")

@@ -50,6 +50,7 @@ from tuner.report.terminal.render import echo
 GROUPS = {
     "Check": {
         "check": "Check whether your program fits on a GPU.",
+        "review": "Check the training programs that a branch changes.",
         "explain": "Explain why a configuration doesn't fit, and what would.",
         "diff": "Compare what your program needs under two library versions.",
     },
@@ -87,6 +88,7 @@ GROUPS = {
         "spaces": "List the search spaces, or print one.",
         "doctor": "Check drivers, libraries and settings of this machine.",
         "completion": "Print the shell completion script.",
+        "mcp": "Answer an agent's questions, as an MCP server.",
     },
 }
 """The commands by task, each with a line of help, in the order in which users need them."""

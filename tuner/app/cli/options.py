@@ -200,8 +200,11 @@ price_option = click.option(
 gpu_options = together(_gpu_and_memory(_TARGET), price_option)
 """`--gpu`, `--gpu-memory` and `--price`."""
 
+some_gpu_options = together(_gpu_and_memory(_TARGET, required=False), price_option)
+"""The same, of a command that can do without."""
+
 any_gpu_options = together(_gpu_and_memory(f"{_TARGET} {_ALL_GPUS}", required=False), price_option)
-"""The same, and all GPU types without them."""
+"""The same options, and all GPU types without them."""
 
 any_emulated_gpu_options = _gpu_and_memory(
     f"GPU type (`tuner gpus` lists them). {_ALL_GPUS}", required=False
@@ -335,7 +338,7 @@ calibration_option = click.option(
     is_flag=True,
     default=True,
     flag_value=False,
-    help="Don't correct predictions by trials in the results folder.",
+    help="Don't correct predictions by trials in the results folder, or by reported runs.",
 )
 
 seed_option = click.option(

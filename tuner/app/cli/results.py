@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -260,21 +260,47 @@ def report(
 @subcommand(
     "report-run",
     "tuner report-run --space tiny_cpu --gpu cpu",
-    "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
+    "tuner report-run outputs/tuner-run.json --to benchmarks/reported_runs",
 )
-@target_options()
-def report_run(*, selected: Selected) -> None:
-    """Print measured trials as rows to give away: predicted numbers beside measured ones.
+@click.argument(
+    "files", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path, dir_okay=False)
+)
+@target_options(required=False)
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Write each row to a file of its own in this folder.",
+)
+def report_run(*, files: tuple[Path, ...], selected: Selected, folder: Path | None) -> int:
+    """Print measured runs as rows to give away: predicted numbers beside measured ones.
 
-    One line of JSON for each measured configuration, the fastest first: the model's public name,
-    the GPU, the knobs, the versions, memory and time. No path, no name of a space or a machine, no
-    date. A pull request that adds the lines to benchmarks/reported_runs.jsonl improves the
-    predictions of everybody. Exit code 3 if nothing was measured.
+    FILEs are those that a callback of tuner.integrations wrote; without one, rows are made of the
+    measured trials of --space on --gpu, the fastest first. One line of JSON each: the model's
+    public name, the GPU, the settings, the versions, memory and time. No path, no other name, no
+    date. A pull request that adds the files to benchmarks/reported_runs/ improves the predictions
+    of everybody. Nothing is sent. Exit code 1 if a row is implausible, 3 if nothing was measured.
     """
-    from tuner.app.search.result_files import reported_runs
+    from tuner.app.reported import row_of_file, rows_of_trials
+    from tuner.report.reported import looks_of, problems_of
 
-    rows = reported_runs(selected.target())
+    if not files and (selected.space is None or selected.gpu_name is None):
+        raise click.UsageError("Missing argument 'FILE', or options '--space' and '--gpu'.")
+    rows = [row_of_file(path) for path in files] or rows_of_trials(selected.target())
+    refused = 0
     for row in rows:
-        echo(json.dumps(row))
+        problems = list(problems_of(row))
+        refused += bool(problems)
+        for text in (*problems, *looks_of(row)):
+            echo(f"{row.file_name}: {text}", err=True)
+        if folder is None:
+            echo(row.to_json())
+        elif not problems:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / row.file_name).write_text(row.to_json() + "\n", encoding="utf-8")
+            echo(str(folder / row.file_name))
     plural = "s" if len(rows) > 1 else ""
-    echo(f"{len(rows)} measured configuration{plural}; nothing was sent", err=True)
+    told = f", {refused} implausible" if refused else ""
+    echo(f"{len(rows)} measured run{plural}{told}; nothing was sent", err=True)
+    return EXIT_NOTHING_FITS if refused else EXIT_FOUND

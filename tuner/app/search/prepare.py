@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from tuner.trial.factories import MeasuredFactory
 from tuner.trial.staged import StagedFactory
 
 if TYPE_CHECKING:
-    from tuner.app.predicting import SpacePredictor
+    from tuner.app.predicting import Predicted, SpacePredictor
     from tuner.predict.predictor import Predictor
 
 
@@ -53,6 +53,10 @@ class Predictors:
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], Predictor] = {}
+        self.begun: Callable[[Compiling], list[Predicted]] | None = None
+        """Waits for predictions that another process has begun; None without one."""
+        self.started_s: float | None = None
+        """When it began, on the monotonic clock."""
 
     def of(self, plan: SearchPlan, on_progress: Compiling | None = None) -> SpacePredictor:
         """The predictor of a plan's space on its GPU type."""
@@ -85,9 +89,37 @@ def prepare(
     Nothing is predicted or tried if known trials have spent the budget already. With shared
     `predictors`, several GPU types take little more time than one.
     """
+    options, space, trials_on = plan.options, plan.part.space, plan.trials_on
+    initial: list[Configuration] = []
+    predictions: list[Prediction] = []
+    # Earlier traces don't count against the budget: a space is predicted in seconds.
+    spent = isinstance(trials_on, Measuring) and _known_number(plan, known) >= options.trials
+    if not space.predictable:
+        initial = baseline_of(space)
+        guided = options.searcher == DEFAULT_SEARCHER
+        if guided and not spent and has_program_prior(space, plan.target.gpu):
+            predictions = _program_predictions(plan, listener)
+    elif not spent:
+        predictions = _predictions(plan, predictors or Predictors(), listener)
+        initial = _initial(plan, predictions)
+    return Prepared(
+        request_of(plan, known, initial, listener, predictions),
+        tuple(predictions),
+        _inert(plan, predictions, listener),
+        why_infeasible(plan, known, predictions),
+    )
+
+
+def request_of(
+    plan: SearchPlan,
+    known: tuple[TrialRecord, ...],
+    initial: Sequence[Configuration],
+    listener: Listener,
+    predictions: Sequence[Prediction] = (),
+) -> SearchRequest:
+    """The request of a plan's search; `predictions` are of the supported configurations."""
     options, space = plan.options, plan.part.space
-    gpu, trials_on = plan.target.gpu, plan.trials_on
-    job = plan.job
+    trials_on, job = plan.trials_on, plan.job
     # Without a device, the runners only describe trials; none runs.
     runners: RunnerFactory = MeasuredFactory(job, MeasureOptions())
     how: dict[str, Any] = {}
@@ -100,26 +132,15 @@ def prepare(
             # Any trial of a command already runs its worst case.
             "verify": options.verify and job.command is None,
         }
-    initial: list[Configuration] = []
-    predictions: list[Prediction] = []
-    # Earlier traces don't count against the budget: a space is predicted in seconds.
-    spent = isinstance(trials_on, Measuring) and _known_number(plan, known) >= options.trials
-    if not space.predictable:
-        initial = _baseline(space)
-        if has_program_prior(space, gpu) and options.searcher == DEFAULT_SEARCHER and not spent:
-            predictions = _program_predictions(plan, listener)
-    elif not spent:
-        predictions = _predictions(plan, predictors or Predictors(), listener)
-        initial = _initial(plan, predictions)
     if predictions:
         how["predictions"] = {
             configuration.key: prediction
             for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
         }
-    request = SearchRequest(
+    return SearchRequest(
         runner_factory=_in_stages(plan, runners, predictions),
         space=plan.part,
-        gpu=gpu,
+        gpu=plan.target.gpu,
         trials=options.trials,
         seed=options.seed,
         time_limit_s=options.time_limit_s,
@@ -139,12 +160,6 @@ def prepare(
         address=options.address,
         versions=plan.versions,
         **how,
-    )
-    return Prepared(
-        request,
-        tuple(predictions),
-        _inert(plan, predictions, listener),
-        why_infeasible(plan, known, predictions),
     )
 
 
@@ -207,23 +222,27 @@ SHORTLIST_SHARE = 0.75
 def _initial(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[Configuration]:
     """The first configurations to try: the space's baseline, then the predicted short list."""
     space = plan.part.space
-    baseline = _baseline(space)
+    baseline = baseline_of(space)
     if plan.options.searcher == DEFAULT_SEARCHER:  # it starts from the predicted front by itself
         return baseline
     number = round(plan.options.trials * SHORTLIST_SHARE)
     return [*baseline, *shortlist(plan.part.supported, predictions, number)]
 
 
-def _baseline(space: SearchSpace) -> list[Configuration]:
+def baseline_of(space: SearchSpace) -> list[Configuration]:
+    """The baseline of the space; empty without one."""
     return [configure(space, space.baseline)] if space.baseline else []
 
 
 def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -> list[Prediction]:
     """A prediction of every supported configuration, in their order."""
     space = plan.part.space
-    started = time.monotonic()
+    started = predictors.started_s or time.monotonic()
     with listener.compiling() as report:
-        found = predictors.of(plan, report).predict(plan.part.supported)
+        if predictors.begun is not None:
+            found = predictors.begun(report)
+        else:
+            found = predictors.of(plan, report).predict(plan.part.supported)
     predictions = [each.prediction for each in found]
     fitting = sum(prediction.fits for prediction in predictions)
     stages = f" in {len(space.stages)} stages" if space.stages else ""
@@ -265,7 +284,7 @@ def why_infeasible(
     if not predictions or any(record.fits for record in known):
         return ""
     if any(
-        _may_fit(prediction, measured=plan.trial_device is not None) for prediction in predictions
+        may_fit(prediction, measured=plan.trial_device is not None) for prediction in predictions
     ):
         return ""
     least = min(prediction.memory.device_bytes for prediction in predictions)
@@ -277,7 +296,8 @@ def why_infeasible(
     )
 
 
-def _may_fit(prediction: Prediction, *, measured: bool) -> bool:
+def may_fit(prediction: Prediction, *, measured: bool) -> bool:
+    """True unless a trial (`measured` or not) is sure to need too much memory."""
     if prediction.fits or not measured:
         return prediction.fits
     # Without an interval, the error of the prediction is unknown.

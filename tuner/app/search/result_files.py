@@ -1,4 +1,4 @@
-"""The files of a search: read before it, written after it, drawn again, and shared."""
+"""The files of a search: read before it, written after it, and drawn again."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ from tuner.app.search.plan import SearchPlan
 from tuner.app.target import (
     Target,
     check_conditions,
-    comparable,
     require_records,
     sorted_by_use,
     with_margin,
 )
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import read_file
-from tuner.core.records import Configuration, TrialRecord
-from tuner.core.setup.schemas import SCHEMAS
+from tuner.core.records import TrialRecord
 from tuner.report.memory_timeline import TimelineOf
 from tuner.report.other_gpus import MAX_BYTES
-from tuner.report.prediction_error import QUANTITIES, Evidence, Pair, pairs
 from tuner.report.writing import write_tables, write_view
 from tuner.searches.facts import SpaceFacts
-from tuner.searches.journal import JournalWriter, latest, read_journal
+from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import View, build_view
-from tuner.space.models.catalogue import get_entry
 
 
 @contextlib.contextmanager
@@ -180,66 +176,3 @@ def _texts(values: object) -> tuple[str, ...]:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-SCHEMA = 1
-
-
-def reported_runs(target: Target) -> list[dict[str, Any]]:
-    """A row for each measured configuration of the target, the fastest first.
-
-    Raises `UnavailableError` for the user's own code, and if nothing was measured.
-    """
-    if not target.space.predictable:
-        raise UnavailableError(
-            f"search space {target.space.name!r} runs your own code, which no row can tell of"
-        )
-    found = pairs(latest(comparable(target.known.read().records, target)))
-    if not found:
-        raise UnavailableError(
-            f"no trial of {target.space.name!r} was measured on {target.gpu.name}",
-            hint=f"on a machine with one: `{target.command('search')}`",
-        )
-    found = sorted(found, key=lambda pair: -pair.measured.speed.samples_per_s)
-    return [_row(target, pair) for pair in found]
-
-
-def _row(target: Target, pair: Pair) -> dict[str, Any]:
-    record = pair.record
-    return {
-        "schema": SCHEMA,
-        "model": _model(target, record),
-        "workload": target.space.workload,
-        "gpu": record.gpu,
-        "device": record.device,
-        "gpu_memory_bytes": record.gpu_memory_bytes,
-        "configuration": _configuration(target, record.configuration),
-        "versions": {name: text for name, text in record.versions.items() if name != "model"},
-        "weights": pair.measured.weights,
-        "lengths": pair.measured.lengths,
-        "steps": pair.measured.steps,
-        "measured": _numbers(pair.measured),
-        "predicted": {**_numbers(pair.predicted), "method": pair.predicted.method},
-    }
-
-
-def _numbers(evidence: Evidence) -> dict[str, float]:
-    return {quantity.name: quantity.value(evidence) for quantity in QUANTITIES}
-
-
-def _model(target: Target, record: TrialRecord) -> str:
-    """A model's public name, or the digest of an architecture without one."""
-    name = target.space.model or ""
-    if get_entry(name) is not None:
-        return name
-    return f"architecture {record.versions.get('model', '').rpartition(' ')[2]}"
-
-
-def _configuration(target: Target, configuration: Configuration) -> dict[str, Any]:
-    """The knobs of the vocabulary whose values are numbers, allowed words or lists: no paths."""
-    terms = SCHEMAS[target.space.workload].terms
-    return {
-        name: value
-        for name, value in configuration.to_dict().items()
-        if name in terms and (not isinstance(value, str) or value in terms[name].allowed)
-    }

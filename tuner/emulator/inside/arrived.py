@@ -71,7 +71,7 @@ class Arrived:
     @guarded("the model's settings")
     def note_model(self, model: Any) -> None:
         """Read the settings of the trained model; the last one counts."""
-        self._of_model = _of_model(model)
+        self._of_model = settings_of_model(model)
 
     @guarded("an input of the model")
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
@@ -97,17 +97,19 @@ class Arrived:
 
     @guarded("the trainer's settings")
     def _note_arguments(self, arguments: Any) -> None:
-        self._of_trainer = _of_arguments(arguments)
+        self._of_trainer = settings_of_arguments(arguments)
 
 
-def _of_arguments(arguments: Any) -> dict[str, Any]:
+def settings_of_arguments(arguments: Any) -> dict[str, Any]:
+    """The settings of transformers' and TRL's arguments, by parameter."""
     found = {knob: getattr(arguments, name, None) for knob, name in _ARGUMENTS.items()}
     found["optimizer"] = str(getattr(found["optimizer"], "value", found["optimizer"]))
     found["mixed_precision"] = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no"
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _of_model(model: Any) -> dict[str, Any]:
+def settings_of_model(model: Any) -> dict[str, Any]:
+    """The settings of a model and its adapters, by parameter."""
     config = getattr(model, "config", None)
     found: dict[str, Any] = dict(_checkpointing(model))
     attention = getattr(config, "_attn_implementation", None)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import bisect
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tuner.core.errors import InputError
-from tuner.program.edit.place import Location, is_writable
+from tuner.program.edit.place import Location, is_writable, spot
 from tuner.program.edit.python_file import read_python
 from tuner.program.edit.write import MAX_BYTES
 
@@ -44,28 +44,53 @@ class Cell:
     starts: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PythonCode:
+    """The Python of a script, or of all code cells of a notebook.
+
+    `starts` has the place in the file of each character, and of the end. `cells` are the numbers of
+    the cells by their first lines in `text`; a script has none.
+    """
+
+    text: str
+    starts: Sequence[int]
+    cells: Mapping[int, int] = field(default_factory=dict)
+
+    def place(self, line: int) -> tuple[int, int]:
+        """The cell that has a line of `text`, 0 for a script, and the number of the line in it."""
+        firsts = list(self.cells)
+        before = bisect.bisect_right(firsts, line) - 1
+        return (self.cells[firsts[before]], line - firsts[before] + 1) if firsts else (0, line)
+
+
 def read_notebook(text: str, file: str) -> list[Location]:
-    """All values in the code cells, with their lines in the file."""
-    python, starts = notebook_python(text, file)
-    breaks = [match.start() for match in re.finditer("\n", text)]
-    return [
-        replace(
-            place,
-            line=bisect.bisect_left(breaks, starts[place.start]) + 1,
-            start=starts[place.start],
-            end=starts[place.end],
-            in_json=True,
-        )
-        for place in read_python(python, file)
-    ]
+    """All values in the code cells, with their cells and lines."""
+    python = notebook_python(text, file)
+    found = []
+    for place in read_python(
+        python.text, file, lambda line: f"{file}: {spot(*python.place(line))}"
+    ):
+        cell, line = python.place(place.line)
+        start, end = python.starts[place.start], python.starts[place.end]
+        found.append(replace(place, cell=cell, line=line, start=start, end=end, in_json=True))
+    return found
 
 
-def notebook_python(text: str, file: str) -> tuple[str, list[int]]:
-    """The code of all cells, and where each of its characters, and its end, stands in `text`."""
+def notebook_python(text: str, file: str) -> PythonCode:
+    """The code of all cells of a notebook."""
     cells = list(code_cells(text, file))
     starts = [start for cell in cells for start in cell.starts[:-1]]
     starts.append(cells[-1].starts[-1] if cells else 0)
-    return "".join(cell.text for cell in cells), starts
+    numbers, line = {}, 1
+    for cell in cells:
+        numbers[line] = cell.number
+        line += cell.text.count("\n")
+    return PythonCode("".join(cell.text for cell in cells), starts, numbers)
+
+
+def cell_texts(text: str) -> list[str]:
+    """The sources of all cells of a notebook, with the lines for the shell and IPython."""
+    return ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
 
 
 def code_cells(text: str, file: str) -> Iterator[Cell]:

@@ -49,6 +49,17 @@ class Location:
     """A reference (`${batch}`, `config["batch"]`) and an alias have their values elsewhere."""
     in_json: bool = False
     """The text stands inside a string of JSON: a cell of a notebook."""
+    cell: int = 0
+    """The number of that cell in the notebook, from 1 on; `line` counts from its first line."""
+
+    @property
+    def spot(self) -> str:
+        """The place inside its file, for people: "line 12", or "cell 4, line 7"."""
+        return spot(self.cell, self.line)
+
+    def where(self, file: object) -> str:
+        """The place for people: "train.py:12", or "cell 4, line 7" of a notebook."""
+        return self.spot if self.cell else f"{file}:{self.line}"
 
     @property
     def is_list(self) -> bool:
@@ -126,6 +137,11 @@ class Location:
     def _spaced(self, text: str) -> str:
         """`text` with a blank before it where there was nothing (`key:`)."""
         return text if self.raw else f" {text}"
+
+
+def spot(cell: int, line: int) -> str:
+    """A line of a file, for people: "line 12", or "cell 4, line 7" where there is a cell."""
+    return f"cell {cell}, line {line}" if cell else f"line {line}"
 
 
 def is_wanted(written: object, wanted: object) -> bool:

@@ -230,8 +230,8 @@ class _Planner:
         )
         after = source.changed(changes)
         if changes and not source.reads_as_wanted(after, changes):
-            lines = ", ".join(str(change.place.line) for change in changes)
-            text = f"cannot be changed safely in line {lines}: it would read back as something else"
+            lines = ", ".join(change.place.spot for change in changes)
+            text = f"cannot be changed safely in {lines}: it would read back as something else"
             self.problems.append(Problem(text, str(source.path)))
         return FileEdit(source.path, source.data, after, tuple(changes), len(wanted) - len(changes))
 
@@ -288,7 +288,7 @@ class _Entries:
     def problem(self, waiting: Sequence[tuple[Assignment, list[Location]]]) -> Problem:
         """The open choice, with the lines to change by hand."""
         assignment, places = waiting[0]
-        where = ", ".join(f"line {p.line} ({show_path(p.path)})" for p in places)
+        where = ", ".join(f"{p.spot} ({show_path(p.path)})" for p in places)
         if len(waiting) == 1:
             text = f"{assignment.key} is there {len(places)} times: {where}"
             return Problem(text, str(self.source.path))

@@ -12,7 +12,7 @@ import io
 import math
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tuner.core.errors import InputError
@@ -23,18 +23,21 @@ _STRING = re.compile(r"""[rRuU]?("([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*')""")
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
-def read_python(text: str, file: str) -> list[Location]:
+def read_python(text: str, file: str, where: Callable[[int], str] | None = None) -> list[Location]:
     """All values of the module `text`, in the order of its lines.
 
-    A literal with two names occurs twice. Raises `InputError` with the line of broken Python.
+    A literal with two names occurs twice. Raises `InputError` with the line of broken Python, which
+    `where` names (None: "train.py:12").
     """
     source = text.removeprefix("\ufeff")
     try:
         _require_utf8(source)
         reader = _Reader(text)
     except SyntaxError as error:
-        line = f":{error.lineno}" if error.lineno else ""
-        raise InputError(f"{file}{line}: broken Python: {error.msg}") from None
+        at = file
+        if error.lineno:
+            at = where(error.lineno) if where else f"{file}:{error.lineno}"
+        raise InputError(f"{at}: broken Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{file}: broken Python: {error}") from None
     try:

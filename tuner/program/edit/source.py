@@ -6,12 +6,12 @@ import bisect
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
-from tuner.program.edit.notebook import notebook_python, read_notebook
+from tuner.program.edit.notebook import PythonCode, cell_texts, notebook_python, read_notebook
 from tuner.program.edit.place import Location, is_wanted
 from tuner.program.edit.python_file import read_python
 from tuner.program.edit.toml_file import read_toml
@@ -28,7 +28,8 @@ READERS = {
     ".ipynb": read_notebook,
 }
 
-PYTHON = (".py", ".ipynb")
+NOTEBOOK = ".ipynb"
+PYTHON = (".py", NOTEBOOK)
 """Suffixes of Python: scripts and notebooks."""
 
 
@@ -59,22 +60,32 @@ class SourceFile:
     places: list[Location]
 
     @property
-    def python(self) -> tuple[str, Sequence[int]]:
-        """The Python of a script or a notebook, and where each character and its end stands."""
+    def python(self) -> PythonCode:
+        """The Python of a script or a notebook."""
         text = self.data.decode("utf-8")
-        if self.path.suffix == ".ipynb":
+        if self.path.suffix == NOTEBOOK:
             return notebook_python(text, str(self.path))
-        return text, range(len(text) + 1)
+        return PythonCode(text, range(len(text) + 1))
 
     def at(self, place: Location) -> str:
         """A place for people: "config.yaml:12 train.batch"."""
-        line = f":{place.line}" if place.line else ""  # unknown for some of a TOML file
-        return f"{self.path}{line} {show_path(place.path)}"
+        # The line is unknown for some of a TOML file.
+        where = place.where(self.path) if place.line else self.path
+        return f"{where} {show_path(place.path)}"
+
+    def file_line(self, place: Location) -> int:
+        """The number of the file's line that a place begins in; a notebook is JSON."""
+        if not place.cell:
+            return place.line
+        return self.data.decode("utf-8").count("\n", 0, place.start) + 1
 
     def line(self, place: Location) -> str:
         """The line that a place begins in, as it stands there."""
-        text = self.data.decode("utf-8")
-        start = max(text.rfind("\n", 0, place.start), text.rfind("\r", 0, place.start)) + 1
+        text, at = self.data.decode("utf-8"), place.start
+        if place.in_json:
+            python = self.python
+            text, at = python.text, bisect.bisect_left(python.starts, at)
+        start = max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
         return re.split(r"[\r\n]", text[start:], maxsplit=1)[0].strip()
 
     def find(self, key: KeyPath) -> list[Location]:
@@ -147,12 +158,23 @@ def read_places(data: bytes, path: Path) -> list[Location]:
 
 
 def diff_of(path: Path, before: bytes, after: bytes, context: int = 3) -> str:
-    """A unified diff; empty if nothing changes."""
+    """A unified diff, of a notebook one for each cell ("cell 4"); empty if nothing changes."""
     if before == after:
         return ""
-    old, new = (_lines(data.decode("utf-8")) for data in (before, after))
-    lines = difflib.unified_diff(old, new, str(path), str(path), lineterm="", n=context)
-    return "\n".join(lines) + "\n"
+    old, new = before.decode("utf-8"), after.decode("utf-8")
+    if path.suffix != NOTEBOOK:
+        return _diff(str(path), old, new, context)
+    cells = zip(cell_texts(old), cell_texts(new), strict=True)
+    return "".join(
+        _diff(f"cell {number}", f"{old}\n", f"{new}\n", context)
+        for number, (old, new) in enumerate(cells, 1)
+    )
+
+
+def _diff(name: str, before: str, after: str, context: int) -> str:
+    old, new = _lines(before), _lines(after)
+    lines = difflib.unified_diff(old, new, name, name, lineterm="", n=context)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(text: str) -> list[str]:
@@ -170,7 +192,7 @@ def _is_inside(place: Location, lists: Sequence[tuple[str | int, ...]]) -> bool:
 
 
 def _agrees(was: Location, now: Location, change: Edit | None) -> bool:
-    if (was.path, was.document, was.line) != (now.path, now.document, now.line):
+    if (was.path, was.document, was.spot) != (now.path, now.document, now.spot):
         return False
     if change is not None:
         return now.raw == change.text.strip() and is_wanted(now.value, change.value)
@@ -192,7 +214,8 @@ def stale_comments(source: SourceFile, edits: Sequence[Edit]) -> Iterator[str]:
     """
     if source.path.suffix == ".json":
         return  # it has no comments
-    text = source.data.decode("utf-8")
+    python = source.python
+    text = python.text
     breaks = [match.start() for match in re.finditer("\n", text)]
     comments = [
         (bisect.bisect_left(breaks, found.start()) + 1, found[0].strip())
@@ -206,7 +229,8 @@ def stale_comments(source: SourceFile, edits: Sequence[Edit]) -> Iterator[str]:
         old = edit.place.raw.strip("\"'")
         if not re.search(r"\w", old):
             continue
-        line = bisect.bisect_left(breaks, edit.place.start) + 1
+        start = bisect.bisect_left(python.starts, edit.place.start)
+        line = bisect.bisect_left(breaks, start) + 1
         near = {line}
         above = line - 1
         while above in own_lines:
@@ -217,4 +241,6 @@ def stale_comments(source: SourceFile, edits: Sequence[Edit]) -> Iterator[str]:
             if not re.search(rf"(?<![\w.]){re.escape(old)}(?![\w]|\.\d)", comment):
                 continue
             if number in near or names & set(_WORD.findall(comment.lower())):
-                yield f"{source.path}:{number} still says {old}: {comment}"
+                cell, line = python.place(number)
+                at = replace(edit.place, cell=cell, line=line)
+                yield f"{at.where(source.path)} still says {old}: {comment}"

@@ -6,6 +6,7 @@ Read from accelerate 1.15 (commands/launch.py, utils/dataclasses.py) and transfo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,17 @@ def _deepspeed_of(
     return zero_knobs(settings, "accelerate's deepspeed_config")
 
 
+def _default_file() -> Path:
+    """The file that `accelerate config` writes; accelerate's own name of it imports torch."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = Path(os.environ.get("HF_HOME", f"{cache}/huggingface")).expanduser()
+    return home / "accelerate" / "default_config.yaml"
+
+
 def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
     """The values of accelerate's configuration file, by option; by default the user's own file."""
     if named is None:
-        from accelerate.commands.config import default_config_file  # imports torch
-
-        path = Path(default_config_file)
+        path = _default_file()
         if not path.is_file():
             return {}
     else:

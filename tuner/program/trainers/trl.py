@@ -52,16 +52,16 @@ def _sft(training: ProgramTraining) -> Planned:
     if training.trainer == "TRL":
         training = _as_script(training)
     model, knobs = _trained(
-        training, checkpoints=not _is_before("0.22"), narrow=not _is_before("0.19")
+        training, checkpoints=not is_before("0.22"), narrow=not is_before("0.19")
     )
     arguments = training["arguments"]
     notes = _long_rows(arguments, knobs)
     loss = arguments.take("loss_type", "nll", quietly=True)
     if loss not in ("nll", "chunked_nll", "dft"):
         arguments.refuse("loss_type", f"is {loss}: expected nll or dft")
-    if _is_before("1.7") and loss != "chunked_nll":
+    if is_before("1.7") and loss != "chunked_nll":
         knobs["loss"] = "transformers"
-    if _is_before("0.27") and knobs["precision"] in QUANTIZED:
+    if is_before("0.27") and knobs["precision"] in QUANTIZED:
         knobs["kbit_preparation"] = "trl" if knobs["mixed_precision"] == "bf16" else "peft"
     arguments.leave_out((*WITHOUT_MEMORY, *TRL_LAUNCHES, "pad_", "truncation"))
     return Planned(model, knobs, notes=notes)
@@ -157,7 +157,7 @@ def _reward(training: ProgramTraining) -> Planned:
     return Planned(model, knobs, sequences=2, notes=[PAIRS])
 
 
-def _is_before(release: str) -> bool:
+def is_before(release: str) -> bool:
     """True if the installed TRL is older; without one, a program is read as that of `_VERSIONS`.
 
     The releases that changed SFTTrainer's defaults were read in the wheels of TRL (sft_config.py,

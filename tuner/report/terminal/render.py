@@ -59,7 +59,12 @@ def is_interactive(stream: TextIO) -> bool:
     if not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return False
     is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    return not is_ci and "JPY_PARENT_PID" not in os.environ  # set by Jupyter for its kernels
+    return not is_ci and not is_in_notebook()
+
+
+def is_in_notebook() -> bool:
+    """True in a kernel of Jupyter, and in a process that a cell starts."""
+    return "JPY_PARENT_PID" in os.environ
 
 
 def is_coloured(stream: TextIO) -> bool:

@@ -20,8 +20,8 @@ from tuner.searches.facts import times_text
 if TYPE_CHECKING:
     from tuner.searches.cost import RunCost  # numpy
 
-LINES = 12
-"""Lines of an answer without --verbose."""
+LINES, NOTEBOOK_LINES = 12, 100
+"""Lines of an answer without --verbose; and in a notebook, which scrolls, with all notes."""
 
 COLOURS = {
     Verdict.FITS: "green",
@@ -88,12 +88,15 @@ class Pace:
         )
 
 
+def verdict_texts(answer: Answer) -> tuple[str, str]:
+    """The word of the verdict; and device memory, the limit and the interval, or the reason."""
+    rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
+    return verdict_words(answer), rest
+
+
 def print_verdict(answer: Answer) -> None:
     """The first line: the word, device memory, the limit and the interval."""
-    colour = COLOURS[answer.verdict]
-    words = f"{answer.verdict}{_leaning(answer)}"
-    rest = answer.reason or f"{numbers_text(answer)}{interval_text(answer.ends)}"
-    print_answer(words, rest, colour)
+    print_answer(*verdict_texts(answer), COLOURS[answer.verdict])
 
 
 def print_answer(words: str, rest: str, colour: str) -> None:
@@ -106,15 +109,15 @@ def print_lines(lines: Iterable[str]) -> None:
     click.echo("\n".join(lines))
 
 
-def _leaning(answer: Answer) -> str:
-    """The likelier outcome of a tight answer, which is also that of its exit code."""
+def verdict_words(answer: Answer) -> str:
+    """The verdict; of a tight one also the likelier outcome, which is that of its exit code."""
     if answer.verdict is not Verdict.TIGHT:
-        return ""
+        return str(answer.verdict)
     if answer.budget.fits(answer.used_bytes):
-        return " (likely fits)"
+        return f"{answer.verdict} (likely fits)"
     if answer.used_bytes > answer.budget.limit_bytes:
-        return " (likely not)"
-    return " (within margin)"
+        return f"{answer.verdict} (likely not)"
+    return f"{answer.verdict} (within margin)"
 
 
 def numbers_text(answer: Answer) -> str:
@@ -227,7 +230,7 @@ def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str
         lines = textwrap.wrap(
             printable(value),
             max(20, width() - 8),
-            max_lines=min(2, most) if label in (SETTINGS, NOTE) else 1,
+            max_lines=most if label in (SETTINGS, NOTE) else 1,
             placeholder=" ...",
             break_on_hyphens=False,
         )
@@ -239,13 +242,14 @@ def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str
 # -- differences --------------------------------------------------------------------------------
 
 _HUNK = re.compile(r"@@ -(\d+)")
+_CELL = re.compile(r"cell \d+")
 _AT_WORD = re.compile(r".*[\s,(]", re.DOTALL)
 
 
 def difference_lines(difference: str, room: int) -> list[str]:
     """The changed lines of a unified diff, in `room` lines and the width of the screen."""
     hunks = _hunks(difference)
-    lines = changed_lines(difference)
+    lines = [line for _, changed in hunks for line in changed]
     if len(lines) + len(hunks) <= room:
         lines = [line for place, changed in hunks for line in (f" {place}", *changed)]
     elif len(lines) > room:
@@ -255,13 +259,14 @@ def difference_lines(difference: str, room: int) -> list[str]:
     return [painted(printable(line), fg=colours.get(line[0])) for line in lines]
 
 
-def changed_lines(difference: str) -> list[str]:
-    """The lines of a unified diff that change, without their places."""
-    return [line for _, changed in _hunks(difference) for line in changed]
+def least_lines(difference: str) -> int:
+    """The lines that a difference takes: those that change, and where they stand in a notebook."""
+    hunks = _hunks(difference)
+    return sum(len(changed) + place.startswith("cell ") for place, changed in hunks)
 
 
 def _hunks(difference: str) -> list[tuple[str, list[str]]]:
-    """The place of each hunk ("train.py:20"), and its lines that change, without their indent."""
+    """The place of each hunk ("train.py:20", "cell 4, line 7"), and its changed lines, dedented."""
     hunks: list[tuple[str, list[str]]] = []
     path, number, is_open = "", 0, False
     for line in difference.splitlines():
@@ -272,7 +277,8 @@ def _hunks(difference: str) -> list[tuple[str, list[str]]]:
         elif line.startswith(("+++ ", "\\")):
             continue
         elif line.startswith(("-", "+")):
-            place = "command" if line[1:3] == "$ " else f"{path}:{number}"
+            at = f"{path}, line {number}" if _CELL.fullmatch(path) else f"{path}:{number}"
+            place = "command" if line[1:3] == "$ " else at
             if not is_open or (place == "command" != hunks[-1][0]):
                 hunks.append((place, []))
                 is_open = True

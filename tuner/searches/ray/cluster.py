@@ -24,6 +24,7 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import RAY_FOLDER, scratch_folder
 from tuner.core.meanwhile import environment, log_level
 from tuner.searches.ray.private import (
+    few_helpers,
     grows,
     in_own_groups,
     nodes_not_printed,
@@ -143,7 +144,8 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
     """Start a cluster on this machine; return the address of its dashboard, or ""."""
     if said := keep_private():
         watch.tell(said)
-    with _visible(gpus), on_localhost(), in_own_groups():
+    watched = watch.dashboard or watch.metrics
+    with _visible(gpus), on_localhost(), in_own_groups(), few_helpers(watched=watched):
         context = ray.init(
             address="local",
             num_cpus=cpus,

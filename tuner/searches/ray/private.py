@@ -21,6 +21,7 @@ from unittest import mock
 import ray
 import ray.util
 from ray._private import ray_constants, services, worker
+from ray._private import utils as ray_utils
 from ray._private.node import Node
 from ray.air.execution.resources import placement_group
 from ray.autoscaler.v2.sdk import get_cluster_status
@@ -108,6 +109,23 @@ def in_own_groups() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = before
+
+
+@contextlib.contextmanager
+def few_helpers(*, watched: bool) -> Iterator[None]:
+    """Start no autoscaler and log monitor for a cluster that starts inside, which needs none.
+
+    Unless it is `watched`, it gets no dashboard either, and an agent without it. They take as much
+    processor time as importing torch, and Ray has no option for that.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in ("start_monitor", "start_log_monitor"):
+            stack.enter_context(mock.patch.object(Node, name))
+        if not watched:
+            stack.enter_context(mock.patch.object(Node, "start_api_server"))
+            missing = mock.patch.object(ray_utils, "get_dashboard_dependency_error")
+            stack.enter_context(missing).return_value = ImportError("not watched")
+        yield
 
 
 def node_here() -> Node | None:

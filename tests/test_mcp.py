@@ -1,0 +1,323 @@
+"""`tuner mcp`, asked by the client of the package `mcp` over stdio, without the extra `[all]`.
+
+One session answers all questions: the modules of `[all]` can't be imported in its server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import blocks, commands
+from mcp import Client, StdioServerParameters
+
+from tuner.app.cli.main import run
+from tuner.app.cli.mcp import CommandTool, answered, skill_file, tools
+from tuner.app.cli.mcp_text import explain_text
+from tuner.core.errors import DISTRIBUTION, MODULES
+
+ROOT = Path(__file__).parents[1]
+SERVER = """
+import json, sys
+sys.modules.update(dict.fromkeys(json.loads(sys.argv.pop(1))))  # they can't be imported
+from tuner.app.cli.main import main
+main()
+"""
+GPU = {"gpu": "rtx4090"}
+UNSEEN = """
+from trl import SFTTrainer
+import settings_of_another_machine as other
+SFTTrainer(model=other.MODEL, args=other.ARGS).train()
+"""
+QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "check": ("check", {"program": ["sft.py", "qwen3-8b"], **GPU}),
+    "as text": ("check", {"program": '["sft.py", "qwen3-8b"]', "set": '{"micro_batch": 8}', **GPU}),
+    "in one line": ("check", {"program": "sft.py llama-3.2-1b", **GPU}),
+    "estimate": (
+        "estimate",
+        {"model": "qwen3-8b", "qlora": True, "set": {"micro_batch": 4}, **GPU},
+    ),
+    "without effect": ("estimate", {"model": "qwen3-8b", "set": {"logging_steps": 1}, **GPU}),
+    "too large": ("estimate", {"model": "qwen3-8b", "full": True, **GPU}),
+    "grid": ("grid", {"model": ["qwen3-0.6b"], "gpu": ["t4", "rtx4090"], "method": "qlora"}),
+    "best": ("best", {"space": "qlora27b", "gpu": "a6000"}),
+    "nothing fits": ("best", {"space": "qlora27b", "gpu": "a6000", "max_memory": "1GiB"}),
+    "explain": ("explain", {"space": "qlora27b", "gpu": "a6000"}),
+    "no file": ("check", {"program": ["nosuch.py"], **GPU}),
+    "an option": ("check", {"program": ["--help"], **GPU}),
+    "no GPU": ("estimate", {"model": "qwen3-8b", "gpu": "rtx4091"}),
+    "all GPUs": ("estimate", {"model": "qwen3-8b", "gpu": "all"}),
+    "run": ("check", {"program": ["sft.py"], "run": True, **GPU}),
+    "no tool": ("search", {}),
+    "unseen": ("check", {"program": ["unseen.py"], **GPU}),
+}
+
+
+TUNER = ("-c", SERVER, json.dumps([*MODULES]))
+"""Arguments of Python for `tuner`."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with programs."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("sft.py", "train.py"):
+        shutil.copy(ROOT / "examples" / "programs" / "sft.py", folder / name)
+    (folder / "unseen.py").write_text(UNSEEN)
+    return folder
+
+
+def environment(project: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    return {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(project / "cache")}
+
+
+@pytest.fixture(scope="module")
+def session(project: Path) -> dict[str, Any]:
+    """The tools, and the answer to each question."""
+    server = StdioServerParameters(
+        command=sys.executable, args=[*TUNER, "mcp"], cwd=project, env=environment(project)
+    )
+
+    async def asked() -> dict[str, Any]:
+        async with Client(server) as client:
+            found = {"tools": (await client.list_tools()).tools}
+            # The client raises for an answer that is not as the tool's schema says.
+            return found | {
+                name: await client.call_tool(tool, arguments)
+                for name, (tool, arguments) in QUESTIONS.items()
+            }
+
+    return asyncio.run(asked())
+
+
+def text(result: Any) -> str:
+    (content,) = result.content
+    return content.text
+
+
+def test_its_tools_are_commands_with_schemas(session, project):
+    found = {tool.name: tool for tool in session["tools"]}
+    assert [*found] == ["check", "estimate", "grid", "best", "explain"]
+    for tool in found.values():
+        assert tool.annotations.read_only_hint
+        assert str(project) in tool.description, "where relative paths begin"
+        assert "source" in json.dumps(tool.output_schema)
+        for name, schema in tool.input_schema["properties"].items():
+            assert schema["description"], f"{tool.name}: {name}"
+    assert "run" not in found["check"].input_schema["properties"]
+
+
+@pytest.mark.parametrize("name", ["check", "in one line", "estimate", "too large", "grid", "best"])
+def test_a_question_has_a_paragraph_and_the_answer_of_the_command(session, name):
+    result = session[name]
+    assert not result.is_error, text(result)
+    assert "predicted" in text(result)
+    assert len(text(result)) < 1200
+    assert result.structured_content["source"] == "predicted"
+
+
+def test_the_readme_s_program_is_tight_and_has_a_change(session):
+    result = session["check"]
+    assert text(result).startswith("tight (likely not): ")
+    assert "-BATCH_SIZE = 16\n+BATCH_SIZE = 8\n" in text(result)
+    assert "Exit code 1: it does not fit" in text(result)
+    assert result.structured_content["verdict"] == "tight"
+    assert session["as text"].structured_content["program"]["configuration"]["micro_batch"] == 8
+    assert session["in one line"].structured_content["fits"] is True
+
+
+def test_numbers_are_those_of_the_command(session, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert run(["best", "--space", "qlora27b", "--gpu", "a6000", "--json"]) == 0
+    assert session["best"].structured_content == json.loads(capsys.readouterr().out)
+    assert "38.48 GiB of 47.40 GiB" in text(session["best"])
+    assert session["too large"].structured_content["fits"] is False
+    assert text(session["too large"]).startswith("does not fit: ")
+    assert "rtx4090 (to " in text(session["grid"])
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("no file", 2, "hint: name a file that exists"),
+        ("an option", 2, "there is no program '--help'"),
+        ("no GPU", 2, "did you mean 'rtx4090'?"),
+        ("all GPUs", 2, "gpu is one GPU type"),
+        ("run", 2, "'run' was unexpected"),
+        ("no tool", 2, "unknown tool 'search'"),
+        ("explain", 3, f"pip install '{DISTRIBUTION}[all]'"),
+        ("nothing fits", 1, "hint:"),
+    ],
+)
+def test_an_error_has_its_hint_and_its_exit_code(session, name, code, said):
+    result = session[name]
+    assert result.is_error
+    assert result.structured_content is None
+    assert said in text(result)
+    assert f"Exit code {code}: " in text(result)
+
+
+def test_a_setting_without_effect_is_named(session):
+    assert "ignored: logging_steps (no effect" in text(session["without effect"])
+
+
+def test_what_cannot_be_read_gets_no_number(session):
+    result = session["unseen"]
+    assert result.is_error
+    assert "GiB" not in text(result)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, code: int, printed: dict[str, Any], **more: Any) -> Any:
+    """The answer to a check that ended so."""
+    done = (code, json.dumps(printed), "")
+    monkeypatch.setattr("tuner.app.cli.mcp._run_here", lambda words: done)
+    monkeypatch.setattr("tuner.app.cli.mcp._run_apart", lambda words: done)
+    question = {"program": ["train.py"], **GPU, **more}
+    return answered(tools(may_run=True), "check", question)
+
+
+def test_an_unknown_verdict_is_an_answer_without_a_number(monkeypatch, session):
+    """As of a program whose longest generation is not known; exit code 4."""
+    known = session["check"].structured_content
+    program = {**known["program"], "fits": None, "notes": ["all logits are kept"]}
+    printed = {**known, "fits": None, "verdict": "unknown", "suggestion": None, "program": program}
+    answer = asked(monkeypatch, 4, {**printed, "least_bytes": None})
+    assert answer.data["fits"] is None
+    assert answer.text.startswith("unknown: all logits are kept (predicted).")
+    assert "Exit code 4: unknown" in answer.text
+    assert "GiB" not in answer.text
+
+
+def test_an_answer_that_is_not_as_the_schema_says_is_no_data(monkeypatch, session):
+    answer = asked(monkeypatch, 0, {**session["check"].structured_content, "runs": "two"})
+    assert answer.data is None
+    assert "a fault of tuner's own" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error", "said"),
+    [
+        ("fits", None, "fits: 6.00 GiB of 8.00 GiB on t4 (emulated)."),
+        ("unknown", {"message": "KeyError: 'text'"}, "unknown: KeyError: 'text' (emulated)."),
+    ],
+)
+def test_an_emulated_answer_says_so(monkeypatch, verdict, error, said):
+    devices = [{"device_bytes": 5 << 30}, {"device_bytes": 6 << 30}]
+    run = {"error": error, "devices": devices, "gpu_memory_bytes": 8 << 30, "gpu": "t4"}
+    answered = {"source": "emulated", "verdict": verdict, "program": run, "notes": []}
+    nothing = {"fits": None, "needed": None, "suggestion": None, "least_bytes": None}
+    assert said in asked(monkeypatch, 0, answered | nothing, run=True).text
+
+
+def test_a_program_is_run_by_a_process_of_its_own():
+    question = {"program": ["nosuch.py"], "run": True, **GPU}
+    answer = answered(tools(may_run=True), "check", question)
+    assert "file not found: nosuch.py" in answer.text
+    assert "Exit code 2: " in answer.text
+
+
+def test_an_explanation_names_changes_within_the_minimums_first():
+    change = {"device_bytes": 2 << 30, "throughput_lost": -0.1, "below_floors": []}
+    below = {**change, "set": {"max_length": 256}, "below_floors": ["max_length >= 1024"]}
+    explained = {
+        "fits": True,
+        "breakdown": [{"category": "weights", "bytes": 1 << 30}],
+        "changes_that_fit": [
+            below,
+            {**change, "set": {"micro_batch": 2}},
+            {**change, "set": {"lora_rank": 64}, "throughput_lost": 0.2},
+        ],
+        "pairs_that_fit": [],
+        "slowed_by": [],
+        "prediction": {
+            "memory": {"device_bytes": 3 << 30}, "limit_bytes": 8 << 30, "margin_bytes": 0,
+            "gpu": "t4", "intervals": {},
+        },
+    }  # fmt: skip
+    said = explain_text(explained)
+    assert "Faster changes that fit: micro_batch=2 (2.00 GiB, +10% speed)." in said
+    assert "below the space's minimums: max_length=256." in said
+    assert "lora_rank" not in said
+
+
+def test_a_program_runs_only_where_server_and_question_say_so():
+    quiet, able = tools(may_run=False)["check"], tools(may_run=True)["check"]
+    question = {"program": ["train.py", "--run"], **GPU}
+    tail = ["--json", "--", "train.py", "--run"]
+    assert quiet.words(question) == ["check", "--gpu=rtx4090", "--predict", *tail]
+    assert able.words(question) == quiet.words(question)
+    assert able.words({**question, "run": True}) == ["check", "--gpu=rtx4090", *tail]
+    assert "executes its code" in able.input_schema()["properties"]["run"]["description"]
+
+
+def test_settings_are_typed_as_on_the_command_line():
+    tool: CommandTool = tools(may_run=False)["estimate"]
+    words = tool.words(
+        {"model": "m", "qlora": True, "set": {"a": True, "b": [1, 2]}, "lora": False}
+    )
+    assert words == ["estimate", "--model=m", "--qlora", "--set=a=true", "--set=b=[1,2]", "--json"]
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mcp.server.stdio", None)
+    assert run(["mcp"]) == 3
+    assert f"pip install '{DISTRIBUTION}[mcp]'" in capsys.readouterr().err
+
+
+def test_the_configuration_and_the_skill_are_printed(capsys):
+    assert run(["mcp", "--config", "--allow-run"]) == 0
+    server = json.loads(capsys.readouterr().out)["mcpServers"]["tuner"]
+    assert Path(server["command"]).is_absolute()
+    assert server["args"] == ["mcp", "--allow-run"]
+    assert run(["mcp", "--skill"]) == 0
+    assert capsys.readouterr().out == skill_file().read_text()
+    assert skill_file().read_text().startswith("---\nname: tuner\ndescription: ")
+
+
+def test_an_interrupt_ends_a_server_that_waits(project):
+    server = subprocess.Popen(
+        [sys.executable, *TUNER, "mcp"],
+        cwd=project,
+        env=environment(project),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with server:
+        server.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["id"] == 1  # it serves
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 130
+
+
+SKILL = "skills/tuner/SKILL.md"
+
+
+@pytest.mark.parametrize("line", [c.line for b in blocks(SKILL) for c in commands(b)])
+def test_a_command_of_the_skill_answers(project, line):
+    name, *words = shlex.split(line)
+    assert name == "tuner"
+    done = subprocess.run(
+        [sys.executable, *TUNER, *words],
+        cwd=project,
+        env=environment(project),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if words[0] == "explain":  # which nothing that ships answers
+        assert done.returncode == 3, done.stderr
+        assert f"pip install '{DISTRIBUTION}[all]'" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["source"] == "predicted"

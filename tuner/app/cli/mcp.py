@@ -1,0 +1,399 @@
+"""`tuner mcp`: commands of tuner as the tools of an MCP server (Model Context Protocol).
+
+A tool is a command line that ends in `--json`: the options make its input schema, `docs/schemas`
+has its output schema, and a paragraph is made of the answer. Nothing is predicted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+import tuner
+from tuner.app.cli.helping import subcommand
+from tuner.app.cli.main import load, run
+from tuner.app.cli.mcp_text import TEXTS
+from tuner.app.targets import ALL
+from tuner.core.errors import (
+    DISTRIBUTION,
+    EXIT_BAD_INPUT,
+    EXIT_CODES,
+    EXIT_FOUND,
+    EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
+    InputError,
+    UnavailableError,
+    unknown,
+)
+from tuner.core.expressions import show
+from tuner.report.terminal.render import echo, print_json
+
+Schema = dict[str, Any]
+
+INSTRUCTIONS = (
+    "Answers whether a fine-tuning run fits a GPU, how fast it is and what to change, without that "
+    "GPU. Report numbers with their source (predicted, emulated or measured) and interval. An "
+    "unknown verdict or an error is no number: say so, and pass on the hint."
+)
+
+PLAIN = ["string", "number", "boolean"]
+VALUES = {"type": [*PLAIN, "array"], "items": {"type": PLAIN}}
+SET = {
+    "type": "object",
+    "additionalProperties": VALUES,
+    "description": 'Parameters to set, e.g. {"max_length": 2048, "precision": "nf4"}.',
+}
+ONE_GPU = {
+    "type": "string",
+    "description": "One GPU type, e.g. rtx4090 or h100_sxm; `auto` is this machine's.",
+}
+MODEL = {
+    "type": "string",
+    "description": "A name of `tuner models`, an id of the Hugging Face hub, or a folder.",
+}
+PROGRAM = {
+    "type": ["array", "string"],
+    "items": {"type": "string"},
+    "description": "A script with its arguments, a notebook, a settings file of Axolotl, "
+    "LLaMA-Factory, TRL or torchtune, or a launcher's command: words, or one line as in a shell.",
+}
+RUN = {
+    "type": "boolean",
+    "default": False,
+    "description": "Run the program on an emulated GPU, instead of predicting it. This executes "
+    "its code on this machine, with the user's rights.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTool:
+    """A command as a tool: the options that it takes, and those that a call must have."""
+
+    command: str
+    description: str
+    options: tuple[str, ...]
+    required: tuple[str, ...] = ()
+    properties: Mapping[str, Schema] = field(default_factory=dict)
+    """Schemas of arguments that no option of the command has."""
+
+    def input_schema(self) -> Schema:
+        """The options as JSON properties, with the help of the command line."""
+        known = {one.opts[0]: one for one in load(self.command).params}
+        found = {_name(option): _schema_of(known[option]) for option in self.options}
+        return {
+            "type": "object",
+            "properties": {**found, **self.properties},
+            "required": list(self.required),
+            "additionalProperties": False,
+        }
+
+    def words(self, arguments: Mapping[str, Any]) -> list[str]:
+        """The command line of a call, whose arguments are of the input schema."""
+        words = [self.command]
+        for option in self.options:
+            value = arguments.get(_name(option))
+            if isinstance(value, bool):
+                words += [option] if value else []
+            elif isinstance(value, Mapping):
+                words += [f"{option}={name}={show(each)}" for name, each in value.items()]
+            elif value is not None:
+                # One word: no value is taken for an option.
+                words += [f"{option}={each}" for each in _listed(value)]
+        if self.command == "check" and not arguments.get("run"):
+            words.append("--predict")
+        words.append("--json")
+        if "program" in arguments:
+            program = arguments["program"]
+            words += ["--", *(shlex.split(program) if isinstance(program, str) else program)]
+        return words
+
+    def output_schema(self) -> Schema:
+        """The schema of `--json`; an emulated answer has fields of its own."""
+        written: Schema = _opened(
+            json.loads((schemas_folder() / f"{self.command}.json").read_text("utf-8"))
+        )
+        if self.command != "check":
+            return written
+        predicted = {"properties": {"source": {"const": "predicted"}}}
+        return {"type": "object", "required": ["source"], "if": predicted, "then": written}
+
+
+def _opened(schema: Any) -> Any:
+    """A schema without its closed objects: a client refuses no answer for a field more or less."""
+    if isinstance(schema, list):
+        return [_opened(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _opened(value)
+        for key, value in schema.items()
+        if not (key == "additionalProperties" and value is False)
+        and not (key == "required" and isinstance(value, list))
+    }
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _name(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _schema_of(option: click.Parameter) -> Schema:
+    assert isinstance(option, click.Option)
+    if option.name == "settings":
+        return SET
+    if option.opts[0] == "--gpu" and not option.multiple:
+        return ONE_GPU
+    kind: Schema = {"type": "string"}
+    if option.is_flag:
+        kind = {"type": "boolean"}
+    elif isinstance(option.type, click.types.IntParamType):
+        kind = {"type": "integer", "minimum": 1}
+    if option.multiple:
+        kind = {"type": ["array", "string"], "items": kind}
+    return {**kind, "description": option.help}
+
+
+TOOLS = (
+    CommandTool(
+        "check",
+        "Whether a training program fits on a GPU, with the change that makes it fit or makes it "
+        "faster. Its settings are read, and it isn't run.",
+        ("--gpu", "--gpu-memory", "--gpus", "--margin", "--model", "--set"),
+        ("program", "gpu"),
+        {"program": PROGRAM, "model": MODEL},
+    ),
+    CommandTool(
+        "estimate",
+        "Memory, speed and whether it fits, of one model and GPU with settings that you name "
+        "rather than a program.",
+        ("--model", "--gpu", "--lora", "--qlora", "--full", "--set", "--gpu-memory", "--margin"),
+        ("model", "gpu"),
+        {"model": MODEL},
+    ),
+    CommandTool(
+        "grid",
+        "Which GPU types a model can be fine-tuned on with QLoRA, LoRA and full training: the "
+        "longest examples that fit, the fastest configuration, time and cost. Name few models and "
+        "the methods you need: an answer has a cell for each model, GPU type and method.",
+        ("--model", "--gpu", "--method", "--length", "--examples", "--set", "--margin"),
+        ("model",),
+    ),
+    CommandTool(
+        "best",
+        "The recommended configuration of a finished search: of the user's results folder, else of "
+        "the results that come with tuner (`tuner spaces` lists them). Nothing is searched.",
+        ("--space", "--gpu", "--results", "--where", "--max-memory", "--headroom", "--objective"),
+        ("space", "gpu"),
+    ),
+    CommandTool(
+        "explain",
+        "Where the memory of a configuration of a search space goes, which single changes would "
+        "make it fit or faster, and what slows it. Parameters that aren't set are those of the "
+        "space's baseline. It is traced, with the libraries of "
+        f"`pip install '{DISTRIBUTION}[all]'`: seconds, up to a minute for a large model.",
+        ("--space", "--gpu", "--results", "--model", "--set", "--margin"),
+        ("space", "gpu"),
+    ),
+)
+
+
+def tools(*, may_run: bool) -> dict[str, CommandTool]:
+    """The tools by name; with `may_run`, `check` takes an argument that runs the program."""
+    found = {tool.command: tool for tool in TOOLS}
+    if may_run:
+        text = found["check"].description.replace("run.", "run unless `run` is true.")
+        asked = {**found["check"].properties, "run": RUN}
+        found["check"] = replace(found["check"], description=text, properties=asked)
+    return found
+
+
+@subcommand("mcp", "tuner mcp", "tuner mcp --config", "tuner mcp --skill")
+@click.option("--allow-run", "may_run", is_flag=True, help="Let `check` run programs, if asked to.")
+@click.option("--config", "as_config", is_flag=True, help="Print a client's configuration instead.")
+@click.option("--skill", "as_skill", is_flag=True, help="Print SKILL.md for an agent instead.")
+def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
+    """Answer an agent's questions: an MCP server on stdin and stdout.
+
+    Its tools are check, estimate, grid, best and explain. They write no file outside of tuner's
+    cache, and run no program: with --allow-run, `check` runs one on an emulated GPU if asked to.
+    """
+    if as_skill:
+        echo(skill_file().read_text("utf-8"), nl=False)
+        return
+    if as_config:
+        program = Path(sys.executable).with_name("tuner")
+        words = ["mcp", *(["--allow-run"] if may_run else [])]
+        print_json({"mcpServers": {"tuner": {"command": str(program), "args": words}}})
+        return
+    try:
+        import mcp.server.stdio  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"the MCP server needs {error.name}, which is not installed",
+            hint=f"pip install '{DISTRIBUTION}[mcp]'",
+        ) from error
+    import anyio
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The thread that reads stdin can't be woken, and an orderly end would wait for it.
+        signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
+    anyio.run(_serve, tools(may_run=may_run))
+
+
+def schemas_folder() -> Path:
+    """The schemas of `--json`, in the package or in the source tree."""
+    return _shipped("schemas", "docs/schemas")
+
+
+def skill_file() -> Path:
+    """SKILL.md, in the package or in the source tree."""
+    return _shipped("SKILL.md", "skills/tuner/SKILL.md")
+
+
+def _shipped(packaged: str, in_source: str) -> Path:
+    package = Path(tuner.__file__).parent
+    found = package / packaged
+    return found if found.exists() else package.parent / in_source
+
+
+async def _serve(offered: Mapping[str, CommandTool]) -> None:
+    """Serve `offered` on stdin and stdout until the client closes them."""
+    import anyio.to_thread
+    import mcp_types as types
+    from mcp.server.lowlevel import Server
+    from mcp.server.stdio import stdio_server
+
+    one_at_a_time = anyio.Lock()  # what a command prints goes where all of the process prints
+
+    async def listed(context: Any, params: Any) -> Any:
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=name,
+                    description=f"{tool.description} Paths are absolute, or of {Path.cwd()}.",
+                    input_schema=tool.input_schema(),
+                    output_schema=tool.output_schema(),
+                    annotations=types.ToolAnnotations(read_only_hint="run" not in tool.properties),
+                )
+                for name, tool in offered.items()
+            ]
+        )
+
+    async def called(context: Any, params: Any) -> Any:
+        async with one_at_a_time:
+            given = (offered, params.name, params.arguments or {})
+            answer = await anyio.to_thread.run_sync(answered, *given)
+        return types.CallToolResult(
+            content=[types.TextContent(type="text", text=answer.text)],
+            structured_content=answer.data,
+            is_error=answer.data is None,
+        )
+
+    server = Server(
+        "tuner",
+        version=tuner.__version__,
+        instructions=INSTRUCTIONS,
+        on_list_tools=listed,
+        on_call_tool=called,
+    )
+    async with stdio_server() as streams:
+        await server.run(*streams, server.create_initialization_options())
+
+
+NOTED = ("ignored: ", "warning: ")
+"""Lines of a command that has an answer begin so where it warns; the others tell its progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """A paragraph, and what the command printed with `--json`: None for an error."""
+
+    text: str
+    data: dict[str, Any] | None = None
+
+
+def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, Any]) -> ToolAnswer:
+    """The answer to a call, whatever is wrong with it."""
+    from jsonschema import Draft202012Validator
+
+    tool = offered.get(name)
+    if tool is None:
+        return _failed(EXIT_BAD_INPUT, f"error: {unknown('tool', name, offered)}")
+    given = {name: _unquoted(value) for name, value in given.items()}
+    wrong = [
+        f"{error.json_path}: {error.message}"
+        for error in Draft202012Validator(tool.input_schema()).iter_errors(given)
+    ]
+    if wrong:
+        return _failed(EXIT_BAD_INPUT, f"error: {'; '.join(wrong)}")
+    gpu = given.get("gpu", "")
+    if gpu == ALL or "," in gpu:
+        error = InputError("gpu is one GPU type", hint="`grid` has several; or call once for each")
+        return _failed(EXIT_BAD_INPUT, f"error: {error}")
+    words = tool.words(given)
+    code, printed, said = (_run_apart if given.get("run") else _run_here)(words)
+    if not printed:
+        return _failed(code, said)
+    data = json.loads(printed)
+    notes = [f"{line}." for line in said.splitlines() if line.startswith(NOTED)]
+    text = " ".join((TEXTS[tool.command](data), *notes))
+    if not Draft202012Validator(tool.output_schema()).is_valid(data):  # clients would refuse it
+        return _failed(code, f"{text} Its JSON is left out: a fault of tuner's own.")
+    return ToolAnswer(text if code == EXIT_FOUND else f"{text} {_code_text(code)}", data)
+
+
+def _unquoted(value: Any) -> Any:
+    """A list or an object that a client sent as text."""
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def _failed(code: int, said: str) -> ToolAnswer:
+    return ToolAnswer(f"{said.strip()}\n{_code_text(code)}")
+
+
+def _code_text(code: int) -> str:
+    return f"Exit code {code}: {EXIT_CODES.get(code, 'a fault of its own')}."
+
+
+def _run_here(words: Sequence[str]) -> tuple[int, str, str]:
+    """The exit code, stdout and stderr of a command that runs in this process, which stays warm."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = run(words)
+        except Exception:  # noqa: BLE001 - the server goes on, and the client is told
+            traceback.print_exc()
+            return EXIT_UNAVAILABLE, "", err.getvalue()
+    return code, out.getvalue(), err.getvalue()
+
+
+def _run_apart(words: Sequence[str]) -> tuple[int, str, str]:
+    """The same in a process of its own: a program that runs there prints, and takes signals."""
+    done = subprocess.run(  # noqa: S603 - tuner itself
+        # -P: no module of the folder that it is started in stands for one of tuner's.
+        [sys.executable, "-P", "-m", "tuner", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
