@@ -70,12 +70,8 @@ class BoTorch(Measured):
         logs[0] = logs[0] - np.log(self._unit)
         told = np.stack([log / scale for log, scale in zip(logs, self._scales, strict=True)], 1)
         axes = pool.candidates.axes
-        points = [pool.candidates.coordinates.get(axis.name) for axis in axes]
-        codes = [
-            [axis.coordinate(value) for value in pool.candidates.columns[axis.name]]
-            for axis in axes
-        ]
-        knobs = np.stack([c if p is None else p for c, p in zip(codes, points, strict=True)], 1)
+        columns = pool.candidates.columns
+        knobs = np.array([[axis.coordinate(v) for v in columns[axis.name]] for axis in axes]).T
         self._x = torch.tensor(np.hstack([knobs, told]))
         self._ordered = [i for i, axis in enumerate(axes) if axis.ordered]
         self._words = [i for i, axis in enumerate(axes) if not axis.ordered]
