@@ -82,7 +82,7 @@ def check(folder: Path) -> tuple[list[str], list[str]]:
         rows[path.name] = row
         problems = list(problems_of(row))
         if row.reporter is None:
-            problems.append("no reporter: `tuner report-run FILE` adds one")
+            problems.append("no reporter: `tuner report-run` adds one")
         if path.name != row.file_name:
             problems.append(f"its content belongs in {row.file_name}")
         refused += [f"{path.name}: {text}" for text in problems]
@@ -107,14 +107,24 @@ def _several_reporters(
 
 
 def authors(folder: Path) -> dict[str, str]:
-    """Who added each file, by git's history; empty outside of a repository."""
-    command = ["git", "log", "--diff-filter=A", "--format=%x00%ae", "--name-only", "--", "."]
+    """Who added each file, by git's history; empty outside of a repository.
+
+    It is empty in a shallow one, too, whose oldest commit seems to add everything.
+    """
+
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    log = ("log", "--diff-filter=A", "--no-renames", "--format=%x00%ae", "--name-only", "--", ".")
     try:
-        told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        is_shallow = git("rev-parse", "--is-shallow-repository").strip() == "true"
+        told = "" if is_shallow else git(*log)
     except (OSError, subprocess.CalledProcessError):
         return {}
     found = {}
-    for commit in told.stdout.split("\0")[1:]:
+    for commit in told.split("\0")[1:]:
         author, *names = commit.split()
         found |= {Path(name).name: author for name in names}
     return found

@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 NAVIGATION = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md")))
 PAGES = (
     "README.md",
-    "skills/tuner/SKILL.md",
     *NAVIGATION,
     *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/reference/*.md")),
 )

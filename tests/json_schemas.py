@@ -73,6 +73,14 @@ MAPS = frozenset((
 ))  # fmt: skip
 """Fields whose own keys are names of knobs, phases, types and the like."""
 
+SETTINGS = frozenset({"configuration", "fixed", "set", "values"})
+"""Fields of any knobs' values, whichever have one here."""
+
+VALUE = {
+    "type": ["array", "boolean", "null", "number", "string"],
+    "items": {"type": ["boolean", "number", "string"]},
+}
+
 INTEGER, NUMBER, STRING, OBJECT = (
     {"type": [kind, "null"]} for kind in ("integer", "number", "string", "object")
 )
@@ -90,7 +98,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
     "power_w": NUMBER,
     "energy_j_per_sample": NUMBER,
     "epochs": NUMBER,
-    "truncated_examples_share": NUMBER,
+    "truncated_examples_share": {"type": ["array", "null"], "items": {"type": "number"}},
     "energy_source": STRING,
     "phase": STRING,
     "remarks": STRING,
@@ -154,6 +162,8 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
     types = {TYPES[type(value)] for value in known}
     if name in UNKNOWN_OF_A_PROCESSOR:
         types |= {"null", "number"}
+    if name == "fits":
+        types |= {"null"}  # unknown
     if {"integer", "number"} <= types:
         types.discard("integer")
     found: dict[str, Any] = {"type": min(types) if len(types) == 1 else sorted(types)}
@@ -162,7 +172,9 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
         found |= {"items": schema_of(items)} if items else {}
     if objects := [value for value in known if isinstance(value, dict)]:
         names = list(dict.fromkeys(key for value in objects for key in value))
-        if name in MAPS:
+        if name in SETTINGS:
+            found["additionalProperties"] = VALUE
+        elif name in MAPS:
             inner = [item for value in objects for item in value.values()]
             within = next((key for key in names if key in MAPS), "")  # a baseline's configuration
             found |= {"additionalProperties": schema_of(inner, name=within)} if inner else {}

@@ -39,7 +39,7 @@ class Text(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.active += [name for name, _ in attrs if name != "style"]
+        self.active += [name for name, _ in attrs if name not in ("style", "open")]
         self.text += "\n" * (tag in ("p", "span", "tr"))
 
     def handle_data(self, data: str) -> None:
@@ -126,7 +126,7 @@ def test_the_cells_run_so_far_are_predicted_and_the_change_is_that_of_a_cell(
     book = new_notebook(cells=[new_code_cell(source) for source in cells])
     *_, answer, code = executed(book, tmp_path).cells
     lines = shown(answer).splitlines()
-    assert lines[0] == "read    the 3 cells of Python run so far, by the number in brackets"
+    assert lines[0] == "read    3 cells of Python that ran so far, by the number in brackets"
     assert lines[1].startswith("does not fit: ")
     assert lines[lines.index(" cell 3, line 3") + 1] == "-BATCH = 32"
     assert re.search(r"^\+BATCH = \d+$", shown(answer), re.MULTILINE)
@@ -191,7 +191,7 @@ def test_a_cell_that_ran_again_counts_once_and_a_broken_one_not(
     found = asked()
     assert found.words == ["check", "--gpu", "rtx3060", "--predict"]
     assert found.cells == ["", "", "", "", "batch = 4", "length = 512"]
-    assert "the 2 cells of Python run so far, by the number" in capsys.readouterr().out
+    assert "2 cells of Python that ran so far, by the number" in capsys.readouterr().out
     assert not found.path.exists()
 
 
@@ -223,7 +223,7 @@ def test_the_saved_notebook_is_read_if_nothing_else_ran_since(
     assert "counted from the top" in out
     run(shell, "batch = 8")
     assert asked().cells == ["", "batch = 4", "", "batch = 8"]
-    assert "before some of them ran" in capsys.readouterr().out
+    assert "; save run.ipynb to have all cells read: some ran since " in capsys.readouterr().out
     saved(path, "batch = 9", at_s=2e10)  # a cell that is gone from the file ran before
     assert asked().path == path
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import blocks, commands
 from mcp import Client, StdioServerParameters
 
 from tuner.app.cli.main import run
 from tuner.app.cli.mcp import CommandTool, answered, skill_file, tools
+from tuner.app.cli.mcp_text import explain_text
 from tuner.core.errors import DISTRIBUTION, MODULES
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +40,7 @@ SFTTrainer(model=other.MODEL, args=other.ARGS).train()
 """
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "check": ("check", {"program": ["sft.py", "qwen3-8b"], **GPU}),
+    "as text": ("check", {"program": '["sft.py", "qwen3-8b"]', "set": '{"micro_batch": 8}', **GPU}),
     "in one line": ("check", {"program": "sft.py llama-3.2-1b", **GPU}),
     "estimate": (
         "estimate",
@@ -56,21 +62,30 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+TUNER = ("-c", SERVER, json.dumps([*MODULES]))
+"""Arguments of Python for `tuner`."""
+
+
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The tools, and the answer to each question."""
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with programs."""
     folder = tmp_path_factory.mktemp("project")
-    shutil.copy(ROOT / "examples" / "programs" / "sft.py", folder)
+    for name in ("sft.py", "train.py"):
+        shutil.copy(ROOT / "examples" / "programs" / "sft.py", folder / name)
     (folder / "unseen.py").write_text(UNSEEN)
+    return folder
+
+
+def environment(project: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    return {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(project / "cache")}
+
+
+@pytest.fixture(scope="module")
+def session(project: Path) -> dict[str, Any]:
+    """The tools, and the answer to each question."""
     server = StdioServerParameters(
-        command=sys.executable,
-        args=["-c", SERVER, json.dumps([*MODULES]), "mcp"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-        },
+        command=sys.executable, args=[*TUNER, "mcp"], cwd=project, env=environment(project)
     )
 
     async def asked() -> dict[str, Any]:
@@ -90,11 +105,12 @@ def text(result: Any) -> str:
     return content.text
 
 
-def test_its_tools_are_commands_with_schemas(session):
+def test_its_tools_are_commands_with_schemas(session, project):
     found = {tool.name: tool for tool in session["tools"]}
     assert [*found] == ["check", "estimate", "grid", "best", "explain"]
     for tool in found.values():
         assert tool.annotations.read_only_hint
+        assert str(project) in tool.description, "where relative paths begin"
         assert "source" in json.dumps(tool.output_schema)
         for name, schema in tool.input_schema["properties"].items():
             assert schema["description"], f"{tool.name}: {name}"
@@ -116,6 +132,7 @@ def test_the_readme_s_program_is_tight_and_has_a_change(session):
     assert "-BATCH_SIZE = 16\n+BATCH_SIZE = 8\n" in text(result)
     assert "Exit code 1: it does not fit" in text(result)
     assert result.structured_content["verdict"] == "tight"
+    assert session["as text"].structured_content["program"]["configuration"]["micro_batch"] == 8
     assert session["in one line"].structured_content["fits"] is True
 
 
@@ -160,24 +177,77 @@ def test_what_cannot_be_read_gets_no_number(session):
     assert "GiB" not in text(result)
 
 
-def test_an_unknown_verdict_is_an_answer_without_a_number(monkeypatch):
-    """As of a program whose longest generation is not known; exit code 4."""
-    printed = {
-        "source": "predicted", "fits": None, "verdict": "unknown", "suggestion": None,
-        "least_bytes": None, "notes": [],
-        "program": {
-            "memory": {"device_bytes": 5 << 30}, "limit_bytes": 8 << 30, "margin_bytes": 0,
-            "gpu": "t4", "intervals": {}, "notes": ["all logits are kept"],
-            "samples_per_s": 1.0, "tokens_per_s": 2.0,
-        },
-    }  # fmt: skip
-    done = (4, json.dumps(printed), "")
+def asked(monkeypatch: pytest.MonkeyPatch, code: int, printed: dict[str, Any], **more: Any) -> Any:
+    """The answer to a check that ended so."""
+    done = (code, json.dumps(printed), "")
     monkeypatch.setattr("tuner.app.cli.mcp._run_here", lambda words: done)
-    answer = answered(tools(may_run=False), "check", {"program": ["train.py"], **GPU})
-    assert answer.data == printed
+    monkeypatch.setattr("tuner.app.cli.mcp._run_apart", lambda words: done)
+    question = {"program": ["train.py"], **GPU, **more}
+    return answered(tools(may_run=True), "check", question)
+
+
+def test_an_unknown_verdict_is_an_answer_without_a_number(monkeypatch, session):
+    """As of a program whose longest generation is not known; exit code 4."""
+    known = session["check"].structured_content
+    program = {**known["program"], "fits": None, "notes": ["all logits are kept"]}
+    printed = {**known, "fits": None, "verdict": "unknown", "suggestion": None, "program": program}
+    answer = asked(monkeypatch, 4, {**printed, "least_bytes": None})
+    assert answer.data["fits"] is None
     assert answer.text.startswith("unknown: all logits are kept (predicted).")
     assert "Exit code 4: unknown" in answer.text
     assert "GiB" not in answer.text
+
+
+def test_an_answer_that_is_not_as_the_schema_says_is_no_data(monkeypatch, session):
+    answer = asked(monkeypatch, 0, {**session["check"].structured_content, "runs": "two"})
+    assert answer.data is None
+    assert "a fault of tuner's own" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error", "said"),
+    [
+        ("fits", None, "fits: 6.00 GiB of 8.00 GiB on t4 (emulated)."),
+        ("unknown", {"message": "KeyError: 'text'"}, "unknown: KeyError: 'text' (emulated)."),
+    ],
+)
+def test_an_emulated_answer_says_so(monkeypatch, verdict, error, said):
+    devices = [{"device_bytes": 5 << 30}, {"device_bytes": 6 << 30}]
+    run = {"error": error, "devices": devices, "gpu_memory_bytes": 8 << 30, "gpu": "t4"}
+    answered = {"source": "emulated", "verdict": verdict, "program": run, "notes": []}
+    nothing = {"fits": None, "needed": None, "suggestion": None, "least_bytes": None}
+    assert said in asked(monkeypatch, 0, answered | nothing, run=True).text
+
+
+def test_a_program_is_run_by_a_process_of_its_own():
+    question = {"program": ["nosuch.py"], "run": True, **GPU}
+    answer = answered(tools(may_run=True), "check", question)
+    assert "file not found: nosuch.py" in answer.text
+    assert "Exit code 2: " in answer.text
+
+
+def test_an_explanation_names_changes_within_the_minimums_first():
+    change = {"device_bytes": 2 << 30, "throughput_lost": -0.1, "below_floors": []}
+    below = {**change, "set": {"max_length": 256}, "below_floors": ["max_length >= 1024"]}
+    explained = {
+        "fits": True,
+        "breakdown": [{"category": "weights", "bytes": 1 << 30}],
+        "changes_that_fit": [
+            below,
+            {**change, "set": {"micro_batch": 2}},
+            {**change, "set": {"lora_rank": 64}, "throughput_lost": 0.2},
+        ],
+        "pairs_that_fit": [],
+        "slowed_by": [],
+        "prediction": {
+            "memory": {"device_bytes": 3 << 30}, "limit_bytes": 8 << 30, "margin_bytes": 0,
+            "gpu": "t4", "intervals": {},
+        },
+    }  # fmt: skip
+    said = explain_text(explained)
+    assert "Faster changes that fit: micro_batch=2 (2.00 GiB, +10% speed)." in said
+    assert "below the space's minimums: max_length=256." in said
+    assert "lora_rank" not in said
 
 
 def test_a_program_runs_only_where_server_and_question_say_so():
@@ -212,3 +282,42 @@ def test_the_configuration_and_the_skill_are_printed(capsys):
     assert run(["mcp", "--skill"]) == 0
     assert capsys.readouterr().out == skill_file().read_text()
     assert skill_file().read_text().startswith("---\nname: tuner\ndescription: ")
+
+
+def test_an_interrupt_ends_a_server_that_waits(project):
+    server = subprocess.Popen(
+        [sys.executable, *TUNER, "mcp"],
+        cwd=project,
+        env=environment(project),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with server:
+        server.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["id"] == 1  # it serves
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 130
+
+
+SKILL = "skills/tuner/SKILL.md"
+
+
+@pytest.mark.parametrize("line", [c.line for b in blocks(SKILL) for c in commands(b)])
+def test_a_command_of_the_skill_answers(project, line):
+    name, *words = shlex.split(line)
+    assert name == "tuner"
+    done = subprocess.run(
+        [sys.executable, *TUNER, *words],
+        cwd=project,
+        env=environment(project),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if words[0] == "explain":  # which nothing that ships answers
+        assert done.returncode == 3, done.stderr
+        assert f"pip install '{DISTRIBUTION}[all]'" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["source"] == "predicted"

@@ -92,6 +92,12 @@ def a6000(monkeypatch):
     assert driver.open == 0  # whatever was opened was closed
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """A machine without anything beside the training, as far as its load tells."""
+    monkeypatch.setattr(watching.os, "getloadavg", lambda: (1.0, 1.0, 1.0))
+
+
 def train(clock, reporter: Reporter, *, steps: int = 12, step_s: float = 1.0, wait_s: float = 0.0):
     def batches():
         for number in range(steps):
@@ -145,6 +151,13 @@ def test_what_is_off_has_its_cause(clock, a6000, capsys, change, how, cause, sai
     assert said in text
     assert f"{cause}: " in text if cause else "cause unknown" in text
     assert read_row(Path("tuner-run.json")).disturbed == ([cause] if cause else [])
+
+
+def test_a_busy_processor_is_named(clock, capsys, monkeypatch):
+    monkeypatch.setattr(watching.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+    monkeypatch.setattr(watching.os, "cpu_count", lambda: 4)
+    train(clock, Reporter({**PREDICTED, "gpu": "cpu"}))
+    assert "another process: 100 processes and threads want 4 processors" in told(capsys)
 
 
 def test_memory_that_a_container_hides_is_the_catalogues(clock, a6000, capsys):
@@ -201,8 +214,29 @@ def test_lightning_adds_its_batches_up_to_steps(clock, a6000, capsys):
     assert "input-bound: 33% of the time" in text
 
 
+def test_lengths_of_the_data_are_no_measure_of_the_longest(clock, capsys, tmp_path):
+    watch = TunerCallback({**PREDICTED, "gpu": "cpu"})._reporter.watch
+    watch.begin(lambda: watching.RunFacts({"max_length": 64, "loss": "nll"}, lengths="data"))
+    for _ in range(12):
+        clock.now += 0.3
+        watch.ended()
+    assert "step    300 ms, 1.0 s predicted, of the longest rows" in (text := told(capsys))
+    assert "(off)" not in text
+    row = read_row(tmp_path / "tuner-run.json")
+    assert (row.lengths, row.configuration["max_length"]) == ("data", 64)
+    assert "loss" not in row.configuration
+
+
+def test_a_prediction_of_another_gpu_is_none(clock, a6000, capsys, tmp_path):
+    train(clock, Reporter({**PREDICTED, "gpu": "t4"}))
+    assert "no prediction: it is of t4, and this GPU is a6000" in told(capsys)
+    assert not (tmp_path / "tuner-run.json").exists()
+
+
 def test_another_training_than_the_predicted_one_is_named(clock, capsys):
-    callback = TunerCallback({**PREDICTED, "configuration": {"micro_batch": 8}}, row=False)
+    callback = TunerCallback(
+        {**PREDICTED, "gpu": "cpu", "configuration": {"micro_batch": 8}}, row=False
+    )
     watch = callback._reporter.watch
     watch.begin(lambda: watching.RunFacts({"micro_batch": 2}))
     for _ in range(12):
@@ -250,6 +284,7 @@ def test_predictions_are_read_from_files_and_objects(tmp_path, capsys):
     checked = expected_of(tuner.check(program, gpu="rtx4090", predict=True, changes=False))
     assert file.numbers == checked.numbers
     assert file.model == "tiny-llama-3m"
+    assert file.own_words["micro_batch"] == checked.own_words["micro_batch"] == 16
     emulated = expected_of({"program": {
         "source": "emulated", "gpu": "t4", "time": {"step_s": 0.5}, "settings": {"micro_batch": 2},
         "devices": [{"device_bytes": 3, "peak_reserved_bytes": 2, "peak_allocated_bytes": 1}],

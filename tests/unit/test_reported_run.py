@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
-from benchmarks.reported_runs import ROWS, check
+from benchmarks.reported_runs import ROWS, authors, check
 from tuner import __version__
 from tuner.app import reported
 from tuner.app.cli.main import run
@@ -22,6 +22,7 @@ from tuner.app.machine_facts import tested
 from tuner.app.reported import corrected_by_rows, row_of_file, rows_of_trials
 from tuner.app.targets import load_targets
 from tuner.core.units import GIB
+from tuner.report import reported as rows_module
 from tuner.report.reported import (
     MeasuredNumbers,
     ReportedRun,
@@ -290,9 +291,11 @@ def test_one_author_is_one_reporter(row, tmp_path):
         (tmp_path / one.file_name).write_text(one.to_json())
         git("add", ".")
         git("commit", "-m", "a row")
-    shutil.rmtree(tmp_path / ".pytest", ignore_errors=True)
     (refused,) = [t for t in check(tmp_path)[0] if "reporter" in t]
     assert "its author has rows of reporter 0000000" in refused
+    # The oldest commit of a shallow clone seems to add everything.
+    git("clone", "--depth", "1", f"file://{tmp_path}", str(tmp_path / "shallow"))
+    assert authors(tmp_path / "shallow") == {}
 
 
 # -- corrections ----------------------------------------------------------------------------------
@@ -334,6 +337,7 @@ def test_three_reporters_that_agree_correct_the_prediction(estimate, row):
         ((1.2, 1.2, 1.2), {"model": "tiny-gpt2"}),
         ((1.2, 1.2, 1.2), {"predicted_is_corrected": True}),
         ((1.2, 1.2, 1.2), {"versions": {"tuner": "0.0.1"}}),
+        ((1.2, 1.2, 1.2), {"lengths": "data"}),
         ((1.9, 1.9, 1.9), {}),
     ],
 )
@@ -361,6 +365,15 @@ def test_the_commands_name_the_correction_and_can_leave_it_out(estimate, row, mo
     assert json.loads(capsys.readouterr().out)["corrected_by_rows"] == 0
     assert run([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["corrected_by_rows"] == 3
+
+
+def test_a_file_that_is_no_row_stops_no_prediction(monkeypatch, tmp_path, row):
+    folder = tmp_path / "reported_runs"
+    folder.mkdir()
+    (folder / "mine.json").write_text("{}")
+    (folder / row.file_name).write_text(row.to_json())
+    monkeypatch.setattr(rows_module, "__file__", str(tmp_path / "report" / "reported.py"))
+    assert rows_module.shipped_rows.__wrapped__() == (row,)
 
 
 def test_the_shipped_rows_correct_nothing_yet():

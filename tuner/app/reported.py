@@ -25,6 +25,7 @@ from tuner.report.reported import (
     PredictedNumbers,
     ReportedRun,
     looks_of,
+    problems_of,
     public,
     public_configuration,
     public_model,
@@ -178,8 +179,8 @@ def corrected_by_rows(
     They are of its model, its GPU type and its kind of training. At least `NEEDED` reporters have
     to agree on a quantity, and to be more than two thirds of all that reported it; each has one
     vote, however many rows. Rows of another release of tuner say nothing of this one's predictions,
-    and disturbed ones or those far off have no vote. `rows` are those that come with tuner, by
-    default.
+    and disturbed ones, those far off and those of examples of any length have no vote. `rows` are
+    those that come with tuner, by default.
     """
     entry = get_entry(model or "")
     # One processor says nothing of another.
@@ -230,7 +231,9 @@ def _has_vote(row: ReportedRun) -> bool:
         and row.predicted.source == "predicted"
         and not row.predicted.is_corrected
         and not row.disturbed
+        and row.lengths == "full"
         and not any(looks_of(row))
+        and not any(problems_of(row))
     )
 
 
@@ -244,8 +247,7 @@ def _agreeing(rows: Iterable[ReportedRun], quantity: str) -> tuple[ReportedRun, 
     by_reporter: dict[str, list[tuple[float, ReportedRun]]] = {}
     for row in rows:
         ratio = row.ratio(quantity)
-        is_timed = quantity != "step_s" or row.lengths != "data"
-        if ratio is not None and row.reporter and is_timed:
+        if ratio is not None and row.reporter:
             by_reporter.setdefault(row.reporter, []).append((ratio, row))
     votes = [sorted(own, key=lambda one: one[0])[len(own) // 2] for own in by_reporter.values()]
     if len(votes) < NEEDED:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class Expected:
     numbers: PredictedNumbers
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     configuration: Mapping[str, Any] = field(default_factory=dict)
+    own_words: Mapping[str, Any] = field(default_factory=dict)
+    """The settings as the trainer has them: DPO's micro-batch is of pairs, not of sequences."""
     model: str | None = None
     gpu: str | None = None
 
@@ -41,18 +43,24 @@ def expected_of(given: Prediction) -> Expected:
         except (OSError, ValueError) as error:
             raise InputError(f"prediction {str(given)!r} can't be read: {error}") from None
     given = getattr(given, "found", given)  # of `tuner.check`
+    own = dict(getattr(given, "settings", {}))
     if hasattr(given, "to_dict"):
         given = given.to_dict()
     data = given.get("program", given) if isinstance(given, Mapping) else None
+    if data is not given and isinstance(data, Mapping):
+        settings = given.get("settings") or {}
+        own = {k: s["arrived"] for k, s in settings.items() if s.get("arrived") is not None}
     if not isinstance(data, Mapping):
         raise InputError(
             "prediction is nothing that tuner predicted",
             hint="give what `tuner check --json` prints, or the result of tuner.check",
         )
     try:
-        return _emulated(data) if data.get("source") == "emulated" else _predicted(data)
+        read = _emulated if data.get("source") == "emulated" else _predicted
+        found = read(data)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"prediction lacks {error}: expected `tuner check --json`") from None
+    return replace(found, own_words={**found.configuration, **own})
 
 
 def _predicted(data: Mapping[str, Any]) -> Expected:
@@ -66,8 +74,8 @@ def _predicted(data: Mapping[str, Any]) -> Expected:
         numbers,
         {name: tuple(ends) for name, ends in data.get("intervals", {}).items()},
         data.get("configuration", {}),
-        data.get("model"),
-        data.get("gpu"),
+        model=data.get("model"),
+        gpu=data.get("gpu"),
     )
 
 

@@ -128,7 +128,7 @@ def _notebook(runs: _Runs, folder: Path) -> tuple[Path, str]:
     It is the one that is open in Colab, or the saved one if no other cell was run since. Else the
     cells that were run are written to `folder`.
     """
-    counted = "cells are counted from the top, with those of text"
+    counted = "cells are counted from the top, text cells too"
     path = folder / f"notebook{NOTEBOOK}"
     if opened := _open_in_colab():
         path.write_text(json.dumps(opened), encoding="utf-8")
@@ -141,12 +141,13 @@ def _notebook(runs: _Runs, folder: Path) -> tuple[Path, str]:
         others = (run.at_s for run in runs.cells.values() if run.source.strip() not in known)
         if max(others, default=0.0) <= at_s:
             return saved, f"{saved.name}, as saved at {when}; {counted}"
-        why = f"; {saved.name} was saved at {when}, before some of them ran"
+        why = f"; save {saved.name} to have all cells read: some ran since {when}"
     cells = runs.cells
     numbers = range(1, max(cells, default=0) + 1)
     sources = (cells[number].source if number in cells else "" for number in numbers)
     path.write_text(_as_notebook(sources), encoding="utf-8")
-    return path, f"the {len(cells)} cells of Python run so far, by the number in brackets{why}"
+    number = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+    return path, f"{number} of Python that ran so far, by the number in brackets{why}"
 
 
 def _saved(shell: Any) -> Path | None:

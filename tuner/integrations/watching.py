@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec
 
 from tuner.core import nvml
+from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_duration, format_size
 from tuner.integrations.expected import Asked, Expected, Prediction, expected_of
 from tuner.report.reported import Disturbance, MeasuredNumbers, ReportedRun
@@ -29,15 +30,19 @@ WAITING = 0.10
 """A training is input-bound that waits for data for this share of its time,"""
 IDLE = 0.70
 """or whose GPU computes for less than this share."""
+UNSAID = 1.1
+"""Numbers are off beyond this factor of a prediction without an interval."""
 GAP, LEAST_GAP_BYTES = 0.10, 256 << 20
 """Memory is fragmented if this share of it, and so much more than predicted, lies in gaps."""
 OTHER_BYTES, OTHER_SHARE = 1 << 30, 0.02
 """Memory that is nobody's training: the driver's own (half a GiB of 80), and a display."""
+BUSY_LOAD = 1.5
+"""Others use a processor, too, whose load is this many times its cores; a training's own is one."""
 SLOW = frozenset(
     ("hardware slowdown", "temperature (driver)", "temperature (hardware)", "power brake")
 )
 """Reasons for low clocks that say something is wrong; a power limit is a normal one."""
-LONGEST_WAIT_S = 120.0
+LONGEST_WAIT_S = 60.0
 """A training that ends before its prediction waits for it at most this long."""
 
 P = ParamSpec("P")
@@ -121,7 +126,7 @@ class RunWatch:
             try:
                 self._asked = self._facts.ask()
             except TunerError as error:
-                self._why_not = f"{error.message}; {self._why_not}"
+                self._why_not = f"{error.message}; {error.hint or self._why_not}"
         if (index := _cuda_index()) is not None:
             self._reader = nvml.open_reader(index)
         self._start = self._mark = time.perf_counter()
@@ -193,6 +198,10 @@ class RunWatch:
             except TunerError as error:
                 self._why_not = error.message
         device = device_numbers(self._reader)
+        planned_gpu = self._expected.gpu if self._expected is not None else None
+        if planned_gpu is not None and device.gpu not in (None, planned_gpu):
+            self._expected = None
+            self._why_not = f"it is of {planned_gpu}, and this GPU is {device.gpu}"
         timed = self._steps_s[WARMUP:][-(STEPS - WARMUP) :]
         waits = self._waits_s[WARMUP:][-len(timed) :]
         measured = MeasuredNumbers(
@@ -225,29 +234,32 @@ class RunWatch:
             value, predicted = getattr(measured, name), getattr(self._expected.numbers, name)
             if value is None or predicted is None:
                 continue
-            if name == "step_s" and self._facts.lengths == "data":
-                yield f"  step    {text(value)}; {text(predicted)} predicted for the longest rows"
-                continue
-            low, high = self._expected.intervals.get(name, (predicted / 1.1, predicted * 1.1))
-            off = "" if low <= value <= high else " (off)"
-            source = self._expected.numbers.source
-            ends = f"90 %: {text(low)} to {text(high)}"
-            yield f"  {label:<7} {text(value)}, {text(predicted)} {source} ({ends}){off}"
+            ends = self._expected.intervals.get(name)
+            low, high = ends or (predicted / UNSAID, predicted * UNSAID)
+            shown_ends = f" (90 %: {text(low)} to {text(high)})" if ends else ""
+            # Shorter rows take less, of which nothing is predicted.
+            is_off = value > high or (value < low and self._facts.lengths != "data")
+            longest = ", of the longest rows" if self._facts.lengths == "data" else ""
+            source = f"{self._expected.numbers.source}{longest}"
+            off = " (off)" if is_off else ""
+            yield f"  {label:<7} {text(value)}, {text(predicted)} {source}{shown_ends}{off}"
 
     def _causes(
         self, measured: MeasuredNumbers, device: DeviceNumbers
     ) -> Iterator[tuple[Disturbance, str]]:
         expected = self._expected
         if differing := self._differing():
-            yield "settings", f"{', '.join(differing)}: the prediction is of another training"
+            own = expected.own_words if expected is not None else {}
+            texts = [f"{n} is {v}, predicted for {own.get(n)}" for n, v in differing.items()]
+            yield "settings", f"{'; '.join(texts)}: the prediction is of another training"
         reserved, allocated = measured.peak_reserved_bytes, measured.peak_allocated_bytes
         if reserved is not None and allocated is not None:
-            gap, planned = reserved - allocated, 0
+            gap, expected_gap = reserved - allocated, 0
             if expected is not None:
-                planned = (expected.numbers.peak_reserved_bytes or 0) - (
+                expected_gap = (expected.numbers.peak_reserved_bytes or 0) - (
                     expected.numbers.peak_allocated_bytes or 0
                 )
-            if gap > GAP * reserved and gap - planned > max(LEAST_GAP_BYTES, GAP * reserved):
+            if gap > GAP * reserved and gap - expected_gap > max(LEAST_GAP_BYTES, GAP * reserved):
                 times = f", and freed its cache {device.retries} times" if device.retries else ""
                 yield (
                     "fragmentation",
@@ -263,6 +275,10 @@ class RunWatch:
                 f"{format_size(device.others_bytes)} of the GPU are used by others{names}: "
                 "`nvidia-smi` shows them",
             )
+        cores = os.cpu_count() or 1
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        if device.gpu == PROCESSOR and load > BUSY_LOAD * cores:
+            yield "another process", f"{load:.0f} processes and threads want {cores} processors"
         waiting = measured.data_wait_fraction or 0.0
         busy = statistics.fmean(self._busy[WARMUP:]) if self._busy[WARMUP:] else None
         if waiting > WAITING:
@@ -279,19 +295,17 @@ class RunWatch:
         if reasons := SLOW.intersection(device.slowdowns):
             yield "slow clocks", f"{', '.join(sorted(reasons))}: `tuner monitor` shows them"
 
-    def _differing(self) -> list[str]:
+    def _differing(self) -> dict[str, Any]:
         """The settings that are known of both the training and its prediction, and differ."""
         from tuner.app.program_oracle import is_same
 
         assert self._facts is not None
-        planned = self._expected.configuration if self._expected else {}
-        # What a name of precision says differs between its writers.
-        names = [n for n in self._facts.knobs if n in planned and n not in _NOT_COMPARED]
-        return [
-            f"{name} is {self._facts.knobs[name]}, predicted for {planned[name]}"
-            for name in names
-            if not is_same(planned[name], self._facts.knobs[name])
-        ]
+        planned = self._expected.own_words if self._expected else {}
+        return {
+            name: value
+            for name, value in self._facts.knobs.items()
+            if name in planned and name not in _NOT_COMPARED and not is_same(planned[name], value)
+        }
 
     def _written(
         self,
@@ -318,7 +332,8 @@ class RunWatch:
             return
         gpu = device.gpu or expected.gpu or "unknown"
         versions = {name: version_of(name) for name in PACKAGES}
-        knobs = {**expected.configuration, **facts.knobs}
+        # A prediction is in tuner's own words; what differs is known of the run itself.
+        knobs = {**facts.knobs, **expected.configuration, **self._differing()}
         row = ReportedRun(
             schema=2,
             gpu=gpu,
@@ -342,7 +357,7 @@ class RunWatch:
 
 _UNEXPLAINED = "cause unknown: neither gaps in memory, nor another process, nor waiting for data"
 
-_NOT_COMPARED = frozenset(("precision", "loss", "lora_targets", "max_length", "mixed_precision"))
+_NOT_COMPARED = frozenset(("precision", "loss", "lora_targets", "mixed_precision"))
 """Settings whose words differ between a run's objects and a prediction that is of the same run."""
 
 
@@ -368,7 +383,7 @@ def device_numbers(reader: nvml.DeviceReader | None) -> DeviceNumbers:
     index = _cuda_index()
     if index is None:
         total = host.usable_memory_bytes()
-        return DeviceNumbers({}, host.cpu_name(), "cpu", total)
+        return DeviceNumbers({}, host.cpu_name(), PROCESSOR, total)
     cuda = sys.modules["torch"].cuda
     name, total = cuda.get_device_name(index), cuda.get_device_properties(index).total_memory
     reserved = cuda.max_memory_reserved(index)

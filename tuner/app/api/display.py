@@ -146,7 +146,9 @@ def check_html(checked: CheckedProgram) -> str:
     parts += [f"<p>{html.escape(text)}</p>" for text in change_texts(checked)]
     if checked.suggestion is not None:
         shown = "".join(
-            f'<span style="display:block;{_line_style(line)}">{html.escape(line)}</span>'
+            # Pages of Jupyter give a span the letters of prose.
+            f'<span style="display:block;font-family:monospace;{_line_style(line)}">'
+            f"{html.escape(line)}</span>"
             for line in checked.suggestion.change.difference.splitlines()
             if not line.startswith("+++ ")  # the name once more
         )
@@ -164,9 +166,11 @@ def check_html(checked: CheckedProgram) -> str:
         if value
     )
     parts.append(f'<table style="color:inherit"><tbody>{body}</tbody></table>')
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in notes_of(checked))
-    if notes:
-        parts.append(f"<details><summary>notes</summary><ul>{notes}</ul></details>")
+    notes = list(notes_of(checked))
+    is_open = " open" if any(not note.startswith("assumed: ") for note in notes) else ""
+    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    if items:
+        parts.append(f"<details{is_open}><summary>notes</summary><ul>{items}</ul></details>")
     return "".join(parts)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import traceback
@@ -30,6 +32,7 @@ from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES,
     EXIT_FOUND,
+    EXIT_INTERRUPTED,
     EXIT_UNAVAILABLE,
     InputError,
     UnavailableError,
@@ -46,8 +49,8 @@ INSTRUCTIONS = (
     "unknown verdict or an error is no number: say so, and pass on the hint."
 )
 
-PATHS = "Paths are absolute, or relative to the folder that the server was started in."
-VALUES = {"type": ["string", "number", "boolean", "array"], "items": {"type": "string"}}
+PLAIN = ["string", "number", "boolean"]
+VALUES = {"type": [*PLAIN, "array"], "items": {"type": PLAIN}}
 SET = {
     "type": "object",
     "additionalProperties": VALUES,
@@ -56,6 +59,10 @@ SET = {
 ONE_GPU = {
     "type": "string",
     "description": "One GPU type, e.g. rtx4090 or h100_sxm; `auto` is this machine's.",
+}
+MODEL = {
+    "type": "string",
+    "description": "A name of `tuner models`, an id of the Hugging Face hub, or a folder.",
 }
 PROGRAM = {
     "type": ["array", "string"],
@@ -162,16 +169,14 @@ def _schema_of(option: click.Parameter) -> Schema:
     return {**kind, "description": option.help}
 
 
-TARGET = ("--space", "--gpu", "--model", "--results")
-
 TOOLS = (
     CommandTool(
         "check",
         "Whether a training program fits on a GPU, with the change that makes it fit or makes it "
-        f"faster. Its settings are read, and it isn't run. {PATHS}",
+        "faster. Its settings are read, and it isn't run.",
         ("--gpu", "--gpu-memory", "--gpus", "--margin", "--model", "--set"),
         ("program", "gpu"),
-        {"program": PROGRAM},
+        {"program": PROGRAM, "model": MODEL},
     ),
     CommandTool(
         "estimate",
@@ -179,6 +184,7 @@ TOOLS = (
         "rather than a program.",
         ("--model", "--gpu", "--lora", "--qlora", "--full", "--set", "--gpu-memory", "--margin"),
         ("model", "gpu"),
+        {"model": MODEL},
     ),
     CommandTool(
         "grid",
@@ -192,7 +198,7 @@ TOOLS = (
         "best",
         "The recommended configuration of a finished search: of the user's results folder, else of "
         "the results that come with tuner (`tuner spaces` lists them). Nothing is searched.",
-        (*TARGET, "--where", "--max-memory", "--headroom", "--objective"),
+        ("--space", "--gpu", "--results", "--where", "--max-memory", "--headroom", "--objective"),
         ("space", "gpu"),
     ),
     CommandTool(
@@ -201,7 +207,7 @@ TOOLS = (
         "make it fit or faster, and what slows it. Parameters that aren't set are those of the "
         "space's baseline. It is traced, with the libraries of "
         f"`pip install '{DISTRIBUTION}[all]'`: seconds, up to a minute for a large model.",
-        (*TARGET, "--set", "--margin"),
+        ("--space", "--gpu", "--results", "--model", "--set", "--margin"),
         ("space", "gpu"),
     ),
 )
@@ -212,7 +218,7 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
     found = {tool.command: tool for tool in TOOLS}
     if may_run:
         text = found["check"].description.replace("run.", "run unless `run` is true.")
-        asked: dict[str, dict[str, Any]] = {"program": PROGRAM, "run": RUN}
+        asked = {**found["check"].properties, "run": RUN}
         found["check"] = replace(found["check"], description=text, properties=asked)
     return found
 
@@ -244,6 +250,9 @@ def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
         ) from error
     import anyio
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The thread that reads stdin can't be woken, and an orderly end would wait for it.
+        signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
     anyio.run(_serve, tools(may_run=may_run))
 
 
@@ -277,7 +286,7 @@ async def _serve(offered: Mapping[str, CommandTool]) -> None:
             tools=[
                 types.Tool(
                     name=name,
-                    description=tool.description,
+                    description=f"{tool.description} Paths are absolute, or of {Path.cwd()}.",
                     input_schema=tool.input_schema(),
                     output_schema=tool.output_schema(),
                     annotations=types.ToolAnnotations(read_only_hint="run" not in tool.properties),
@@ -326,6 +335,7 @@ def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, 
     tool = offered.get(name)
     if tool is None:
         return _failed(EXIT_BAD_INPUT, f"error: {unknown('tool', name, offered)}")
+    given = {name: _unquoted(value) for name, value in given.items()}
     wrong = [
         f"{error.json_path}: {error.message}"
         for error in Draft202012Validator(tool.input_schema()).iter_errors(given)
@@ -343,7 +353,17 @@ def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, 
     data = json.loads(printed)
     notes = [f"{line}." for line in said.splitlines() if line.startswith(NOTED)]
     text = " ".join((TEXTS[tool.command](data), *notes))
+    if not Draft202012Validator(tool.output_schema()).is_valid(data):  # clients would refuse it
+        return _failed(code, f"{text} Its JSON is left out: a fault of tuner's own.")
     return ToolAnswer(text if code == EXIT_FOUND else f"{text} {_code_text(code)}", data)
+
+
+def _unquoted(value: Any) -> Any:
+    """A list or an object that a client sent as text."""
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _failed(code: int, said: str) -> ToolAnswer:

@@ -24,8 +24,7 @@ def check_text(data: Data) -> str:
     if data["source"] == "predicted":
         text = f"{_verdict_text(data['verdict'], program, notes)} {_speed_text(program)}"
     else:
-        error = (program["error"] or {}).get("message", "")
-        text = f"{data['verdict']} (emulated; `program` has its numbers). {error}".strip()
+        text = _emulated_text(data["verdict"], data["needed"] or program, notes)
     if change is not None:
         fits = change["found"]["fits"]
         becomes = "is faster and fits" if data["fits"] else "fits" if fits else "may fit"
@@ -79,14 +78,20 @@ def explain_text(data: Data) -> str:
     prediction = data["prediction"]
     verdict = Verdict.FITS if data["fits"] else Verdict.DOES_NOT_FIT
     parts = {part["category"]: part["bytes"] for part in data["breakdown"]}
-    changes = [
+    changes = data["changes_that_fit"] or data["pairs_that_fit"]
+    if data["fits"]:
+        changes = [each for each in changes if each["throughput_lost"] < 0]
+    within = [
         f"{settings_text(each['set'])} ({_gib(each['device_bytes'])}, "
         f"{-each['throughput_lost']:+.0%} speed)"
-        for each in (data["changes_that_fit"] or data["pairs_that_fit"])
+        for each in changes
+        if not each["below_floors"]
     ]
+    below = [settings_text(each["set"]) for each in changes if each["below_floors"]]
     slowed = [note["text"] for note in data["slowed_by"]]
     texts = (
-        *_sentences("Changes that fit", changes),
+        *_sentences("Faster changes that fit" if data["fits"] else "Changes that fit", within),
+        *_sentences("Also, below the space's minimums", below),
         *_sentences("Slowed by", slowed),
     )
     head = _verdict_text(str(verdict), prediction, ())
@@ -117,6 +122,17 @@ def _verdict_text(verdict: str, prediction: Data, notes: Iterable[str]) -> str:
         reason,
     )
     return f"{': '.join(verdict_texts(answer))} (predicted)."
+
+
+def _emulated_text(verdict: str, run: Data, notes: Iterable[str]) -> str:
+    """The verdict of an emulated run, with the device that took most memory and its failure."""
+    failed = (run["error"] or {}).get("message", "")
+    if verdict == Verdict.UNKNOWN:
+        why = "; ".join(filter(None, (failed, *notes))) or "too little ran"
+        return f"{verdict}: {why} (emulated)."
+    used = max((use["device_bytes"] for use in run["devices"]), default=0)
+    of = f"{_gib(used)} of {_gib(run['gpu_memory_bytes'])} on {run['gpu']}"
+    return " ".join(filter(None, (f"{verdict}: {of} (emulated).", failed)))
 
 
 def _speed_text(prediction: Data) -> str:
