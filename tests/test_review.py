@@ -320,7 +320,12 @@ def test_the_hook_stops_a_commit_and_names_the_line(light: Path, repository: Pat
     git(repository, "add", ".")
     written(repository, {"settings.py": "LENGTH = 1\n"})  # not staged: it isn't committed either
     done = subprocess.run(
-        ["pre-commit", "run"], cwd=repository, capture_output=True, text=True, check=False
+        ["pre-commit", "run"],
+        cwd=repository,
+        env={**os.environ, "PRE_COMMIT_HOME": str(light / "pre-commit")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "- exit code: 1" in done.stdout, done.stdout

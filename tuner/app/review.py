@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from tuner.app.changed_files import READ, Changes, Imports
+from tuner.app.changed_files import Changes
+from tuner.app.changed_programs import ReadProgram, below, changed_programs, paths_of
 from tuner.app.checking import check_program
 from tuner.app.listener import quiet_libraries
 from tuner.app.other_stack import stack_notes
@@ -39,24 +39,11 @@ from tuner.core.units import GIB
 from tuner.predict.predict import Traces
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.releases import predicted_stack
-from tuner.program.edit.source import PYTHON
 from tuner.program.planned import WORKLOAD
 from tuner.program.program import Program, read_program
 from tuner.program.setting import NAMES, Setting
 from tuner.program.settings import find_settings
 from tuner.program.vocabulary import said_in_own_words
-
-_CALLS = (b"Trainer(", b".backward(")
-"""Code of a training: the call of a trainer or of a backward pass."""
-
-_TRAINS = re.compile(rb'(?m)^(?![ \t"]*(?:class\b|#)).*?(?:Trainer\(|\.backward\()')
-"""A line with such a call, which is no comment and doesn't make a class of it."""
-
-_MOST_UNCHANGED = 50
-"""Programs that may read a changed file; more take longer to read than people wait."""
-
-_TESTS = re.compile(r"(test_.*|.*_test|conftest)\.py")
-"""Names of files with pytest's tests."""
 
 _ADVICE = {
     "pass --model": "name it in [tool.tuner.models]",
@@ -66,8 +53,6 @@ _ADVICE = {
 
 _DERIVED = ("effective_batch",)
 """Values of a configuration that others decide."""
-
-NOT_TRAINING, A_TEST, EXCLUDED = "not a training program", "a test", "excluded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +205,7 @@ def review(
     """The programs that `changes` concern on each of `gpus`, compared with the base."""
     root = Path(os.path.relpath(changes.root))
     skipped: dict[str, str] = {}
-    wanted = _programs(changes, project, root, skipped)
+    wanted = changed_programs(changes, project, root, skipped)
     reviewer = _Reviewer(changes, project, gpus, root)
     found = []
     if wanted:
@@ -229,112 +214,6 @@ def review(
                 report(f"predicting {shlex.join(words)}")
                 found.append(reviewer.reviewed(words, program, base))
     return Review(changes.base, tuple(found), skipped)
-
-
-# -- which programs -----------------------------------------------------------------------------
-
-_Read = Program | InputError
-"""A program, or why it cannot be read."""
-
-
-def _programs(
-    changes: Changes, project: Project, root: Path, skipped: dict[str, str]
-) -> dict[tuple[str, ...], _Read]:
-    """The programs to review, by their words; those named in `project`, else changed files."""
-    if project.programs:
-        named = [tuple(shlex.split(command)) for command in project.programs]
-        all_read = {words: _named(words, root) for words in named}
-        return {w: p for w, p in all_read.items() if changes.files & set(_paths(p, root))}
-    read: dict[tuple[str, ...], _Read] = {}
-    files = {path for path in changes.files if PurePosixPath(path).suffix in READ}
-    covered: set[str] = set()
-    entries, modules = _candidates(files, project, Imports(changes.root), skipped)
-    for path in (*entries, *modules):
-        if path in modules and path in covered:
-            continue
-        program = _read(root, path)
-        if isinstance(program, Program) and not changes.files & set(_paths(program, root)):
-            continue
-        if program is not None:
-            read[path,] = program
-            covered |= set(_paths(program, root)) if isinstance(program, Program) else set()
-        elif path in files:
-            skipped[path] = NOT_TRAINING
-    for path in covered & skipped.keys():  # it is part of a program
-        del skipped[path]
-    return read
-
-
-def _named(words: tuple[str, ...], root: Path) -> Program:
-    try:
-        return read_program(words, root, is_run=False)
-    except InputError as error:
-        raise InputError(
-            f"programs: {shlex.join(words)}: {error.message}", hint=error.hint
-        ) from error
-
-
-def _candidates(
-    files: set[str], project: Project, imports: Imports, skipped: dict[str, str]
-) -> tuple[list[str], list[str]]:
-    """The files that may be training programs and may read one of `files`, and modules among those.
-
-    A module is imported by another of them, and doesn't start by itself.
-    """
-
-    @functools.cache
-    def code(path: str) -> bytes:
-        return (imports.root / path).read_bytes()
-
-    @functools.cache
-    def trains(path: str) -> bool:
-        return any(call in code(path) for call in _CALLS) and bool(_TRAINS.search(code(path)))
-
-    found = []
-    for path in sorted(imports.importers(files)):
-        is_there, is_code = (imports.root / path).is_file(), PurePosixPath(path).suffix in PYTHON
-        why = _not_a_program(path, project)
-        if not why and is_there and is_code and not any(map(trains, imports.reached_from(path))):
-            why = NOT_TRAINING
-        if is_there and not why:
-            found.append(path)
-        elif is_there and path in files:
-            skipped[path] = why
-    imported = {other for path in found for other in imports.of(path) - {path}}
-    modules = [path for path in found if path in imported and b"__main__" not in code(path)]
-    entries = [path for path in found if path not in modules]
-    unchanged = [path for path in entries if path not in files]
-    if len(unchanged) > _MOST_UNCHANGED:
-        raise InputError(
-            f"{len(unchanged)} programs may import or open what changed, such as {unchanged[0]}",
-            hint='name those to review in [tool.tuner], such as programs = ["train.py"]',
-        )
-    return entries, [path for path in modules if path in files]
-
-
-def _not_a_program(path: str, project: Project) -> str:
-    if project.excludes(path):
-        return EXCLUDED
-    return A_TEST if _TESTS.fullmatch(PurePosixPath(path).name) else ""
-
-
-def _read(root: Path, path: str) -> _Read | None:
-    """The program in a file of Python or of a trainer; None for any other file of settings."""
-    try:
-        program = read_program([path], root, is_run=False)
-    except InputError as error:
-        return error if PurePosixPath(path).suffix in PYTHON else None
-    return program
-
-
-def _paths(program: Program, folder: Path) -> Iterator[str]:
-    """The program's files below `folder`."""
-    for source in program.sources:
-        yield _below(source.path, folder)
-
-
-def _below(path: Path, folder: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
 # -- one program --------------------------------------------------------------------------------
@@ -348,13 +227,13 @@ class _Reviewer:
     root: Path
     predictors: dict[str, Predictor] = field(default_factory=dict)
 
-    def reviewed(self, words: tuple[str, ...], program: _Read, base: Path) -> ReviewedProgram:
+    def reviewed(self, words: tuple[str, ...], program: ReadProgram, base: Path) -> ReviewedProgram:
         """The program that `words` start, beside that of the folder `base`."""
         command = shlex.join(words)
         if isinstance(program, InputError):
             refused = tuple(OnGpu(gpu, None, refused=_reasons(program)) for gpu in self.gpus)
             return ReviewedProgram(command, words[0], 1, refused)
-        path = next(_paths(program, self.root), words[0])
+        path = next(paths_of(program, self.root), words[0])
         model = self.project.model_of(path)
         given = said_in_own_words(self.project.settings_of(path), SCHEMAS[WORKLOAD].terms)
         before: Program | None = None
@@ -468,10 +347,10 @@ class _Places:
 
     def __post_init__(self) -> None:
         before = self.before.sources if self.before is not None else ()
-        old = {_below(source.path, self.base): _lines(source.data) for source in before}
+        old = {below(source.path, self.base): _lines(source.data) for source in before}
         self._hunks = []
         for source in self.program.sources:
-            path = _below(source.path, self.root)
+            path = below(source.path, self.root)
             lines, was = _lines(source.data), old.get(self.renamed.get(path, path))
             if was is None:
                 continue
@@ -506,12 +385,12 @@ class _Places:
         """The place of a setting: where it is written, else the changed line that looks like it."""
         if setting is not None and setting.source is not None and setting.location is not None:
             line = setting.source.file_line(setting.location)
-            return _below(setting.source.path, self.root), line
+            return below(setting.source.path, self.root), line
         words = [name, *NAMES.get(name, ()), *([] if isinstance(value, bool) else [show(value)])]
         pattern = re.compile("|".join(map(re.escape, words)))
         matching = (hunk for hunk in self._hunks if pattern.search(hunk[2]))
         chosen = next(matching, None)
-        return chosen[:2] if chosen else self.first(next(_paths(self.program, self.root), ""))
+        return chosen[:2] if chosen else self.first(next(paths_of(self.program, self.root), ""))
 
 
 def _lines(data: bytes) -> list[str]:
@@ -522,7 +401,7 @@ def _values(found: PredictedProgram, folder: Path) -> dict[str, KnobValue]:
     """What decides a prediction: trainer, model and configuration."""
     model = found.plan.model
     if Path(model).is_dir():
-        model = _below(Path(model), folder)
+        model = below(Path(model), folder)
     values = {name: v for name, v in found.plan.configuration.items() if name not in _DERIVED}
     return {"model": model, "trainer": found.plan.trainer, **values}
 
