@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tuner.app.changed_files import READ, Changes, importers
+from tuner.app.changed_files import READ, Changes, Imports
 from tuner.app.checking import check_program
 from tuner.app.listener import quiet_libraries
 from tuner.app.other_stack import stack_notes
@@ -45,8 +46,14 @@ from tuner.program.setting import NAMES, Setting
 from tuner.program.settings import find_settings
 from tuner.program.vocabulary import said_in_own_words
 
-_TRAINS = re.compile(rb"(?m)^(?!\W*class\b|\s*#).*?(\w*Trainer\(|\.backward\()")
-"""Code of a training: a call of a trainer or of a backward pass."""
+_CALLS = (b"Trainer(", b".backward(")
+"""Code of a training: the call of a trainer or of a backward pass."""
+
+_TRAINS = re.compile(rb'(?m)^(?![ \t"]*(?:class\b|#)).*?(?:Trainer\(|\.backward\()')
+"""A line with such a call, which is no comment and doesn't make a class of it."""
+
+_MOST_UNCHANGED = 50
+"""Programs that may read a changed file; more take longer to read than people wait."""
 
 _TESTS = re.compile(r"(test_.*|.*_test|conftest)\.py")
 """Names of files with pytest's tests."""
@@ -240,21 +247,21 @@ def _programs(
         return {w: p for w, p in all_read.items() if changes.files & set(_paths(p, root))}
     read: dict[tuple[str, ...], _Read] = {}
     files = {path for path in changes.files if PurePosixPath(path).suffix in READ}
-    for path in sorted(importers(changes.root, files)):
-        if not (root / path).is_file():
+    covered: set[str] = set()
+    entries, modules = _candidates(files, project, Imports(changes.root), skipped)
+    for path in (*entries, *modules):
+        if path in modules and path in covered:
             continue
-        why = _not_a_program(path, project)
-        program = None if why else _read(root, path)
+        program = _read(root, path)
         if isinstance(program, Program) and not changes.files & set(_paths(program, root)):
             continue
         if program is not None:
             read[path,] = program
+            covered |= set(_paths(program, root)) if isinstance(program, Program) else set()
         elif path in files:
-            skipped[path] = why or NOT_TRAINING
-    read = {words: p for words, p in read.items() if not _is_module(words[0], read, root)}
-    for program in read.values():
-        for path in _paths(program, root) if isinstance(program, Program) else ():
-            skipped.pop(path, None)  # it is part of a program
+            skipped[path] = NOT_TRAINING
+    for path in covered & skipped.keys():  # it is part of a program
+        del skipped[path]
     return read
 
 
@@ -267,6 +274,44 @@ def _named(words: tuple[str, ...], root: Path) -> Program:
         ) from error
 
 
+def _candidates(
+    files: set[str], project: Project, imports: Imports, skipped: dict[str, str]
+) -> tuple[list[str], list[str]]:
+    """The files that may be training programs and may read one of `files`, and modules among those.
+
+    A module is imported by another of them, and doesn't start by itself.
+    """
+
+    @functools.cache
+    def code(path: str) -> bytes:
+        return (imports.root / path).read_bytes()
+
+    @functools.cache
+    def trains(path: str) -> bool:
+        return any(call in code(path) for call in _CALLS) and bool(_TRAINS.search(code(path)))
+
+    found = []
+    for path in sorted(imports.importers(files)):
+        is_there, is_code = (imports.root / path).is_file(), PurePosixPath(path).suffix in PYTHON
+        why = _not_a_program(path, project)
+        if not why and is_there and is_code and not any(map(trains, imports.reached_from(path))):
+            why = NOT_TRAINING
+        if is_there and not why:
+            found.append(path)
+        elif is_there and path in files:
+            skipped[path] = why
+    imported = {other for path in found for other in imports.of(path) - {path}}
+    modules = [path for path in found if path in imported and b"__main__" not in code(path)]
+    entries = [path for path in found if path not in modules]
+    unchanged = [path for path in entries if path not in files]
+    if len(unchanged) > _MOST_UNCHANGED:
+        raise InputError(
+            f"{len(unchanged)} programs may import or open what changed, such as {unchanged[0]}",
+            hint='name those to review in [tool.tuner], such as programs = ["train.py"]',
+        )
+    return entries, [path for path in modules if path in files]
+
+
 def _not_a_program(path: str, project: Project) -> str:
     if project.excludes(path):
         return EXCLUDED
@@ -274,22 +319,12 @@ def _not_a_program(path: str, project: Project) -> str:
 
 
 def _read(root: Path, path: str) -> _Read | None:
-    """The training program in a file; None if the file is none."""
+    """The program in a file of Python or of a trainer; None for any other file of settings."""
     try:
         program = read_program([path], root, is_run=False)
     except InputError as error:
-        is_code = PurePosixPath(path).suffix in PYTHON
-        return error if is_code and _TRAINS.search((root / path).read_bytes()) else None
-    scripts = (one for one in program.sources if one.path.suffix in PYTHON)
-    trains = program.trainer or any(_TRAINS.search(script.data) for script in scripts)
-    return program if trains else None
-
-
-def _is_module(path: str, read: Mapping[tuple[str, ...], _Read], root: Path) -> bool:
-    """True if another program imports the file, and it does not start by itself."""
-    others = (p for words, p in read.items() if words != (path,) and isinstance(p, Program))
-    imported = any(path in _paths(program, root) for program in others)
-    return imported and b"__main__" not in (root / path).read_bytes()
+        return error if PurePosixPath(path).suffix in PYTHON else None
+    return program
 
 
 def _paths(program: Program, folder: Path) -> Iterator[str]:
