@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 from device_fakes import profile_of
 
 from tuner.app.device import cpu_label
+from tuner.app.search.early import rough_bytes
 from tuner.cost.speed.profile import profile_path
 from tuner.predict.compiling import fork_beside
 from tuner.searches.journal import read_journal
+from tuner.space import load_space
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,6 +45,13 @@ def waiting(self, configurations, *args, **how):
 Predictor.predict = waiting
 main()
 """
+
+
+def test_the_rough_memory_of_a_baseline_tells_small_models_from_others():
+    # A trial of it took 73.4 MiB on a processor, with what the process itself has.
+    assert 50 * 2**20 < rough_bytes(load_space("tiny_cpu")) < 200 * 2**20
+    assert rough_bytes(load_space("qlora27b")) > 16 * 27e9
+    assert rough_bytes(load_space("naics_embedder")) == math.inf
 
 
 def _counts(subject: list[int], item: int, _: None) -> int:

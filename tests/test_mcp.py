@@ -40,6 +40,7 @@ SFTTrainer(model=other.MODEL, args=other.ARGS).train()
 """
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "check": ("check", {"program": ["sft.py", "qwen3-8b"], **GPU}),
+    "as text": ("check", {"program": '["sft.py", "qwen3-8b"]', "set": '{"micro_batch": 8}', **GPU}),
     "in one line": ("check", {"program": "sft.py llama-3.2-1b", **GPU}),
     "estimate": (
         "estimate",
@@ -131,6 +132,7 @@ def test_the_readme_s_program_is_tight_and_has_a_change(session):
     assert "-BATCH_SIZE = 16\n+BATCH_SIZE = 8\n" in text(result)
     assert "Exit code 1: it does not fit" in text(result)
     assert result.structured_content["verdict"] == "tight"
+    assert session["as text"].structured_content["program"]["configuration"]["micro_batch"] == 8
     assert session["in one line"].structured_content["fits"] is True
 
 

@@ -224,6 +224,29 @@ set = {"t*.py" = {max_length = 64}}
     assert done.returncode in (1, 4)
 
 
+def test_a_changed_module_is_part_of_its_program(review: Run, repository: Path):
+    """Over several steps, where the program itself didn't change; else it is one by itself."""
+    files = {
+        "run.py": "from package import start\nstart.main()\n",
+        "package/__init__.py": "",
+        "package/start.py": TRAIN.replace("from settings", "from .sizes"),
+        "package/sizes.py": "LENGTH = 512\n",
+        "far/train.py": "from parts import start\n",
+        "far/parts/__init__.py": "",
+        "far/parts/start.py": TRAIN.replace("from settings", "from .sizes"),
+        "far/parts/sizes.py": "LENGTH = 512\n",
+    }
+    written(repository, files)
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "package")
+    written(repository, {"package/sizes.py": "LENGTH = 513\n", "far/parts/start.py": TRAIN})
+    done = review("--json")
+    found = json.loads(done.stdout)
+    assert [one["program"] for one in found["programs"]] == ["far/train.py", "run.py"]
+    assert found["programs"][1]["path"] == "package/sizes.py"
+    assert found["skipped"] == {}
+
+
 def test_the_first_commit_has_no_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -297,7 +320,12 @@ def test_the_hook_stops_a_commit_and_names_the_line(light: Path, repository: Pat
     git(repository, "add", ".")
     written(repository, {"settings.py": "LENGTH = 1\n"})  # not staged: it isn't committed either
     done = subprocess.run(
-        ["pre-commit", "run"], cwd=repository, capture_output=True, text=True, check=False
+        ["pre-commit", "run"],
+        cwd=repository,
+        env={**os.environ, "PRE_COMMIT_HOME": str(light / "pre-commit")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "- exit code: 1" in done.stdout, done.stdout

@@ -31,6 +31,7 @@ TRIALS: Mapping[str, int] = {
     "shortlist": 40,
     "tpe": 150,
     "gp": 60,
+    "botorch": 40,
     "nsga2": 150,
 }
 """Trials of a replay. `guided` has its answer by then; `tpe` and `gp` take a tenth of a second for
@@ -38,11 +39,14 @@ each decision, and longer the more trials there are."""
 OTHER_TRIALS = 300
 
 MOST_SEEDS = 20
-SEEDS: Mapping[str, int] = {"nsga2": 5, "tpe": 3, "shortlist": 5, "gp": 1}
+SEEDS: Mapping[str, int] = {"nsga2": 5, "tpe": 3, "shortlist": 5, "gp": 1, "botorch": 1}
 """Of those that cost CPU time; the others run `MOST_SEEDS`."""
 
 GP_WORLDS = ("levels-20",)
 """A decision of the Gaussian process takes seconds."""
+
+ON_REQUEST = ("botorch", "gp-front", "tpe-front", "nsga2-front")
+"""Run only where `--searcher` names them. `botorch` needs `pip install botorch`."""
 
 
 def main() -> None:
@@ -62,12 +66,13 @@ def _tasks(arguments: argparse.Namespace) -> Iterator[Task]:
     known = {(r.table, r.world, r.searcher, r.seed) for r in read(arguments.csv)}
     for table, world in _pairs(arguments):
         for name in arguments.searcher or SEARCHERS:
-            if name in arguments.skip:
+            if name in arguments.skip or (name in ON_REQUEST and not arguments.searcher):
                 continue
             if name == "gp" and not arguments.searcher and world not in GP_WORLDS:
                 continue
-            task = Task(table, world, name, (), arguments.trials or TRIALS.get(name, OTHER_TRIALS))
-            seeds = range(arguments.seeds or SEEDS.get(name, MOST_SEEDS))
+            kind = name.removesuffix("-front")
+            task = Task(table, world, name, (), arguments.trials or TRIALS.get(kind, OTHER_TRIALS))
+            seeds = range(arguments.seeds or SEEDS.get(kind, MOST_SEEDS))
             left = [s for s in seeds if (table.name, task.world_name, name, s) not in known]
             if left:
                 yield replace(task, seeds=tuple(left))

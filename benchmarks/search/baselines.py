@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.search.replay import Asked
 from benchmarks.search.samplers import CLASSES
@@ -88,14 +89,24 @@ class Layers(Measured):
         return None if index is None else Asked(index)
 
     def _by_layer(self) -> list[int]:
-        size, speed = self.table.arrays[DEVICE], self.table.arrays[SAMPLES_PER_S]
-        left = np.flatnonzero(size <= self.table.limit_bytes - self.table.margin_bytes)
+        left = _predicted_to_fit(self.table)
         order: list[int] = []
         while left.size:
-            layer = staircase(speed[left], size[left])
-            order += left[layer[::-1]].tolist()
-            left = np.delete(left, layer)
+            layer = predicted_front(self.table, left)
+            order += layer.tolist()
+            left = np.setdiff1d(left, layer)
         return order
+
+
+def _predicted_to_fit(table: Table) -> NDArray[np.intp]:
+    return np.flatnonzero(table.arrays[DEVICE] <= table.limit_bytes - table.margin_bytes)
+
+
+def predicted_front(table: Table, places: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
+    """The predicted Pareto front of these places, fastest first; of all that fit by default."""
+    places = _predicted_to_fit(table) if places is None else places
+    speed, size = table.arrays[SAMPLES_PER_S][places], table.arrays[DEVICE][places]
+    return places[staircase(speed, size)[::-1]]
 
 
 class Random(Measured):
@@ -190,11 +201,18 @@ class BatchFinder(Measured):
         return int(str(self.table.configurations[index].get(BATCH, 0)))
 
 
-def optuna_searcher(name: str, table: Table, *, seed: int, trials: int) -> Proposed:
-    """One of Optuna's samplers, by its name in the tables, after the baseline."""
+def optuna_searcher(
+    name: str, table: Table, *, seed: int, trials: int, front: bool = False
+) -> Proposed:
+    """One of Optuna's samplers, by its name in the tables.
+
+    It begins with the baseline, or with the predicted front.
+    """
     candidates = Candidates(table.configurations, table.knobs)
     sampler = CLASSES.get(name, name)
     first = [table.baseline] if table.baseline is not None else []
+    if front:
+        first = [table.configurations[place] for place in predicted_front(table)]
     adapter = Proposer(candidates, sampler=sampler, seed=seed, trials=trials, initial=first)
     return Proposed(table, adapter)
 

@@ -29,8 +29,16 @@ Maker = Callable[[Table, int, int], Searcher]
 """Makes a searcher from a table, a seed and the number of trials."""
 
 
-def _optuna(name: str) -> Maker:
-    return lambda table, seed, trials: optuna_searcher(name, table, seed=seed, trials=trials)
+def _optuna(name: str, *, front: bool = False) -> Maker:
+    return lambda table, seed, trials: optuna_searcher(
+        name, table, seed=seed, trials=trials, front=front
+    )
+
+
+def _botorch(table: Table, seed: int, trials: int) -> Searcher:
+    from benchmarks.search.botorch import BoTorch  # installed for this comparison alone
+
+    return BoTorch(table, seed=seed)
 
 
 SEARCHERS: Mapping[str, Maker] = {
@@ -40,6 +48,10 @@ SEARCHERS: Mapping[str, Maker] = {
     "tpe": _optuna("tpe"),
     "nsga2": _optuna("nsga2"),
     "gp": _optuna("gp"),
+    "tpe-front": _optuna("tpe", front=True),
+    "nsga2-front": _optuna("nsga2", front=True),
+    "gp-front": _optuna("gp", front=True),
+    "botorch": _botorch,
     "shortlist": lambda table, seed, trials: shortlisted_searcher(
         "tpe", table, seed=seed, trials=trials
     ),

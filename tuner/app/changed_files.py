@@ -5,6 +5,7 @@ Nothing of the checkout is written: the files of the base go to a temporary fold
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import re
 import subprocess
@@ -14,8 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import owned_folder
-from tuner.program.edit.source import PYTHON
-from tuner.program.reads import SETTINGS_FILES
+from tuner.program.edit.source import PYTHON, SourceFile
+from tuner.program.reads import SETTINGS_FILES, modules_of
 
 READ = (*PYTHON, *SETTINGS_FILES)
 """Suffixes of files that a program has settings in."""
@@ -92,27 +93,64 @@ def _below(root: Path, path: Path) -> str:
     return path.relative_to(root.resolve()).as_posix()
 
 
-def importers(root: Path, files: Iterable[str]) -> set[str]:
-    """`files` and the Python files that may import or open one of them, over any number of steps.
+class Imports:
+    """The files of a repository that import each other; each is parsed once.
 
-    They are found by their text: whether they do is for their reader to say.
+    A module is looked for in all folders above its importer, of which one is the program's.
     """
-    found, new = set(files), set(files)
-    while new:
-        patterns = dict.fromkeys(pattern for path in new for pattern in _mentions(path))
-        options = [word for pattern in patterns for word in ("-e", pattern)]
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._of: dict[str, frozenset[str]] = {}
+
+    def of(self, path: str) -> frozenset[str]:
+        """The files that the Python file `path` imports; none of a file that is no Python."""
+        if path not in self._of:
+            self._of[path] = frozenset(self._read(self.root / path))
+        return self._of[path]
+
+    def _read(self, file: Path) -> Iterator[str]:
+        try:
+            tree = ast.parse(SourceFile(file, file.read_bytes(), []).python.text)
+        except (OSError, ValueError, SyntaxError, InputError):
+            return
+        folders = [folder for folder in file.parents if folder.is_relative_to(self.root)]
+        for found in modules_of(tree, file, folders):
+            if found.is_relative_to(self.root):
+                yield found.relative_to(self.root).as_posix()
+
+    def reached_from(self, path: str) -> set[str]:
+        """`path` and the files that it imports, over any number of steps."""
+        found, new = {path}, {path}
+        while new:
+            new = {other for one in new for other in self.of(one)} - found
+            found |= new
+        return found
+
+    def importers(self, files: Iterable[str]) -> set[str]:
+        """`files` and those that import one of them, over any number of steps, or name it."""
+        found, new = set(files), set(files)
+        while new:
+            data = {path for path in new if PurePosixPath(path).suffix not in PYTHON}
+            naming = self._matching([_literal(PurePosixPath(path).name) for path in data])
+            modules = [pattern for path in new - data for pattern in _mentions(path)]
+            importing = {p for p in self._matching(modules) if self.of(p) & new}
+            new = (naming | importing) - found
+            found |= new
+        return found
+
+    def _matching(self, patterns: Iterable[str]) -> set[str]:
+        """The Python files with a line that matches one of the patterns."""
+        options = [word for pattern in dict.fromkeys(patterns) for word in ("-e", pattern)]
+        if not options:
+            return set()
         arguments = ("-l", "-z", "-E", *options, "--", *(f"*{suffix}" for suffix in PYTHON))
-        mentioning = set((_asked(root, "grep", *arguments) or "").split("\0"))
-        new = mentioning - found - {""}
-        found |= new
-    return found
+        return set((_asked(self.root, "grep", *arguments) or "").split("\0")) - {""}
 
 
 def _mentions(file: str) -> list[str]:
-    """Patterns of lines that import the module `file`, or name it as a file of settings."""
+    """Patterns of the lines that import the module `file`, some more among them."""
     path = PurePosixPath(file)
-    if path.suffix not in PYTHON:
-        return [_literal(path.name)]
     folder = _literal(path.parent.name)
     name = folder if path.name == "__init__.py" else _literal(path.stem)
     several = f"({folder}|\\.)" if folder else r"\."

@@ -285,13 +285,16 @@ class _Search:
             wanted, self.runs.with_values(values, roomy=roomy), strict=True
         ):
             if isinstance(answer, InputError):
-                self.notes.append(str(answer))
+                reasons = "; ".join(map(str, answer.problems)) or answer.message
+                problem: str | None = f"a change was not tried: {reasons}"
             elif _is_known(answer):
                 problem = self._not_arrived(answer, size, way)
                 if problem is None:
                     runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))
-                elif problem not in self.notes:
-                    self.notes.append(problem)
+            else:
+                continue
+            if problem is not None and problem not in self.notes:
+                self.notes.append(problem)
         return runs
 
     def _promising(self) -> list[tuple[int, bool | None, float | None]]:

@@ -12,10 +12,11 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from tuner.app.changed_files import READ, Changes, importers
+from tuner.app.changed_files import Changes
+from tuner.app.changed_programs import ReadProgram, below, changed_programs, paths_of
 from tuner.app.checking import check_program
 from tuner.app.listener import quiet_libraries
 from tuner.app.other_stack import stack_notes
@@ -38,18 +39,11 @@ from tuner.core.units import GIB
 from tuner.predict.predict import Traces
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.releases import predicted_stack
-from tuner.program.edit.source import PYTHON
 from tuner.program.planned import WORKLOAD
 from tuner.program.program import Program, read_program
 from tuner.program.setting import NAMES, Setting
 from tuner.program.settings import find_settings
 from tuner.program.vocabulary import said_in_own_words
-
-_TRAINS = re.compile(rb"(?m)^(?!\W*class\b|\s*#).*?(\w*Trainer\(|\.backward\()")
-"""Code of a training: a call of a trainer or of a backward pass."""
-
-_TESTS = re.compile(r"(test_.*|.*_test|conftest)\.py")
-"""Names of files with pytest's tests."""
 
 _ADVICE = {
     "pass --model": "name it in [tool.tuner.models]",
@@ -59,8 +53,6 @@ _ADVICE = {
 
 _DERIVED = ("effective_batch",)
 """Values of a configuration that others decide."""
-
-NOT_TRAINING, A_TEST, EXCLUDED = "not a training program", "a test", "excluded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +205,7 @@ def review(
     """The programs that `changes` concern on each of `gpus`, compared with the base."""
     root = Path(os.path.relpath(changes.root))
     skipped: dict[str, str] = {}
-    wanted = _programs(changes, project, root, skipped)
+    wanted = changed_programs(changes, project, root, skipped)
     reviewer = _Reviewer(changes, project, gpus, root)
     found = []
     if wanted:
@@ -222,84 +214,6 @@ def review(
                 report(f"predicting {shlex.join(words)}")
                 found.append(reviewer.reviewed(words, program, base))
     return Review(changes.base, tuple(found), skipped)
-
-
-# -- which programs -----------------------------------------------------------------------------
-
-_Read = Program | InputError
-"""A program, or why it cannot be read."""
-
-
-def _programs(
-    changes: Changes, project: Project, root: Path, skipped: dict[str, str]
-) -> dict[tuple[str, ...], _Read]:
-    """The programs to review, by their words; those named in `project`, else changed files."""
-    if project.programs:
-        named = [tuple(shlex.split(command)) for command in project.programs]
-        all_read = {words: _named(words, root) for words in named}
-        return {w: p for w, p in all_read.items() if changes.files & set(_paths(p, root))}
-    read: dict[tuple[str, ...], _Read] = {}
-    files = {path for path in changes.files if PurePosixPath(path).suffix in READ}
-    for path in sorted(importers(changes.root, files)):
-        if not (root / path).is_file():
-            continue
-        why = _not_a_program(path, project)
-        program = None if why else _read(root, path)
-        if isinstance(program, Program) and not changes.files & set(_paths(program, root)):
-            continue
-        if program is not None:
-            read[path,] = program
-        elif path in files:
-            skipped[path] = why or NOT_TRAINING
-    read = {words: p for words, p in read.items() if not _is_module(words[0], read, root)}
-    for program in read.values():
-        for path in _paths(program, root) if isinstance(program, Program) else ():
-            skipped.pop(path, None)  # it is part of a program
-    return read
-
-
-def _named(words: tuple[str, ...], root: Path) -> Program:
-    try:
-        return read_program(words, root, is_run=False)
-    except InputError as error:
-        raise InputError(
-            f"programs: {shlex.join(words)}: {error.message}", hint=error.hint
-        ) from error
-
-
-def _not_a_program(path: str, project: Project) -> str:
-    if project.excludes(path):
-        return EXCLUDED
-    return A_TEST if _TESTS.fullmatch(PurePosixPath(path).name) else ""
-
-
-def _read(root: Path, path: str) -> _Read | None:
-    """The training program in a file; None if the file is none."""
-    try:
-        program = read_program([path], root, is_run=False)
-    except InputError as error:
-        is_code = PurePosixPath(path).suffix in PYTHON
-        return error if is_code and _TRAINS.search((root / path).read_bytes()) else None
-    scripts = (one for one in program.sources if one.path.suffix in PYTHON)
-    trains = program.trainer or any(_TRAINS.search(script.data) for script in scripts)
-    return program if trains else None
-
-
-def _is_module(path: str, read: Mapping[tuple[str, ...], _Read], root: Path) -> bool:
-    """True if another program imports the file, and it does not start by itself."""
-    others = (p for words, p in read.items() if words != (path,) and isinstance(p, Program))
-    imported = any(path in _paths(program, root) for program in others)
-    return imported and b"__main__" not in (root / path).read_bytes()
-
-
-def _paths(program: Program, folder: Path) -> Iterator[str]:
-    """The program's files below `folder`."""
-    for source in program.sources:
-        yield _below(source.path, folder)
-
-
-def _below(path: Path, folder: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
 # -- one program --------------------------------------------------------------------------------
@@ -313,13 +227,13 @@ class _Reviewer:
     root: Path
     predictors: dict[str, Predictor] = field(default_factory=dict)
 
-    def reviewed(self, words: tuple[str, ...], program: _Read, base: Path) -> ReviewedProgram:
+    def reviewed(self, words: tuple[str, ...], program: ReadProgram, base: Path) -> ReviewedProgram:
         """The program that `words` start, beside that of the folder `base`."""
         command = shlex.join(words)
         if isinstance(program, InputError):
             refused = tuple(OnGpu(gpu, None, refused=_reasons(program)) for gpu in self.gpus)
             return ReviewedProgram(command, words[0], 1, refused)
-        path = next(_paths(program, self.root), words[0])
+        path = next(paths_of(program, self.root), words[0])
         model = self.project.model_of(path)
         given = said_in_own_words(self.project.settings_of(path), SCHEMAS[WORKLOAD].terms)
         before: Program | None = None
@@ -433,10 +347,10 @@ class _Places:
 
     def __post_init__(self) -> None:
         before = self.before.sources if self.before is not None else ()
-        old = {_below(source.path, self.base): _lines(source.data) for source in before}
+        old = {below(source.path, self.base): _lines(source.data) for source in before}
         self._hunks = []
         for source in self.program.sources:
-            path = _below(source.path, self.root)
+            path = below(source.path, self.root)
             lines, was = _lines(source.data), old.get(self.renamed.get(path, path))
             if was is None:
                 continue
@@ -471,12 +385,12 @@ class _Places:
         """The place of a setting: where it is written, else the changed line that looks like it."""
         if setting is not None and setting.source is not None and setting.location is not None:
             line = setting.source.file_line(setting.location)
-            return _below(setting.source.path, self.root), line
+            return below(setting.source.path, self.root), line
         words = [name, *NAMES.get(name, ()), *([] if isinstance(value, bool) else [show(value)])]
         pattern = re.compile("|".join(map(re.escape, words)))
         matching = (hunk for hunk in self._hunks if pattern.search(hunk[2]))
         chosen = next(matching, None)
-        return chosen[:2] if chosen else self.first(next(_paths(self.program, self.root), ""))
+        return chosen[:2] if chosen else self.first(next(paths_of(self.program, self.root), ""))
 
 
 def _lines(data: bytes) -> list[str]:
@@ -487,7 +401,7 @@ def _values(found: PredictedProgram, folder: Path) -> dict[str, KnobValue]:
     """What decides a prediction: trainer, model and configuration."""
     model = found.plan.model
     if Path(model).is_dir():
-        model = _below(Path(model), folder)
+        model = below(Path(model), folder)
     values = {name: v for name, v in found.plan.configuration.items() if name not in _DERIVED}
     return {"model": model, "trainer": found.plan.trainer, **values}
 

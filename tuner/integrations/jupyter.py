@@ -128,7 +128,7 @@ def _notebook(runs: _Runs, folder: Path) -> tuple[Path, str]:
     It is the one that is open in Colab, or the saved one if no other cell was run since. Else the
     cells that were run are written to `folder`.
     """
-    counted = "cells are counted from the top, with those of text"
+    counted = "cells are counted from the top, text cells too"
     path = folder / f"notebook{NOTEBOOK}"
     if opened := _open_in_colab():
         path.write_text(json.dumps(opened), encoding="utf-8")

@@ -205,7 +205,7 @@ class CallReader:
                 return decided
         keys = end.keys if isinstance(end, OutsideKeys) else ("",)
         if keys[0] == "argv" and isinstance(keys[-1], int):
-            return self._word(script, keys[-1], where)
+            return self._word(keys[-1], where)
         said = self._parsed(script, end.node, str(keys[0])) if len(keys) == 1 else None
         if said is not None:
             return said
@@ -331,12 +331,11 @@ class CallReader:
             return Argument(RELEASED.get(name), "the default of its class")
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def _word(self, script: Script, number: int, where: str) -> Argument:
-        program = self.program
-        names = [word for word, source in program.files.items() if source is script.source]
-        at = program.command.index(names[0]) + number if names else len(program.command)
-        if at < len(program.command):
-            return Argument(typed(program.command[at], ""), COMMAND_LINE)
+    def _word(self, number: int, where: str) -> Argument:
+        command, main = self.program.command, self.program.main
+        at = command.index(main) + number if main in command else len(command)
+        if at < len(command):
+            return Argument(typed(command[at], ""), COMMAND_LINE)
         return Argument(None, where, f"is word {number} behind the script, and there is none")
 
     def _option(self, script: Script, end: OptionValue, where: str) -> Argument:

@@ -54,7 +54,7 @@ def read_by(main: SourceFile, roots: Sequence[Path], words: Sequence[str]) -> di
     while waiting:
         script = waiting.pop(0)
         tree = PythonText(script.python.text).tree
-        for path in _modules(tree, script.path, roots):
+        for path in modules_of(tree, script.path, roots):
             if path in done or len(found) >= _MOST_FILES:
                 continue
             done.add(path)
@@ -98,7 +98,8 @@ def module_path(name: str, level: int, importer: Path, roots: Sequence[Path]) ->
     return None
 
 
-def _modules(tree: ast.Module, importer: Path, roots: Sequence[Path]) -> Iterator[Path]:
+def modules_of(tree: ast.Module, importer: Path, roots: Sequence[Path]) -> Iterator[Path]:
+    """The files of the modules below `roots` that the code of `importer` imports."""
     for node in ast.walk(tree):
         names: list[tuple[str, int]] = []
         if isinstance(node, ast.Import):

@@ -49,7 +49,8 @@ INSTRUCTIONS = (
     "unknown verdict or an error is no number: say so, and pass on the hint."
 )
 
-VALUES = {"type": ["string", "number", "boolean", "array"], "items": {"type": "string"}}
+PLAIN = ["string", "number", "boolean"]
+VALUES = {"type": [*PLAIN, "array"], "items": {"type": PLAIN}}
 SET = {
     "type": "object",
     "additionalProperties": VALUES,
@@ -58,6 +59,10 @@ SET = {
 ONE_GPU = {
     "type": "string",
     "description": "One GPU type, e.g. rtx4090 or h100_sxm; `auto` is this machine's.",
+}
+MODEL = {
+    "type": "string",
+    "description": "A name of `tuner models`, an id of the Hugging Face hub, or a folder.",
 }
 PROGRAM = {
     "type": ["array", "string"],
@@ -164,8 +169,6 @@ def _schema_of(option: click.Parameter) -> Schema:
     return {**kind, "description": option.help}
 
 
-TARGET = ("--space", "--gpu", "--model", "--results")
-
 TOOLS = (
     CommandTool(
         "check",
@@ -173,7 +176,7 @@ TOOLS = (
         "faster. Its settings are read, and it isn't run.",
         ("--gpu", "--gpu-memory", "--gpus", "--margin", "--model", "--set"),
         ("program", "gpu"),
-        {"program": PROGRAM},
+        {"program": PROGRAM, "model": MODEL},
     ),
     CommandTool(
         "estimate",
@@ -181,6 +184,7 @@ TOOLS = (
         "rather than a program.",
         ("--model", "--gpu", "--lora", "--qlora", "--full", "--set", "--gpu-memory", "--margin"),
         ("model", "gpu"),
+        {"model": MODEL},
     ),
     CommandTool(
         "grid",
@@ -194,7 +198,7 @@ TOOLS = (
         "best",
         "The recommended configuration of a finished search: of the user's results folder, else of "
         "the results that come with tuner (`tuner spaces` lists them). Nothing is searched.",
-        (*TARGET, "--where", "--max-memory", "--headroom", "--objective"),
+        ("--space", "--gpu", "--results", "--where", "--max-memory", "--headroom", "--objective"),
         ("space", "gpu"),
     ),
     CommandTool(
@@ -203,7 +207,7 @@ TOOLS = (
         "make it fit or faster, and what slows it. Parameters that aren't set are those of the "
         "space's baseline. It is traced, with the libraries of "
         f"`pip install '{DISTRIBUTION}[all]'`: seconds, up to a minute for a large model.",
-        (*TARGET, "--set", "--margin"),
+        ("--space", "--gpu", "--results", "--model", "--set", "--margin"),
         ("space", "gpu"),
     ),
 )
@@ -214,7 +218,7 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
     found = {tool.command: tool for tool in TOOLS}
     if may_run:
         text = found["check"].description.replace("run.", "run unless `run` is true.")
-        asked: dict[str, Schema] = {"program": PROGRAM, "run": RUN}
+        asked = {**found["check"].properties, "run": RUN}
         found["check"] = replace(found["check"], description=text, properties=asked)
     return found
 
@@ -331,6 +335,7 @@ def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, 
     tool = offered.get(name)
     if tool is None:
         return _failed(EXIT_BAD_INPUT, f"error: {unknown('tool', name, offered)}")
+    given = {name: _unquoted(value) for name, value in given.items()}
     wrong = [
         f"{error.json_path}: {error.message}"
         for error in Draft202012Validator(tool.input_schema()).iter_errors(given)
@@ -351,6 +356,14 @@ def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, 
     if not Draft202012Validator(tool.output_schema()).is_valid(data):  # clients would refuse it
         return _failed(code, f"{text} Its JSON is left out: a fault of tuner's own.")
     return ToolAnswer(text if code == EXIT_FOUND else f"{text} {_code_text(code)}", data)
+
+
+def _unquoted(value: Any) -> Any:
+    """A list or an object that a client sent as text."""
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _failed(code: int, said: str) -> ToolAnswer:

@@ -30,7 +30,7 @@ _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
 
-MARKER = "<!-- tuner review -->"
+MARKER = "<!-- tuner-review -->"
 """The first line of the Markdown: the Action finds its comment by it."""
 
 

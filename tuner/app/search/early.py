@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import sys
 import time
@@ -20,12 +21,20 @@ from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.searches.names import DEFAULT_SEARCHER
 from tuner.searches.progress import Progress
 from tuner.searches.request import SearchOutcome
+from tuner.space import SearchSpace
+from tuner.space.models.catalogue import get_entry
 
 if TYPE_CHECKING:
     from tuner.app.predicting import Predicted, SpacePredictor
     from tuner.predict.compiling import Fork
 
 LOOK_AGAIN_S = 0.2
+
+SMALL_SHARE = 0.1
+"""A baseline that is roughly estimated to need this share of the memory at most surely fits."""
+
+DENSE = "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
+"""What the rough estimate takes from the configuration of a dense model of text."""
 
 
 def may_begin(plan: SearchPlan, known: Sequence[TrialRecord]) -> bool:
@@ -58,6 +67,7 @@ class Beside:
         self._baseline = fork.submit(_predict, baseline_of(plan.part.space))
         self._all: Future[list[Predicted]] = fork.submit(_predict, plan.part.supported)
         self._paused = False
+        self._is_small = rough_bytes(plan.part.space) <= SMALL_SHARE * plan.target.gpu.memory_bytes
 
     @property
     def are_there(self) -> bool:
@@ -67,6 +77,13 @@ class Beside:
     def baseline(self) -> Prediction:
         """The prediction of the baseline; waits for it."""
         return self._baseline.result()[0].prediction
+
+    def surely_fits(self) -> bool:
+        """True if the baseline needs little, by the sizes of its model, or is predicted to fit.
+
+        Waits for the prediction of the baseline unless the model is small.
+        """
+        return self._is_small or may_fit(self.baseline(), measured=True)
 
     def wait(self, report: Compiling) -> list[Predicted]:
         """The predictions of the supported configurations; reports until they are there."""
@@ -85,6 +102,27 @@ class Beside:
         if paused is not self._paused:
             self._fork.pause(paused)
             self._paused = paused
+
+
+def rough_bytes(space: SearchSpace) -> float:
+    """Roughly the memory of the baseline in fp32 without checkpointing; infinite if unknown.
+
+    Weights, gradients and two states take 16 bytes a parameter. Each layer keeps 68 bytes of each
+    token for a number of its hidden size, and 10 for each score (Korthikanti et al., 2022, twice
+    as they count half precision).
+    """
+    (baseline,) = baseline_of(space)
+    entry = get_entry(space.predicted_model())
+    if entry is None or space.workload != "causal_lm" or baseline.get("images"):
+        return math.inf
+    text = entry.text_config
+    sizes = [n for n in (entry.params, *map(text.get, DENSE)) if isinstance(n, int)]
+    if any("expert" in name for name in text) or len(sizes) <= len(DENSE):
+        return math.inf
+    parameters, hidden, layers, heads, words = sizes
+    batch, length = int(str(baseline["micro_batch"])), int(str(baseline["max_length"]))
+    kept = layers * (68 * hidden + 10 * heads * length) + 16 * words
+    return 16.0 * parameters + batch * length * kept
 
 
 def _predict(
@@ -120,7 +158,7 @@ def begun(
 ) -> Iterator[SearchOutcome | None]:
     """Ray for the search in the block, and the outcome of its baseline; None if none was tried.
 
-    It is not tried if all is predicted by the time Ray has started, or if it cannot fit. In the
+    It is not tried if all is predicted by the time Ray has started, or if it may not fit. In the
     block, `predictors` wait for the predictions that have begun.
     """
     (baseline,) = baseline_of(plan.part.space)
@@ -130,21 +168,15 @@ def begun(
 
         request = request_of(plan, known, [baseline], listener)
         stack.enter_context(ready(request))
-        prediction = beside.baseline()
-        if beside.are_there or not may_fit(prediction, measured=True):
+        if beside.are_there or not beside.surely_fits():
             yield None
             return
         # A worker starts sooner, and a trial on a processor is measured without other work.
         beside.pause(True)
         on_processor = isinstance(plan.trials_on, Measuring) and plan.trials_on.device == CPU
         total = min(request.trials, len(plan.part.supported))
-        first = dataclasses.replace(
-            request,
-            trials=1,
-            predictions={baseline.key: prediction},
-            verify=False,
-            study_path=None,
-        )
+        first = dataclasses.replace(request, trials=1, verify=False, study_path=None)
+        records = []
         with listener.searching() as report:
 
             def progress(state: Progress) -> None:
@@ -152,8 +184,14 @@ def begun(
                     beside.pause(False)
                 report({plan.target.gpu.id: dataclasses.replace(state, total=total, eta_s=None)})
 
+            def record(new: TrialRecord) -> None:
+                beside.pause(False)
+                outcome = dataclasses.replace(new.outcome, prediction=beside.baseline())
+                records.append(dataclasses.replace(new, outcome=outcome))
+                on_record(records[-1])
+
             try:
-                outcome = search(first, on_progress=progress, on_record=on_record)
+                outcome = search(first, on_progress=progress, on_record=record)
             finally:
                 beside.pause(False)
-        yield outcome
+        yield dataclasses.replace(outcome, records=tuple(records))

@@ -1,6 +1,6 @@
 """Searches GPU types: reads the journals, runs the missing trials, writes every result.
 
-All checks come first: until they pass, nothing is written and Ray is not started.
+All checks of the options come first: until they pass, nothing is written and Ray is not started.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def run_plans(
 ) -> list[SearchedGpu | SkippedGpu]:
     """Search every planned GPU type; the reports show `command` as the way to repeat it.
 
-    A type is refused, without a trial, if no configuration is predicted to fit it. Raises
+    A type is refused, without a trial (except the baseline of a small model, which runs while the
+    space is predicted), if no configuration is predicted to fit it. Raises
     `NothingFitsError` if all types are refused. All journals stay valid after this error, after an
     interruption and after any other error.
     """
