@@ -13,7 +13,7 @@ from tuner.searches.candidates import Candidates
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal, goals_of, staircase
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.regression import Prior, ResidualModel, features
+from tuner.searches.guided.regression import Prior, ResidualModel, Trials, features
 from tuner.searches.guided.sampler import Guided
 from tuner.searches.objectives import objectives_of
 from tuner.searches.request import SearchRequest
@@ -121,9 +121,7 @@ def test_what_probably_fits_is_never_pruned(told, speed_factor, memory_factor):
     ran_out = [p for p in told if predicted(ALL[p])[1] * memory_factor > POOL.limit_bytes]
     for place in sorted(set(range(len(ALL))) - set(told)):
         sampler.hold_back(np.arange(len(ALL)) != place)
-        spent = sampler.experience.spent
         proposed = sampler.best_candidate()
-        sampler.experience.spent = spent
         if risk[place] <= allowed:
             assert proposed == place
         elif ran_out and len(ran_out) < len(told):  # what may run out once is spent
@@ -226,13 +224,16 @@ def test_gain_of_what_the_front_covers_is_nothing(found):
 PRIOR = Prior(shared=0.1, spread=0.1, noise=0.02)
 
 
+NO_TRIALS = Trials(np.array([], dtype=np.intp), np.array([]), np.array([]))
+
+
 def model_of(scale=None):
     design = features(CANDIDATES.columns, CANDIDATES.coordinates, {}, PRIOR)
     return ResidualModel(design, PRIOR, scale)
 
 
 def test_prior_has_the_width_that_it_was_given():
-    sd = model_of().prior_belief().sd
+    sd = model_of().fit(NO_TRIALS).belief.sd
     whole = np.sqrt(PRIOR.shared**2 + PRIOR.spread**2 + PRIOR.noise**2)
     assert np.sqrt(np.mean(sd**2)) == pytest.approx(whole, rel=1e-6)
 
@@ -244,20 +245,39 @@ def test_effect_of_a_level_is_learned_from_some_and_expected_of_the_others(effec
     hit = np.array([c["precision"] == "bf16" for c in ALL])
     truth = 0.1 + effect * hit
     seen = rng.choice(len(ALL), size=20, replace=False)
-    none = np.array([], dtype=np.intp)
-    belief = model_of().believe(seen, truth[seen] + 0.005 * rng.normal(size=20), none, none)
+    values = truth[seen] + 0.005 * rng.normal(size=20)
+    belief = model_of().fit(Trials(seen, values, np.ones(20))).belief
     unseen = np.setdiff1d(np.arange(len(ALL)), seen)
     assert np.abs(belief.mean[unseen] - truth[unseen]).mean() < 0.05
 
 
 def test_bound_that_was_expected_changes_little_and_a_surprising_one_much():
-    model, none = model_of(), np.array([], dtype=np.intp)
-    place = np.array([10])
-    expected = model.believe(none, none, place, np.array([-0.5]))
-    surprising = model.believe(none, none, place, np.array([0.3]))
+    model, place = model_of(), np.array([10])
+    expected, surprising = (
+        model.fit(NO_TRIALS, Trials(place, np.array([bound]), np.ones(1))).belief
+        for bound in (-0.5, 0.3)
+    )
     assert abs(expected.mean[10]) < 0.02
     assert surprising.mean[10] > 0.2
-    assert surprising.sd[10] < model.prior_belief().sd[10]
+    assert surprising.sd[10] < model.fit(NO_TRIALS).belief.sd[10]
+
+
+def test_a_cause_is_told_from_another_by_one_trial_that_has_only_one_of_them():
+    """bf16 and a rank of 16 were slow together, twice; bf16 alone is not."""
+    bf16 = np.array([c["precision"] == "bf16" for c in ALL], dtype=float)
+    rank = np.array([c["lora_rank"] == 16 for c in ALL], dtype=float)
+    both, others = np.flatnonzero(bf16 * rank)[:2], np.flatnonzero((1 - bf16) * rank)[:6]
+    causes = np.stack([bf16, bf16 * rank], axis=1)
+    alone = np.flatnonzero(bf16 * (1 - rank))
+    for seen in (np.concatenate([both, others]), np.concatenate([both, others, alone[:1]])):
+        slow = -0.5 * (bf16 * rank)[seen]
+        fit = model_of().fit(Trials(seen, slow, np.ones(len(seen))))
+        level, pair = fit.odds(causes[seen])
+        if not np.isin(alone[0], seen):
+            assert level == pytest.approx(pair)
+            assert fit.under(causes[seen, 0], causes[:, 0]).mean[alone[-1]] < -0.3
+    assert pair > level + 3
+    assert fit.under(causes[seen, 1], causes[:, 1]).mean[alone[-1]] == pytest.approx(0, abs=0.05)
 
 
 # -- trials of other versions, and other objectives -----------------------------------------

@@ -201,7 +201,7 @@ def test_a_search_ends_with_a_verification_and_takes_the_next_best_where_it_fail
     assert (passed.configuration, passed.verified) == (second, True)
     assert max((r for r in latest(state.records) if r.fits), key=lambda r: (
         r.outcome.measurement.speed.samples_per_s)).verified  # fmt: skip
-    again = state_of(verify=True, resume=state.records)
+    again = state_of(verify=True, resume=state.records, run_id="again")
     again.reuse()
     assert again.finished
     assert again.reused == 8

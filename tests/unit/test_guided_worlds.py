@@ -96,20 +96,6 @@ def test_the_adapter_says_what_was_never_tried():
     assert "micro_batch=" in note
 
 
-def test_memory_lower_than_told_is_no_reason_for_caution():
-    """Checkpointing saves more than was told, which is a surprise each time at first."""
-    told = pool()
-    lower, higher = (
-        play(told, told.device_bytes * np.where(NF4, factor, 1.0), 6)[0] for factor in (0.7, 1.2)
-    )
-    places = np.arange(len(ALL))
-    own, shown = (
-        each.experience.quantities(places)[1].sd / each.experience.beliefs()[1].sd
-        for each in (lower, higher)
-    )
-    assert own.max() < 1.1 < shown.min()
-
-
 def test_one_level_that_takes_more_is_not_held_against_the_others():
     """Some of bf16 ran out of memory: what is told of nf4 stands, and its best is soon tried."""
     told = pool()

@@ -48,7 +48,7 @@ REPLACED = {"torch": "", "bitsandbytes": f"~={OLDEST['bitsandbytes']}.0"}
 
 _OWN = (
     "click", "jinja2", "msgspec", "numpy", "nvidia-ml-py", "packaging", "platformdirs", "psutil",
-    "pyelftools", "pyyaml", "rich", "scikit-learn", "scipy", "simpleeval", "threadpoolctl",
+    "pyelftools", "pyyaml", "rich", "scipy", "simpleeval", "threadpoolctl",
 )  # fmt: skip
 """Packages that tuner's own predictions import."""
 

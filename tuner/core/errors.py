@@ -175,7 +175,6 @@ MODULES = {
     "peft": "peft",
     "ray": "ray",
     "scipy": "scipy",
-    "sklearn": "scikit-learn",
     "threadpoolctl": "threadpoolctl",
     "tokenizers": "transformers",
     "torch": "torch",

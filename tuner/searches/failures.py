@@ -177,7 +177,9 @@ class Failures:
         """Values that failed and never ran, with kind and number of failures, most blamed first."""
         found = []
         for kind, places in self._failed.items():
-            times = Counter((s,) for p in places for s in enumerate(self._suspects.codes[:, p].tolist()))
+            times = Counter(
+                (s,) for p in places for s in enumerate(self._suspects.codes[:, p].tolist())
+            )
             for suspect, number in times.items():
                 if suspect not in self._ran:
                     found.append((suspect, kind, number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -25,9 +26,6 @@ class Suspects:
         ]
         number = len(next(iter(columns.values()))) if columns else 1
         self.codes = np.array(coded, dtype=np.intp).reshape(len(coded), number)
-        sizes = [len(values) for values in self._values]
-        pairs = itertools.combinations(sizes, 2)
-        self.number = sum(sizes) + sum(one * other for one, other in pairs)
 
     def of(self, place: int) -> Iterator[Suspect]:
         """The values and pairs that the candidate at `place` has."""
@@ -46,6 +44,14 @@ class Suspects:
         codes = self.codes[:, places]
         marks = [self._have(suspect, codes) for suspect in found]
         return list(found), np.array(marks, dtype=bool).reshape(len(found), len(places)).T
+
+    def chance(self, suspect: Suspect) -> float:
+        """The probability of this suspect, if there is one.
+
+        A value is as likely as a pair; so is each knob or pair of knobs, and each of its values.
+        """
+        kinds = math.comb(len(self._values), len(suspect))
+        return 0.5 / kinds / math.prod(len(self._values[knob]) for knob, _ in suspect)
 
     def text(self, suspect: Suspect) -> str:
         """The suspect for people: "attention=sdpa precision=nf4"."""

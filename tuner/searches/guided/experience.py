@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,6 @@ from tuner.searches.candidates import Parameter
 from tuner.searches.guided.goals import LogNormal, staircase
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.regression import (
-    DEGREES,
     Belief,
     Fit,
     Floats,
@@ -24,22 +24,12 @@ from tuner.searches.guided.regression import (
 )
 from tuner.searches.suspects import Suspects
 
-CAUSED, ALONE = 0.3, 0.3
-"""Probabilities that one value or pair of values is far off its prediction, and that one
-configuration by itself is."""
-
-RATIO = 1.0
-NUM = 0.1
 LEAST_PROBABLE = 0.02
 """Causes that are less probable are left out."""
 
-LEAST_NOISE = 0.005
-"""The least standard deviation, in log throughput, of trials of one configuration: that of an idle
-machine in our own trials."""
-
-LACK_OF_FIT = 0.0075
-"""The least standard deviation, in log throughput, of a configuration from the sum of its knobs'
-effects, as kernels suit some shapes better."""
+LEAST_SCATTER = 0.005
+"""The least standard deviation, in log throughput, of trials of one configuration, and of
+configurations from the regression: that of an idle machine in our own trials."""
 
 STALE_WEIGHT = 0.25
 """Weight of a trial with other library versions: that of twice the standard deviation."""
@@ -61,14 +51,13 @@ class Experience:
     """Trials by the place of their candidate, and the beliefs about all candidates.
 
     `known` holds throughput and memory of the candidates that fit, `oom` those that ran out of
-    memory. `spent` is the expected number of trials that run out, each judged before its result.
+    memory.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.known: dict[int, tuple[float, float]] = {}
         self.oom: set[int] = set()
-        self.spent = 0.0
         self._speeds: dict[int, list[float]] = {}
         self._runs = np.zeros(len(pool.candidates))
         self._told = 0
@@ -96,6 +85,7 @@ class Experience:
         self._fitted = -1
         self._cases: list[Case] = []
         self._beliefs: tuple[Belief, Belief]
+        self._plain: Floats = np.zeros(0)
 
     def remember(self, index: int, values: tuple[float, float]) -> None:
         """Take throughput and memory of a candidate with other library versions as a hint.
@@ -116,9 +106,6 @@ class Experience:
         A size beyond the limit means that it ran out of memory.
         """
         ran_out = size > self.pool.limit_bytes
-        told = ran_out or not failed  # the memory of a failed trial is at best a prediction
-        if told and size > 0 and index not in self.known and index not in self.oom:
-            self.spent += float(self.risk(np.array([index]))[0])
         if ran_out:
             self.oom.add(index)
             self._told += 1
@@ -148,11 +135,11 @@ class Experience:
     def _noises(self) -> tuple[Floats, Floats]:
         """Possible standard deviations of trials of one configuration, with their probabilities.
 
-        Only repeats tell it from a lack of fit. Before, anything between `LEAST_NOISE` and all that
-        the regression does not explain is as likely, on a logarithmic scale.
+        Only repeats tell it from a lack of fit. Before, anything between `LEAST_SCATTER` and all
+        that the regression does not explain is as likely, on a logarithmic scale.
         """
         belief, _ = self.beliefs()
-        every = np.geomspace(LEAST_NOISE, max(belief.noise, 2 * LEAST_NOISE), 16)
+        every = np.geomspace(LEAST_SCATTER, max(belief.noise, 2 * LEAST_SCATTER), 16)
         squares = sum(float(np.var(s)) * len(s) for s in self._speeds.values() if len(s) > 1)
         logs = -self.repeats * np.log(every) - squares / (2 * every**2)
         chances = np.exp(logs - logs.max())
@@ -168,7 +155,7 @@ class Experience:
         scatter = (
             (noise or self.trial_noise()) ** 2 * float(np.mean(1 / runs)) if len(runs) else 0.0
         )
-        return max(LACK_OF_FIT, float(np.sqrt(max(belief.noise**2 - scatter, 0.0))))
+        return max(LEAST_SCATTER, float(np.sqrt(max(belief.noise**2 - scatter, 0.0))))
 
     def tried(self) -> NDArray[np.bool_]:
         """Mask of the candidates whose trial fitted or ran out of memory."""
@@ -187,7 +174,9 @@ class Experience:
     def cases(self) -> list[Case]:
         """What the trials may mean: that no cause stands out, or that one does."""
         if self._told > self._fitted * (1 + REFIT_GROWTH):
-            self._cases = self._learn()
+            # Matrices this small are slower with several threads, even more so beside others.
+            with _thread_pools().limit(limits=1, user_api="blas"):
+                self._cases = self._learn()
             self._beliefs = (
                 _mixed(self._cases, [case.speed for case in self._cases]),
                 _mixed(self._cases, [case.memory for case in self._cases]),
@@ -211,9 +200,8 @@ class Experience:
         # Without predictions, even the order of magnitude is unknown before the first trial.
         shift = float(np.median(speeds)) if pool.is_blind and len(speeds) else 0.0
         speed = self._speed_model.fit(Trials(seen, speeds - shift, trust))
-        memory = self._memory_model.fit(
-            Trials(seen, sizes, trust), Trials(oom, bounds, oom_trust)
-        )
+        self._plain = speed.belief.mean + shift
+        memory = self._memory_model.fit(Trials(seen, sizes, trust), Trials(oom, bounds, oom_trust))
         cases = self._with_causes(speed, memory)
         if shift:
             cases = [
@@ -223,25 +211,28 @@ class Experience:
         return cases
 
     def _with_causes(self, speed: Fit, memory: Fit) -> list[Case]:
-        """The fits, and what they become with each probable cause of both."""
+        """The fits, and what they become with each probable cause of both.
+
+        Before any trial, no cause, one value or pair, and one configuration are equally likely.
+        """
         seen = len(speed.trials.places)
-        causes, marks = self._suspects.among(memory.trials.places)
+        causes, has = self._suspects.among(memory.trials.places)
+        marks = has.astype(float)
+        likely = np.array([self._suspects.chance(cause) for cause in causes])
         odds = np.concatenate([
-            [np.log(1 - CAUSED - ALONE)],
-            speed.odds(marks[:seen]) + memory.odds(marks) + np.log(CAUSED * self._shares(causes)),
-            speed.odds(np.eye(seen)) + np.log(ALONE / max(seen, 1)),
+            # Suspects that no trial has change nothing.
+            [np.log(2.0 - likely.sum())],
+            speed.odds(marks[:seen]) + memory.odds(marks) + np.log(likely),
+            speed.odds_alone() - np.log(max(seen, 1)),
         ])  # fmt: skip
         chances = np.exp(odds - odds.max())
-        # Suspects that no trial has are as probable as before.
-        unseen = CAUSED * (1.0 - float(self._shares(causes).sum()))
-        chances[0] += unseen * np.exp(-odds.max())
         chances /= chances.sum()
         cases = []
-        for number in np.flatnonzero(chances >= LEAST_PROBABLE):
+        for number in np.flatnonzero(chances >= min(LEAST_PROBABLE, chances.max())):
             own_speed, own_memory, cause = speed.belief, memory.belief, number - 1
             if 0 <= cause < len(causes):
                 mask = self._suspects.has(causes[cause]).astype(float)
-                mark = marks[:, cause].astype(float)
+                mark = marks[:, cause]
                 own_speed = speed.under(mark[:seen], mask)
                 own_memory = memory.under(mark, mask)
             elif cause >= 0:
@@ -252,18 +243,6 @@ class Experience:
             cases.append(Case(float(chances[number]), own_speed, own_memory))
         whole = sum(case.probability for case in cases)
         return [replace(case, probability=case.probability / whole) for case in cases]
-
-    def _shares(self, causes):
-        names = list(self.pool.candidates.columns); ordered = self.pool.candidates.coordinates
-        def weight(c):
-            if len(c) == 1: return RATIO
-            return NUM if any(names[k] in ordered for k, _ in c) else 1.0
-        sizes = {n: len(v) for n, v in zip(names, self._suspects._values)}
-        total = RATIO * sum(sizes.values())
-        for i, x in enumerate(names):
-            for y in names[i + 1:]:
-                total += sizes[x] * sizes[y] * (NUM if x in ordered or y in ordered else 1.0)
-        return np.array([weight(c) for c in causes]) / total
 
     def risk_of_all(self) -> Floats:
         """The probability that each candidate runs out of memory, computed once per outcome."""
@@ -279,13 +258,9 @@ class Experience:
 
     def risks(self, places: Any) -> Floats:
         """The probability that each runs out of memory in each case, shape (cases, places)."""
-        from scipy.special import stdtr
-
-        # Student's t, because the scatter is estimated from a limited number of trials.
-        degrees = DEGREES + len(self.known)
-        limit = np.log(self.pool.limit_bytes)
+        limit = self.pool.limit_bytes
         sizes = [size for _, _, size in self.quantities_by_case(places)]
-        return np.array([stdtr(degrees, (size.mean - limit) / size.sd) for size in sizes])
+        return np.array([1.0 - size.probability_below(limit) for size in sizes])
 
     def estimates(self) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Measured places, with their throughput smoothed by the regression, and their memory.
@@ -312,11 +287,11 @@ class Experience:
         self, seen: NDArray[np.intp], noise: float | None = None
     ) -> tuple[Floats, Floats]:
         known = self._values[seen]
-        belief, _ = self.beliefs()
         noise = noise or self.trial_noise()
         scatter = noise**2 / self._runs[seen]
         weight = scatter / (scatter + self.lack_of_fit(noise) ** 2)
-        fitted = np.log(self.pool.samples_per_s[seen]) + belief.mean[seen]
+        # Without causes: those of a single configuration are what its own trials say already.
+        fitted = np.log(self.pool.samples_per_s[seen]) + self._plain[seen]
         speed = np.exp((1 - weight) * np.log(known[:, 0]) + weight * fitted)
         return speed, known[:, 1]
 
@@ -374,6 +349,14 @@ class Experience:
         )
 
 
+@functools.cache
+def _thread_pools() -> Any:
+    """The thread pools of the loaded libraries; finding them takes 10 ms."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 def _mixed(cases: Sequence[Case], beliefs: Sequence[Belief]) -> Belief:
     """One belief with the mean and variance of all cases together."""
     if len(cases) == 1:
@@ -382,7 +365,11 @@ def _mixed(cases: Sequence[Case], beliefs: Sequence[Belief]) -> Belief:
     means = np.array([belief.mean for belief in beliefs])
     squares = np.array([belief.sd**2 for belief in beliefs]) + means**2
     mean = chances @ means
-    return Belief(mean, np.sqrt(np.maximum(chances @ squares - mean**2, 0.0)), float(chances @ [belief.noise for belief in beliefs]))
+    return Belief(
+        mean,
+        np.sqrt(np.maximum(chances @ squares - mean**2, 0.0)),
+        float(chances @ [belief.noise for belief in beliefs]),
+    )
 
 
 HIGHEST_RISK = 0.30

@@ -34,9 +34,8 @@ BLIND_SHARE, BLIND_RISE = 0.5, 0.7
 the log of the memory ratio between the largest and the smallest value of a knob that adds memory.
 """
 
-BLIND_SPEED = Prior(shared=0.5, spread=0.6, noise=0.03)
-BLIND_MEMORY = Prior(shared=0.7, spread=0.5, noise=0.02)
-"""Errors of these guesses, as standard deviations of the logarithm."""
+BLIND = Prior(shared=0.6, spread=0.6, noise=0.02)
+"""Errors of these guesses of throughput and memory, as standard deviations of the logarithm."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,12 @@ class Pool:
     @property
     def speed_prior(self) -> Prior:
         """The error of predicted throughput before any measurement."""
-        return BLIND_SPEED if self.is_blind else _prior(STEP, has_profile=self.has_profile)
+        return BLIND if self.is_blind else _prior(STEP, has_profile=self.has_profile)
 
     @property
     def memory_prior(self) -> Prior:
         """The error of predicted memory before any measurement."""
-        return BLIND_MEMORY if self.is_blind else _prior(DEVICE, has_profile=self.has_profile)
+        return BLIND if self.is_blind else _prior(DEVICE, has_profile=self.has_profile)
 
     @classmethod
     def blind(cls, candidates: Candidates, order: MemoryOrder, budget: MemoryBudget) -> Pool:

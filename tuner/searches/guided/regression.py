@@ -5,18 +5,19 @@ The model, for one quantity (throughput or memory) of one space on one GPU:
     log(measured / predicted) = sum over features of weight * feature + noise
 
 The features are sources of prediction error: one factor shared by all configurations, effects of
-knob levels, trends over ordered knobs, pairs of these, and the share of moving memory. Each is
-scaled by its expected size before any measurement, so that all weights are standard normal. With
-few trials the prediction dominates, with many the trials do. The noise is the one that makes the
-trials most probable.
+values, trends over ordered knobs, and the share of moving memory. They are scaled so that all
+weights are standard normal before any measurement. With few trials the prediction dominates, with
+many the trials do. The scale of the weights and the noise are those that make the trials most
+probable.
 
-A single large effect is not spread over all features: `Fit.odds` compares causes of the trials,
-such as one value that is slower than predicted, and `Fit.under` tells what each would mean.
+A single large effect would be spread over all features. So causes are compared, such as one value
+or a pair of values that is slower than predicted: `Fit.odds` says how probable each is, and
+`Fit.under` what it would mean for every candidate (a spike beside the ridge, after Mitchell and
+Beauchamp 1988).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,12 +28,6 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 Column = Sequence[object]
 
-LEVEL, TREND, BEND, STEP, PAIR, SHARE = 0.6, 0.6, 0.3, 0.15, 0.3, 2.0
-"""Relative scales of the kinds of feature; their common scale is `Prior.spread`.
-
-The moving memory may be off by a factor, not by a tenth, hence 2 for its share.
-"""
-
 PRIOR_TRIALS = 4.0
 """The prior of the noise weighs as much as this many trials."""
 
@@ -41,15 +36,6 @@ EFFECT = 4.0
 
 SCALES, NOISES = np.geomspace(0.5, 8.0, 9), np.geomspace(0.25, 16.0, 19)
 """The grid of the weights' scale, and of the noise as a multiple of `Prior.noise`."""
-
-DEGREES = 4.0
-"""Degrees of freedom of Student's t, as in `tuner.cost.interval`."""
-
-MOST_CENSORED = 64
-"""Maximum number of bounds to learn from at once: those that contradict the belief most."""
-
-SHARED_BY_BOUNDS = 0.3
-"""Share of an out-of-memory error that is attributed to the factor of all configurations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +63,18 @@ def features(
     `shares` numbers in 0..1 from the predictions.
     """
     number = len(next(iter(columns.values())))
-    marks: dict[str, Floats] = {}
     found: list[Floats] = []
     for name, column in columns.items():
-        levels = list(dict.fromkeys(column))
-        one_hot = np.array([[value == level for level in levels] for value in column], dtype=float)
         if name in ordered:
             place = 2.0 * ordered[name][:, None] - 1.0
-            found += [TREND * place, BEND * (place**2 - 0.5), STEP * one_hot]
-            marks[name] = place
+            found += [place, place**2 - 0.5]
         else:
-            found.append(LEVEL * one_hot)
-            marks[name] = one_hot
-    for one, other in itertools.combinations(marks.values(), 2):
-        product = one[:, :, None] * other[:, None, :]
-        found.append(PAIR * product.reshape(number, -1))
-    for share in shares.values():
-        if np.ptp(share) > 0:
-            found.append(SHARE * (share - share.mean())[:, None])
-    own = np.hstack(found)
+            levels = list(dict.fromkeys(column))
+            found.append(np.array([[value == level for level in levels] for value in column]))
+    found += [(share - share.mean())[:, None] for share in shares.values()]
+    own = np.hstack(found).astype(float)
     own = own[:, np.ptp(own, axis=0) > 0]
-    # More knobs have more products, so the features are scaled to a known sum of squares.
+    # More knobs have more features, which are scaled to a known sum of squares.
     own *= prior.spread / np.sqrt(np.mean(np.sum(own**2, axis=1)))
     return np.hstack([np.full((number, 1), prior.shared), own])
 
@@ -113,15 +90,11 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Trials of candidates, with log(measured / predicted), and their weight (1 is usual).
-
-    The last `above` are bounds: trials that ran out of memory, with the values to expect of them.
-    """
+    """Trials of candidates, with log(measured / predicted), and their weight (1 is usual)."""
 
     places: Places
     values: Floats
     weights: Floats
-    above: int = 0
 
 
 class ResidualModel:
@@ -141,13 +114,17 @@ class ResidualModel:
         belief = found.belief
         mean, sd = belief.mean[bounds.places], belief.sd[bounds.places]
         z = (bounds.values - mean) / sd
-        surprising = np.argsort(-z)[:MOST_CENSORED]
-        surprising = surprising[z[surprising] > -2.0]  # the others are as expected
+        surprising = np.flatnonzero(z > -2.0)  # the others are as expected
         if not surprising.size:
             return found
         # The bounds become values with the same mean and variance as the truncated belief: one
         # pass of expectation propagation (Minka 2001) with all bounds at once.
-        above, z, mean, sd = (part[surprising] for part in (bounds.places, z, mean, sd))
+        above, z, mean, sd = (
+            bounds.places[surprising],
+            z[surprising],
+            mean[surprising],
+            sd[surprising],
+        )
         hazard = _hazard(z)
         shrink = np.clip(hazard * (hazard - z), 1e-6, 1 - 1e-6)  # of the truncated variance
         sites = sd**2 * (1.0 / shrink - 1.0)
@@ -158,7 +135,6 @@ class ResidualModel:
                 np.concatenate([trials.places, above]),
                 np.concatenate([trials.values, mean + sd * hazard / shrink]),
                 np.concatenate([trials.weights, bounds.weights[surprising] * weights]),
-                above=len(above),
             ),
         )
 
@@ -171,16 +147,11 @@ class Fit:
     """
 
     def __init__(self, model: ResidualModel, trials: Trials) -> None:
-        """Find the belief without a cause.
-
-        Bounds count little for the factor of all configurations: their excess over the limit is
-        unknown, and a single level that needs more memory would raise all predictions.
-        """
+        """Find the belief without a cause."""
         self.model, self.trials = model, trials
         self._root = np.sqrt(trials.weights) / model.scale[trials.places]
-        rows = model.design[trials.places]
-        rows[len(rows) - trials.above :, 0] *= SHARED_BY_BOUNDS
-        left, singular, right = np.linalg.svd(self._root[:, None] * rows, full_matrices=False)
+        rows = self._root[:, None] * model.design[trials.places]
+        left, singular, right = np.linalg.svd(rows, full_matrices=False)
         self._left, self._singular = left, singular
         self._across = model.design @ right.T
         self._values = self._root * trials.values
@@ -207,9 +178,15 @@ class Fit:
         `marks` are 1 for the trials that each cause affects, shape (trials, causes). The effect of
         a cause is normal, with a standard deviation of `EFFECT` times the prior's spread.
         """
-        if not marks.size:
-            return np.zeros(marks.shape[1])
-        logs = self._logs_with(marks)
+        return self._odds(self._logs_with(marks))
+
+    def odds_alone(self) -> Floats:
+        """As `odds`, of one cause for each trial that affects no other."""
+        own = (1.0 - self._shrunk @ (self._left**2).T) * self._root**2
+        pull = (self._values - (self._shrunk * self._inside) @ self._left.T) * self._root
+        return self._odds(self._logs_of(own, pull))
+
+    def _odds(self, logs: Floats) -> Floats:
         return np.asarray(_log_sum(logs) - _log_sum(self._logs[:, None]))
 
     def under(self, marks: Floats, mask: Floats) -> Belief:
@@ -223,9 +200,17 @@ class Fit:
     def _logs_with(self, marks: Floats) -> Floats:
         """Logarithms of the probability of each point of the grid, shape (points, causes)."""
         weighted = self._root[:, None] * marks
-        inside, noises = self._left.T @ weighted, self._noises[:, None]
-        own = (np.sum(weighted**2, axis=0) - self._shrunk @ inside**2) / noises
-        pull = (self._values @ weighted - (self._shrunk * self._inside) @ inside) / noises
+        inside = self._left.T @ weighted
+        own = np.sum(weighted**2, axis=0) - self._shrunk @ inside**2
+        pull = self._values @ weighted - (self._shrunk * self._inside) @ inside
+        return self._logs_of(own, pull)
+
+    def _logs_of(self, own: Floats, pull: Floats) -> Floats:
+        """As `_logs_with`, from products of causes with themselves and with the trials' values.
+
+        Both are in units of the noise's variance, which is not yet divided out.
+        """
+        own, pull = own / self._noises[:, None], pull / self._noises[:, None]
         gain = self._effect * pull**2 / (1 + self._effect * own)
         return np.asarray(self._logs[:, None] + 0.5 * (gain - np.log1p(self._effect * own)))
 

@@ -172,26 +172,19 @@ class Guided:
         cases = self.experience.quantities_by_case(places)
         if len(cases) < 2 or not self.experience.known:
             return worth
-        doubt, allowed = BLIND_DOUBT if self.pool.is_blind else DOUBT, self.allowed_risk()
         chances = np.array([chance for chance, _, _ in cases])
-        gains = np.array([self._worth(*self._gains_in_case(places, s, m, doubt)) for _, s, m in cases])
+        gains = self._gains_by_case(places)
         now = float(np.max((chances @ gains)[safe], initial=0.0))
-        noises = [belief.noise for belief in self.experience.beliefs()]
-        means = [np.array([case[part].mean for case in cases]) for part in (1, 2)]
-        for number, risk in enumerate(self.experience.risks(places)):
-            opened = float(np.max(np.where(risk <= allowed, gains[number], 0.0))) - now
-            if opened <= LEAST_GAIN:
-                continue
-            differs = np.zeros((len(cases), len(places)), dtype=bool)
-            for mean, noise in zip(means, noises, strict=True):
-                differs |= np.abs(mean - mean[number]) > CLEARLY * noise
-            telling = chances @ differs / max(1.0 - chances[number], 1e-9)
-            worth += chances[number] * opened * telling
+        allowed, noises = self.allowed_risk(), [b.noise for b in self.experience.beliefs()]
+        speeds = np.array([speed.mean for _, speed, _ in cases]) / noises[0]
+        sizes = np.array([size.mean for _, _, size in cases]) / noises[1]
+        for case, risk in enumerate(self.experience.risks(places)):
+            opened = float(np.max(np.where(risk <= allowed, gains[case], 0.0))) - now
+            if opened > LEAST_GAIN:
+                differs = np.maximum(abs(speeds - speeds[case]), abs(sizes - sizes[case])) > CLEARLY
+                telling = chances @ differs / max(1.0 - chances[case], 1e-9)
+                worth += chances[case] * opened * telling
         return np.where(safe, worth, 0.0)
-
-    @staticmethod
-    def _worth(volume: Floats, first: Floats) -> Floats:
-        return np.asarray(volume + THROUGHPUT_WEIGHT * first)
 
     def _probe(self, others: NDArray[np.intp] | None = None) -> int | None:
         """The probe of a level that may be misjudged as a whole, if a probe is due.
@@ -259,9 +252,8 @@ class Guided:
         return min(self._oom_share * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
 
     def _spent(self) -> float:
-        """Number of trials that ran out of memory, or are expected to, running ones included."""
-        running = float(self.experience.risk(self._running()).sum())
-        return max(self.experience.spent, float(len(self.experience.oom))) + running
+        """Number of trials that ran out of memory, and of running ones expected to."""
+        return len(self.experience.oom) + float(self.experience.risk(self._running()).sum())
 
     def untried(self) -> tuple[int, int | None]:
         """The number of untried candidates predicted not to fit, and the best test of it."""
@@ -276,39 +268,51 @@ class Guided:
 
         Running trials count with their expected results.
         """
-        return self._worth(*self._gains(places, BLIND_DOUBT if self.pool.is_blind else DOUBT))
+        cases = self.experience.quantities_by_case(places)
+        return np.array([chance for chance, _, _ in cases]) @ self._gains_by_case(places)
 
-    def _gains(self, places: NDArray[np.intp], doubt: float = 1.0) -> tuple[Floats, Floats]:
-        """Expected gains, as shares of the hypervolume and of the best first objective.
+    def _gains_by_case(self, places: NDArray[np.intp]) -> Floats:
+        """The expected gain in each case of the experience, shape (cases, places)."""
+        doubt = BLIND_DOUBT if self.pool.is_blind else DOUBT
+        return np.array([v + THROUGHPUT_WEIGHT * f for _, v, f in self._shares(places, doubt)])
+
+    def _gains(self, places: NDArray[np.intp]) -> tuple[Floats, Floats]:
+        """Expected gains, as shares of the hypervolume and of the best first objective."""
+        found = self._shares(places, doubt=1.0)
+        return (
+            np.asarray(np.sum([chance * volume for chance, volume, _ in found], axis=0)),
+            np.asarray(np.sum([chance * first for chance, _, first in found], axis=0)),
+        )
+
+    def _shares(self, places: NDArray[np.intp], doubt: float) -> list[tuple[float, Floats, Floats]]:
+        """The probability of each case, and in it the expected gains of `_gains`.
 
         `doubt` is the share of the standard deviations that counts.
         """
-        volume, first = np.zeros(len(places)), np.zeros(len(places))
-        for chance, speed, size in self.experience.quantities_by_case(places):
-            own_volume, own_first = self._gains_in_case(places, speed, size, doubt)
-            volume += chance * own_volume
-            first += chance * own_first
-        return volume, first
+        runs, front = self.failures.probability()[places], self.front()
+        goals = self._goal_front() if self._goals else None
+        found = []
+        for chance, wide_speed, wide_size in self.experience.quantities_by_case(places):
+            fits = runs * wide_size.probability_below(self.pool.usable_bytes)
+            speed = LogNormal(wide_speed.mean, doubt * wide_speed.sd)
+            size = LogNormal(wide_size.mean, doubt * wide_size.sd)
+            if goals is not None:
+                volume, first = goals.expected_gain(places, speed, size)
+                found.append((chance, fits * volume, fits * first))
+                continue
+            whole = max(front.hypervolume, 1e-12) if front.speed.size else 1.0
+            volume = front.expected_gain(speed, size) / whole
+            # The narrowed memory no longer includes the chance to fit.
+            volume *= fits if doubt < 1.0 else runs
+            faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
+            found.append((chance, volume, fits * faster))
+        return found
 
-    def _gains_in_case(
-        self, places: NDArray[np.intp], speed: LogNormal, size: LogNormal, doubt: float
-    ) -> tuple[Floats, Floats]:
-        fits = size.probability_below(self.pool.usable_bytes)
-        speed, size = LogNormal(speed.mean, doubt * speed.sd), LogNormal(size.mean, doubt * size.sd)
-        runs = self.failures.probability()[places]
-        if self._goals:
-            seen, known_speed, known_size = self._so_far()
-            fitting = known_size <= self.pool.usable_bytes
-            known = GoalFront(self._goals, seen[fitting], known_speed[fitting], known_size[fitting])
-            volume, first = known.expected_gain(places, speed, size)
-            return runs * fits * volume, runs * fits * first
-        front = self.front()
-        whole = max(front.hypervolume, 1e-12) if front.speed.size else 1.0
-        faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
-        volume = front.expected_gain(speed, size) / whole
-        if doubt < 1.0:
-            volume *= fits  # the narrowed memory no longer includes it
-        return runs * volume, runs * fits * faster
+    def _goal_front(self) -> GoalFront:
+        """The front of the goals, of measured and running candidates."""
+        seen, speed, size = self._so_far()
+        fits = size <= self.pool.usable_bytes
+        return GoalFront(self._goals, seen[fits], speed[fits], size[fits])
 
     def _so_far(self) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Places of measured and running candidates, with their throughput and memory."""

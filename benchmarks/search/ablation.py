@@ -1,0 +1,121 @@
+"""What each constant of the guided search is worth: `python -m benchmarks.search.ablation`.
+
+Plays five worlds with five seeds each, once as it is and once for each constant with another
+value, and prints a table. A search that never reaches 99 % counts as 45 trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from benchmarks.search.guided import Guided
+from benchmarks.search.replay import Replay, replay
+from benchmarks.search.scenarios import make_world
+from benchmarks.search.tables import Table, load_table
+from benchmarks.search.tasks import ALL_WORLDS
+from tuner.space import load_space
+
+WORLDS = ("pair", "dark", "own-17", "noise-15", "levels-30")
+SEEDS, TRIALS, NEVER = range(5), 40, 45
+
+OTHERS: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "regression": {
+        "PRIOR_TRIALS": (1.0, 16.0),
+        "EFFECT": (2.0, 8.0),
+        "SCALES": (np.ones(1),),
+        "NOISES": (np.ones(1),),
+    },
+    "experience": {
+        "LEAST_PROBABLE": (0.002, 0.1),
+        "LEAST_SCATTER": (0.001, 0.02),
+        "STALE_WEIGHT": (1.0,),
+        "REFIT_GROWTH": (0.0, 0.1),
+        "HIGHEST_RISK": (0.1, 0.5),
+        "MOVES": (0.0, 0.1),
+        "LEAST_SHARE": (0.0, 0.7),
+        "MISJUDGED": (0.1, 1.0),
+    },
+    "sampler": {
+        "OOM_SHARE": (0.01, 0.04),
+        "ADVANCE_TRIALS": (10, 100),
+        "KNOWN_TO_PROBE": (1, 10),
+        "LEAST_GAIN": (0.0, 0.02),
+        "CLEARLY": (1.0, 10.0),
+        "THROUGHPUT_WEIGHT": (0.0, 2.0),
+        "DOUBT": (0.0, 1.0),
+    },
+    "goals": {"FAR": (2.0, 100.0)},
+}
+"""Other values of each constant, by its module in `tuner.searches.guided`."""
+
+Row = tuple[str, str, str]
+Change = tuple[str, str, Any] | None
+
+
+def play(table: Table, change: Change, world: str, seed: int) -> Replay:
+    """One search with a constant changed in every module that has its name."""
+    if change is not None:
+        for module in OTHERS:
+            place = import_module(f"tuner.searches.guided.{module}")
+            if hasattr(place, change[1]):
+                setattr(place, change[1], change[2])
+    made = make_world(world, table, seed, ALL_WORLDS)
+    return replay(made, Guided(table), trials=TRIALS, seed=seed)
+
+
+def row(table: Table, change: Change) -> tuple[float, ...]:
+    """Mean trials to 99 %, regret after 12 and 40 trials, worst of both, and share of OOM."""
+    found = [play(table, change, world, seed) for world in WORLDS for seed in SEEDS]
+    trials = np.mean([min(each.trials_to(0.99), NEVER) for each in found])
+    after = [[each.regret[min(n, len(each.regret)) - 1] for each in found] for n in (12, TRIALS)]
+    oom = sum(sum(each.oom) for each in found) / sum(len(each.oom) for each in found)
+    early, late = after
+    return float(trials), np.mean(early), max(early), np.mean(late), max(late), oom
+
+
+def changes(only: str | None) -> Iterator[Change]:
+    """No change, then every other value of every constant."""
+    yield None
+    for module, constants in OTHERS.items():
+        for name, values in constants.items():
+            if only is None or name in only.split(","):
+                yield from ((module, name, value) for value in values)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.ablation")
+    parser.add_argument("--only", help="constants, separated by commas")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    table = load_table(load_space("qlora27b"), "a100_80gb")
+    every = list(changes(arguments.only))
+    print("| constant | as it is | here | trials to 99 % | regret after 12 | after 40 | OOM |")
+    print("|---|---|---|---:|---:|---:|---:|")
+    context = get_context("spawn")
+    with ProcessPoolExecutor(arguments.jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        for change, found in zip(every, pool.map(partial(row, table), every), strict=True):
+            names = ("as it is", "", "")
+            if change is not None:
+                module, name, value = change
+                usual = getattr(import_module(f"tuner.searches.guided.{module}"), name)
+                names = (f"`{name}`", *("..." if np.ndim(v) else f"{v:g}" for v in (usual, value)))
+            trials, early, worst, late, last, oom = found
+            print(
+                f"| {' | '.join(names)} | {trials:.1f} | {early:.1%} ({worst:.1%}) "
+                f"| {late:.1%} ({last:.1%}) | {oom:.1%} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
