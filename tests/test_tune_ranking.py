@@ -81,7 +81,8 @@ class TestTies:
         assert again == [FASTEST, FITTING[0]] * (MOST_RUNS - 1)
 
 
-def test_repeats_that_differ_by_more_than_their_intervals_are_said():
+@pytest.mark.parametrize("verification", [False, True])
+def test_repeats_that_differ_by_more_than_their_intervals_are_said(verification: bool):
     first = trial(FASTEST, width=0.01, name="a")
 
     def again(factor: float) -> Ranking:
@@ -93,7 +94,10 @@ def test_repeats_that_differ_by_more_than_their_intervals_are_said():
             samples_per_s_interval=(rate * 0.99, rate * 1.01),
         )
         outcome = dataclasses.replace(first.outcome, measurement=measurement)
-        return Ranking([first, dataclasses.replace(first, outcome=outcome, trial_id="b")])
+        second = dataclasses.replace(
+            first, outcome=outcome, trial_id="b", verification=verification
+        )
+        return Ranking([first, second])
 
     assert again(1.01).unsteady() is None
     assert (

@@ -108,7 +108,7 @@ class Ranking:
         """A note if repeats of a configuration differ by more than their intervals; else None."""
         largest = 0.0
         for runs in self._runs.values():
-            ran = [r for r in runs if r.fits and not r.verification and _interval(r) is not None]
+            ran = [r for r in runs if r.fits and _interval(r) is not None]
             if len(ran) > 1 and max(_ends(r)[0] for r in ran) > min(_ends(r)[1] for r in ran):
                 rates = [rate_of(record) for record in ran]
                 largest = max(largest, max(rates) / min(rates) - 1)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.searches.candidates import Parameter
 from tuner.searches.guided.goals import LogNormal, staircase
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.regression import (
@@ -375,13 +373,8 @@ def _mixed(cases: Sequence[Case], beliefs: Sequence[Belief]) -> Belief:
 HIGHEST_RISK = 0.30
 """Candidates with a higher probability of running out of memory aren't proposed for their gain."""
 
-MOVES = 0.02
-"""The share of throughput that a probe must be able to gain."""
-
-LEAST_SHARE, MISJUDGED = 0.4, 0.5
-"""The first number is the smallest plausible ratio of true to predicted moving memory. The second
-is the chance that a value just beyond the limit is misjudged; it falls with the square of the ratio
-that the value would need to fit."""
+LEAST_GAIN = 0.002
+"""A trial is repeated, or run for what it tells, if it is expected to gain at least this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,27 +385,22 @@ class Probe:
     worth: float
 
 
-def unordered_values(pool: Pool) -> list[NDArray[np.bool_]]:
-    """Masks of the candidates that have each value of the knobs without an order.
+def unordered_values(pool: Pool) -> dict[str, NDArray[np.bool_]]:
+    """Masks of the candidates that have each value of the knobs without an order, by its text.
 
     Ordered knobs are not probed, because trials of one value also inform about the next.
     """
-    return [
-        np.array([other == value for other in column])
-        for column in _unordered(pool).values()
+    return {
+        f"{name}={value}": np.array([other == value for other in column])
+        for name, column in pool.candidates.columns.items()
+        if name not in pool.candidates.coordinates
         for value in dict.fromkeys(column)
-    ]
-
-
-def _unordered(pool: Pool) -> dict[str, list[Parameter]]:
-    """The values of each knob without an order, one for each candidate."""
-    ordered = pool.candidates.coordinates
-    return {n: column for n, column in pool.candidates.columns.items() if n not in ordered}
+    }
 
 
 def best_probe(
     experience: Experience,
-    values: Sequence[NDArray[np.bool_]],
+    values: Collection[NDArray[np.bool_]],
     open_: NDArray[np.intp],
     fastest: float,
 ) -> Probe | None:
@@ -432,11 +420,12 @@ def best_probe(
     gain = speed.expected / fastest - 1.0
     best: Probe | None = None
     for own in untested:
-        hopeful = own & (fits >= LEAST_SHARE)
+        hopeful = own & (fits > 0)
         most = float(gain[hopeful].max(initial=0.0))
         closest = int(np.argmax(np.where(hopeful, fits, 0.0)))
-        worth = MISJUDGED * float(fits[closest]) ** 2 * most
-        if most >= MOVES and (best is None or worth > best.worth):
+        # A value is the less likely to be misjudged the more of its memory would have to be wrong.
+        worth = float(fits[closest]) ** 2 * most
+        if most >= LEAST_GAIN and (best is None or worth > best.worth):
             best = Probe(int(open_[closest]), worth)
     return best
 
@@ -451,25 +440,19 @@ def never_tried(
     """
     places = open_[experience.risk_of_all()[open_] > HIGHEST_RISK]
     speed, size = experience.quantities(places)
-    faster = speed.expected > fastest * (1 + MOVES)
+    faster = speed.expected > fastest * (1 + LEAST_GAIN)
     least = np.where(faster, size.mean, np.inf)
     return len(places), int(places[np.argmin(least)]) if faster.any() else None
 
 
 def never_fitted(pool: Pool, experience: Experience) -> list[str]:
     """Notes about values of unordered knobs that always ran out of memory, while others fitted."""
-    if not experience.known:
-        return []
-    found = []
-    for name, column in _unordered(pool).items():
-        fitted = {column[place] for place in experience.known}
-        times = Counter(column[place] for place in experience.oom)
-        found += [
-            f"{name}={value} ran out of memory in each of its trials ({number})"
-            for value, number in times.items()
-            if value not in fitted
-        ]
-    return sorted(found)
+    fitted, ran_out = list(experience.known), list(experience.oom)
+    return sorted(
+        f"{value} ran out of memory in each of its trials ({has[ran_out].sum()})"
+        for value, has in unordered_values(pool).items()
+        if fitted and has[ran_out].any() and not has[fitted].any()
+    )
 
 
 def _share_to_fit(pool: Pool, device_bytes: Floats, places: NDArray[np.intp]) -> Floats:

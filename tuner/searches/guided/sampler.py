@@ -17,7 +17,7 @@ from tuner.searches.candidates import Candidates
 from tuner.searches.failures import Failures, failure_of
 from tuner.searches.guided.experience import (
     HIGHEST_RISK,
-    MOVES,
+    LEAST_GAIN,
     Experience,
     best_probe,
     never_tried,
@@ -39,9 +39,6 @@ ADVANCE_TRIALS = 40
 
 KNOWN_TO_PROBE = 3
 """Risky probes start after this many trials that fitted."""
-
-LEAST_GAIN = 0.002
-"""A trial is repeated, or run for what it tells, if it is expected to gain at least this share."""
 
 CLEARLY = 3.0
 """A trial tells two cases apart if their means differ by this many times the noise."""
@@ -76,7 +73,7 @@ class Guided:
         self._oom_share = OOM_SHARE if oom_share is None else oom_share
         self.experience = Experience(pool)
         self.failures = Failures(pool.candidates.columns)
-        self._values = unordered_values(pool)
+        self._values = unordered_values(pool).values()
         self._ended = np.zeros(len(pool.candidates), dtype=bool)
         self._pending: set[int] = set()
         self._held_back = np.zeros(len(pool.candidates), dtype=bool)
@@ -90,9 +87,9 @@ class Guided:
 
     def _next(self) -> int | None:
         """The place of the best new candidate, or of one to run again."""
-        place, worth = self._best()
         if not self.repeats or self._goals:
-            return place
+            return self.best_candidate()
+        place, worth = self._best()
         seen, _, size = self.experience.estimates()
         usable = size <= self.pool.usable_bytes
         seen = seen[usable & ~np.isin(seen, self._running())]
@@ -158,7 +155,7 @@ class Guided:
         # A trial that runs clears values of blame, which is worth more after more failures.
         runs = self.failures.probability()[places]
         worth = gain * runs**self.failures.in_a_row + told
-        worth[risky & (gain < MOVES)] = -1.0
+        worth[risky & (gain < LEAST_GAIN)] = -1.0
         best = int(np.argmax(worth))
         return int(places[best]), float(worth[best])
 
