@@ -205,8 +205,10 @@ TOOLS = (
         "explain",
         "Where the memory of a configuration of a search space goes, which single changes would "
         "make it fit or faster, and what slows it. Parameters that aren't set are those of the "
-        "space's baseline. It is traced, with the libraries of "
-        f"`pip install '{DISTRIBUTION}[all]'`: seconds, up to a minute for a large model.",
+        "space's baseline. It is traced with the libraries of "
+        f"`pip install '{DISTRIBUTION}[all]'`: seconds, up to a minute for a large model. Without "
+        "them timelines that ship answer, of spaces qlora27b and gemma2_2b, and `not_told` says "
+        "what they leave out; for others, `check` and `estimate` say where the memory goes.",
         ("--space", "--gpu", "--results", "--model", "--set", "--margin"),
         ("space", "gpu"),
     ),
