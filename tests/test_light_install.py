@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tuner.app.cli.main import COMMANDS
-from tuner.core.errors import DISTRIBUTION, MODULES
+from tuner.core.errors import DISTRIBUTION, MODULES, install_command
 
 ROOT = Path(__file__).parents[1]
 
@@ -117,7 +117,7 @@ def test_what_predicts_or_searches_says_what_to_install(answers, line):
     code, _, err = answers[line]
     assert code == 3
     assert "which is not installed" in err
-    assert f"pip install '{DISTRIBUTION}[all]'" in err
+    assert install_command("all") in err
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from mcp import Client, StdioServerParameters
 from tuner.app.cli.main import run
 from tuner.app.cli.mcp import CommandTool, answered, skill_file, tools
 from tuner.app.cli.mcp_text import explain_text
-from tuner.core.errors import DISTRIBUTION, MODULES
+from tuner.core.errors import MODULES, install_command
 
 ROOT = Path(__file__).parents[1]
 SERVER = """
@@ -156,7 +156,7 @@ def test_numbers_are_those_of_the_command(session, capsys, monkeypatch):
         ("all GPUs", 2, "gpu is one GPU type"),
         ("run", 2, "'run' was unexpected"),
         ("no tool", 2, "unknown tool 'search'"),
-        ("explain another", 3, f"pip install '{DISTRIBUTION}[all]'"),
+        ("explain another", 3, install_command("all")),
         ("nothing fits", 1, "hint:"),
     ],
 )
@@ -289,7 +289,7 @@ def test_settings_are_typed_as_on_the_command_line():
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mcp.server.stdio", None)
     assert run(["mcp"]) == 3
-    assert f"pip install '{DISTRIBUTION}[mcp]'" in capsys.readouterr().err
+    assert install_command("mcp") in capsys.readouterr().err
 
 
 def test_the_configuration_and_the_skill_are_printed(capsys):

@@ -277,7 +277,7 @@ def test_copies_and_wrong_names_are_refused(row, tmp_path):
     refused, _ = check(tmp_path)
     assert sum("the same run as" in text for text in refused) == 2
     assert sum("no reporter" in text or "belongs in" in text for text in refused) == 2
-    assert any("notes.md is no row" in text for text in refused)
+    assert any("notes.md is not the row" in text for text in refused)
 
 
 def test_one_author_is_one_reporter(row, tmp_path):

@@ -384,8 +384,8 @@ def _not_told(predictor: SpacePredictor, current: Predicted) -> list[str]:
     if can_trace():
         return []
     found = [
-        "tensor, operator and module of each allocation, allocations of the optimizer, and verdicts "
-        f"within {COMPILED_TOLERANCE:.0%} of the limit for certain: they need a trace"
+        "tensor, operator and module of each allocation, allocations of the optimizer, and which "
+        f"changes within {COMPILED_TOLERANCE:.0%} of the limit fit: they need a trace"
     ]
     asked = alternatives(predictor.space, current.configuration)
     changes = [

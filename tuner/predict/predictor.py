@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.core.errors import INSTALL_ALL, InputError, UnavailableError
+from tuner.core.errors import InputError, UnavailableError, install_command
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, MemoryCategory, Phase, Prediction
 from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
@@ -332,8 +332,8 @@ class Predictor:
             raise UnavailableError(
                 f"{what} not among the compiled timelines that come with tuner for "
                 f"{self._job.model}, and torch or transformers is not installed to trace them",
-                hint=f"{INSTALL_ALL} predicts every model and setting; without it, common settings "
-                f"of {', '.join(_shipped_models())} are",
+                hint=f"{install_command('all')}; without it, tuner knows common settings of "
+                f"{', '.join(_shipped_models())}",
             )
 
     def _entry(self, kind: str, structure: Structure) -> str:

@@ -114,7 +114,7 @@ def read_row(path: Path) -> ReportedRun:
         raise InputError(f"file not found: {path}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(
-            f"{path} is no row of a measured run: {error}",
+            f"{path} is not the row of a measured run: {error}",
             hint="a callback of tuner.integrations writes one, docs/share-a-run.md",
         ) from None
 

@@ -143,7 +143,7 @@ def _print(target: Target, explanation: Explanation) -> None:
     notes = [note.text for note in explanation.notes] or ["nothing takes 1 % of a step"]
     print_fields([("-", text) for text in notes], indent=2)
     if explanation.not_told:
-        echo(f"\nNot told without `pip install '{DISTRIBUTION}[all]'`")
+        echo(f"\nNot told without {DISTRIBUTION}[all]")
         print_fields([("-", text) for text in explanation.not_told], indent=2)
 
 

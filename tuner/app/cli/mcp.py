@@ -36,6 +36,7 @@ from tuner.core.errors import (
     EXIT_UNAVAILABLE,
     InputError,
     UnavailableError,
+    install_command,
     unknown,
 )
 from tuner.core.expressions import show
@@ -206,8 +207,8 @@ TOOLS = (
         "Where the memory of a configuration of a search space goes, which single changes would "
         "make it fit or faster, and what slows it. Parameters that aren't set are those of the "
         "space's baseline. It is traced with the libraries of "
-        f"`pip install '{DISTRIBUTION}[all]'`: seconds, up to a minute for a large model. Without "
-        "them timelines that ship answer, of spaces qlora27b and gemma2_2b, and `not_told` says "
+        f"{DISTRIBUTION}[all]: seconds, up to a minute for a large model. Without them "
+        "timelines that ship answer, of spaces qlora27b and gemma2_2b, and `not_told` says "
         "what they leave out; for others, `check` and `estimate` say where the memory goes.",
         ("--space", "--gpu", "--results", "--model", "--set", "--margin"),
         ("space", "gpu"),
@@ -248,7 +249,7 @@ def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"the MCP server needs {error.name}, which is not installed",
-            hint=f"pip install '{DISTRIBUTION}[mcp]'",
+            hint=install_command("mcp"),
         ) from error
     import anyio
 
