@@ -264,7 +264,7 @@ def test_implausible_rows_are_refused(row, changes, said):
 def test_a_row_far_from_its_prediction_is_named_and_not_refused(row, tmp_path):
     far = changed(row, measured_step_s=row.predicted.step_s * 3)
     (tmp_path / far.file_name).write_text(far.to_json())
-    assert check(tmp_path) == ([], [f"{far.file_name}: step_s is 3.00 x the predicted one"])
+    assert check(tmp_path) == ([], [f"{far.file_name}: step_s is 3.00 times the predicted one"])
     assert not list(looks_of(row))
 
 

@@ -310,7 +310,7 @@ def looks_of(row: ReportedRun) -> Iterator[str]:
             continue  # resident bytes, which no allocator counts
         ratio = row.ratio(name)
         if ratio is not None and not 1 / factor <= ratio <= factor:
-            yield f"{name} is {ratio:.2f} x the {row.predicted.source} one"
+            yield f"{name} is {ratio:.2f} times the {row.predicted.source} one"
 
 
 def duplicates(rows: Mapping[str, ReportedRun]) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ from tuner.app.cli.helping import subcommand
 from tuner.app.cli.main import load, run
 from tuner.app.cli.mcp_text import TEXTS
 from tuner.app.targets import ALL
+from tuner.core.environment import own_python
 from tuner.core.errors import (
     DISTRIBUTION,
     EXIT_BAD_INPUT,
@@ -392,8 +393,7 @@ def _run_here(words: Sequence[str]) -> tuple[int, str, str]:
 def _run_apart(words: Sequence[str]) -> tuple[int, str, str]:
     """The same in a process of its own: a program that runs there prints, and takes signals."""
     done = subprocess.run(  # noqa: S603 - tuner itself
-        # -P: no module of the folder that it is started in stands for one of tuner's.
-        [sys.executable, "-P", "-m", "tuner", *words],
+        own_python("tuner", *words),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
