@@ -2,7 +2,8 @@
 
 `python -m benchmarks.shipped_timelines MODEL...` compiles each model with the methods, kinds
 of GPUs and checkpointing of `covered`, in minutes a model, and adds what is not in the file yet;
-with `--anew` what is there is made again, as a change of what is traced needs.
+with `--anew` what is there is made again, as a change of what is traced needs. `--space` adds the
+baseline of a search space and its single changes, for `tuner explain`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from tuner.app.estimate import one_configuration
+from tuner.app.predicting import REENTRANT, allowed, alternatives
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
 from tuner.cost.compiled import CompiledPasses
@@ -33,6 +35,7 @@ from tuner.predict.shipped import (
     optimizer_key,
     write,
 )
+from tuner.space import SearchSpace, configure, load_space
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture
 
@@ -119,50 +122,88 @@ def _settings() -> Iterator[Settings]:
         yield {**TRAINER, **method, **part}
 
 
+def explained(space: SearchSpace, gpu: Gpu) -> Iterator[Configuration]:
+    """The baseline of a search space and its single changes, as far as the GPU type runs them."""
+    baseline = configure(space, {}, strict=False)
+    changes = [{}, *alternatives(space, baseline)]
+    if REENTRANT in space.terms:
+        changes.append({REENTRANT: True})
+    yield from (found for _, found in allowed(space, gpu, baseline, changes))
+
+
 def main() -> int:
-    """Compile the models named on the command line, and write the file."""
+    """Compile the models and spaces named on the command line, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--space", dest="spaces", action="append", default=[])
     parser.add_argument("--anew", action="store_true")
     arguments = parser.parse_args()
     versions = {name: installed_version(name) or "" for name in LIBRARIES}
     known = Shipped(FILE)
     passes: dict[str, dict[str, CompiledPasses]] = {}
+    of_spaces: dict[str, dict[str, CompiledPasses]] = {}
     optimizers: dict[str, dict[str, Steps]] = {}
     if known.versions == versions:
-        for digest in known.models():
-            found = ((key, known.passes(digest, key)) for key in known.structures(digest))
-            passes[digest] = {key: each for key, each in found if each is not None}
-            optimizers[digest] = known.optimizers(digest)
-    for model in arguments.models:
-        began = time.monotonic()
-        digest = architecture(model).digest
+        for is_space, found in ((False, passes), (True, of_spaces)):
+            for digest in known.models(of_spaces=is_space):
+                keys = known.structures(digest, of_spaces=is_space)
+                read = ((key, known.passes(digest, key)) for key in keys)
+                found[digest] = {key: each for key, each in read if each is not None}
+                optimizers[digest] = known.optimizers(digest)
+
+    def add(
+        model: str,
+        found: dict[str, dict[str, CompiledPasses]],
+        configurations: Callable[[Gpu], Iterator[Configuration]],
+        **chosen: Any,
+    ) -> None:
+        began, digest = time.monotonic(), architecture(model).digest
         steps = {} if arguments.anew else optimizers.get(digest, {})
-        passes[digest], optimizers[digest] = compiled(model, steps, anew=arguments.anew)
+        made, steps = compiled(model, configurations, steps, anew=arguments.anew, **chosen)
+        optimizers[digest] = {**optimizers.get(digest, {}), **steps}
+        found[digest] = made if arguments.anew else {**found.get(digest, {}), **made}
         print(
-            f"{model}: {len(passes[digest])} structures, {len(optimizers[digest])} optimizer "
+            f"{model}: {len(made)} structures, {len(optimizers[digest])} optimizer "
             f"steps, {time.monotonic() - began:.0f} s",
             flush=True,
         )
-        write(FILE, versions, passes, optimizers)
-    print(f"{FILE.stat().st_size:,} bytes, {sum(map(len, passes.values())):,} structures")
+
+    for model in arguments.models:
+        add(model, passes, partial(covered, model))
+    for space in map(load_space, arguments.spaces):
+        names = [str(name) for name in space.choices["optimizer"]]
+        chosen = {"names": names, "scaled": (False, True)}
+        add(space.predicted_model(), of_spaces, partial(explained, space), **chosen)
+    write(FILE, versions, passes, optimizers, of_spaces)
+    number = sum(map(len, (*passes.values(), *of_spaces.values())))
+    print(f"{FILE.stat().st_size:,} bytes, {number:,} structures")
     return 0
 
 
 def compiled(
-    model: str, steps: Mapping[str, Steps], *, anew: bool
+    model: str,
+    configurations: Callable[[Gpu], Iterator[Configuration]],
+    steps: Mapping[str, Steps],
+    *,
+    anew: bool,
+    names: Collection[str] = SHIPPED_OPTIMIZERS,
+    scaled: Collection[bool] | None = None,
 ) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
-    """The structures and the optimizer steps of one model, by key; `steps` are known."""
+    """The structures and the optimizer steps of one model, by key; `steps` are known.
+
+    Gradients are `scaled` on a T4 alone, unless that is given.
+    """
     job = PredictionJob("causal_lm", model)
     predictor = Predictor(job, workers=default_workers(), anew=anew)
     optimizers = dict(steps)
     for name in GPUS:
         gpu, known = get_gpu(name), set(predictor.compiled())
-        predictor.predict(list(covered(model, gpu)), gpu)
+        if chosen := list(configurations(gpu)):
+            predictor.predict(chosen, gpu)
         for key in predictor.compiled().keys() - known:
             trained = partial(trained_sizes, predictor.compiled()[key])
-            for optimizer in SHIPPED_OPTIMIZERS:
-                step = optimizer_key(optimizer, trained, clip=True, scaled=name == "t4")
+            for optimizer, is_scaled in itertools.product(names, scaled or (name == "t4",)):
+                step = optimizer_key(optimizer, trained, clip=True, scaled=is_scaled)
                 if step not in optimizers:
                     # All weights are trained at rank 0 alone.
                     ranks = RANKS if trained(RANKS[0]) != trained(RANKS[1]) else (0,)
@@ -172,7 +213,7 @@ def compiled(
                             optimizer,
                             trained(rank),
                             clip=1.0,
-                            scaled=name == "t4",
+                            scaled=is_scaled,
                         )
                         for rank in ranks
                     )

@@ -344,7 +344,7 @@ def test_toml_is_equal_outside_the_value(tmp_path, newline, key, value, old, new
     ("key", "reason"),
     [
         ("train.batch", "is there 2 times"),  # one of them is inside a text
-        ("train.date", "which is no value of a knob"),
+        ("train.date", "which is not the value of a parameter"),
         ("train.inline.deep", "cannot be changed here"),
         ("train.several", "cannot be changed here"),
         ("train", "is a table"),
@@ -445,7 +445,7 @@ def test_python_that_is_refused(tmp_path, key, reason):
         ("a = f'{b}'\n", "is computed"),
         ("a = 'x' 'y'\n", "is not a plain string"),
         ("a = '''x'''\n", "is not a plain string"),
-        ("a = b'x'\n", "which is no value of a knob"),
+        ("a = b'x'\n", "which is not the value of a parameter"),
         ("a = 1\na += 1\n", "is there 2 times"),
         ("CONFIG = {'a': 1}\nCONFIG.update(a=2)\n", "is there 2 times"),
         ("CONFIG = {'a': 1}\nCONFIG['a'] = 2\n", "is there 2 times"),

@@ -50,7 +50,7 @@ def test_search_then_best_then_show_then_again(folder, capsys):
     assert "all 15 configurations" in text
     assert "15 configurations that the GPU cannot run: precision bf16" in text
     for part in ("lora_rank >= 8 (floors of the space", "predicted, not measured", " done, ",
-                 "Front (predicted)", "Recommended (predicted)", "14.56 GiB",
+                 "Pareto front (predicted)", "Recommended (predicted)", "14.56 GiB",
                  "margin", "an epoch of 1,000 examples", "USD an epoch, ",
                  "tuner show --space tiny.yaml --gpu t4"):  # fmt: skip
         assert part in text, part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 from cli_samples import make_trial, write_samples
@@ -20,6 +21,7 @@ from tuner.app.predicting import SpacePredictor, paired_changes, reentrant_chang
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, MemoryBudget, Prediction
 from tuner.core.units import GIB, MIB
+from tuner.cost.allocator import round_size
 from tuner.predict.predictor import COMPILED_TOLERANCE, PredictionJob, Predictor
 from tuner.searches.store import ResultsFolder
 from tuner.space import configure, load_space
@@ -296,6 +298,32 @@ class TestWhatSlows:
 )
 def test_precision_of_products(values, precision):
     assert compute_precision(Configuration(values)) == precision
+
+
+@pytest.mark.parametrize("settings", [{"micro_batch": 8}, {"micro_batch": 16, "lora_rank": 64}])
+def test_a_compiled_timeline_has_the_blocks_and_operators_of_its_trace(
+    space, monkeypatch, settings
+):
+    predictor, asked = predictor_of(space, 230), configure(space, settings, strict=False)
+    traced = explain(predictor, asked)
+    monkeypatch.setattr("tuner.app.explain.can_trace", lambda: False)
+    compiled = explain(predictor, asked)
+    assert (traced.not_told, len(compiled.not_told)) == ([], 1)
+    sizes = [sizes_of(found.allocations) for found in (traced, compiled)]
+    least = max(min(size for size, _ in found) for found in sizes)
+    one, other = ({k: n for k, n in found.items() if k[0] > least} for found in sizes)
+    assert one == other
+    assert len(one) > 2
+    for ours, theirs in zip(compiled.operators, traced.operators, strict=True):
+        assert (ours.label, ours.limited_by) == (theirs.label, theirs.limited_by)
+        assert ours.seconds == pytest.approx(theirs.seconds, rel=1e-3)
+
+
+def sizes_of(allocations) -> Counter[tuple[int, str]]:
+    found: Counter[tuple[int, str]] = Counter()
+    for each in allocations:
+        found[round_size(each.size_bytes), each.category] += each.count
+    return found
 
 
 class TestCommand:

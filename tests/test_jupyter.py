@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_example import EXAMPLE, executed
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from traitlets.config import Config
+
+from tuner.core.environment import own_python
 
 LOAD = "%load_ext tuner"
 CHECK = "%tuner check --gpu rtx3060"
@@ -157,6 +160,15 @@ def run(shell: InteractiveShell, source: str, cell: str | None = None) -> None:
     assert done.error_in_exec is None
 
 
+def test_a_module_beside_the_notebook_does_not_stand_for_a_library(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise SystemExit('not the library')")
+    done = subprocess.run(
+        own_python("tuner", "--version"), cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture
 def asked(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs a line of `%tuner`: the words of its command, and the notebook that they name."""
@@ -165,8 +177,9 @@ def asked(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Callable[
         found = SimpleNamespace(words=[], cells=None, path=None)
 
         def system(command: str) -> None:
-            start, found.words = shlex.split(command)[:3], shlex.split(command)[3:]
-            assert start == [sys.executable, "-m", "tuner"]
+            start = own_python("tuner")
+            assert shlex.split(command)[: len(start)] == start
+            found.words = shlex.split(command)[len(start) :]
             if found.words and found.words[-1].endswith(".ipynb"):
                 found.path = Path(found.words.pop())
                 cells = json.loads(found.path.read_text())["cells"]

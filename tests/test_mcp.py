@@ -23,7 +23,7 @@ from mcp import Client, StdioServerParameters
 from tuner.app.cli.main import run
 from tuner.app.cli.mcp import CommandTool, answered, skill_file, tools
 from tuner.app.cli.mcp_text import explain_text
-from tuner.core.errors import DISTRIBUTION, MODULES
+from tuner.core.errors import MODULES, install_command
 
 ROOT = Path(__file__).parents[1]
 SERVER = """
@@ -52,6 +52,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "best": ("best", {"space": "qlora27b", "gpu": "a6000"}),
     "nothing fits": ("best", {"space": "qlora27b", "gpu": "a6000", "max_memory": "1GiB"}),
     "explain": ("explain", {"space": "qlora27b", "gpu": "a6000"}),
+    "explain another": ("explain", {"space": "qlora27b", "gpu": "a6000", "model": "qwen3-8b"}),
     "no file": ("check", {"program": ["nosuch.py"], **GPU}),
     "an option": ("check", {"program": ["--help"], **GPU}),
     "no GPU": ("estimate", {"model": "qwen3-8b", "gpu": "rtx4091"}),
@@ -155,7 +156,7 @@ def test_numbers_are_those_of_the_command(session, capsys, monkeypatch):
         ("all GPUs", 2, "gpu is one GPU type"),
         ("run", 2, "'run' was unexpected"),
         ("no tool", 2, "unknown tool 'search'"),
-        ("explain", 3, f"pip install '{DISTRIBUTION}[all]'"),
+        ("explain another", 3, install_command("all")),
         ("nothing fits", 1, "hint:"),
     ],
 )
@@ -165,6 +166,22 @@ def test_an_error_has_its_hint_and_its_exit_code(session, name, code, said):
     assert result.structured_content is None
     assert said in text(result)
     assert f"Exit code {code}: " in text(result)
+
+
+def test_an_explanation_from_a_shipped_timeline_says_what_is_not_told(session):
+    found, told = session["explain"].structured_content, text(session["explain"])
+    assert found["prediction"]["method"].startswith("compiled timeline")
+    assert sum(part["bytes"] for part in found["breakdown"]) == device_bytes(found["prediction"])
+    listed = sum(each["total_bytes"] for each in found["largest_allocations"])
+    assert 0.5 < listed / device_bytes(found["prediction"]) < 1
+    assert {each["place"] for each in found["largest_allocations"]} == {""}
+    assert "Not told: tensor, operator and module of each allocation" in told
+    assert "lora_rank=384" in told
+    assert not any(change["set"] == {"lora_rank": 384} for change in found["changes_that_fit"])
+
+
+def device_bytes(prediction: dict[str, Any]) -> int:
+    return prediction["memory"]["device_bytes"]
 
 
 def test_a_setting_without_effect_is_named(session):
@@ -239,6 +256,7 @@ def test_an_explanation_names_changes_within_the_minimums_first():
         ],
         "pairs_that_fit": [],
         "slowed_by": [],
+        "not_told": [],
         "prediction": {
             "memory": {"device_bytes": 3 << 30}, "limit_bytes": 8 << 30, "margin_bytes": 0,
             "gpu": "t4", "intervals": {},
@@ -271,7 +289,7 @@ def test_settings_are_typed_as_on_the_command_line():
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mcp.server.stdio", None)
     assert run(["mcp"]) == 3
-    assert f"pip install '{DISTRIBUTION}[mcp]'" in capsys.readouterr().err
+    assert install_command("mcp") in capsys.readouterr().err
 
 
 def test_the_configuration_and_the_skill_are_printed(capsys):
@@ -315,9 +333,6 @@ def test_a_command_of_the_skill_answers(project, line):
         text=True,
         check=False,
     )
-    if words[0] == "explain":  # which nothing that ships answers
-        assert done.returncode == 3, done.stderr
-        assert f"pip install '{DISTRIBUTION}[all]'" in done.stderr
-    else:
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["source"] == "predicted"
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer.get("prediction", answer)["source"] == "predicted"

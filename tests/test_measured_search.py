@@ -60,8 +60,9 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
     assert process.returncode == 0, out + err
     assert "Traceback" not in out + err
     text = " ".join(out.split())
-    for part in (f"measured on {host.cpu_name()}", "3 configurations: 3 fit", "Front (measured)",
-                 "Recommended (measured)", "Predicted against measured (3 trials)"):  # fmt: skip
+    for part in (f"measured on {host.cpu_name()}", "3 configurations: 3 fit",
+                 "Pareto front (measured)", "Recommended (measured)",
+                 "Predicted against measured (3 trials)"):  # fmt: skip
         assert part in text, part
     wait_until_gone(folder)
 

@@ -258,7 +258,23 @@ def test_the_first_commit_has_no_base(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PRE_COMMIT_FROM_REF", raising=False)
     assert run(["review"]) == 0
-    assert "tool.py: skipped: not a training program" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert "tool.py: skipped: not a training program" in said
+    assert "train.py: skipped: not tracked by git; to review it, git add it" in said
+    assert not any(line.startswith("loop.py") for line in said)  # the project excludes it
+    assert said[-1] == "no training program changed"  # and nothing was predicted
+
+
+def test_outside_of_a_repository_it_says_what_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from tuner.app.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    assert run(["review"]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path} is not in a git repository" in said
+    assert "tuner check --predict" in said
 
 
 @pytest.mark.parametrize(
@@ -268,8 +284,13 @@ def test_the_first_commit_has_no_base(
         ({"test_train.py": "loss.backward()"}, (), 0, "test_train.py: skipped: a test"),
         ({"loop.py": "loss.backward()"}, (), 0, "loop.py: skipped: excluded"),
         ({"config.yaml": "a: 2"}, (), 0, "config.yaml: skipped: not a training program"),
-        ({"other.py": "loss.backward()"}, (), 4, "other.py:1: unknown on rtx3060: unsupported"),
-        ({"other.py": "loss.backward("}, (), 4, "other.py:1: unknown on rtx3060: "),
+        ({"other.py": "loss.backward()"}, (), 4, "unknown on rtx3060, a100_80gb: unsupported"),
+        ({"other.py": "loss.backward("}, (), 4, "other.py:1: unknown on rtx3060, a100_80gb: "),
+        ({"tuner.toml": "gpu = 't44'", "pyproject.toml": ""}, (), 2, "tuner.toml: gpu: unknown"),
+        (
+            {"pyproject.toml": "[tool.tuner]\nset = {'*' = {max_lengthh = 3}}"}, (), 2,
+            "pyproject.toml [tool.tuner]: set: unknown parameter 'max_lengthh'; did you mean",
+        ),
         ({}, ("--base", "nosuch"), 2, "there is no commit 'nosuch' in this repository"),
         ({}, ("--gpu", "rtx3061"), 2, "did you mean 'rtx3060'"),
         ({}, ("--write", "x.txt"), 2, "the suffix is one of .md, .sarif"),

@@ -229,7 +229,7 @@ def test_lengths_of_the_data_are_no_measure_of_the_longest(clock, capsys, tmp_pa
 
 def test_a_prediction_of_another_gpu_is_none(clock, a6000, capsys, tmp_path):
     train(clock, Reporter({**PREDICTED, "gpu": "t4"}))
-    assert "no prediction: it is of t4, and this GPU is a6000" in told(capsys)
+    assert "no prediction: it is for t4, and this is a6000" in told(capsys)
     assert not (tmp_path / "tuner-run.json").exists()
 
 

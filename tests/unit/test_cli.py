@@ -200,7 +200,7 @@ class TestBestAndShow:
     def test_show_prints_the_front_and_its_json_has_whole_records(self, journal, capsys):
         assert run(["show", *TARGET]) == 0
         text = capsys.readouterr().out
-        assert "Front (predicted)" in text
+        assert "Pareto front (predicted)" in text
         assert "40.00 GiB" in text
         titles = next(line for line in text.splitlines() if "samples/s" in line).split()
         assert titles[:3] == ["memory", "samples/s", "epoch"]

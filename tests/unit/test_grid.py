@@ -89,7 +89,7 @@ def test_page_is_one_file_in_which_names_are_text():
     ("arguments", "said"),
     [
         (["--set", "precision=int8"], "the grid sets precision itself"),
-        (["--set", "nonsense=1"], "unknown knob 'nonsense'"),
+        (["--set", "nonsense=1"], "unknown parameter 'nonsense'"),
         (["--method", "qlor"], "did you mean 'qlora'"),
         (["--out", "grid.pdf"], "neither a page (.html) nor a table (.csv)"),
         (["--out", "nowhere/grid.html"], "there is no folder nowhere"),

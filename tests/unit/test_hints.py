@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
+from packaging.requirements import Requirement
 
 from tuner.app.cli.main import COMMANDS, cli, run
 from tuner.core.aliases import meant
-from tuner.core.errors import InputError, UnavailableError, nearest, unknown
+from tuner.core.errors import InputError, UnavailableError, install_command, nearest, unknown
 from tuner.core.records import Configuration
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.export import FORMATS
@@ -20,6 +24,27 @@ from tuner.space.gpus import get_gpu, load_catalogue
 from tuner.space.models.catalogue import load_catalogue as load_models
 
 KNOBS = list(SCHEMAS["causal_lm"].terms)
+
+
+@pytest.mark.parametrize(
+    ("noted", "requirement"),
+    [
+        (None, "tuner-fit[all]"),
+        (
+            {"url": "file:///home/you/tuner", "dir_info": {}},
+            "tuner-fit[all] @ file:///home/you/tuner",
+        ),
+        (
+            {"url": "https://x.org/t.git", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}},
+            "tuner-fit[all] @ git+https://x.org/t.git@0a1b",
+        ),
+    ],
+)
+def test_an_extra_is_installed_from_where_tuner_is_from(monkeypatch, noted, requirement):
+    installed = SimpleNamespace(read_text=lambda _: noted and json.dumps(noted))
+    monkeypatch.setattr(metadata, "distribution", lambda _: installed)
+    assert install_command("all") == f"pip install '{requirement}'"
+    Requirement(requirement)  # pip can read it
 
 
 @pytest.mark.parametrize(

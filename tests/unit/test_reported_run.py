@@ -264,7 +264,7 @@ def test_implausible_rows_are_refused(row, changes, said):
 def test_a_row_far_from_its_prediction_is_named_and_not_refused(row, tmp_path):
     far = changed(row, measured_step_s=row.predicted.step_s * 3)
     (tmp_path / far.file_name).write_text(far.to_json())
-    assert check(tmp_path) == ([], [f"{far.file_name}: step_s is 3.00 x the predicted one"])
+    assert check(tmp_path) == ([], [f"{far.file_name}: step_s is 3.00 times the predicted one"])
     assert not list(looks_of(row))
 
 
@@ -277,7 +277,7 @@ def test_copies_and_wrong_names_are_refused(row, tmp_path):
     refused, _ = check(tmp_path)
     assert sum("the same run as" in text for text in refused) == 2
     assert sum("no reporter" in text or "belongs in" in text for text in refused) == 2
-    assert any("notes.md is no row" in text for text in refused)
+    assert any("notes.md is not the row" in text for text in refused)
 
 
 def test_one_author_is_one_reporter(row, tmp_path):

@@ -57,6 +57,13 @@ def test_a_file_reads_as_it_was_written(tmp_path):
         theirs = again.to_arrays()
         for name, array in found.to_arrays().items():
             assert np.array_equal(array, theirs[name]), (key, name)
+    assert copy.passes(model, "of a space") is None
+    of_spaces = {"another": {"of a space": passes[keys[0]]}}
+    write(tmp_path / "spaces.zip", copy.versions, {model: passes}, {}, of_spaces)
+    spaces = Shipped(tmp_path / "spaces.zip")
+    assert (list(spaces.models()), [*spaces.models(of_spaces=True)]) == ([model], ["another"])
+    assert [*spaces.structures("another", of_spaces=True)] == ["of a space"]
+    assert spaces.passes("another", "of a space") is not None
     write(tmp_path / "twice.zip", copy.versions, {model: passes}, {model: steps})
     assert (tmp_path / "twice.zip").read_bytes() == (tmp_path / "copy.zip").read_bytes()
 

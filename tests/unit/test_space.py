@@ -189,7 +189,7 @@ def test_without_a_file_of_the_space_all_knobs_are_listed():
 GOLDEN_SETTINGS = [
     (
         {"precison": "nf4"},
-        "unknown knob 'precison'\n  hint: did you mean 'precision'?; `tuner spaces qlora27b` "
+        "unknown parameter 'precison'\n  hint: did you mean 'precision'?; `tuner spaces qlora27b` "
         f"lists all {len(TERMS)}",
     ),
     (

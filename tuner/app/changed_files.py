@@ -35,13 +35,14 @@ _REGULAR = ("100644", "100755")
 class Changes:
     """Paths below the root of a repository that differ from the commit `base`.
 
-    `before` has the path in the base of each file that was renamed.
+    `before` has the path in the base of each file that was renamed. `untracked` files are in none.
     """
 
     root: Path
     base: str
     files: frozenset[str]
     before: Mapping[str, str]
+    untracked: frozenset[str] = frozenset()
 
     @contextlib.contextmanager
     def base_folder(self) -> Iterator[Path]:
@@ -62,7 +63,7 @@ def find_changes(folder: Path, base: str, files: Sequence[Path] = ()) -> Changes
     Compares with the commit at which the branch left `base`, or with `base` itself where that is
     not in a shallow clone. Raises `InputError` for an unknown commit and outside of a repository.
     """
-    root = Path(_git(folder, "rev-parse", "--show-toplevel").decode().strip())
+    root = _root(folder)
     commit = next(filter(None, (_commit(root, name) for name in (base, f"origin/{base}"))), None)
     if commit is None and base == "HEAD":  # the first commit is being made
         commit = _git(root, "hash-object", "-t", "tree", "--stdin").decode().strip()
@@ -84,7 +85,21 @@ def find_changes(folder: Path, base: str, files: Sequence[Path] = ()) -> Changes
     if files:
         named = (Path(folder, file).resolve() for file in files)
         changed = {_below(root, path) for path in named}
-    return Changes(root, commit, frozenset(changed), before)
+        return Changes(root, commit, frozenset(changed), before)
+    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z").decode().split("\0")
+    return Changes(root, commit, frozenset(changed), before, frozenset(filter(None, listed)))
+
+
+def _root(folder: Path) -> Path:
+    try:
+        return Path(_git(folder, "rev-parse", "--show-toplevel").decode().strip())
+    except InputError as error:
+        if "not a git repository" not in error.message:
+            raise
+        raise InputError(
+            f"{folder.resolve()} is not in a git repository",
+            hint="without one: tuner check --predict --gpu rtx4090 train.py",
+        ) from error
 
 
 def _below(root: Path, path: Path) -> str:

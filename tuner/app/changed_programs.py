@@ -28,6 +28,7 @@ _TESTS = re.compile(r"(test_.*|.*_test|conftest)\.py")
 """Names of files with pytest's tests."""
 
 NOT_TRAINING, A_TEST, EXCLUDED = "not a training program", "a test", "excluded"
+UNTRACKED = "not tracked by git; to review it, git add it"
 
 ReadProgram = Program | InputError
 """A program, or why it cannot be read."""
@@ -58,7 +59,20 @@ def changed_programs(
             skipped[path] = NOT_TRAINING
     for path in covered & skipped.keys():  # it is part of a program
         del skipped[path]
+    skipped |= dict.fromkeys(_untracked_programs(changes, project, root), UNTRACKED)
     return read
+
+
+def _untracked_programs(changes: Changes, project: Project, root: Path) -> Iterator[str]:
+    """The untracked files that start a training. JSON isn't read: programs write much of it."""
+    for path in sorted(changes.untracked):
+        suffix = PurePosixPath(path).suffix
+        if suffix in PYTHON:
+            is_training = bool(_TRAINS.search((changes.root / path).read_bytes()))
+        else:
+            is_training = suffix in READ and suffix != ".json" and _read(root, path) is not None
+        if is_training and not _not_a_program(path, project):
+            yield path
 
 
 def _named(words: tuple[str, ...], root: Path) -> Program:

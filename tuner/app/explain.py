@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,13 @@ from tuner.app.predicting import (
     Predicted,
     SpacePredictor,
     Suggestion,
+    allowed,
+    alternatives,
     paired_changes,
     reentrant_change,
     single_changes,
 )
+from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Measurement, Prediction
 from tuner.core.records.reading import written
@@ -23,9 +26,12 @@ from tuner.core.units import format_size, significant
 from tuner.cost.memory import category_of, live_at_peak
 from tuner.cost.operators.timeline import Timeline
 from tuner.cost.speed.kernel_times import on_measured_device
+from tuner.cost.speed.roofline import StepWork
 from tuner.cost.step_details import OperatorTime
 from tuner.predict.memory_timeline import operators_of
 from tuner.predict.predict import step_work
+from tuner.predict.predictor import COMPILED_TOLERANCE
+from tuner.predict.shipped import can_trace
 from tuner.predict.training import get_workload
 from tuner.space import SearchSpace
 from tuner.space.models.catalogue import resolve_config
@@ -38,13 +44,14 @@ class PeakAllocation:
     """`count` allocations of `size_bytes` each that are alike.
 
     `place` is the parameter, or the module whose forward made it, with * for layer numbers (empty
-    in backward passes and optimizers). `made_by` is the operator; loaded weights have none.
+    in backward passes and optimizers). `made_by` is the operator; loaded weights have none. Of a
+    compiled timeline only sizes and category are known.
     """
 
     size_bytes: int
     count: int
     category: str
-    phase: str
+    phase: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
     made_by: str = ""
@@ -62,7 +69,13 @@ class PeakAllocation:
         return {**sizes, "total_bytes": self.total_bytes, **data}
 
 
-def largest_allocations(timeline: Timeline, *, number: int = 8) -> list[PeakAllocation]:
+MOST_ALLOCATIONS = 8
+"""Kinds of allocations that are shown."""
+
+
+def largest_allocations(
+    timeline: Timeline, *, number: int = MOST_ALLOCATIONS
+) -> list[PeakAllocation]:
     """The largest kinds of allocations at the peak, by the size of a single one."""
     alike = Counter(
         PeakAllocation(
@@ -77,8 +90,11 @@ def largest_allocations(timeline: Timeline, *, number: int = 8) -> list[PeakAllo
         )
         for block in live_at_peak(timeline)
     )
-    kinds = sorted(alike.items(), key=lambda kind: (-kind[0].size_bytes, -kind[1]))
-    return [replace(kind, count=count) for kind, count in kinds[:number]]
+    return _largest((replace(kind, count=count) for kind, count in alike.items()), number)
+
+
+def _largest(kinds: Iterable[PeakAllocation], number: int) -> list[PeakAllocation]:
+    return sorted(kinds, key=lambda kind: (-kind.size_bytes, -kind.count))[:number]
 
 
 LEAST_SHARE = 0.01
@@ -237,6 +253,7 @@ class Explanation:
 
     `allocations` and `operators` are the largest of the stage that needs most memory. `changes` are
     all changes of a single knob; `pairs` those of two knobs that fit, when no single one does.
+    `not_told` says in sentences what only a trace would tell.
     """
 
     current: Predicted
@@ -246,6 +263,7 @@ class Explanation:
     pairs: Sequence[Suggestion]
     notes: Sequence[Note]
     reentrant: Suggestion | None
+    not_told: Sequence[str] = ()
 
     @property
     def prediction(self) -> Prediction:
@@ -294,6 +312,7 @@ class Explanation:
             "smallest_change": self.smallest.to_dict() if self.smallest else None,
             "most_expensive_operators": [written(each) for each in self.operators],
             "slowed_by": [written(note) for note in self.notes],
+            "not_told": list(self.not_told),
             "prediction": prediction.to_dict(),
         }
 
@@ -314,11 +333,12 @@ def explain(
     pairs: list[Suggestion] = []
     if not current.prediction.fits and not any(c.prediction.fits for c in changes):
         pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
-    timeline, operators = _traced(predictor, current.hardest)
+    allocations, work = (_traced if can_trace() else _compiled)(predictor, current.hardest)
+    on_gpu, times, _ = on_measured_device(gpu, predictor.profile)
     return Explanation(
         current=current,
-        allocations=largest_allocations(timeline),
-        operators=operators,
+        allocations=allocations,
+        operators=operators_of(work, current.hardest, on_gpu, times),
         changes=changes,
         pairs=pairs,
         reentrant=reentrant_change(predictor, current),
@@ -330,21 +350,52 @@ def explain(
             changes=changes,
             measured=(measured or {}).get(configuration),
         ),
+        not_told=_not_told(predictor, current),
     )
 
 
 def _traced(
     predictor: SpacePredictor, configuration: Configuration
-) -> tuple[Timeline, tuple[OperatorTime, ...]]:
-    """The full-depth trace of a step, and its most expensive operators."""
+) -> tuple[list[PeakAllocation], StepWork]:
+    """The largest allocations and the work of a step, from its trace at full depth."""
     from tuner.predict.compiler.deepening import trace_deep  # torch
 
     space = predictor.space
-    gpu, times, _ = on_measured_device(predictor.gpu, predictor.profile)
     traced = trace_deep(
         get_workload(space.workload),
         resolve_config(space.predicted_model()),
         configuration,
-        compute_capability=gpu.compute_capability,
+        compute_capability=predictor.gpu.compute_capability,
     )
-    return traced.timeline, operators_of(step_work(traced), configuration, gpu, times)
+    return largest_allocations(traced.timeline), step_work(traced)
+
+
+def _compiled(
+    predictor: SpacePredictor, configuration: Configuration
+) -> tuple[list[PeakAllocation], StepWork]:
+    """The same from a compiled timeline, which has no tensors, operators and modules of blocks."""
+    blocks, work = predictor.details(configuration)
+    kinds = (PeakAllocation(size, count, str(category)) for size, count, category in blocks)
+    return _largest(kinds, MOST_ALLOCATIONS), work
+
+
+def _not_told(predictor: SpacePredictor, current: Predicted) -> list[str]:
+    """What the timelines that come with tuner do not tell, where nothing can be traced."""
+    if can_trace():
+        return []
+    found = [
+        "tensor, operator and module of each allocation, allocations of the optimizer, and which "
+        f"changes within {COMPILED_TOLERANCE:.0%} of the limit fit: they need a trace"
+    ]
+    asked = alternatives(predictor.space, current.configuration)
+    changes = [
+        f"{name}={show(value)}"
+        for settings, changed in allowed(
+            predictor.space, predictor.gpu, current.configuration, asked
+        )
+        if not predictor.answers(changed)
+        for name, value in settings.items()
+    ]
+    if changes:
+        found.append(f"changes that are not among the timelines of tuner: {', '.join(changes)}")
+    return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tuner.app.estimate import one_configuration
 from tuner.app.predicting import SpacePredictor
-from tuner.core.errors import INSTALL_ALL, InputError, UnavailableError
+from tuner.core.errors import InputError, UnavailableError, install_command
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, Prediction
 from tuner.cost.library_memory import cublas_workspace_bytes
@@ -165,7 +165,7 @@ def make_grid(
     models = tuple(model for model in question.models if model in cells)
     reasons = [cell.refused for found in cells.values() for cell in found]
     if all(reasons) and not can_trace():
-        raise UnavailableError(reasons[0], hint=f"{INSTALL_ALL} predicts every model and setting")
+        raise UnavailableError(reasons[0], hint=install_command("all"))
     return Grid(
         models=models,
         params={model: _params(model) or _predicted_params(cells[model]) for model in models},

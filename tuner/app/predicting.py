@@ -13,6 +13,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, MemoryCategory, Prediction
 from tuner.cost.correction import DEVICE, RESERVED
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.speed.roofline import StepWork
 from tuner.predict.predict import check_supported
 from tuner.predict.predictor import COMPILED_TOLERANCE, OnProgress, PredictionJob, Predictor
 from tuner.predict.stages import Predict, StagedPrediction, predict_stages
@@ -60,6 +61,18 @@ class SpacePredictor:
     def at_once(self) -> int:
         """Number of configurations that `trace` works on at the same time."""
         return self._predictor.at_once
+
+    def answers(self, configuration: Configuration) -> bool:
+        """False if only a trace could tell, and PyTorch is not installed."""
+        parts = self.space.stage_configurations(configuration) if self.space.stages else None
+        each = [configuration] if parts is None else parts.values()
+        return all(self._predictor.answers(part, self.gpu) for part in each)
+
+    def details(
+        self, configuration: Configuration
+    ) -> tuple[list[tuple[int, int, MemoryCategory]], StepWork]:
+        """Size, number and category of the blocks at the peak, and the work of a step."""
+        return self._predictor.details(configuration, self.gpu)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
         """A prediction of each configuration, in their order, from compiled timelines."""
@@ -186,14 +199,17 @@ class Suggestion:
 
 def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Suggestion]:
     """Every other value of each knob that the space and the GPU allow, by throughput lost."""
-    space = predictor.space
-    settings = [
+    return _predicted(predictor, current, alternatives(predictor.space, current.configuration))
+
+
+def alternatives(space: SearchSpace, configuration: Configuration) -> list[Mapping[str, KnobValue]]:
+    """Every other value of each knob of the space."""
+    return [
         {name: value}
         for name, values in space.choices.items()
         for value in values
-        if value != current.configuration.get(name)
+        if value != configuration.get(name)
     ]
-    return _predicted(predictor, current, settings)
 
 
 def reentrant_change(predictor: SpacePredictor, current: Predicted) -> Suggestion | None:
@@ -227,7 +243,8 @@ def paired_changes(
 def _predicted(
     predictor: SpacePredictor, current: Predicted, settings: Sequence[Mapping[str, KnobValue]]
 ) -> list[Suggestion]:
-    valid = list(_valid(predictor, current.configuration, settings))
+    possible = allowed(predictor.space, predictor.gpu, current.configuration, settings)
+    valid = [each for each in possible if predictor.answers(each[1])]
     found = predictor.beside(current, [configuration for _, configuration in valid])
     changes = sorted(
         (
@@ -254,19 +271,20 @@ def _near_limit(change: Suggestion) -> bool:
     return off_bytes <= COMPILED_TOLERANCE * usable_bytes
 
 
-def _valid(
-    predictor: SpacePredictor,
+def allowed(
+    space: SearchSpace,
+    gpu: Gpu,
     configuration: Configuration,
     settings: Sequence[Mapping[str, KnobValue]],
 ) -> Iterator[tuple[Mapping[str, KnobValue], Configuration]]:
-    space = predictor.space
+    """The settings that space and GPU allow beside the configuration, and what each makes of it."""
     held = {n: v for n, v in configuration.items() if n not in space.derived}
     for changed in settings:
         try:
             found = configure(space, {**held, **changed}, strict=False)
         except InputError:
             continue  # excluded by a rule of the space
-        if not check_supported(found, predictor.gpu):
+        if not check_supported(found, gpu):
             yield changed, found
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
+
+from tuner.core.environment import own_python
 
 TIMEOUT_S = 120.0
 MARK = "tuner-probe:"
@@ -24,7 +25,7 @@ def probe(command: tuple[str, ...] = ()) -> dict[str, Any]:
     """The answer of a new process; {"error": ...} where it gave none."""
     try:
         done = subprocess.run(  # noqa: S603 - this program itself
-            command or (sys.executable, "-m", "tuner.app.probe"),
+            command or own_python("tuner.app.probe"),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

@@ -12,6 +12,10 @@ from typing import Any
 from tuner.core.errors import InputError, Problem, unknown
 from tuner.core.files import read_file
 from tuner.core.records import KnobValue
+from tuner.core.setup.schemas import SCHEMAS
+from tuner.program.vocabulary import understood
+from tuner.space.gpus import get_gpu
+from tuner.space.load import DEFAULT_WORKLOAD
 
 OWN_FILE, SHARED_FILE = "tuner.toml", "pyproject.toml"
 _MOST_BYTES = 1 << 20
@@ -100,6 +104,11 @@ def _read(table: object, where: str) -> Project:
     for key, value in values.items():
         if not _is_right(key, value):
             problems.append(Problem(f"{key} = {value!r} is not {_WANTED[key]}", where))
+            continue
+        try:
+            _look_up(key, value)
+        except InputError as error:
+            problems.append(Problem(f"{key}: {error.message}; {error.hint}", where))
     if problems:
         raise InputError("the settings of tuner are wrong", problems=problems)
     lists = {key: tuple(values.get(key, ())) for key in ("gpu", "programs", "exclude")}
@@ -120,6 +129,14 @@ def _is_right(key: str, value: object) -> bool:
         kind = str if key == "models" else dict
         return isinstance(value, dict) and all(isinstance(one, kind) for one in value.values())
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _look_up(key: str, value: Any) -> None:
+    """Raise `InputError` for an unknown GPU type, or for a setting that no training has."""
+    for name in value if key == "gpu" else ():
+        get_gpu(name)
+    for settings in value.values() if key == "set" else ():
+        understood(settings, SCHEMAS[DEFAULT_WORKLOAD].terms)
 
 
 def require_gpus(project: Project) -> None:

@@ -29,6 +29,14 @@ def trial_environment(threads: int) -> dict[str, str]:
     return {**DEVICE_ORDER, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
 
 
+def own_python(module: str, *words: str) -> list[str]:
+    """The command that runs a module of tuner in a process of its own.
+
+    -P: no module of the folder that it starts in (click.py) stands for a library.
+    """
+    return [sys.executable, "-P", "-m", module, *words]
+
+
 def search_path() -> str:
     """The value of PYTHONPATH by which the modules that are found here are found there."""
     return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)

@@ -166,8 +166,27 @@ def unknown(
 DISTRIBUTION = "tuner-fit"
 """The name of this package on the package index, where `tuner` is another program."""
 
-INSTALL_ALL = f"pip install '{DISTRIBUTION}[all]'"
-"""The command that installs whatever predicts and searches."""
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra from where this installation is from (PEP 610).
+
+    That is a clone, a wheel or a repository; the package index, where none of them is noted.
+    """
+    import json
+    from importlib import metadata
+
+    requirement = f"{DISTRIBUTION}[{extra}]"
+    try:
+        noted = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        noted = None
+    source = json.loads(noted) if noted else {}
+    if vcs := source.get("vcs_info"):
+        requirement += f" @ {vcs['vcs']}+{source['url']}@{vcs['commit_id']}"
+    elif "url" in source:
+        requirement += f" @ {source['url']}"
+    return f"pip install '{requirement}'"
+
 
 MODULES = {
     "bitsandbytes": "bitsandbytes",
@@ -191,6 +210,5 @@ def missing_extra(error: ModuleNotFoundError) -> UnavailableError | None:
     return UnavailableError(
         f"this needs {package}, which is not installed: tuner predicts by tracing the training "
         "step of the real libraries, and searches with Ray",
-        hint=f"{INSTALL_ALL}; reading results (`tuner best`, `show`, `gpus`, `models`) "
-        "needs nothing more",
+        hint=install_command("all"),
     )

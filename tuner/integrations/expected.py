@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tuner.core.environment import own_python
 from tuner.core.errors import InputError, UnavailableError
 from tuner.report.reported import PredictedNumbers
 
@@ -40,6 +40,11 @@ def expected_of(given: Prediction) -> Expected:
     if isinstance(given, str | Path):
         try:
             given = json.loads(Path(given).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(
+                f"file not found: {given}",
+                hint="write it: tuner check --predict --json --gpu rtx4090 train.py > check.json",
+            ) from None
         except (OSError, ValueError) as error:
             raise InputError(f"prediction {str(given)!r} can't be read: {error}") from None
     given = getattr(given, "found", given)  # of `tuner.check`
@@ -103,7 +108,7 @@ class Asked:
             (folder / "config.json").write_text(json.dumps(model, default=str))
             model = str(folder)
         settings = [f"--set={name}={_word(value)}" for name, value in knobs.items()]
-        command = [sys.executable, "-m", "tuner", "estimate", "--model", model, "--gpu", gpu]
+        command = own_python("tuner", "estimate", "--model", model, "--gpu", gpu)
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             self._process = subprocess.Popen(  # noqa: S603 - tuner itself
                 [*command, "--json", *settings],

@@ -21,6 +21,7 @@ from typing import Any
 from click.shell_completion import ShellComplete, split_arg_string
 
 from tuner.app.cli.main import cli, load
+from tuner.core.environment import own_python
 from tuner.core.errors import InputError
 from tuner.core.files import scratch_folder
 from tuner.program.edit.notebook import cell_texts, notebook_python
@@ -53,7 +54,7 @@ def add_magic(shell: Any) -> None:
 
 
 def _run(shell: Any, words: list[str]) -> None:
-    shell.system(shlex.join([sys.executable, "-m", "tuner", *words]))
+    shell.system(shlex.join(own_python("tuner", *words)))
 
 
 def _names_a_program(words: list[str]) -> bool:

@@ -201,7 +201,7 @@ class RunWatch:
         planned_gpu = self._expected.gpu if self._expected is not None else None
         if planned_gpu is not None and device.gpu not in (None, planned_gpu):
             self._expected = None
-            self._why_not = f"it is of {planned_gpu}, and this GPU is {device.gpu}"
+            self._why_not = f"it is for {planned_gpu}, and this is {device.gpu}"
         timed = self._steps_s[WARMUP:][-(STEPS - WARMUP) :]
         waits = self._waits_s[WARMUP:][-len(timed) :]
         measured = MeasuredNumbers(

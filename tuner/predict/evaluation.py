@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryCategory, Phase
@@ -24,6 +26,7 @@ from tuner.cost.speed.roofline import (
     KernelTimes,
     Roofline,
     StepTimes,
+    StepWork,
     optimizer_time,
     pass_times,
     whole_step,
@@ -106,6 +109,42 @@ class Evaluation:
             breakdown[MemoryCategory.TEMPORARY] += optimizer.peak_bytes - optimizer.state_bytes
         return self._memory(place, added, breakdown, phases, peak_phase, optimizer)
 
+    def blocks_at_peak(
+        self, index: int, optimizer: CompiledOptimizer
+    ) -> list[tuple[int, int, MemoryCategory]]:
+        """Size, number and category of the blocks that are live at the peak of one configuration.
+
+        Without those of the optimizer, which are known in all only.
+        """
+        place, accumulates = int(self._place[index]), bool(self._accumulation[index] > 1)
+        phase = Phase(self.memory(index, optimizer).peak_phase)
+        if phase is Phase.OPTIMIZER:
+            live = self._passes.ends[2 if accumulates else 1]
+        else:
+            rows = self._rows(accumulates)[phase]
+            live = self._passes.counts[rows[self._live[rows, place].argmax()]]
+        found: Counter[tuple[int, MemoryCategory]] = Counter()
+        for category, size in zip(*np.nonzero(live), strict=True):
+            size_bytes = round(float(self._block_bytes[size, place]))
+            found[size_bytes, CATEGORIES[category]] += int(live[category, size])
+        return [(size, count, category) for (size, category), count in found.items() if size]
+
+    def work(self, optimizer: CompiledOptimizer) -> StepWork:
+        """The work of a step, where all configurations are at one point."""
+        updates, executions = work_arrays(optimizer)
+        passes, none = self._passes.executions, np.zeros(len(executions), dtype=np.int64)
+        works = self._works.beside(updates)
+        return StepWork(
+            passes=works,
+            executions=np.concatenate(
+                [passes, np.broadcast_to(none, (*passes.shape[:2], len(none)))], axis=2
+            ),
+            optimizer=works,
+            optimizer_executions=np.concatenate(
+                [np.zeros(passes.shape[2], dtype=np.int64), executions]
+            ),
+        )
+
     def forward_memory(
         self, index: int, optimizer: CompiledOptimizer, layers: int | None
     ) -> Memory:
@@ -158,14 +197,8 @@ class Evaluation:
 
     def _find_peaks(self, accumulates: bool) -> _Peaks:
         passes = self._passes
-        numbers = [n for n, s in enumerate(SEGMENTS) if accumulates or s.micro_step == 0]
-        chosen = {
-            phase: [n for n in numbers if SEGMENTS[n].phase is phase]
-            for phase in (Phase.FORWARD, Phase.BACKWARD)
-        }
         by_phase, breakdown = {}, {}
-        for phase, segments in {Phase.LOAD: [LOADING], **chosen}.items():
-            rows = np.nonzero(np.isin(passes.segments, segments))[0]
+        for phase, rows in self._rows(accumulates).items():
             winners = rows[self._live[rows].argmax(axis=0)]
             by_phase[phase] = self._live[rows].max(axis=0).round().astype(int).tolist()
             sizes = np.einsum("pcu,up->pc", passes.counts[winners], self._block_bytes)
@@ -174,6 +207,18 @@ class Evaluation:
         sizes = np.einsum("cu,up->pc", passes.ends[end], self._block_bytes)
         breakdown[Phase.OPTIMIZER] = _whole(sizes)
         return _Peaks(by_phase, breakdown, end=self._ends[end].round().astype(int).tolist())
+
+    def _rows(self, accumulates: bool) -> dict[Phase, NDArray[np.int64]]:
+        """The moments of each phase but the optimizer's, with one micro-step or with more."""
+        numbers = [n for n, s in enumerate(SEGMENTS) if accumulates or s.micro_step == 0]
+        chosen = {
+            phase: [n for n in numbers if SEGMENTS[n].phase is phase]
+            for phase in (Phase.FORWARD, Phase.BACKWARD)
+        }
+        return {
+            phase: np.nonzero(np.isin(self._passes.segments, segments))[0]
+            for phase, segments in {Phase.LOAD: [LOADING], **chosen}.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tuner.core.errors import INSTALL_ALL, InputError, UnavailableError
+from tuner.core.errors import InputError, UnavailableError, install_command
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Doubt, Phase, Prediction
+from tuner.core.records import Configuration, Doubt, MemoryCategory, Phase, Prediction
 from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.setup.optimizers import OPTIMIZERS
@@ -28,6 +28,7 @@ from tuner.cost.rank_memory import with_nccl
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.processor import on_its_device
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.speed.roofline import StepWork
 from tuner.predict import cache
 from tuner.predict.cache import (
     build_optimizer,
@@ -179,6 +180,35 @@ class Predictor:
             if isinstance(passes, CompiledPasses)
         }
 
+    def answers(self, configuration: Configuration, gpu: Gpu) -> bool:
+        """True unless tracing is needed, and the libraries for it are missing."""
+        if can_trace():
+            return True
+        if _is_traced_in_full(configuration):
+            return False
+        structure = self._structure(configuration, gpu)
+        self._load(structure)
+        passes = self._passes.get(structure)
+        try:
+            return isinstance(passes, CompiledPasses) and bool(
+                self._optimizer(configuration, passes)
+            )
+        except UnavailableError:
+            return False
+
+    def details(
+        self, configuration: Configuration, gpu: Gpu
+    ) -> tuple[list[tuple[int, int, MemoryCategory]], StepWork]:
+        """Size, number and category of the blocks at the peak, and the work of a step."""
+        self.predict([configuration], gpu)
+        structure = self._structure(configuration, gpu)
+        passes = self._passes[structure]
+        assert isinstance(passes, CompiledPasses)
+        optimizer = self._optimizer(configuration, passes)
+        known = self._replayed[structure]
+        evaluation = Evaluation(passes, structure, [configuration], gpu, known)
+        return evaluation.blocks_at_peak(0, optimizer), evaluation.work(optimizer)
+
     @property
     def at_once(self) -> int:
         """Number of configurations that `traced` works on at the same time."""
@@ -302,8 +332,8 @@ class Predictor:
             raise UnavailableError(
                 f"{what} not among the compiled timelines that come with tuner for "
                 f"{self._job.model}, and torch or transformers is not installed to trace them",
-                hint=f"{INSTALL_ALL} predicts every model and setting; without it, common settings "
-                f"of {', '.join(_shipped_models())} are",
+                hint=f"{install_command('all')}; without it, tuner knows common settings of "
+                f"{', '.join(_shipped_models())}",
             )
 
     def _entry(self, kind: str, structure: Structure) -> str:

@@ -1,8 +1,8 @@
 """Compiled timelines that come with the package: predictions without PyTorch.
 
 `python -m benchmarks.shipped_timelines` makes the file. It is a zip archive, compressed with LZMA:
-for each model a member with all its structures, which are much alike, and one with its optimizer
-steps; and the versions of the libraries that were traced.
+for each model a member with all its structures, which are much alike, one with those of search
+spaces alone, and one with its optimizer steps; and the versions of the libraries that were traced.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ SHIPPED_OPTIMIZERS = (
 
 _VERSIONS = "versions.json"
 _PASSES = "passes/"
+_SPACES = "spaces/"
 _OPTIMIZERS = "optimizers/"
 _EVENTS = ".events"
 """Suffix of arrays (E, 2) of block and +1 or -1, which are kept as differences: the events of all
@@ -60,7 +62,7 @@ class Shipped:
 
     def __init__(self, file: Path) -> None:
         self._archive = zipfile.ZipFile(file) if file.exists() else None
-        self._structures: dict[str, Any] = {}
+        self._members: dict[str, Any] = {}
         self._steps: dict[str, dict[str, Steps]] = {}
 
     @cached_property
@@ -83,24 +85,27 @@ class Shipped:
         members = [] if self._archive is None else self._archive.infolist()
         return hashlib.sha256(repr([(m.filename, m.CRC) for m in members]).encode()).hexdigest()
 
-    def models(self) -> Iterator[str]:
-        """The digests of the models that it has."""
+    def models(self, *, of_spaces: bool = False) -> Iterator[str]:
+        """The digests of the models that it has, or of those that it has for search spaces."""
         names = [] if self._archive is None else self._archive.namelist()
-        yield from (name.removeprefix(_PASSES) for name in names if name.startswith(_PASSES))
+        prefix = _SPACES if of_spaces else _PASSES
+        yield from (name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
-    def structures(self, model: str) -> Iterator[str]:
+    def structures(self, model: str, *, of_spaces: bool = False) -> Iterator[str]:
         """The keys of the structures of the model with this digest."""
-        yield from dict.fromkeys(name.partition("/")[0] for name in self._arrays(model))
+        arrays = self._arrays((_SPACES if of_spaces else _PASSES) + model)
+        yield from dict.fromkeys(name.partition("/")[0] for name in arrays)
 
     def passes(self, model: str, structure: str) -> CompiledPasses | None:
         """The structure with this key of the model with this digest; None if it is not there."""
-        arrays, prefix = self._arrays(model), f"{structure}/"
-        keys = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
-        if not keys:
-            return None
-        return CompiledPasses.from_arrays(
-            {key: _unpacked(key, arrays[prefix + key]) for key in keys}
-        )
+        for member in (_PASSES, _SPACES):
+            arrays, prefix = self._arrays(member + model), f"{structure}/"
+            keys = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
+            if keys:
+                return CompiledPasses.from_arrays(
+                    {key: _unpacked(key, arrays[prefix + key]) for key in keys}
+                )
+        return None
 
     def optimizer(
         self, model: str, name: str, trained: Trained, rank: int, *, clip: bool, scaled: bool
@@ -120,14 +125,14 @@ class Shipped:
             }
         return self._steps[model]
 
-    def _arrays(self, model: str) -> Any:
-        """The arrays of all structures of a model, named `STRUCTURE/ARRAY`."""
-        if model not in self._structures:
-            content = self._read(_PASSES + model)
-            self._structures[model] = (
+    def _arrays(self, member: str) -> Any:
+        """The arrays of all structures of a member, named `STRUCTURE/ARRAY`."""
+        if member not in self._members:
+            content = self._read(member)
+            self._members[member] = (
                 {} if content is None else np.load(io.BytesIO(content), allow_pickle=False)
             )
-        return self._structures[model]
+        return self._members[member]
 
     def _read(self, name: str) -> bytes | None:
         if self._archive is None:
@@ -195,15 +200,23 @@ def write(
     versions: Mapping[str, str],
     passes: Mapping[str, Mapping[str, CompiledPasses]],
     optimizers: Mapping[str, Mapping[str, Steps]],
+    spaces: Mapping[str, Mapping[str, CompiledPasses]] = MappingProxyType({}),
 ) -> None:
     """Write a file of structures and optimizers, by the model's digest and their keys.
+
+    `spaces` are further structures, of search spaces.
 
     The same content makes the same bytes.
     """
     new = file.with_suffix(".new")  # whoever reads meanwhile has the whole file of before
     with zipfile.ZipFile(new, "w", zipfile.ZIP_LZMA) as archive:
         _add(archive, _VERSIONS, json.dumps(versions, sort_keys=True).encode())
-        for model, structures in sorted(passes.items()):
+        members = {
+            prefix + model: structures
+            for prefix, found in ((_PASSES, passes), (_SPACES, spaces))
+            for model, structures in sorted(found.items())
+        }
+        for member, structures in members.items():
             buffer = io.BytesIO()
             arrays = {
                 (name, key): _packed(name, array)
@@ -213,7 +226,7 @@ def write(
             # Like arrays stand together: that makes half of the file.
             named = {f"{key}/{name}": arrays[name, key] for name, key in sorted(arrays)}
             np.savez(buffer, **named)
-            _add(archive, _PASSES + model, buffer.getvalue())
+            _add(archive, member, buffer.getvalue())
         for model, steps in sorted(optimizers.items()):
             content = {key: [step.to_dict() for step in each] for key, each in steps.items()}
             _add(archive, _OPTIMIZERS + model, json.dumps(content, sort_keys=True).encode())

@@ -54,7 +54,7 @@ def knobs_of(
             continue
         found[name] = proposed
     if problems:
-        raise InputError("not every knob can be searched", problems=problems)
+        raise InputError("not every parameter can be searched", problems=problems)
     if not found:
         raise InputError(
             "the program sets nothing that can be varied",
@@ -67,7 +67,7 @@ def _asked(texts: Iterable[str]) -> Iterable[tuple[str, list[KnobValue]]]:
     for text in texts:
         name, _, values = text.partition("=")
         if name not in NAMES:
-            raise unknown("knob", name, NAMES)
+            raise unknown("parameter", name, NAMES)
         yield name, [_value(part, name) for part in values.split(",") if part]
 
 

@@ -183,7 +183,7 @@ class _Reader:
     def _ask(self, name: str, value: Any, said: str) -> None:
         answer = _answer(name, show(value))
         if answer is None:
-            self.errors.append(unknown("knob", name, self.terms, spellings=_names()))
+            self.errors.append(unknown("parameter", name, self.terms, spellings=_names()))
         elif answer:
             self.errors.append(InputError(f"{said} is not modelled", hint=answer))
         else:

@@ -114,7 +114,7 @@ def read_row(path: Path) -> ReportedRun:
         raise InputError(f"file not found: {path}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(
-            f"{path} is no row of a measured run: {error}",
+            f"{path} is not the row of a measured run: {error}",
             hint="a callback of tuner.integrations writes one, docs/share-a-run.md",
         ) from None
 
@@ -310,7 +310,7 @@ def looks_of(row: ReportedRun) -> Iterator[str]:
             continue  # resident bytes, which no allocator counts
         ratio = row.ratio(name)
         if ratio is not None and not 1 / factor <= ratio <= factor:
-            yield f"{name} is {ratio:.2f} x the {row.predicted.source} one"
+            yield f"{name} is {ratio:.2f} times the {row.predicted.source} one"
 
 
 def duplicates(rows: Mapping[str, ReportedRun]) -> Iterator[tuple[str, str]]:

@@ -104,7 +104,7 @@ def _read(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) -> d
     for name, raw in settings.items():
         if name not in space.terms:
             command = f"tuner spaces {space.name}" if space.path else ""
-            errors.append(unknown("knob", str(name), space.terms, list_command=command))
+            errors.append(unknown("parameter", str(name), space.terms, list_command=command))
             continue
         try:
             values[name] = space.terms[name].read(raw)

@@ -13,7 +13,7 @@ from tuner.app.device import with_profile
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.supported import require_supported
 from tuner.app.target import Target, comparable
-from tuner.core.errors import UnavailableError
+from tuner.core.errors import DISTRIBUTION, UnavailableError
 from tuner.core.records import Configuration, Measurement, parse_margin
 from tuner.core.units import format_size, significant
 from tuner.predict.releases import predicted_stack
@@ -142,11 +142,15 @@ def _print(target: Target, explanation: Explanation) -> None:
     echo(f"\nWhat slows it ({prediction.source})")
     notes = [note.text for note in explanation.notes] or ["nothing takes 1 % of a step"]
     print_fields([("-", text) for text in notes], indent=2)
+    if explanation.not_told:
+        echo(f"\nNot told without {DISTRIBUTION}[all]")
+        print_fields([("-", text) for text in explanation.not_told], indent=2)
 
 
 def _print_allocations(explanation: Explanation) -> None:
     phase = explanation.prediction.memory.peak_phase
-    echo(f"\nLargest allocations at the peak, in the {phase} phase (traced)")
+    how = "compiled timeline" if explanation.not_told else "traced"
+    echo(f"\nLargest allocations at the peak, in the {phase} phase ({how})")
     print_rows(
         ["each", "number", "for", "what"],
         [
@@ -179,6 +183,8 @@ def _print_operators(explanation: Explanation) -> None:
 
 def _origin(allocation: PeakAllocation) -> str:
     """The tensor, where and when it was made: "float32 [4, 1024] by mm in lm_head, forward"."""
+    if not allocation.phase:
+        return ""
     shape = "x".join(map(str, allocation.shape))
     parts = [f"{allocation.dtype} {shape}".strip()]
     if allocation.made_by:

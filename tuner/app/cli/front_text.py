@@ -23,7 +23,8 @@ def print_program_front(found: ProgramFront) -> None:
     else:
         values = " ".join(f"{name}={show(value)}" for name, value in found.change.values.items())
         gain = best.evidence.speed.samples_per_s / base.prediction.speed.samples_per_s
-        now = f"{significant(gain)} times as fast as now" if base.fits else "now it does not fit"
+        than = f"{significant(gain)} times as fast as now"
+        now = than if base.fits else "which fits; the program as it is doesn't"
         memory = f"{format_size(best.evidence.memory.device_bytes)} of {format_size(limit)}"
         echo(f"recommended: {values}, {memory}, {now}")
         echo()

@@ -77,7 +77,7 @@ GROUPS = {
         "emulate": "Run your program, with its output, on an emulated GPU.",
         "calibrate": "Measure this machine's GPU to improve its predictions.",
         "monitor": "Watch this machine's GPUs, processors and memory.",
-        "report-run": "Export measured trials to share.",
+        "report-run": "Export measured runs to share.",
     },
     "Cluster": {
         "node-resources": "Print the GPU types of this machine for `ray start`.",

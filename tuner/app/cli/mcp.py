@@ -27,6 +27,7 @@ from tuner.app.cli.helping import subcommand
 from tuner.app.cli.main import load, run
 from tuner.app.cli.mcp_text import TEXTS
 from tuner.app.targets import ALL
+from tuner.core.environment import own_python
 from tuner.core.errors import (
     DISTRIBUTION,
     EXIT_BAD_INPUT,
@@ -36,6 +37,7 @@ from tuner.core.errors import (
     EXIT_UNAVAILABLE,
     InputError,
     UnavailableError,
+    install_command,
     unknown,
 )
 from tuner.core.expressions import show
@@ -205,8 +207,10 @@ TOOLS = (
         "explain",
         "Where the memory of a configuration of a search space goes, which single changes would "
         "make it fit or faster, and what slows it. Parameters that aren't set are those of the "
-        "space's baseline. It is traced, with the libraries of "
-        f"`pip install '{DISTRIBUTION}[all]'`: seconds, up to a minute for a large model.",
+        "space's baseline. It is traced with the libraries of "
+        f"{DISTRIBUTION}[all]: seconds, up to a minute for a large model. Without them "
+        "timelines that ship answer, of spaces qlora27b and gemma2_2b, and `not_told` says "
+        "what they leave out; for others, `check` and `estimate` say where the memory goes.",
         ("--space", "--gpu", "--results", "--model", "--set", "--margin"),
         ("space", "gpu"),
     ),
@@ -246,7 +250,7 @@ def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"the MCP server needs {error.name}, which is not installed",
-            hint=f"pip install '{DISTRIBUTION}[mcp]'",
+            hint=install_command("mcp"),
         ) from error
     import anyio
 
@@ -389,8 +393,7 @@ def _run_here(words: Sequence[str]) -> tuple[int, str, str]:
 def _run_apart(words: Sequence[str]) -> tuple[int, str, str]:
     """The same in a process of its own: a program that runs there prints, and takes signals."""
     done = subprocess.run(  # noqa: S603 - tuner itself
-        # -P: no module of the folder that it is started in stands for one of tuner's.
-        [sys.executable, "-P", "-m", "tuner", *words],
+        own_python("tuner", *words),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

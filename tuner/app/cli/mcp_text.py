@@ -93,6 +93,7 @@ def explain_text(data: Data) -> str:
         *_sentences("Faster changes that fit" if data["fits"] else "Changes that fit", within),
         *_sentences("Also, below the space's minimums", below),
         *_sentences("Slowed by", slowed),
+        *_sentences("Not told", data["not_told"]),
     )
     head = _verdict_text(str(verdict), prediction, ())
     return " ".join((head, f"{memory_text(parts)}.", *texts))

@@ -274,13 +274,14 @@ def report(
     help="Write each row to a file of its own in this folder.",
 )
 def report_run(*, files: tuple[Path, ...], selected: Selected, folder: Path | None) -> int:
-    """Print measured runs as rows to give away: predicted numbers beside measured ones.
+    """Export measured runs to share, with predicted numbers beside measured ones.
 
-    FILEs are those that a callback of tuner.integrations wrote; without one, rows are made of the
-    measured trials of --space on --gpu, the fastest first. One line of JSON each: the model's
-    public name, the GPU, the settings, the versions, memory and time. No path, no other name, no
-    date. A pull request that adds the files to benchmarks/reported_runs/ improves the predictions
-    of everybody. Nothing is sent. Exit code 1 if a row is implausible, 3 if nothing was measured.
+    FILEs are rows that a callback of tuner.integrations wrote. Without one, rows are made of the
+    measured trials of --space on --gpu, the fastest first. A row is a line of JSON with the model's
+    public name, the GPU, settings, versions, memory and time; no path, data, other name or date.
+    Nothing is sent: to share rows, open a pull request that adds them to benchmarks/reported_runs/.
+
+    Exit codes: 0 exported, 1 a row is implausible, 2 bad input, 3 nothing was measured.
     """
     from tuner.app.reported import row_of_file, rows_of_trials
     from tuner.report.reported import looks_of, problems_of

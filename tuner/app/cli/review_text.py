@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,14 +44,23 @@ def rule_of(on: OnGpu) -> str | None:
     return TIGHT if on.found is not None and on.found.verdict is Verdict.TIGHT else None
 
 
-def message(program: ReviewedProgram, on: OnGpu) -> str:
+def _told(program: ReviewedProgram) -> Iterator[tuple[OnGpu, str]]:
+    """Each GPU type with its sentence; those that are unknown for the same reason share one."""
+    sharing: defaultdict[str, list[OnGpu]] = defaultdict(list)
+    for on in program.gpus:
+        sharing[on.refused or on.gpu.id].append(on)
+    for group in sharing.values():
+        yield group[0], _message(program, group[0], ", ".join(on.gpu.id for on in group))
+
+
+def _message(program: ReviewedProgram, on: OnGpu, gpus: str) -> str:
     """One sentence: "+2.1 GiB: max_length 2048 -> 4096 at train.py:31; no longer fits rtx4090"."""
     parts = []
     if on.more_bytes is not None and program.settings:
         shown = [str(one) + _share(one.more_bytes) for one in program.settings]
         parts.append(f"{delta_text(on.more_bytes)}: {', '.join(shown)}")
     if on.found is None:
-        return "; ".join([*parts, f"{on.outcome}: {on.refused}"])
+        return "; ".join([*parts, f"unknown on {gpus}: {on.refused}"])
     answer = answer_of(on.found)
     numbers = answer.reason or numbers_text(answer).removesuffix(f" on {answer.gpu}")
     return "; ".join([*parts, f"{on.outcome} ({numbers}{_ends(on)}, predicted)"])
@@ -66,12 +76,13 @@ def _ends(on: OnGpu) -> str:
     return f", {ends}" if ends else ""
 
 
-def _findings(review: Review) -> Iterator[tuple[ReviewedProgram, OnGpu, str]]:
+def _findings(review: Review) -> Iterator[tuple[ReviewedProgram, OnGpu, str, str]]:
+    """Each program with a GPU type, the rule that it breaks there, and its sentence."""
     for program in review.programs:
-        for on in program.gpus:
+        for on, text in _told(program):
             rule = rule_of(on)
             if rule is not None:
-                yield program, on, rule
+                yield program, on, rule, text
 
 
 def title(review: Review) -> str:
@@ -92,30 +103,33 @@ def title(review: Review) -> str:
 
 def print_review(review: Review, *, quiet: bool) -> None:
     """A line for each program on each GPU type; if `quiet`, of findings only."""
-    bad = {id(on) for _, on, _ in _findings(review)}
     for program in review.programs:
         path, line = program.place
-        for on in program.gpus:
-            if not quiet or id(on) in bad:
-                echo(f"{path}:{line}: {message(program, on)}")
+        for on, text in _told(program):
+            if not quiet or rule_of(on) is not None:
+                echo(f"{path}:{line}: {text}")
         for note in () if quiet else program.notes:
             echo(f"{path}: note: {note}")
     for advice in _advice(review):
-        echo(f"note: {advice}")
+        echo(f"hint: {advice}")
     if quiet:
         return
     for path, why in review.skipped.items():
         echo(f"{path}: skipped: {why}")
-    echo(f"{title(review)} ({_source()})")
+    source = _source(review)
+    echo(f"{title(review)} ({source})" if source else title(review))
 
 
 def _advice(review: Review) -> list[str]:
     """What would bring the predictions that are missing, each once."""
-    advice = (on.advice for program in review.programs for on in program.gpus)
-    return list(dict.fromkeys(filter(None, advice)))
+    each = {on.advice for program in review.programs for on in program.gpus} - {""}
+    return sorted(one for one in each if not any(o != one and o.startswith(one) for o in each))
 
 
-def _source() -> str:
+def _source(review: Review) -> str:
+    """The source of the numbers with its versions; empty if there is no number."""
+    if not any(on.found for program in review.programs for on in program.gpus):
+        return ""
     stack = predicted_stack()
     return f"predicted; {versions_text({name: stack[name] for name in ('torch', 'transformers')})}"
 
@@ -133,9 +147,9 @@ def markdown(review: Review) -> str:
             *(_row(program, on) for program in review.programs for on in program.gpus),
             "",
         ]
-    for program, on, _ in _findings(review):
+    for program, _, _, text in _findings(review):
         path, line = program.place
-        lines.append(f"- `{path}:{line}`: {_plain(message(program, on))}")
+        lines.append(f"- `{path}:{line}`: {_plain(text)}")
     for program in review.programs:
         for on in program.gpus:
             if on.difference:
@@ -149,7 +163,8 @@ def markdown(review: Review) -> str:
         if items:
             lines += ["", f"<details><summary>{name}: {len(items)}</summary>", "", *items, ""]
             lines.append("</details>")
-    lines += ["", f"Nothing was run: {_source()}; base {review.base[:12]}"]
+    facts = filter(None, (_source(review), f"base {review.base[:12]}"))
+    lines += ["", f"Nothing was run: {'; '.join(facts)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -181,7 +196,7 @@ def sarif(review: Review) -> str:
             "ruleId": rule,
             "ruleIndex": list(RULES).index(rule),
             "level": _LEVELS[rule],
-            "message": {"text": message(program, on)},
+            "message": {"text": text},
             "locations": [_location(*program.place)],
             "relatedLocations": [
                 {**_location(one.path, one.line), "message": {"text": str(one)}}
@@ -189,7 +204,7 @@ def sarif(review: Review) -> str:
             ],
             "partialFingerprints": {"program/v1": f"{program.command}:{on.gpu.id}:{rule}"},
         }
-        for program, on, rule in _findings(review)
+        for program, on, rule, text in _findings(review)
     ]
     rules = [
         {
@@ -218,10 +233,10 @@ def _location(path: str, line: int) -> dict[str, Any]:
 def annotated(review: Review) -> list[str]:
     """Workflow commands that show each finding on its line of a pull request."""
     lines = []
-    for program, on, rule in _findings(review):
+    for program, _, rule, text in _findings(review):
         path, line = program.place
         head = f"file={_escaped(path, ':,')},line={line},title=tuner"
-        lines.append(f"::{_LEVELS[rule]} {head}::{_escaped(message(program, on))}")
+        lines.append(f"::{_LEVELS[rule]} {head}::{_escaped(text)}")
     return lines
 
 

@@ -308,4 +308,4 @@ def _literal_value(node: ast.expr, raw: str) -> tuple[Value, str | None]:
     if isinstance(value, int | float):
         number = read_number(raw)
         return (math.nan if number is None else number), None
-    return None, f"is {raw[:40]}, which is no value of a knob"
+    return None, f"is {raw[:40]}, which is not the value of a parameter"

@@ -95,7 +95,7 @@ def _value(raw: str) -> tuple[Value, str | None]:
         return (math.nan if number is None else number), None
     if isinstance(parsed, list) and all(isinstance(item, str) for item in parsed):
         return tuple(parsed), None
-    return None, f"is {raw[:40]}, which is no value of a knob"
+    return None, f"is {raw[:40]}, which is not the value of a parameter"
 
 
 def _is_real(place: Location, data: Any) -> bool:

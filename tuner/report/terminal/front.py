@@ -41,7 +41,7 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     # Derived values follow from the knobs and would only take their room.
     names = view.space.knobs or view.knobs
     varying, same = differing(names, [record.configuration for record in view.front])
-    echo(f"Front ({view.source}): {_front_text(view)}")
+    echo(f"Pareto front ({view.source}): {_front_text(view)}")
     print_fields([("all with", settings_text(view.front[0].configuration, same))])
     echo()
     # Those objectives that no column shows already.
