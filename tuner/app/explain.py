@@ -331,7 +331,8 @@ def explain(
     (current,) = predictor.trace([configuration])
     changes = single_changes(predictor, current)
     pairs: list[Suggestion] = []
-    if not current.prediction.fits and not any(c.prediction.fits for c in changes):
+    are_paired = not any(each.prediction.fits for each in (current, *changes))
+    if are_paired:
         pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
     allocations, work = (_traced if can_trace() else _compiled)(predictor, current.hardest)
     on_gpu, times, _ = on_measured_device(gpu, predictor.profile)
@@ -350,7 +351,7 @@ def explain(
             changes=changes,
             measured=(measured or {}).get(configuration),
         ),
-        not_told=_not_told(predictor, current),
+        not_told=_not_told(predictor, current, are_paired=are_paired),
     )
 
 
@@ -379,7 +380,7 @@ def _compiled(
     return _largest(kinds, MOST_ALLOCATIONS), work
 
 
-def _not_told(predictor: SpacePredictor, current: Predicted) -> list[str]:
+def _not_told(predictor: SpacePredictor, current: Predicted, *, are_paired: bool) -> list[str]:
     """What the timelines that come with tuner do not tell, where nothing can be traced."""
     if can_trace():
         return []
@@ -398,4 +399,6 @@ def _not_told(predictor: SpacePredictor, current: Predicted) -> list[str]:
     ]
     if changes:
         found.append(f"changes that are not among the timelines of tuner: {', '.join(changes)}")
+    if are_paired:
+        found.append("pairs of changes that are not among the timelines of tuner")
     return found

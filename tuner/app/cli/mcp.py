@@ -209,8 +209,9 @@ TOOLS = (
         "make it fit or faster, and what slows it. Parameters that aren't set are those of the "
         "space's baseline. It is traced with the libraries of "
         f"{DISTRIBUTION}[all]: seconds, up to a minute for a large model. Without them "
-        "timelines that ship answer, of spaces qlora27b and gemma2_2b, and `not_told` says "
-        "what they leave out; for others, `check` and `estimate` say where the memory goes.",
+        "timelines that ship answer, of spaces qlora27b, gemma2_2b, qwen7b_lora and cot8b_h100, "
+        "and `not_told` says what they leave out; for others, `check` and `estimate` say where "
+        "the memory goes.",
         ("--space", "--gpu", "--results", "--model", "--set", "--margin"),
         ("space", "gpu"),
     ),
