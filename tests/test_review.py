@@ -73,6 +73,7 @@ lora = LoraConfig(r=16, target_modules="all-linear")
 SFTTrainer(model=model, args=args, peft_config=lora, train_dataset=[]).train()
 '''
 UNSAID = "from transformers import Trainer\nTrainer(model, TrainingArguments('out')).train()\n"
+NO_MODEL = TRAIN.replace("sys.argv[1]", '"mistrall-7b-v0.3"')
 BASE = {
     "train.py": TRAIN,
     "settings.py": "# Tokens of an example.\nLENGTH = 512\n",
@@ -219,7 +220,7 @@ set = {"t*.py" = {max_length = 64}}
     done = review("--base", "main", "--json")
     train, tool = json.loads(done.stdout)["programs"]
     assert train["program"] == "torchrun --nproc-per-node 2 train.py qwen3-0.6b"
-    assert train["settings"] == []
+    assert [one["name"] for one in train["settings"]] == ["max_length"]  # which it has itself
     assert tool["gpus"][0]["refused"].startswith("unsupported trainer")
     assert done.returncode in (1, 4)
 
@@ -286,6 +287,7 @@ def test_outside_of_a_repository_it_says_what_to_run(
         ({"config.yaml": "a: 2"}, (), 0, "config.yaml: skipped: not a training program"),
         ({"other.py": "loss.backward()"}, (), 4, "unknown on rtx3060, a100_80gb: unsupported"),
         ({"other.py": "loss.backward("}, (), 4, "other.py:1: unknown on rtx3060, a100_80gb: "),
+        ({"other.py": NO_MODEL}, (), 4, "hint: did you mean 'mistral-7b-v0.3'"),
         ({"tuner.toml": "gpu = 't44'", "pyproject.toml": ""}, (), 2, "tuner.toml: gpu: unknown"),
         (
             {"pyproject.toml": "[tool.tuner]\nset = {'*' = {max_lengthh = 3}}"}, (), 2,

@@ -27,7 +27,7 @@ from tuner.core.errors import (
     EXIT_UNKNOWN,
     InputError,
     TunerError,
-    UnavailableError,
+    UnsupportedError,
     missing_extra,
     verdict_code,
 )
@@ -39,7 +39,7 @@ from tuner.core.units import GIB
 from tuner.predict.predict import Traces
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.releases import predicted_stack
-from tuner.program.planned import WORKLOAD
+from tuner.program.planned import WORKLOAD, named_model
 from tuner.program.program import Program, read_program
 from tuner.program.setting import NAMES, Setting
 from tuner.program.settings import find_settings
@@ -234,14 +234,18 @@ class _Reviewer:
             refused = tuple(OnGpu(gpu, None, refused=_reasons(program)) for gpu in self.gpus)
             return ReviewedProgram(command, words[0], 1, refused)
         path = next(paths_of(program, self.root), words[0])
-        model = self.project.model_of(path)
-        given = said_in_own_words(self.project.settings_of(path), SCHEMAS[WORKLOAD].terms)
         before: Program | None = None
         with contextlib.suppress(InputError):  # it is new, or could not be read
             old = [self.changes.before.get(word, word) for word in words]
             before = read_program(old, base, is_run=False)
-        asked = [(gpu, self._asked(program, gpu, model, given)) for gpu in self.gpus]
-        found = tuple(self._on(gpu, predictions, before) for gpu, predictions in asked)
+        asked = [(gpu, self._asked(program, gpu, path)) for gpu in self.gpus]
+        old_asked = [
+            self._asked(before, gpu, path) if before is not None else None for gpu in self.gpus
+        ]
+        found = tuple(
+            self._on(gpu, predictions, old)
+            for (gpu, predictions), old in zip(asked, old_asked, strict=True)
+        )
         places = _Places(program, before, self.root, base, self.changes.before)
         settings: tuple[ChangedSetting, ...] = ()
         both = next(((o, a) for o, (_, a) in zip(found, asked, strict=True) if o.before), None)
@@ -251,22 +255,30 @@ class _Reviewer:
         notes = _notes(program, first) if first is not None else ()
         return ReviewedProgram(command, *places.first(path), found, settings, notes)
 
-    def _asked(
-        self, program: Program, gpu: Gpu, model: str | None, given: Mapping[str, Any]
-    ) -> ProgramPredictions:
+    def _asked(self, program: Program, gpu: Gpu, path: str) -> ProgramPredictions:
+        """The predictions of a program; the project's model and settings fill what it omits."""
         margin = parse_margin(self.project.margin, gpu)
-        return ProgramPredictions(program, gpu, None, margin, given, model)
+        model, own = self.project.model_of(path), None
+        given = said_in_own_words(self.project.settings_of(path), SCHEMAS[WORKLOAD].terms)
+        if given:
+            named = find_settings(program)
+            given = {n: v for n, v in given.items() if n not in named or named[n].value is None}
+        if model:
+            with contextlib.suppress(InputError):  # which the prediction raises again
+                own = named_model(program)
+        return ProgramPredictions(program, gpu, None, margin, given, None if own else model)
 
-    def _on(self, gpu: Gpu, asked: ProgramPredictions, before: Program | None) -> OnGpu:
+    def _on(self, gpu: Gpu, asked: ProgramPredictions, before: ProgramPredictions | None) -> OnGpu:
         try:
             found = self._predicted(asked)
         except TunerError as error:
-            advice = (error.hint or "") if isinstance(error, UnavailableError) else ""
+            # The way out of what can't be predicted is a run on this machine, with its paths.
+            advice = "" if isinstance(error, UnsupportedError) else _of_project(error.hint or "")
             return OnGpu(gpu, None, refused=_reasons(error), advice=advice)
         old = None
         with contextlib.suppress(TunerError):  # then there is nothing to compare with
             if before is not None:
-                old = self._predicted(self._asked(before, gpu, asked.model, asked.given))
+                old = self._predicted(before)
         difference = ""
         with contextlib.suppress(TunerError), _missing_named():  # then nothing is suggested
             if found.fits is False and (better := check_program(asked).suggestion):
@@ -307,7 +319,11 @@ class _Reviewer:
 
 def _reasons(error: TunerError) -> str:
     """All problems with their places, or the message where none is listed."""
-    text = "; ".join(map(str, error.problems)) or error.message
+    return _of_project("; ".join(map(str, error.problems)) or error.message)
+
+
+def _of_project(text: str) -> str:
+    """A text in which advice for the command line is that for a project."""
     for option, advice in _ADVICE.items():
         text = text.replace(option, advice)
     return text

@@ -55,12 +55,8 @@ class Reporter:
     Outside of a trial, steps are timed and compared with `prediction` after some of them: a file
     of `tuner check --json`, or the result of `tuner.check` or `tuner.estimate`. What is off is said
     once on standard error, and `row` is the file of a row to share (True: tuner-run.json, False:
-    none). A loop of one's own, with or without Accelerate, needs three lines::
-
-        reporter = Reporter(prediction="check.json")
-        for batch in reporter.batches(loader):
-            ...                         # forward, backward, optimizer
-            reporter.step(samples=8)    # after each optimizer step
+    none). A loop of one's own, with or without Accelerate, takes its batches from `batches(loader)`
+    and calls `step(samples=8)` after each optimizer step.
     """
 
     def __init__(self, prediction: Any = None, *, row: str | Path | bool = True) -> None:
