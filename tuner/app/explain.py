@@ -331,7 +331,7 @@ def explain(
     (current,) = predictor.trace([configuration])
     changes = single_changes(predictor, current)
     pairs: list[Suggestion] = []
-    are_paired = not any(each.prediction.fits for each in (current, *changes))
+    are_paired = not current.prediction.fits and not any(c.prediction.fits for c in changes)
     if are_paired:
         pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
     allocations, work = (_traced if can_trace() else _compiled)(predictor, current.hardest)
