@@ -45,7 +45,6 @@ OTHERS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "sampler": {
         "OOM_SHARE": (0.01, 0.04),
         "ADVANCE_TRIALS": (10, 100),
-        "KNOWN_TO_PROBE": (1, 10),
         "CLEARLY": (1.0, 10.0),
         "THROUGHPUT_WEIGHT": (0.0, 2.0),
         "DOUBT": (0.0, 1.0),

@@ -37,9 +37,6 @@ BLIND_RISK = 0.5
 ADVANCE_TRIALS = 40
 """The risk of this many trials may be spent early, on candidates that would move the front."""
 
-KNOWN_TO_PROBE = 3
-"""Risky probes start after this many trials that fitted."""
-
 CLEARLY = 3.0
 """A trial tells two cases apart if their means differ by this many times the noise."""
 
@@ -140,11 +137,10 @@ class Guided:
         possible = risk <= max(allowed, advance)
         if not possible.any():
             # The first trial must take a risk; later ones do so only if it is affordable.
-            known = len(self.experience.known)
-            if self.pool.is_blind and risk.min() < BLIND_RISK:
+            must = not self.experience.known
+            if must or (self.pool.is_blind and risk.min() < BLIND_RISK):
                 return int(places[np.argmin(risk)]), 0.0
-            last = known >= KNOWN_TO_PROBE or (known and risk.min() > self._advance())
-            return (self._probe() if last else int(places[np.argmin(risk)])), 0.0
+            return self._probe(), 0.0
         told = self._told(places, risk <= allowed)[possible]
         places, risk = places[possible], risk[possible]
         if (probe := self._probe(places)) is not None:
@@ -204,8 +200,7 @@ class Guided:
         ran_out, running = len(self.experience.oom), self._running()
         doubtful = (self.oom_probability()[running] > HIGHEST_RISK).any()
         affordable = ran_out * ADVANCE_TRIALS <= self._ended.sum() and not doubtful
-        known = 0 if self.pool.is_blind else len(self.experience.known)
-        return affordable and known >= KNOWN_TO_PROBE
+        return bool(affordable and self.experience.known and not self.pool.is_blind)
 
     def largest_gain(self) -> float | None:
         """The largest expected gain of any remaining candidate, as a share.
