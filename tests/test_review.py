@@ -327,7 +327,7 @@ def test_what_a_change_ends_with(
 def test_the_hook_stops_a_commit_and_names_the_line(light: Path, repository: Path):
     """The manifest's hook in a repository's own configuration, without its installation."""
     manifest = ROOT / ".pre-commit-hooks.yaml"
-    subprocess.run(["pre-commit", "validate-manifest", manifest], check=True)
+    subprocess.run([sys.executable, "-m", "pre_commit", "validate-manifest", manifest], check=True)
     (hook,) = yaml.safe_load(manifest.read_text())
     assert hook["language"] == "python"
     local = {**hook, "language": "system", "entry": f"{light}/{hook['entry']}"}
@@ -343,7 +343,7 @@ def test_the_hook_stops_a_commit_and_names_the_line(light: Path, repository: Pat
     git(repository, "add", ".")
     written(repository, {"settings.py": "LENGTH = 1\n"})  # not staged: it isn't committed either
     done = subprocess.run(
-        ["pre-commit", "run"],
+        [sys.executable, "-m", "pre_commit", "run"],
         cwd=repository,
         env={**os.environ, "PRE_COMMIT_HOME": str(light / "pre-commit")},
         capture_output=True,
@@ -440,7 +440,7 @@ def runner(tmp_path: Path, light: Path, repository: Path) -> Runner:
 
 
 def test_the_action_is_one_that_github_takes():
-    schema = ("check-jsonschema", "--builtin-schema", "vendor.github-actions")
+    schema = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-actions")
     subprocess.run([*schema, ACTION], check=True, stdout=subprocess.DEVNULL)
 
 

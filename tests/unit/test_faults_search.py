@@ -146,7 +146,7 @@ class TestClock:
         known = read_journal(tmp_path / "trials.jsonl").records
         assert known == jumped.records
         resumed = SearchState(
-            dataclasses.replace(asked, resume=known), proposer_of(asked),
+            dataclasses.replace(asked, resume=known, run_id="again"), proposer_of(asked),
             on_record=lambda r: None, on_progress=lambda p: None,
         )  # fmt: skip
         resumed.reuse()
