@@ -18,7 +18,7 @@ from tuner import __version__
 from tuner.app import reported
 from tuner.app.cli.main import run
 from tuner.app.estimate import estimate_configuration, one_configuration
-from tuner.app.machine_facts import tested
+from tuner.app.machine_facts import tested as pinned_versions
 from tuner.app.reported import corrected_by_rows, row_of_file, rows_of_trials
 from tuner.app.targets import load_targets
 from tuner.core.units import GIB
@@ -389,7 +389,7 @@ def test_the_pinned_extra_names_the_tested_versions():
     ]
     pinned = dict(line.split("==") for line in extras["pinned"] if "==" in line)
     wanted = {line.split(">=")[0] for line in extras["all"]} - {"ray[default,tune]"} | {"ray"}
-    assert pinned == {name: tested()[name] for name in wanted}
+    assert pinned == {name: pinned_versions()[name] for name in wanted}
 
 
 def test_public_changes_nothing_that_is_public(row):
