@@ -381,7 +381,7 @@ def _compiled(
 
 
 def _not_told(predictor: SpacePredictor, current: Predicted, *, are_paired: bool) -> list[str]:
-    """What the timelines that come with tuner do not tell, where nothing can be traced."""
+    """Facts that the shipped timelines lack, if nothing can be traced."""
     if can_trace():
         return []
     found = [

@@ -414,7 +414,7 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _values(found: PredictedProgram, folder: Path) -> dict[str, KnobValue]:
-    """What decides a prediction: trainer, model and configuration."""
+    """The trainer, model and configuration, which decide a prediction."""
     model = found.plan.model
     if Path(model).is_dir():
         model = below(Path(model), folder)

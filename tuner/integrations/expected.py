@@ -24,7 +24,7 @@ _SIZES = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What was predicted, and of which settings; `model` and `gpu` are None if that isn't said."""
+    """A prediction and its settings; `model` and `gpu` are None if they aren't said."""
 
     numbers: PredictedNumbers
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)

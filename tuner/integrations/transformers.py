@@ -132,7 +132,7 @@ _EXAMPLES = 1000
 
 
 def _quantized(model: Any, quantization: Any) -> dict[str, Any]:
-    """What a prediction of a quantised model needs to know beside its precision."""
+    """Settings of a quantized model that a prediction needs beside its precision."""
     if quantization is None:
         return {}
     get = quantization.get if isinstance(quantization, Mapping) else vars(quantization).get

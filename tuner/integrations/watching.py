@@ -35,7 +35,7 @@ UNSAID = 1.1
 GAP, LEAST_GAP_BYTES = 0.10, 256 << 20
 """Memory is fragmented if this share of it, and so much more than predicted, lies in gaps."""
 OTHER_BYTES, OTHER_SHARE = 1 << 30, 0.02
-"""Memory that is nobody's training: the driver's own (half a GiB of 80), and a display."""
+"""Memory of the driver (half a GiB of 80) and of a display, which no training uses."""
 BUSY_LOAD = 1.5
 """Others use a processor, too, whose load is this many times its cores; a training's own is one."""
 SLOW = frozenset(

@@ -165,7 +165,7 @@ def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
 
 
 def change_texts(checked: CheckedProgram) -> list[str]:
-    """What a change brings, without its difference; else that none does."""
+    """The effect of a change without its difference, or that no change helps."""
     if checked.suggestion is not None:
         return [_title(checked, checked.suggestion)]
     if checked.evaluation is not None:

@@ -121,7 +121,7 @@ def print_review(review: Review, *, quiet: bool) -> None:
 
 
 def _advice(review: Review) -> list[str]:
-    """What would bring the predictions that are missing, each once."""
+    """Advice for the predictions that are missing, each piece once."""
     each = {on.advice for program in review.programs for on in program.gpus} - {""}
     return sorted(one for one in each if not any(o != one and o.startswith(one) for o in each))
 

@@ -34,7 +34,7 @@ SMALL_SHARE = 0.1
 """A baseline that is roughly estimated to need this share of the memory at most surely fits."""
 
 DENSE = "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
-"""What the rough estimate takes from the configuration of a dense model of text."""
+"""Fields of a dense text model's configuration that the rough estimate needs."""
 
 
 def may_begin(plan: SearchPlan, known: Sequence[TrialRecord]) -> bool:

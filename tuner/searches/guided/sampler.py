@@ -141,11 +141,13 @@ class Guided:
             if must or (self.pool.is_blind and risk.min() < BLIND_RISK):
                 return int(places[np.argmin(risk)]), 0.0
             return self._probe(), 0.0
-        told = self._told(places, risk <= allowed)[possible]
+        chances, gains = self._gains_by_case(places)
+        told = self._told(places, risk <= allowed, chances, gains)[possible]
+        gain = (chances @ gains)[possible]
         places, risk = places[possible], risk[possible]
         if (probe := self._probe(places)) is not None:
             return probe, 0.0
-        gain, risky = self.expected_gain(places), risk > allowed
+        risky = risk > allowed
         if risky.all():  # no safe candidate is left
             risky[:] = False
         # A trial that runs clears values of blame, which is worth more after more failures.
@@ -155,18 +157,23 @@ class Guided:
         best = int(np.argmax(worth))
         return int(places[best]), float(worth[best])
 
-    def _told(self, places: NDArray[np.intp], safe: NDArray[np.bool_]) -> Floats:
+    def _told(
+        self,
+        places: NDArray[np.intp],
+        safe: NDArray[np.bool_],
+        chances: Floats,
+        gains: Floats,
+    ) -> Floats:
         """The gain that each of `places` is expected to open by telling what caused earlier trials.
 
         A safe candidate tells whether a cause is real if its throughput or memory would be
-        different. If so, others are allowed, or known to be fast, that are not so now.
+        different. If so, others are allowed, or known to be fast, that are not so now. `chances`
+        and `gains` are those of `_gains_by_case`.
         """
         worth = np.zeros(len(places))
-        cases = self.experience.quantities_by_case(places)
-        if len(cases) < 2 or not self.experience.known:
+        if len(chances) < 2 or not self.experience.known:
             return worth
-        chances = np.array([chance for chance, _, _ in cases])
-        gains = self._gains_by_case(places)
+        cases = self.experience.quantities_by_case(places)
         now = float(np.max((chances @ gains)[safe], initial=0.0))
         allowed, noises = self.allowed_risk(), [b.noise for b in self.experience.beliefs()]
         speeds = np.array([speed.mean for _, speed, _ in cases]) / noises[0]
@@ -260,13 +267,14 @@ class Guided:
 
         Running trials count with their expected results.
         """
-        cases = self.experience.quantities_by_case(places)
-        return np.array([chance for chance, _, _ in cases]) @ self._gains_by_case(places)
+        chances, gains = self._gains_by_case(places)
+        return np.asarray(chances @ gains)
 
-    def _gains_by_case(self, places: NDArray[np.intp]) -> Floats:
-        """The expected gain in each case of the experience, shape (cases, places)."""
-        doubt = BLIND_DOUBT if self.pool.is_blind else DOUBT
-        return np.array([v + THROUGHPUT_WEIGHT * f for _, v, f in self._shares(places, doubt)])
+    def _gains_by_case(self, places: NDArray[np.intp]) -> tuple[Floats, Floats]:
+        """The probability of each case, and the expected gains in it, shape (cases, places)."""
+        found = self._shares(places, BLIND_DOUBT if self.pool.is_blind else DOUBT)
+        gains = [volume + THROUGHPUT_WEIGHT * first for _, volume, first in found]
+        return np.array([chance for chance, _, _ in found]), np.array(gains)
 
     def _gains(self, places: NDArray[np.intp]) -> tuple[Floats, Floats]:
         """Expected gains, as shares of the hypervolume and of the best first objective."""
