@@ -47,7 +47,7 @@ COMMANDS = [
     for block in blocks(page)
     if block.language in (SHELL, CONSOLE)
 ]
-PLAIN = ("yaml", "json", "toml", "text", "csv", "promql", "ini", "mermaid")
+PLAIN = ("yaml", "json", "toml", "text", "csv", "ini", "mermaid")
 """Languages of blocks that are no commands."""
 
 

@@ -52,7 +52,6 @@ class SearchArguments(TypedDict, total=False):
     min_gain: float | None
     fresh: bool
     study: str | Path | None
-    track: str | Sequence[str]
     metrics_port: int | None
     dashboard: bool
     gpu_memory: int | str | None
@@ -124,7 +123,7 @@ def search(
       `time_limit_s` for all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a
       fraction) for each. `searcher` proposes them, by default "guided", with the random `seed` 0.
     - `fresh` begins a new journal and keeps the old one; `study` is a file for optuna-dashboard;
-      `track`, `metrics_port` and `dashboard` let others watch, as the options of the same names do.
+      `metrics_port` and `dashboard` let others watch, as the options of the same names do.
     - `gpu_memory` and `price` (USD an hour) replace the catalogue's, of one type; `memory_limit`
       is what a real trial may use ("auto": what the type has, where a larger GPU stands in).
     - `budget_s`, `timeout_s`, `wait_s`, `weights`, `lengths` and `whole_steps` say how a real
@@ -294,7 +293,7 @@ def _check_names(given: Mapping[str, object]) -> None:
 def _as_option(name: str, value: Any) -> Any:
     """The value of an argument as `SearchOptions` has it. Raises `InputError` for what is none."""
     match name:
-        case "where" | "track" | "objectives":
+        case "where" | "objectives":
             value = as_texts(value)
         case "settings":
             value = dict(value or {})

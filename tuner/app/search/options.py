@@ -125,15 +125,6 @@ class SearchOptions:
         rare=True,
         of_trials=True,
     )
-    track: tuple[str, ...] = _field(
-        "--track",
-        "texts",
-        "Track trials as runs: tensorboard:FOLDER, mlflow:FOLDER or mlflow:URI.",
-        "TOOL:PLACE",
-        default=(),
-        rare=True,
-        of_trials=True,
-    )
     study: Path | None = _field(  # noqa: RUF009 - frozen values
         "--study",
         "file",

@@ -44,7 +44,7 @@ from tuner.searches.request import (
     check_min_gain,
     check_objectives,
 )
-from tuner.searches.watch import check_metrics_port, parse_tracking
+from tuner.searches.watch import check_metrics_port
 from tuner.space import pin
 from tuner.trial.base import TrialJob, outcome_versions
 
@@ -181,8 +181,6 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)
     check_metrics_port(options.metrics_port, options.address)
-    for text in options.track:
-        parse_tracking(text)
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
     trials_on = decide(

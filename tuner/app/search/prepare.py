@@ -22,7 +22,7 @@ from tuner.predict.stages import hardest_first
 from tuner.program.program import read_program
 from tuner.searches.names import DEFAULT_SEARCHER
 from tuner.searches.request import SearchRequest
-from tuner.searches.watch import Watch, parse_tracking
+from tuner.searches.watch import Watch
 from tuner.space import SearchSpace, configure
 from tuner.trial.base import MeasureOptions, RunnerFactory
 from tuner.trial.factories import MeasuredFactory
@@ -176,7 +176,6 @@ def _watch(options: SearchOptions, listener: Listener) -> Watch:
     return Watch(
         metrics_port=options.metrics_port,
         dashboard=options.dashboard,
-        track=tuple(map(parse_tracking, options.track)),
         tell=listener.say,
     )
 

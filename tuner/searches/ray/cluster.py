@@ -31,7 +31,7 @@ from tuner.searches.ray.private import (
     on_localhost,
     started,
 )
-from tuner.searches.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
+from tuner.searches.watch import LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store. Trials exchange a few kilobytes, and Ray's default is 30 % of the
@@ -174,7 +174,6 @@ def _tell(watch: Watch, dashboard: str) -> None:
     if watch.metrics_port is not None:
         (node,) = ray.nodes()
         watch.tell(f"metrics: http://{LOCALHOST}:{node['MetricsExportPort']}/metrics")
-        watch.tell(f"to import into Grafana: {GRAFANA_DASHBOARD}")
 
 
 @contextlib.contextmanager

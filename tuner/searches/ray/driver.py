@@ -33,6 +33,7 @@ from tuner.searches.ray.callbacks import (
     StateScheduler,
     StateSearcher,
 )
+from tuner.searches.ray.metrics import SearchMetrics
 from tuner.searches.ray.private import (
     grows,
     is_own,
@@ -51,7 +52,6 @@ from tuner.searches.ray.rooms import (
     Waiting,
     first_broken,
 )
-from tuner.searches.ray.watching import Watching
 from tuner.searches.ray.worker import REQUEST, WorkerPlan, trainable_of
 from tuner.searches.request import SearchOutcome, SearchRequest
 from tuner.searches.state import SearchState
@@ -107,15 +107,15 @@ def search_all(
     """
     run_id = uuid.uuid4().hex[:8]
     requests = [dataclasses.replace(r, run_id=r.run_id or run_id) for r in requests]
-    watching = Watching(requests)
+    metrics = SearchMetrics(requests)
 
     def record(new: TrialRecord) -> None:
         on_record(new)
-        watching.record(new)
+        metrics.record(new)
 
     def progress(progresses: Sequence[Progress]) -> None:
         on_progress(progresses)
-        watching.progress(progresses)
+        metrics.progress(progresses)
 
     with quiet_optuna():
         states = _states(requests, record, progress)
@@ -123,7 +123,7 @@ def search_all(
             state.reuse()
         states[0].report()
         if not all(state.over for state in states) and not first_broken(states):
-            _run(requests, states, watching)
+            _run(requests, states, metrics)
     if broken := first_broken(states):
         raise broken
     return tuple(state.result() for state in states)
@@ -187,7 +187,7 @@ def _of_each(
 
 
 def _run(
-    requests: Sequence[SearchRequest], states: Sequence[SearchState], watching: Watching
+    requests: Sequence[SearchRequest], states: Sequence[SearchState], metrics: SearchMetrics
 ) -> None:
     """Connect to Ray and run trials; return when all searches are over."""
 
@@ -209,7 +209,7 @@ def _run(
         placement_groups_left(leaving),
         _connected(requests, interrupts.deferred),
     ):
-        watching.begin()
+        metrics.begin()
         growing = first.address is not None and grows()
         searches = ConcurrentSearches(
             requests,
@@ -217,14 +217,14 @@ def _run(
             Capacity(),
             waiting=_waiting(first.address, growing=growing),
             demand=PlaceholderDemand() if growing else None,
-            on_decision=lambda index, seconds: watching.decided(requests[index].gpu.id, seconds),
+            on_decision=lambda index, seconds: metrics.decided(requests[index].gpu.id, seconds),
         )
         if not searches.over:
             with _given_up(searches), losses_said():
                 _run_trials(requests, searches, folder)
                 if any(state.failure for state in states):
                     require_alive()  # a lost Ray would be the actual reason
-        watching.progress(tuple(state.progress for state in states), now=True)
+        metrics.progress(tuple(state.progress for state in states), now=True)
 
 
 def _connected(

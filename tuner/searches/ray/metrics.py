@@ -87,8 +87,7 @@ class Instruments:
 class SearchMetrics:
     """Updates the metrics of the searches of several GPU types, in the order of `requests`.
 
-    The driver calls `record` and `progress` during the searches; a call takes no longer late in a
-    search than at its start.
+    Nothing is counted before `begin`. A call takes no longer late in a search than at its start.
     """
 
     def __init__(
@@ -108,14 +107,20 @@ class SearchMetrics:
             for request in requests
         }
         self._ratios: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self._instruments = instruments()
+        self._make_instruments = instruments
+        self._instruments: Instruments | None = None
         self._clock = clock
         self._shown_s: float | None = None
 
+    def begin(self) -> None:
+        """Count from now on. Call it after Ray is initialised."""
+        self._instruments = self._make_instruments()
+
     def record(self, record: TrialRecord) -> None:
         """Count a trial that ended."""
-        tags = self._tags[record.gpu]
-        outcome, tell = record.outcome, self._instruments
+        if (tell := self._instruments) is None:
+            return
+        tags, outcome = self._tags[record.gpu], record.outcome
         which = {"outcome": str(outcome.status), "source": str(record.source)}
         tell.count("tuner_trials", 1, {**tags, **which})
         evidence = outcome.evidence
@@ -131,20 +136,22 @@ class SearchMetrics:
 
     def decided(self, gpu: str, seconds: float) -> None:
         """Count a decision on the next trial, which took this many seconds."""
-        tags = self._tags[gpu]
-        self._instruments.count("tuner_decisions", 1, tags)
-        self._instruments.count("tuner_decision_seconds", seconds, tags)
+        if self._instruments is not None:
+            self._instruments.count("tuner_decisions", 1, self._tags[gpu])
+            self._instruments.count("tuner_decision_seconds", seconds, self._tags[gpu])
 
     def progress(self, every: Sequence[Progress], *, now: bool = False) -> None:
         """Update the gauges, at most once in `PERIOD_S` unless `now`."""
         time_s = self._clock()
+        if self._instruments is None:
+            return
         if not now and self._shown_s is not None and time_s - self._shown_s < PERIOD_S:
             return
         self._shown_s = time_s
         for gpu, progress in zip(self._gpus, every, strict=True):
-            self._show(gpu, progress)
+            self._show(self._instruments, gpu, progress)
 
-    def _show(self, gpu: Gpu, progress: Progress) -> None:
+    def _show(self, instruments: Instruments, gpu: Gpu, progress: Progress) -> None:
         front, tags = progress.front, self._tags[gpu.id]
         best = front[-1] if front else None  # the front ends with its fastest
         ended = progress.done + progress.verified
@@ -162,10 +169,10 @@ class SearchMetrics:
             "tuner_predicted_saved_gpu_seconds": progress.saved_s,
             "tuner_hypervolume": hypervolume(front, reference=(0.0, float(gpu.memory_bytes))),
         }.items():
-            self._instruments.show(name, value, tags)
+            instruments.show(name, value, tags)
         for (gpu_id, name), (total, count) in self._ratios.items():
             if gpu_id == gpu.id:
-                self._instruments.show(name, total / count, tags)
+                instruments.show(name, total / count, tags)
 
 
 def _ratios(record: TrialRecord) -> Mapping[str, float]:
