@@ -363,6 +363,54 @@ class TestNotebook:
             empty.best()
 
 
+EVIL = "<script>alert(1)</script><img src=x onerror=y>"
+SCRIPT = f"""\
+import torch
+from peft import LoraConfig
+from transformers import BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+trainer = SFTTrainer(
+    model="Qwen/Qwen3-4B",
+    args=SFTConfig(
+        per_device_train_batch_size=32,  # {EVIL}
+        max_length=2048,
+        bf16=True,
+        model_init_kwargs={{
+            "dtype": torch.bfloat16,
+            "quantization_config": BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+            ),
+        }},
+    ),
+    train_dataset=[],
+    peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
+)
+"""
+
+
+def test_a_check_is_shown_without_scripts_with_its_text_escaped_and_is_applied(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tuner.predict.predictor.can_trace", lambda: False)  # shipped timelines
+    Path("train.py").write_text(SCRIPT)
+    found = tuner.check("train.py", gpu="rtx3060", predict=True)
+    page = Page(found._repr_html_())
+    assert set(page.tags) <= {"p", "b", "pre", "span", "table", "tbody", "tr", "td", "details",
+                              "summary", "ul", "li"}  # fmt: skip
+    assert (page.sources, page.handlers) == ([], [])
+    assert "".join(page.texts).count(EVIL) == 2
+    assert repr(found).startswith("does not fit: ")
+    assert "note    assumed: " in repr(found)
+    [path] = found.apply()
+    again = tuner.check(path, gpu="rtx3060", predict=True, changes=False)
+    assert again.found.fits
+    with pytest.raises(tuner.InputError, match="nothing was written"):
+        found.apply()
+    with pytest.raises(tuner.NothingFitsError, match="there is no change to write"):
+        again.apply()
+
+
 class TestEstimate:
     def test_says_what_the_command_says(self, searches, capsys):
         found = tuner.estimate("wide.yaml", gpu="a6000", micro_batch=10, precision="fp16")

@@ -236,7 +236,9 @@ def test_an_emulated_answer_says_so(monkeypatch, verdict, error, said):
     assert said in asked(monkeypatch, 0, answered | nothing, run=True).text
 
 
-def test_a_program_is_run_by_a_process_of_its_own():
+def test_a_program_is_run_by_a_process_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("click.py").write_text("raise SystemExit('not the library')")
     question = {"program": ["nosuch.py"], "run": True, **GPU}
     answer = answered(tools(may_run=True), "check", question)
     assert "file not found: nosuch.py" in answer.text

@@ -76,12 +76,5 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
-def load_ipython_extension(shell: Any) -> None:
-    """Add `%tuner` to a notebook: `%load_ext tuner`, then `%tuner check --gpu t4`."""
-    from tuner.integrations.jupyter import add_magic
-
-    add_magic(shell)
-
-
 def __dir__() -> list[str]:
     return sorted(__all__)
