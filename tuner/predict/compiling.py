@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -151,7 +151,7 @@ def in_forks(
 
 @contextlib.contextmanager
 def _workers(
-    count: int, subject: Any, *, own_group: bool = False
+    count: int, subject: Subject | None
 ) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     """Forks of this process, which end with it, and at once where the block is left early.
 
@@ -161,7 +161,7 @@ def _workers(
         count,
         mp_context=multiprocessing.get_context("fork"),
         initializer=_begin,
-        initargs=(subject, own_group),
+        initargs=(subject,),
     )
     try:
         yield pool
@@ -175,40 +175,6 @@ def _workers(
             process.join()
         raise
     pool.shutdown()
-
-
-class Fork:
-    """A fork of this process that does one task after another, with forks of its own."""
-
-    def __init__(self, pool: concurrent.futures.ProcessPoolExecutor) -> None:
-        self._pool = pool
-
-    def submit(
-        self, function: Callable[[Any, _Item, None], _Result], item: _Item
-    ) -> concurrent.futures.Future[_Result]:
-        """Have the fork call `function` with its subject, `item` and None."""
-        return self._pool.submit(_in_worker, function, item, None)
-
-    def pause(self, paused: bool) -> None:
-        """Stop the fork and its own forks, or let them go on."""
-        for number in list(self._pool._processes or {}):
-            with contextlib.suppress(ProcessLookupError):  # its group is made when it begins
-                os.killpg(number, signal.SIGSTOP if paused else signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def fork_beside(subject: Any) -> Iterator[Fork]:
-    """A fork that works while this process does something else; it ends with the block.
-
-    Begin it before this process starts threads, such as Ray's.
-    """
-    with contextlib.suppress(_LeftError), _workers(1, subject, own_group=True) as pool:
-        yield Fork(pool)
-        raise _LeftError  # nobody asks for what is not done yet
-
-
-class _LeftError(Exception):
-    """The block of `fork_beside` was left."""
 
 
 def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:
@@ -235,18 +201,16 @@ def _answer(subject: Subject | None, request: Request, known: Mapping[Point, Rep
     return passes, replay_all(passes, request.missing(passes, known))
 
 
-_worker_subject: Any = None
+_worker_subject: Subject | None = None
 """The subject of a compiling process; set once when the process starts."""
 
 
-def _begin(subject: Any, own_group: bool) -> None:
+def _begin(subject: Subject | None) -> None:
     """Prepare a compiling process. It ignores signals for its parent, which ends it.
 
     Ctrl-C reaches the whole group, and `ray job stop` and schedulers send SIGTERM to every process
     of a job: the parent would find its pool broken before it could write what there is.
     """
-    if own_group:
-        os.setpgid(0, 0)
     global _worker_subject  # noqa: PLW0603  (one job per process of the pool)
     _worker_subject = subject
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -146,11 +146,7 @@ class SearchState:
                 self._adapter.remember(record)
                 self.stale += 1
         for record in known.values():
-            if record.run_id == request.run_id:  # its first trial, before all was predicted
-                self._tracker.end(record, time.monotonic())
-                self.open.handed_out += 1
-            else:
-                self._tracker.reuse(record)
+            self._tracker.reuse(record)
             self._meter.add(record)
             self._begun += not record.verification
             self._learn(record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from tuner.trial.factories import MeasuredFactory
 from tuner.trial.staged import StagedFactory
 
 if TYPE_CHECKING:
-    from tuner.app.predicting import Predicted, SpacePredictor
+    from tuner.app.predicting import SpacePredictor
     from tuner.predict.predictor import Predictor
 
 
@@ -53,10 +53,6 @@ class Predictors:
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], Predictor] = {}
-        self.begun: Callable[[Compiling], list[Predicted]] | None = None
-        """Waits for predictions that another process has begun; None without one."""
-        self.started_s: float | None = None
-        """When it began, on the monotonic clock."""
 
     def of(self, plan: SearchPlan, on_progress: Compiling | None = None) -> SpacePredictor:
         """The predictor of a plan's space on its GPU type."""
@@ -236,12 +232,9 @@ def baseline_of(space: SearchSpace) -> list[Configuration]:
 def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -> list[Prediction]:
     """A prediction of every supported configuration, in their order."""
     space = plan.part.space
-    started = predictors.started_s or time.monotonic()
+    started = time.monotonic()
     with listener.compiling() as report:
-        if predictors.begun is not None:
-            found = predictors.begun(report)
-        else:
-            found = predictors.of(plan, report).predict(plan.part.supported)
+        found = predictors.of(plan, report).predict(plan.part.supported)
     predictions = [each.prediction for each in found]
     fitting = sum(prediction.fits for prediction in predictions)
     stages = f" in {len(space.stages)} stages" if space.stages else ""

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
 from tuner.app.plausible import excluded_text
-from tuner.app.search.early import begun as begin
-from tuner.app.search.early import may_begin
 from tuner.app.search.options import without_effect
 from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
-from tuner.app.search.prepare import Predictors, Prepared, prepare, request_of
+from tuner.app.search.prepare import Predictors, Prepared, prepare
 from tuner.app.search.result_files import Contents, journal_of, write_results
 from tuner.app.target import sorted_by_use, stale_text, with_margin
 from tuner.app.verifying import verify_all
@@ -59,8 +57,6 @@ class _Open:
     prepared: Prepared
     writer: JournalWriter
     known: tuple[TrialRecord, ...]
-    first: SearchOutcome | None = None
-    """The outcome of the baseline, if it was tried before all was predicted."""
 
     @property
     def is_predicted(self) -> bool:
@@ -73,8 +69,7 @@ def run_plans(
 ) -> list[SearchedGpu | SkippedGpu]:
     """Search every planned GPU type; the reports show `command` as the way to repeat it.
 
-    A type is refused, without a trial (except the baseline of a small model, which runs while the
-    space is predicted), if no configuration is predicted to fit it. Raises
+    A type is refused, without a trial, if no configuration is predicted to fit it. Raises
     `NothingFitsError` if all types are refused. All journals stay valid after this error, after an
     interruption and after any other error.
     """
@@ -133,18 +128,10 @@ def _open(
             begun.append((plan, *journals.enter_context(journal_of(plan))))
             listener.planned(plan, begun[-1][2])
     opened = []
-    for plan, writer, earlier in begun:
-        known, first = earlier, None
-        if len(plans) == 1 and may_begin(plan, known):
-            first = journals.enter_context(begin(plan, known, predictors, writer.append, listener))
-        if first is not None and first.interrupted:
-            request = request_of(plan, known, (), listener)
-            return [_Open(plan, Prepared(request, (), ()), writer, known, first)]
-        if first is not None:
-            known = (*known, *first.records)
+    for plan, writer, known in begun:
         prepared = prepare(plan, known, listener, predictors=predictors)
         if not prepared.why_infeasible:
-            opened.append(_Open(plan, _of_one_run(prepared, first), writer, known, first))
+            opened.append(_Open(plan, prepared, writer, known))
             continue
         refused = SkippedGpu(plan.target, NothingFitsError(prepared.why_infeasible, hint=HINT))
         found[plan.target.gpu.id] = refused
@@ -153,21 +140,10 @@ def _open(
     return opened
 
 
-def _of_one_run(prepared: Prepared, first: SearchOutcome | None) -> Prepared:
-    """The search that goes on from its `first` trial, in as much time as that has left."""
-    if first is None or not first.records:
-        return prepared
-    request = _with_time_left(prepared.request, first.duration_s)
-    request = dataclasses.replace(request, run_id=first.records[0].run_id)
-    return dataclasses.replace(prepared, request=request)
-
-
 def _run(
     opened: Sequence[_Open], listener: Listener, predictors: Predictors
 ) -> list[SearchOutcome | None]:
     """The result of each search; None for those that an interruption kept from starting."""
-    if opened[0].first is not None and opened[0].first.interrupted:
-        return [opened[0].first]
     results: dict[str, SearchOutcome | None] = {}
     predicted = [one for one in opened if one.is_predicted]
     if predicted and (unused := without_effect(predicted[0].plan.options)):

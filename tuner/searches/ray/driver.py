@@ -8,7 +8,6 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +206,13 @@ def _run(
         cluster.quiet(),
         scratch_folder() as folder,
         placement_groups_left(leaving),
-        _connected(requests, interrupts.deferred),
+        cluster.connected(
+            first.address,
+            cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),
+            gpus=first.local_gpus,
+            undisturbed=interrupts.deferred,
+            watch=first.watch,
+        ),
     ):
         metrics.begin()
         growing = first.address is not None and grows()
@@ -225,39 +230,6 @@ def _run(
                 if any(state.failure for state in states):
                     require_alive()  # a lost Ray would be the actual reason
         metrics.progress(tuple(state.progress for state in states), now=True)
-
-
-def _connected(
-    requests: Sequence[SearchRequest], undisturbed: Callable[[], AbstractContextManager[None]]
-) -> AbstractContextManager[None]:
-    first = requests[0]
-    return cluster.connected(
-        first.address,
-        cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),
-        gpus=first.local_gpus,
-        undisturbed=undisturbed,
-        watch=first.watch,
-    )
-
-
-@contextlib.contextmanager
-def ready(request: SearchRequest) -> Iterator[None]:
-    """Ray for searches like `request` in the block, so that each does not start its own.
-
-    A SIGINT or SIGTERM raises KeyboardInterrupt, while Ray starts or ends as soon as it has.
-    """
-    stopped: list[bool] = []
-
-    @contextlib.contextmanager
-    def undisturbed() -> Iterator[None]:
-        interrupts = Interrupts(lambda: stopped.append(True))
-        with interrupts.handled(), interrupts.deferred():
-            yield
-        if stopped:
-            raise KeyboardInterrupt
-
-    with cluster.quiet(), _connected([request], undisturbed):
-        yield
 
 
 @contextlib.contextmanager
