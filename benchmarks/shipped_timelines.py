@@ -49,7 +49,7 @@ OWN: tuple[Settings, ...] = (
     {"precision": "nf4", "mixed_precision": "fp16"},
     {"precision": "fp32", "mixed_precision": "fp16", "lora_rank": 0},
 )
-"""Settings of `tuner estimate` and `tuner grid`."""
+"""Settings of `tuner estimate`."""
 TRAINER: Settings = {
     "training_loop": "trainer",
     "mixed_precision": "bf16",

@@ -97,7 +97,7 @@ def show_examples(app: Sphinx, context: object, lines: list[str]) -> None:
 
 
 def show_reports(app: Sphinx, doctree: nodes.document) -> None:
-    """Links to reports and to the grid open them; others that are no page are downloads."""
+    """Links to reports open them; others that are no page are downloads."""
     for link in list(doctree.findall(addnodes.download_reference)):
         target = (Path(app.env.doc2path(app.env.docname)).parent / link["reftarget"]).resolve()
         if target.suffix == ".html":

@@ -56,7 +56,6 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
         ("--predict", *TINY[2:], "--gpu-memory", "3GiB", "--largest", "micro_batch", *PROGRAM),
         ("--predict", *TINY[2:], "--gpu-memory", "600MiB", "--largest", "lora_rank", *PROGRAM),
     ),
-    "grid": (("--model", "tiny-llama-3m", "--gpu", "t4", "--gpu", "rtx3060", "--length", "512"),),
     "search": (("--space", "tiny_cpu", *TINY[2:], *ONE_STRUCTURE, "--quiet", "--fresh"),),
     "explain": (("--space", "tiny_cpu", *TINY[2:], *ONE_STRUCTURE),),
     "gpus": ((), ("a6000",), ("cpu",)),

@@ -50,12 +50,10 @@ def test_references_have_every_command_and_the_python_names(site: Path):
 
 
 @pytest.mark.slow
-def test_reports_and_the_grid_are_in_the_site(site: Path):
+def test_reports_are_in_the_site(site: Path):
     gallery = (site / "notebook/gallery.html").read_text("utf-8")
     (report,) = set(re.findall(r'href="\.\./(results/[^"]+/report\.html)"', gallery))
     assert (site / report).is_file()
-    assert 'href="docs/grid.html"' in (site / "choose-gpu.html").read_text("utf-8")
-    assert (site / "docs/grid.html").is_file()
 
 
 @pytest.mark.slow

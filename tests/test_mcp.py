@@ -48,7 +48,6 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "without effect": ("estimate", {"model": "qwen3-8b", "set": {"logging_steps": 1}, **GPU}),
     "too large": ("estimate", {"model": "qwen3-8b", "full": True, **GPU}),
-    "grid": ("grid", {"model": ["qwen3-0.6b"], "gpu": ["t4", "rtx4090"], "method": "qlora"}),
     "best": ("best", {"space": "qlora27b", "gpu": "a6000"}),
     "nothing fits": ("best", {"space": "qlora27b", "gpu": "a6000", "max_memory": "1GiB"}),
     "explain": ("explain", {"space": "qlora27b", "gpu": "a6000"}),
@@ -108,7 +107,7 @@ def text(result: Any) -> str:
 
 def test_its_tools_are_commands_with_schemas(session, project):
     found = {tool.name: tool for tool in session["tools"]}
-    assert [*found] == ["check", "estimate", "grid", "best", "explain"]
+    assert [*found] == ["check", "estimate", "best", "explain"]
     for tool in found.values():
         assert tool.annotations.read_only_hint
         assert str(project) in tool.description, "where relative paths begin"
@@ -118,7 +117,7 @@ def test_its_tools_are_commands_with_schemas(session, project):
     assert "run" not in found["check"].input_schema["properties"]
 
 
-@pytest.mark.parametrize("name", ["check", "in one line", "estimate", "too large", "grid", "best"])
+@pytest.mark.parametrize("name", ["check", "in one line", "estimate", "too large", "best"])
 def test_a_question_has_a_paragraph_and_the_answer_of_the_command(session, name):
     result = session[name]
     assert not result.is_error, text(result)
@@ -144,7 +143,6 @@ def test_numbers_are_those_of_the_command(session, capsys, monkeypatch):
     assert "38.48 GiB of 47.40 GiB" in text(session["best"])
     assert session["too large"].structured_content["fits"] is False
     assert text(session["too large"]).startswith("does not fit: ")
-    assert "rtx4090 (to " in text(session["grid"])
 
 
 @pytest.mark.parametrize(

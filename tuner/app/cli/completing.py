@@ -27,7 +27,7 @@ from tuner.space.models.catalogue import load_catalogue as load_models
 _TRIAL_ID = re.compile(rb'"trial_id":\s*"([^"\\]{1,80})"')
 
 
-SEARCHES = frozenset({"search", "estimate", "grid", "trial", "calibrate"})
+SEARCHES = frozenset({"search", "estimate", "trial", "calibrate"})
 """Commands that need no results: every GPU type may follow."""
 
 

@@ -55,7 +55,6 @@ GROUPS = {
         "diff": "Compare what your program needs under two library versions.",
     },
     "Choose a GPU": {
-        "grid": "Predict which models fit which GPU types.",
         "estimate": "Predict memory and speed of one configuration.",
         "calculator": "Write a page that predicts in the browser.",
     },
@@ -96,8 +95,7 @@ GROUPS = {
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 FIRST = frozenset({
-    "check", "grid", "estimate", "tune", "search", "best", "apply", "trial", "gpus", "models",
-    "doctor",
+    "check", "estimate", "tune", "search", "best", "apply", "trial", "gpus", "models", "doctor",
 })  # fmt: skip
 """The commands of `tuner --help`; `tuner --help-all` lists the others too."""
 

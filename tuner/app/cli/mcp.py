@@ -159,7 +159,7 @@ def _schema_of(option: click.Parameter) -> Schema:
     assert isinstance(option, click.Option)
     if option.name == "settings":
         return SET
-    if option.opts[0] == "--gpu" and not option.multiple:
+    if option.opts[0] == "--gpu":
         return ONE_GPU
     kind: Schema = {"type": "string"}
     if option.is_flag:
@@ -187,14 +187,6 @@ TOOLS = (
         ("--model", "--gpu", "--lora", "--qlora", "--full", "--set", "--gpu-memory", "--margin"),
         ("model", "gpu"),
         {"model": MODEL},
-    ),
-    CommandTool(
-        "grid",
-        "Which GPU types a model can be fine-tuned on with QLoRA, LoRA and full training: the "
-        "longest examples that fit, the fastest configuration, time and cost. Name few models and "
-        "the methods you need: an answer has a cell for each model, GPU type and method.",
-        ("--model", "--gpu", "--method", "--length", "--examples", "--set", "--margin"),
-        ("model",),
     ),
     CommandTool(
         "best",
@@ -235,7 +227,7 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
 def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
     """Answer an agent's questions: an MCP server on stdin and stdout.
 
-    Its tools are check, estimate, grid, best and explain. They write no file outside of tuner's
+    Its tools are check, estimate, best and explain. They write no file outside of tuner's
     cache, and run no program: with --allow-run, `check` runs one on an emulated GPU if asked to.
     """
     if as_skill:
@@ -349,7 +341,7 @@ def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, 
         return _failed(EXIT_BAD_INPUT, f"error: {'; '.join(wrong)}")
     gpu = given.get("gpu", "")
     if gpu == ALL or "," in gpu:
-        error = InputError("gpu is one GPU type", hint="`grid` has several; or call once for each")
+        error = InputError("gpu is one GPU type", hint="call once for each type")
         return _failed(EXIT_BAD_INPUT, f"error: {error}")
     words = tool.words(given)
     code, printed, said = (_run_apart if given.get("run") else _run_here)(words)

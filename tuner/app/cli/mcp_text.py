@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -41,24 +40,6 @@ def estimate_text(data: Data) -> str:
     """The verdict, the largest parts of the memory, and the speed."""
     parts = memory_text(data["memory"]["breakdown"])
     return f"{_verdict_text(data['verdict'], data, ())} {parts}. {_speed_text(data)}"
-
-
-def grid_text(data: Data) -> str:
-    """The GPU types of each model and method, with the longest examples that fit."""
-    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for cell in data["cells"]:
-        longest = cell["longest"]
-        fitting = found[cell["model"], cell["method"]]
-        if longest is not None:
-            usd = (cell["fastest"] or {}).get("epoch_usd")
-            price = "" if usd is None else f", {usd:,.2f} USD"
-            fitting.append(f"{cell['gpu']} (to {longest['max_length']:,} tokens{price})")
-    lines = [
-        f"{model}, {method}: {', '.join(gpus) or 'none of these GPU types'}."
-        for (model, method), gpus in found.items()
-    ]
-    asked = f"USD for {data['examples']:,} examples of {data['length']:,} tokens, where they fit"
-    return f"Fits (predicted; {asked}): {' '.join(lines)}"
 
 
 def best_text(data: Data) -> str:
@@ -102,7 +83,6 @@ def explain_text(data: Data) -> str:
 TEXTS: Mapping[str, Callable[[Data], str]] = {
     "check": check_text,
     "estimate": estimate_text,
-    "grid": grid_text,
     "best": best_text,
     "explain": explain_text,
 }
