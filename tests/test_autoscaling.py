@@ -56,7 +56,7 @@ def config(gcs_address: str) -> dict:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_search_of_two_types_starts_a_node_of_each_and_no_other(tmp_path):
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     scaling = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}

@@ -37,7 +37,7 @@ def test_what_was_used_can_be_predicted_on_its_gpus(system):
                 assert not check_supported(configuration, get_gpu(gpu_name))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_numbers_of_the_page_are_those_of_the_predictor(tmp_path):
     (system,) = (s for s in SYSTEMS if s.space == "cot8b_h100")
     space, gpu = load_space(system.space), get_gpu("h100_sxm")

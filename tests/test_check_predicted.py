@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_predicted_with_the_trainers_defaults(answer: Any) 
 @pytest.mark.parametrize(
     ("model", "saved"),
     [
-        pytest.param("qwen2.5-0.5b", ["lm_head", "embed_tokens"], marks=pytest.mark.slow),
+        pytest.param("qwen2.5-0.5b", ["lm_head", "embed_tokens"], marks=pytest.mark.proof),
         ("tiny-gpt2", ["lm_head"]),
     ],
 )

@@ -85,7 +85,7 @@ def search(*arguments: str) -> str:
     return " ".join(done.stdout.split())
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_predicted_search_says_which_stage_limits(folder, capsys):
     target = ["--space", "curriculum.yaml", "--gpu", "t4"]
     text = search(*target, "--trials", "4", "--price", "0.5")
@@ -127,7 +127,7 @@ def test_a_predicted_search_says_which_stage_limits(folder, capsys):
     assert (folder / "hard.yaml").read_text() == "n_negatives: 48\nname: ${stage}"
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_every_stage_trains_on_the_processor(folder):
     text = search(
         "--space", "phases.yaml", "--gpu", "cpu", "--budget", "0.2s", "--trials", "2"

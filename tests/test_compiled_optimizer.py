@@ -156,7 +156,7 @@ def test_no_kernels_take_no_time():
     assert arrays.bytes_moved.shape == (0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_fp16_takes_a_pass_over_the_gradients_more_than_bf16():
     # Ampere and newer compute both at the same rate: only the scaling of the loss differs.
     subject = PredictionJob("causal_lm", "qwen2.5-1.5b")

@@ -37,7 +37,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("model", DEPTHS)
 def test_compiled_predictions_are_those_of_full_traces(model, tmp_path):
     folder = shallow_model(tmp_path, model, DEPTHS[model])

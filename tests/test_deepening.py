@@ -134,7 +134,7 @@ def test_what_fails_at_full_depth_is_not_hidden(tmp_path, monkeypatch):
         trace_deep(subject.workload, subject.model_config, configuration, compute_capability=(8, 0))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_random_configurations_are_as_if_all_layers_were_traced(tmp_path, depths):
     subject = resolve_subject("causal_lm", shallow_model(tmp_path, "mistral-7b-v0.1", LAYERS))
     number = 5

@@ -120,7 +120,7 @@ AS_RESIDENT = 0.25
 """How far two processes that do the same were apart on loaded processors: 17 % of the larger."""
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_real_session_of_two_ranks_is_near_its_prediction(model: str, subject: Subject) -> None:
     """Real DDP over gloo: each rank's own memory, of which the larger one decides."""
     job = TrialJob("causal_lm", model, A6000)

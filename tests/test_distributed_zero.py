@@ -100,7 +100,7 @@ def test_traces_of_deepspeed_leave_nothing_behind(subject: Subject) -> None:
     assert under(subject, "zero3", lora_rank=8, lora_targets=("q_proj",)).memory == first.memory
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @needs_deepspeed
 @needs_emulator
 @pytest.mark.parametrize("stage", [2, 3])

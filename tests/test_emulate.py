@@ -156,6 +156,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_the_same_bytes_have_the_same_names_however_a_program_is_written(tmp_path: Path) -> None:
     plain = run(tmp_path, NAMES, program_arguments=("plain",))["devices"][0]
@@ -220,6 +221,7 @@ def test_memory_that_runs_out_in_the_second_step_is_seen_however_it_is_hidden(
     assert found["error"]["line"] == "program.py:6"
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_a_batch_that_is_made_smaller_until_it_fits_fits(tmp_path: Path) -> None:
     program = OUT_OF_MEMORY_IN_STEP_2 + (
@@ -284,6 +286,7 @@ def test_the_environment_of_a_program_need_not_have_tuner(tmp_path: Path) -> Non
     assert found["error"]["line"] == "program.py:14"
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_whatever_of_tuners_bookkeeping_raises_the_program_goes_on(tmp_path: Path) -> None:
     program = Path(__file__).with_name("faulty_bookkeeping.py").read_text()
@@ -298,6 +301,7 @@ def test_whatever_of_tuners_bookkeeping_raises_the_program_goes_on(tmp_path: Pat
     assert [row for row in rows if not row[2].startswith("a fault of ours, reading ")] == []
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_sparse_gradients_and_a_working_folder_that_is_gone(tmp_path: Path) -> None:
     program = """
@@ -359,6 +363,7 @@ def test_no_text_calls_an_emulated_number_measured_or_predicted(tmp_path: Path) 
     assert "predicted" not in ran.stdout
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_small_allocations_share_what_the_driver_maps(tmp_path: Path) -> None:
     program = (
@@ -380,6 +385,7 @@ def test_small_allocations_share_what_the_driver_maps(tmp_path: Path) -> None:
     assert "as expected" in run(tmp_path, program)["stderr"]
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_an_operator_with_a_kernel_of_its_own_is_not_taken_apart(tmp_path: Path) -> None:
     # PyTorch could: the parts of silu_backward would hold four tensors more than its kernel.
@@ -435,6 +441,7 @@ def test_the_driver_counts_what_all_processes_hold(tmp_path: Path) -> None:
     assert "the driver agrees 2" in run(tmp_path, program, "--gpus", "2")["stderr"]
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_paged_optimizers_are_counted_apart(tmp_path: Path) -> None:
     program = TRAINING.replace(
@@ -451,6 +458,7 @@ def test_paged_optimizers_are_counted_apart(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
@@ -561,6 +569,7 @@ input("Choose (1/2/3)? ")
 """
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_a_program_that_asks_at_a_terminal_gets_end_of_file(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(ASKING)

@@ -101,7 +101,7 @@ def test_a_loop_that_reads_its_file_and_has_a_length_of_its_own(tmp_path: Path) 
         found.require()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @needs_emulator
 def test_a_value_that_the_script_sets_again_after_its_trainer_arguments(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINER)

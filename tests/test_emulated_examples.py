@@ -72,7 +72,7 @@ def values_of(found: Any, *knobs: str) -> list[object]:
     return [settings[knob]["problem"] or settings[knob]["value"] for knob in knobs]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_settings_in_a_module_of_the_program_are_changed(folder: Path, models: Path) -> None:
     text = (folder / "semantic_parsing/config.py").read_text()
     found = check(folder, "semantic_parsing/train.py", str(models / "tiny-llama"))

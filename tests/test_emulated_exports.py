@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("case", IN_ONE_ENVIRONMENT, ids=lambda case: case.name)
 def test_an_export_takes_what_was_predicted(case: Case, model: Path) -> None:
     predicted_bytes, found, tail = run(case, model)

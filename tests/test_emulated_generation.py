@@ -78,7 +78,7 @@ def run(folder: Path, program: str, *arguments: str, steps: int = 2) -> Any:
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.proof
 def test_an_extrapolated_loop_takes_the_memory_of_a_whole_one(tmp_path: Path) -> None:
     found = run(tmp_path, LOOPS, steps=0)
     assert found.exit_status == 0, (tmp_path / "log.txt").read_text()[-3000:]
@@ -87,7 +87,7 @@ def test_an_extrapolated_loop_takes_the_memory_of_a_whole_one(tmp_path: Path) ->
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_reinforcement_learning_has_phases_of_its_own(tmp_path: Path, engine: str) -> None:
     pytest.importorskip("trl")

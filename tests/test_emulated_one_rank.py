@@ -86,6 +86,7 @@ def run(command: tuple[Any, ...], tmp_path: Path, *, gpus: int, all_ranks: bool)
     return found
 
 
+@pytest.mark.proof
 def test_qlora_under_fsdp_takes_the_same_of_one_process_and_of_two(
     tmp_path: Path, model: Path
 ) -> None:
@@ -126,6 +127,7 @@ for step in range(3):
 """
 
 
+@pytest.mark.proof
 def test_parts_of_whole_and_sharded_parameters_have_their_names(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SHARDED, encoding="utf-8")
     command = (*TORCHRUN, "--nproc-per-node", "2", tmp_path / "train.py")
@@ -181,6 +183,7 @@ def test_trainer_under_ddp_takes_what_is_predicted(
     assert buffers == nccl_bytes(get_gpu("h100_sxm"), 2)
 
 
+@pytest.mark.proof
 def test_a_tensor_parallel_rank_loads_its_shard(tmp_path: Path, model: Path) -> None:
     ranks = 4
     command = (*TORCHRUN, "--nproc-per-node", ranks, PROGRAMS / "tensor_parallel.py", model, "128")
@@ -243,6 +246,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.proof
 def test_a_launcher_of_two_machines_starts_one_and_what_ranks_send_crosses_the_network(
     tmp_path: Path,
 ) -> None:

@@ -57,7 +57,13 @@ CASES = {
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        c if c in ("quantised", "labels") else pytest.param(c, marks=pytest.mark.proof)
+        for c in CASES
+    ],
+)
 def test_trace_and_emulator_agree(name, tmp_path):
     model, settings = CASES[name]
     layers = None if model == TINY else 2

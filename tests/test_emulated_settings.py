@@ -16,7 +16,7 @@ from benchmarks.settings.cases import CASES
 from tests.emulating import needs_emulator
 from tuner.space.models.hollow import write_hollow
 
-HERE = ("sft_qlora", "dpo_lora", "trainer_qlora", "launched_fsdp2_nf4")
+HERE = ("dpo_lora", "trainer_qlora", "launched_fsdp2_nf4")
 """Of trainers that are in the tests' own environment."""
 
 OTHERS = {
@@ -39,7 +39,9 @@ def model(name: str, tmp_path: Path) -> Path:
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", [*HERE, *OTHERS])
+@pytest.mark.parametrize(
+    "name", ["sft_qlora", *(pytest.param(n, marks=pytest.mark.proof) for n in [*HERE, *OTHERS])]
+)
 def test_a_trainer_takes_what_is_predicted_of_its_settings(
     name: str, model: Path, tmp_path: Path
 ) -> None:

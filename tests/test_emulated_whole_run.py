@@ -157,6 +157,7 @@ def test_the_first_long_batch_is_found_with_its_row_and_its_step(tmp_path: Path)
     assert data.longer["16384"] == pytest.approx(1 / 600)
 
 
+@pytest.mark.proof
 def test_an_evaluation_of_more_rows_than_a_batch_of_training_is_found(tmp_path: Path) -> None:
     """transformers evaluates 8 rows at a time where nothing else is said."""
     found, _ = ran(tmp_path, TRAINER, LONG=110, VOCABULARY=120_000)
@@ -181,7 +182,7 @@ def test_an_evaluation_of_more_rows_than_a_batch_of_training_is_found(tmp_path: 
     assert json.loads(ran_steps.stdout)["fits"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("told", [{}, {"LONG": 900}, {"WORKERS": 2, "LONG": 900}])
 def test_peaks_are_those_of_a_run_to_the_end(tmp_path: Path, told: dict[str, int]) -> None:
     (tmp_path / "best.pt").write_text("of a real training")
@@ -213,6 +214,7 @@ def test_memory_that_grows_is_named_with_its_line_and_the_step_that_it_ends(tmp_
     assert truth.steps == pytest.approx(found.ends_at_step, rel=0.25)
 
 
+@pytest.mark.proof
 def test_outputs_that_an_evaluation_keeps_are_found(tmp_path: Path) -> None:
     found, _ = ran(tmp_path, LOOP, KEEP=1, memory_bytes=GIB)
     assert found.ended is Ended.END
@@ -225,6 +227,7 @@ def test_outputs_that_an_evaluation_keeps_are_found(tmp_path: Path) -> None:
     assert output.count("evaluated") == pytest.approx(last, rel=0.25)
 
 
+@pytest.mark.proof
 def test_a_program_of_many_epochs_comes_to_its_end(tmp_path: Path) -> None:
     found, output = ran(tmp_path, LOOP, EPOCHS=25)
     assert found.ended is Ended.END
@@ -238,6 +241,7 @@ def test_a_failure_after_the_steps_leaves_the_verdict(tmp_path: Path) -> None:
     assert found.later_error.type == "builtins.ValueError"
 
 
+@pytest.mark.proof
 def test_the_time_of_the_run_is_that_of_its_steps_and_evaluations(tmp_path: Path) -> None:
     found, _ = ran(tmp_path, TRAINER, LONG=900, VOCABULARY=1000)
     every, _ = ran(tmp_path, TRAINER, LONG=900, VOCABULARY=1000, whole=False)
@@ -254,6 +258,7 @@ def test_the_time_of_the_run_is_that_of_its_steps_and_evaluations(tmp_path: Path
     assert run.interval_s[0] < run.seconds < run.interval_s[1]
 
 
+@pytest.mark.proof
 def test_data_that_is_slow_to_read_is_named(tmp_path: Path) -> None:
     slow = LOOP.replace("    def __getitem__(self, index):", SLOW.rstrip())
     found, _ = ran(tmp_path, slow)
@@ -265,6 +270,7 @@ def test_data_that_is_slow_to_read_is_named(tmp_path: Path) -> None:
     assert "input-bound" in input_bound_text(found)
 
 
+@pytest.mark.proof
 def test_weights_that_are_copied_to_be_saved_run_out_of_memory_in_the_save(tmp_path: Path) -> None:
     """The copies are made before `save` is called, in a statement or a function named by it."""
     save = "    torch.save(model.state_dict(), "

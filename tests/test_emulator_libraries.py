@@ -55,6 +55,7 @@ peaks(); peaks(is_causal=True); peaks(attn_mask=mask); peaks(attn_mask=mask.bool
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("gpu", ["b200", "rtx5090"])
 def test_attention_trains_by_cudnn_and_by_pytorchs_own_kernels(tmp_path: Path, gpu: str) -> None:
     found = _run(tmp_path, ATTENTION, gpu=gpu)
@@ -109,6 +110,7 @@ nn.functional.ctc_loss(log, targets, *lengths).backward()
 """
 
 
+@pytest.mark.proof
 def test_convolutions_norms_and_recurrent_layers_train(tmp_path: Path) -> None:
     found = _run(tmp_path, CONVOLUTIONS)
 
@@ -161,6 +163,7 @@ print(json.dumps([refused, set_, got, heard.value, size.value]))
 """
 
 
+@pytest.mark.proof
 def test_products_and_factorizations_run_and_descriptors_tell_what_they_were_told(
     tmp_path: Path,
 ) -> None:
@@ -230,6 +233,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.proof
 def test_ranks_get_the_integers_and_objects_of_others_and_train_sharded(tmp_path: Path) -> None:
     _run(tmp_path, RANKS, ranks=2)
 
@@ -269,6 +273,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.proof
 def test_a_rank_that_waits_for_one_that_has_ended_is_told(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(DEAD)

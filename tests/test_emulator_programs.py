@@ -16,7 +16,7 @@ from benchmarks.zoo.models import make
 from benchmarks.zoo.running import Places, Row, run
 from tests.emulating import needs_emulator
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tuner.emulator.session import Session
 from tuner.space.gpus import get_gpu
 
 ROOT = Path(__file__).parents[1]
-pytestmark = [needs_emulator, pytest.mark.slow]  # each starts PyTorch twice
+pytestmark = [needs_emulator, pytest.mark.proof]  # each starts PyTorch twice
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tuner.trial.isolated import IsolatedRunner
 QUICK = MeasureOptions(device="cpu", budget_s=0.2, min_steps=2, warmup_steps=1, timeout_s=300)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("workload", "model", "tiny"),
     [

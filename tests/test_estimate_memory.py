@@ -182,7 +182,7 @@ def trace_full(model: str, capability: tuple[int, int], values: dict):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_mistral_7b_on_an_a100():
     """Measured max_memory_allocated of Mistral-7B-v0.1, LoRA, bf16, on an A100.
 
@@ -195,7 +195,7 @@ def test_mistral_7b_on_an_a100():
     assert memory.peak_phase == "backward"
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_medgemma_27b_at_rank_128():
     values = {
         **BASE,

@@ -63,7 +63,7 @@ def executed(trace) -> Counter:
 # -- the memo of layouts --------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("values", VARIANTS, ids=label_of)
 def test_remembered_layouts_give_the_same_timeline_as_execution(values, monkeypatch):
     remembered = traced("gemma3", **values)

@@ -101,7 +101,7 @@ SEARCH = (
 
 
 @needs_mounts
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_search_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path):
     write_samples(tmp_path)
     ended = with_disk(tmp_path, "size=16k", sys.executable, *SEARCH)

@@ -83,7 +83,7 @@ def family(mark: str) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_terminal_that_is_closed_ends_the_search_with_its_results(folder):
     """The window is closed: SIGHUP, to Ray's processes too, and whatever is printed fails."""
     ours, theirs = pty.openpty()
@@ -117,7 +117,7 @@ def _drain(descriptor: int) -> None:
         return
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_reader_that_goes_away_ends_the_search_quietly(folder):
     """`tuner search | head -1`"""
     process = subprocess.Popen(
@@ -172,7 +172,7 @@ class TestHangUp:
         assert child.wait() == -signal.SIGKILL
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "changes",
     [
@@ -189,7 +189,7 @@ def test_an_encoding_without_the_characters(searched, changes):
         assert b"Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_no_home_and_nobodys_number(searched, monkeypatch, capsys):
     """As in a container that runs under a user id which has no entry."""
 

@@ -78,7 +78,7 @@ def answered(model, precision):
     [
         *[(model, "bf16") for model in KNOWN[::6]],
         # With few layers, models of one class differ in their sizes alone.
-        *[pytest.param(model, "nf4", marks=pytest.mark.slow) for model in one_of_each_class()],
+        *[pytest.param(model, "nf4", marks=pytest.mark.proof) for model in one_of_each_class()],
     ],
 )
 def test_known_models_answer_by_default(model, precision, tmp_path):
@@ -88,7 +88,7 @@ def test_known_models_answer_by_default(model, precision, tmp_path):
     answered(space.predicted_model(), precision)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", BY_TYPE)
 def test_types_answer_by_default(kind, tmp_path):
     config = buildable_config(kind)
@@ -96,7 +96,7 @@ def test_types_answer_by_default(kind, tmp_path):
     answered(str(tmp_path), "nf4")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("model", KNOWN[1::15])
 def test_known_models_answer_at_full_depth(model):
     space, configuration = one_configuration(None, model, {"precision": "nf4"})

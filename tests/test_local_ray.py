@@ -195,7 +195,7 @@ except UnavailableError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", ["gcs_server", "RuntimeEnv"])
 def test_a_search_that_loses_ray_says_so_before_ray_ends_it(kind):
     done = subprocess.run(
@@ -228,7 +228,7 @@ print(session.parents[1].exists())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_other_users_reach_neither_the_folder_nor_the_token_of_an_own_ray(tmp_path):
     """Ray itself makes its folder for all to write into, and the token for all to read."""
     home = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

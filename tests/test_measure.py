@@ -224,7 +224,7 @@ def train_under_limit(model, sender):
         sender.send((facts["phase"], facts["loaded_bytes"], str(error)))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_memory_runs_out_for_real_under_a_limit(model):
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)

@@ -124,7 +124,7 @@ def test_ctrl_c_in_the_middle_of_a_trial_leaves_no_process(folder):
     wait_until_gone(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_limit_that_is_too_small_is_an_oom_with_its_phase(folder, capfd):
     asked = ["--space", "tiny_cpu", "--set", "micro_batch=8", "--set", "max_length=128"]
     asked += ["--memory-limit", "48MiB", "--device", "cpu", "--budget", "0.3s", "--json"]

@@ -32,7 +32,7 @@ TRIED = {
 
 @pytest.mark.parametrize(
     "workload",
-    [pytest.param(w, marks=pytest.mark.slow if w == "contrastive" else ()) for w in SPACES],
+    [pytest.param(w, marks=pytest.mark.proof if w == "contrastive" else ()) for w in SPACES],
 )
 def test_what_is_larger_in_the_declared_knobs_is_predicted_to_take_as_much(tmp_path, workload):
     assert set(SPACES) == set(MEMORY_ORDERS) - {"command"}  # of which nothing is predicted

@@ -47,7 +47,7 @@ IMAGES_DRAWN = (
     "llava_next",
     "qwen3_vl",
     *(
-        pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.proof)
         for name in ("idefics3", "internvl", "mistral3", "mllama")
     ),
 )
@@ -121,7 +121,7 @@ def test_no_row_of_images_is_a_traceback():
     [
         *TEXT_OF_IMAGES_DRAWN,
         # Every twelfth of the others; `python -m benchmarks.models --images` has all.
-        *(pytest.param(n, marks=pytest.mark.slow) for n in model_types(images=True)[::12]),
+        *(pytest.param(n, marks=pytest.mark.proof) for n in model_types(images=True)[::12]),
     ],
 )
 def test_text_alone_is_answered_or_refused_for_a_type_of_images(model_type, monkeypatch):

@@ -54,7 +54,7 @@ def no_network(monkeypatch, tmp_path):
 # --- the architectures -------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("model_id", sorted(set(IDS) - set(ONE_OF_A_KIND.values())))
 def test_every_other_model_builds_and_has_its_published_size(model_id):
     test_the_model_builds_and_has_its_published_size(model_id)

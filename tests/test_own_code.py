@@ -106,7 +106,7 @@ def test_a_loop_that_knows_nothing_of_tuner_is_tuned(folder):
     assert run(["search", "--space", "own_loop.yaml", "--gpu", "cpu", "--trials", "1"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_trainer_with_the_callback_says_more(folder):
     line = "from tuner.integrations.transformers import TunerCallback\n"
     told = TRAINER.replace("train_dataset=rows", "train_dataset=rows, callbacks=[TunerCallback()]")
@@ -119,7 +119,7 @@ def test_a_trainer_with_the_callback_says_more(folder):
     assert measured["samples_per_s"] == pytest.approx(4 / measured["step_s"])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_settings_of_a_program_are_tuned_on_this_machine(folder, capsys):
     """`tuner tune --mode measure` runs copies of the program as it is, without an emulator."""
     (folder / "train.py").write_text(PROGRAM)

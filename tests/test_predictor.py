@@ -220,7 +220,7 @@ print(json.dumps([found.to_dict(), sorted({"torch", "transformers", "peft"} & se
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_stored_prediction_needs_neither_torch_nor_transformers():
     def run():
         done = subprocess.run(

@@ -83,7 +83,7 @@ def page_lines(results: Path, *more: str) -> dict[str, list[str]]:
 PREDICTED = ("--mode", "predict", "--set", "precision=bf16", "--where", "lora_rank >= 8")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_pages_commands_run_a_search_and_it_says_where_the_results_are(
     ray, home, tmp_path, monkeypatch
 ):
@@ -117,7 +117,7 @@ def driver_of(results: Path) -> psutil.Process:
     return min(named, key=lambda process: process.create_time())
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_killed_job_goes_on_under_another_id_and_a_stopped_one_writes_its_results(ray, tmp_path):
     results = tmp_path / "results"
     # Nearly every configuration may be on a front of four objectives, and is traced.

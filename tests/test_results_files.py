@@ -287,7 +287,7 @@ def test_a_name_that_utf8_cannot_hold_does_not_stop_the_report(folder):
     assert "\\ud800" in folder.report_html.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_five_thousand_trials_are_reported():
     text = report_html(build_view(make_search(5000), SPACE, GPU))
     assert len(text) < 8_000_000

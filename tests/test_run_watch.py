@@ -394,7 +394,7 @@ def test_accelerates_loop_has_three_lines(capsys, tmp_path):
     assert read_row(tmp_path / "tuner-run.json").steps == 8
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_prediction_of_a_run_is_made_by_a_process_of_its_own(capsys):
     asked = Asked("tiny-llama-3m", "rtx4090", {"micro_batch": 2, "grad_accum": 1, "lora_rank": 0})
     assert asked.ready(120.0)

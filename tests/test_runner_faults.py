@@ -192,7 +192,7 @@ def shuffled_faults():
     return faults
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_trials_in_random_order_have_their_outcomes_and_leave_nothing(runner, folder):
     undisturbed = run(runner, "none")
     warm, before = runner.warm_pid, resident_bytes(runner.warm_pid)
@@ -251,7 +251,7 @@ def device_bytes():
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.slow
+@pytest.mark.proof
 def test_on_a_gpu_every_fault_has_its_outcome_and_gives_memory_back(cuda_runner):
     undisturbed = run(cuda_runner, "none")
     before = device_bytes()

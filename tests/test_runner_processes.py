@@ -169,7 +169,7 @@ def test_helpers_of_a_trial_that_ended_well_die_too(runner):
     assert not any(map(alive, notes["pids"]))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("killed", [True, False])
 def test_shared_memory_is_given_back(time_is_up, killed):
     notes = Notes()

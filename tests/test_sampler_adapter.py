@@ -89,7 +89,7 @@ def test_what_is_no_sampler_is_said_before_a_trial(name, said):
         begin()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("sampler", ["guided", *THOROUGH])
 def test_seed_decides_the_proposals(sampler):
     first, again = (run(make(sampler, seed=3), 16) for _ in range(2))

@@ -57,7 +57,7 @@ data: {examples: 2000, epochs: 1, token_lengths: {mean: 30, max: 32}, padding: l
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_three_values_that_fail_are_named_and_the_rest_is_recommended(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

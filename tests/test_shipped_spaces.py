@@ -158,7 +158,7 @@ def test_products_with_quantised_layers_are_in_fp16_where_there_is_no_bf16(name)
 # -- a search, reduced ----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(("name", "gpu_name"), [(name, gpus[0]) for name, gpus in SHIPPED.items()])
 def test_trials_end_in_a_recommendation_and_its_files(name, gpu_name, tmp_path):
     gpu, whole = get_gpu(gpu_name), load_space(name)

@@ -217,7 +217,7 @@ class SomeSteps:
         return session
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "changes",
     [

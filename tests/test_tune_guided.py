@@ -189,7 +189,7 @@ def test_front_is_non_dominated_and_independent_of_order(found, order):
             assert ((front.speed >= speed) & (front.size <= size)).any()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @settings(max_examples=30)
 @given(
     found=points,

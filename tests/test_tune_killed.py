@@ -25,7 +25,7 @@ def calm(tmp_path_factory) -> Calm:
     return Calm(search, kill_points.undisturbed(search))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_command_killed_in_its_trials_ends_as_one_that_was_not(tmp_path_factory, calm):
     trials = kill_points.TRIALS
     broken = kill_points.Search(tmp_path_factory.mktemp("k") / "broken")
@@ -45,7 +45,7 @@ def test_the_command_killed_in_its_trials_ends_as_one_that_was_not(tmp_path_fact
     assert point.problems == []
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_search_whose_worker_is_killed_ends_as_one_that_was_left_alone(tmp_path_factory, calm):
     """Ray's own losses are in test_local_ray."""
     broken = kill_points.Search(tmp_path_factory.mktemp("k") / "broken")

@@ -19,7 +19,7 @@ def nodes() -> Iterator[ChaosCluster]:
         yield cluster
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_three_true_fronts_while_nodes_are_killed_frozen_removed_and_added(nodes, tmp_path):
     journals = Journals(tmp_path, TYPES)
     doomed, broken = nodes.add("a6000"), nodes.add("a6000")
@@ -64,7 +64,7 @@ def test_three_true_fronts_while_nodes_are_killed_frozen_removed_and_added(nodes
         assert begun(journals, gpu_id).total() <= 24 + 3
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_type_without_a_node_fails_at_once_and_the_others_end_well(nodes, tmp_path):
     if not nodes.alive("l4"):
         nodes.add("l4")
@@ -77,7 +77,7 @@ def test_type_without_a_node_fails_at_once_and_the_others_end_well(nodes, tmp_pa
     assert (l4.stopped_by, l4.failure, len(l4.records)) == (StoppedBy.EXHAUSTED, None, 24)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_type_of_wrong_nodes_alone_fails_and_the_others_end_well(nodes, tmp_path):
     nodes.add("t4", device="l4")
     journals = Journals(tmp_path, ("l4", "t4"))

@@ -79,7 +79,7 @@ def ran(log: Path) -> list[str]:
 
 @pytest.mark.usefixtures("local_ray")
 class TestSearch:
-    @pytest.mark.slow
+    @pytest.mark.proof
     def test_gpu_that_is_lost_after_some_trials_ends_the_search(self, tmp_path):
         journal: list[TrialRecord] = []
         asked = request(FakeFactory(log=tmp_path, lost_after=3), trials=20)
@@ -115,7 +115,7 @@ class TestSearch:
         )
         assert capfd.readouterr() == ("", "")
 
-    @pytest.mark.slow
+    @pytest.mark.proof
     def test_workers_are_reused_and_take_one_thread(self, tmp_path):
         _, journal = run(FakeFactory(log=tmp_path), trials=16)
         workers = {note.name.split("-")[1] for note in tmp_path.iterdir()}
@@ -129,7 +129,7 @@ class TestSearch:
         assert len(set(keys(journal))) == 6
         assert len(ran(tmp_path)) == 7
 
-    @pytest.mark.slow
+    @pytest.mark.proof
     def test_trials_that_end_their_worker_twice_are_crashes_and_the_rest_goes_on(self, tmp_path):
         deadly, broken = list(SMALL_SPACE.configurations())[1:3]
         result, _ = run(
@@ -150,13 +150,13 @@ class TestSearch:
         assert len(result.records) == 6
         assert [ran(tmp_path).count(c.key) for c in (deadly, broken)] == [2, 2]
 
-    @pytest.mark.slow
+    @pytest.mark.proof
     def test_runner_that_cannot_be_built_ends_the_search_with_its_reason(self):
         with pytest.raises(UnavailableError, match="no torch on this worker") as error:
             run(FakeFactory(unavailable=True))
         assert error.value.hint == "install it"
 
-    @pytest.mark.slow
+    @pytest.mark.proof
     def test_what_the_journal_raises_is_raised(self):
         def full(record):
             raise OSError(28, "No space left on device")
@@ -409,7 +409,7 @@ def tell_everybody(process: subprocess.Popen[str], number: int) -> None:
             os.kill(pid, number)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("tell", "number", "sleep_s"),
     [
@@ -440,7 +440,7 @@ def test_a_stop_leaves_a_valid_journal_and_no_process(
     wait_for(lambda: not session_members(child.pid))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_second_ctrl_c_ends_the_program(tmp_path, start_search):
     child = start_search(tmp_path / "trials.jsonl", 600.0)
     wait_for(lambda: any("raylet" in member for member in session_members(child.pid)))

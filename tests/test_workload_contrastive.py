@@ -61,7 +61,7 @@ def tiny(**changes):
     return configuration("contrastive", **{**TINY, **changes})
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "changes",
     [
@@ -190,7 +190,7 @@ def test_what_cannot_be_built_is_refused(changes, text):
         opened(TINY_BERT, tiny(**changes))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "changes",
     [

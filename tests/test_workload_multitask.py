@@ -62,7 +62,7 @@ def tiny(**changes):
     return configuration("multitask", **{**TINY, **changes})
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("phase", "backbone"), [("adapters", "frozen"), ("router", "frozen"), ("joint", "adapted")]
 )
@@ -197,7 +197,7 @@ def test_what_cannot_be_built_is_refused(changes, text):
         opened(TINY_ROBERTA, tiny(**changes))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(("phase", "backbone"), [("joint", "frozen"), ("adapters", "adapted")])
 def test_compiled_predictions_are_those_of_full_traces(phase, backbone, tmp_path):
     model = shallow_encoder(tmp_path, "roberta-base", layers=4)
@@ -242,7 +242,7 @@ def test_outputs_that_are_held_are_paid_for(tmp_path):
     assert peaks["loop"] >= peaks["function"]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_what_ran_out_of_memory_on_a_t4_does_not_fit_one(tmp_path):
     """32 x 2 at 512 tokens; the encoder is frozen, so that its depth is a matter of weights."""
     model = shallow_encoder(tmp_path, "roberta-base", layers=2)

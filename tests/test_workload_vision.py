@@ -181,7 +181,7 @@ def test_padded_batches_have_a_mask_that_hides_something():
     assert (batch["labels"][:, -1] == -100).all()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_mask_makes_attention_slower_where_flash_attention_would_run():
     subject, gpu = resolve_subject("causal_lm", "qwen2.5-0.5b"), get_gpu("rtx3090")
     values = {"max_length": 1024, "mixed_precision": "bf16"}

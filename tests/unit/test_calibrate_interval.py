@@ -184,7 +184,7 @@ def test_more_trials_make_it_surer():
     assert widths[0] > widths[1] > widths[2]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_intervals_cover_as_often_as_they_say():
     """Truth drawn from the prior, a few trials, and then one more: inside 9 times out of 10."""
     draw = np.random.default_rng(3)
@@ -200,7 +200,7 @@ def test_intervals_cover_as_often_as_they_say():
     assert abs(inside / games - COVERAGE) < 3 * error
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_intervals_cover_with_trials_that_ran_out_of_memory():
     """The limit hides what exceeds it; the interval of the next trial still holds."""
     draw = np.random.default_rng(4)

@@ -334,7 +334,7 @@ def test_a_pattern_that_never_ends_is_given_up(tmp_path, monkeypatch):
         read_lengths(path, tokenizer=name)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_normalizer_that_takes_all_memory_is_given_up(tmp_path):
     path = write(tmp_path, {"text": "a" * 100})
     normalizer = {"type": "Sequence", "normalizers": [REPLACING] * 3}
@@ -350,7 +350,7 @@ def test_a_normalizer_that_takes_all_memory_is_given_up(tmp_path):
         pytest.param(
             "{% for a in [1] * 100000000 %}{% for b in [1] * 99999 %}{% endfor %}{% endfor %}",
             "took more than|ended the process",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.proof,
         ),
         ("{{ 'a' * 10**11 }}", "MemoryError"),
         ("{{ cycler.__init__.__globals__.os.system('true') }}", "unsafe"),

@@ -120,7 +120,7 @@ def test_the_file_has_what_is_compiled_now(settings, tmp_path, monkeypatch):
         assert np.array_equal(array, theirs[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("optimizer", "rank"), [("adamw_torch_fused", 24), ("paged_adamw_8bit", 32)]
 )
