@@ -130,7 +130,6 @@ def test_the_picture_of_the_rooms_is_current():
 IMPORT_BENCHMARKS = {
     "test_accuracy_mechanisms.py",
     "test_architecture.py",
-    "test_casebook.py",
     "test_distributed_zero.py",
     "test_emulated_examples.py",
     "test_emulated_exports.py",

@@ -374,11 +374,10 @@ class TestCommand:
         assert run(arguments) == InputError.exit_code
         assert "bf16" in capfd.readouterr().err
 
-    @pytest.mark.parametrize("name", ["explain", "compare"])
-    def test_code_of_ones_own_is_not_predicted(self, folder, capfd, name):
+    def test_code_of_ones_own_is_not_predicted(self, folder, capfd):
         (folder / "own.yaml").write_text(
             "name: own\ncommand: [python, train.py, --batch, '{batch}']\n"
             "knobs: {batch: [1, 2]}\nsamples_per_step: batch\n"
         )
-        assert run([name, "--space", "own.yaml", "--gpu", "a6000"]) == 3
+        assert run(["explain", "--space", "own.yaml", "--gpu", "a6000"]) == 3
         assert "can be measured but not predicted" in capfd.readouterr().err.replace("\n", " ")

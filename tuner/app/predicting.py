@@ -305,17 +305,14 @@ def _change(
         lost=1 - after.speed.samples_per_s / before.speed.samples_per_s,
         saved_bytes=before.memory.device_bytes - after.memory.device_bytes,
         below=tuple(unmet),
-        truncated=truncation(space, found.configuration)[0] if "max_length" in changed else None,
+        truncated=_truncated(space, found.configuration) if "max_length" in changed else None,
     )
 
 
-def truncation(
-    space: SearchSpace, configuration: Configuration
-) -> tuple[Share | None, Share | None]:
-    """Shares of the examples and of the tokens that are cut; None when lengths are unknown."""
+def _truncated(space: SearchSpace, configuration: Configuration) -> Share | None:
+    """The share of the examples that is cut; None when their lengths are unknown."""
     lengths = space.data.token_lengths
-    if lengths is None or "max_length" not in configuration:
-        return None, None
-    cut = lengths.truncation(int(str(configuration["max_length"])))
-    examples, tokens = cut.share_examples, cut.share_tokens
-    return (examples.low, examples.high), (tokens.low, tokens.high)
+    if lengths is None:
+        return None
+    cut = lengths.truncation(int(str(configuration["max_length"]))).share_examples
+    return cut.low, cut.high

@@ -137,33 +137,23 @@ def _is_behind_module(program: Program, word: str) -> bool:
 
 
 def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:
-    path = folder / words[0]
-    program = trainers_program(_opened(path), words, folder)
-    if is_run and find_program(program.command[0]) is None:
-        raise UnavailableError(
-            f"{path} is a file of {program.trainer}, and {program.command[0]!r} is not installed",
-            hint="run tuner in the environment of the trainer, or name the command after --",
-        )
-    return program
-
-
-def trainers_program(
-    source: SourceFile, words: Sequence[str] = (), folder: Path = Path()
-) -> Program:
-    """The program for a trainer's file, even if the trainer is not installed.
-
-    `words` are the file as people name it, and more arguments.
-    """
-    name, *others = words or (str(source.path),)
+    """The program for a trainer's file, which need not be installed to be read."""
+    name, *others = words
+    path = folder / name
+    source = _opened(path)
     trainer = trainer_of(source.places)
     if trainer is None or trainer.file is None:
         names = ", ".join(trainer.name for trainer in trainers() if trainer.file)
         raise InputError(
-            f"{source.path} is not known as the file of a trainer ({names})",
-            hint="name the command that reads it after --, such as "
-            f"-- python train.py {source.path}",
+            f"{path} is not known as the file of a trainer ({names})",
+            hint=f"name the command that reads it after --, such as -- python train.py {path}",
         )
     command = [part.replace(FILE, name) for part in trainer.file.command]
+    if is_run and find_program(command[0]) is None:
+        raise UnavailableError(
+            f"{path} is a file of {trainer.name}, and {command[0]!r} is not installed",
+            hint="run tuner in the environment of the trainer, or name the command after --",
+        )
     return Program((*command, *others), {name: source}, trainer.name, folder)
 
 

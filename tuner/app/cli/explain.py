@@ -251,8 +251,8 @@ def _print_table(changes: Sequence[Suggestion]) -> None:
 def _remark(change: Suggestion) -> str:
     """Side effects of the change, with their numbers."""
     remarks = [f"below the floor {text}" for text in change.below]
-    if change.truncated is not None and change.truncated[1] > 0:
-        from tuner.app.compare import share_text  # numpy
-
-        remarks.append(f"cuts {share_text(change.truncated)} of the examples")
+    low, high = change.truncated or (0.0, 0.0)
+    if high > 0:
+        share = f"{low:.1%}" if low == high else f"{low:.0%} to {high:.0%}"
+        remarks.append(f"cuts {share} of the examples")
     return "; ".join(remarks)

@@ -64,7 +64,6 @@ GROUPS = {
         "best": "Print the recommendation of a search.",
         "show": "Print the front of a search, or one trial.",
         "report": "Redraw the report of a search.",
-        "compare": "Compare your settings with the recommendation.",
         "data": "Show truncation and padding of your data.",
     },
     "Apply": {
