@@ -1,4 +1,4 @@
-# ruff: noqa: A002, N802 - names and parameters are the driver's
+# ruff: noqa: N802 - names are the driver's
 """A driver that answers as NVML does, for machines without one."""
 
 from __future__ import annotations
@@ -58,21 +58,6 @@ class FakeNvml:
 
     def nvmlDeviceGetPowerUsage(self, handle):
         return self._value("power", handle)
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return self._value("power_limit", handle)
-
-    def nvmlDeviceGetTemperature(self, handle, sensor):
-        assert sensor == 0
-        return self._value("temperature", handle)
-
-    def nvmlDeviceGetClockInfo(self, handle, type):
-        assert type == 1
-        return self._value("clock", handle)
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, type):
-        assert type == 1
-        return self._value("max_clock", handle)
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
         return self._value("reasons", handle)

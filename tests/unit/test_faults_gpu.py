@@ -12,12 +12,10 @@ import pynvml
 import pytest
 from nvml_fakes import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, FakeNvml
 
-from tuner.app.cli import monitor
 from tuner.app.cli.main import run
 from tuner.app.device import local_gpus, lost_gpus
 from tuner.app.doctor import examine
 from tuner.app.machine_facts import MachineFacts, Severity
-from tuner.app.watch import Watcher, advice
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Status
@@ -44,7 +42,6 @@ def driver(monkeypatch):
     fake.count = 2
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(monitor, "FIRST_S", 0.0)
     return fake
 
 
@@ -127,30 +124,6 @@ class TestTrial:
 
 
 class TestCommands:
-    def test_monitor_says_when_a_device_is_lost_meanwhile(self, driver):
-        watcher = Watcher([0, 1])
-        before = watcher.read()
-        driver.lost = {1: GPU_IS_LOST}
-        after = watcher.read()
-        watcher.close()
-        assert [device.fault for device in before.devices] == [None, None]
-        assert after.devices[0].fault is None
-        assert (after.devices[1].name, after.devices[1].fault) == (
-            "NVIDIA RTX A6000",
-            "GPU is lost",
-        )
-        assert monitor.device_text(after.devices[1]) == "does not answer: GPU is lost"
-        (text,) = advice([before, after])
-        assert "GPU 1: does not answer its driver (GPU is lost)" in text
-        assert driver.open == 0
-
-    def test_monitor_names_a_device_that_was_lost_before(self, driver, capsys):
-        driver.lost = {0: RESET_REQUIRED}
-        assert run(["monitor", "--once", "--json"]) == 0
-        printed = capsys.readouterr()
-        assert [device["index"] for device in json.loads(printed.out)["devices"]] == [1]
-        assert "GPU 0 does not answer its driver: GPU requires restart" in printed.err
-
     @pytest.mark.parametrize("code", LOST)
     def test_doctor_has_it_as_a_problem(self, driver, code):
         driver.lost = {0: code, 1: code}

@@ -17,10 +17,6 @@ from typing import Any
 
 from tuner.core.errors import UnavailableError
 
-_CHIP = 0  # NVML_TEMPERATURE_GPU
-_MULTIPROCESSORS = 1  # NVML_CLOCK_SM
-
-
 _LOST = (
     8,  # NVML_ERROR_INSUFFICIENT_POWER: a cable is not attached
     10,  # NVML_ERROR_TIMEOUT
@@ -185,31 +181,6 @@ class DeviceReader:
         rates = self._read("nvmlDeviceGetUtilizationRates")
         return None if rates is None else rates.gpu / 100
 
-    def name(self) -> str:
-        """The device's exact name."""
-        return _text(self._read("nvmlDeviceGetName") or "unknown device")
-
-    def memory(self) -> tuple[int, int] | None:
-        """Bytes in use, whoever holds them, and bytes in all."""
-        memory = self._read("nvmlDeviceGetMemoryInfo")
-        return None if memory is None else (int(memory.used), int(memory.total))
-
-    def power_limit_w(self) -> float | None:
-        """Watts that the board may draw."""
-        milliwatts = self._read("nvmlDeviceGetEnforcedPowerLimit")
-        return None if milliwatts is None else milliwatts / 1e3
-
-    def temperature_c(self) -> int | None:
-        """Degrees Celsius of the chip."""
-        degrees = self._read("nvmlDeviceGetTemperature", _CHIP)
-        return None if degrees is None else int(degrees)
-
-    def clocks_hz(self) -> tuple[float, float] | None:
-        """The multiprocessors' clock now, and the highest that it can be."""
-        now = self._read("nvmlDeviceGetClockInfo", _MULTIPROCESSORS)
-        most = self._read("nvmlDeviceGetMaxClockInfo", _MULTIPROCESSORS)
-        return None if now is None or most is None else (now * 1e6, most * 1e6)
-
     def slowdowns(self) -> tuple[str, ...] | None:
         """The reasons for low clocks, in the words of `SLOWDOWNS`."""
         reasons = self._read("nvmlDeviceGetCurrentClocksEventReasons")
@@ -224,21 +195,13 @@ class DeviceReader:
         except self._nvml.NVMLError:
             return None
 
-    def fault(self) -> str | None:
-        """Why the device does not answer, in the driver's words; None where it does."""
-        try:
-            self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
-        except self._nvml.NVMLError as error:
-            return str(error) if _is_lost(error) else None
-        return None
-
     def close(self) -> None:
         """Let the driver's library go; the reader cannot be used after it."""
         self._nvml.nvmlShutdown()
 
-    def _read(self, function: str, *arguments: int) -> Any:
+    def _read(self, function: str) -> Any:
         try:
-            return getattr(self._nvml, function)(self._handle, *arguments)
+            return getattr(self._nvml, function)(self._handle)
         except self._nvml.NVMLError:
             return None
 

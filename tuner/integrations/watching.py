@@ -293,7 +293,7 @@ class RunWatch:
                 f"the GPU computes {busy:.0%} of the time: data or Python hold it up",
             )
         if reasons := SLOW.intersection(device.slowdowns):
-            yield "slow clocks", f"{', '.join(sorted(reasons))}: `tuner monitor` shows them"
+            yield "slow clocks", f"{', '.join(sorted(reasons))}: `nvidia-smi -q` shows them"
 
     def _differing(self) -> dict[str, Any]:
         """The settings that are known of both the training and its prediction, and differ."""

@@ -74,7 +74,6 @@ GROUPS = {
         "trial": "Train one configuration for a few steps.",
         "emulate": "Run your program, with its output, on an emulated GPU.",
         "calibrate": "Measure this machine's GPU to improve its predictions.",
-        "monitor": "Watch this machine's GPUs, processors and memory.",
         "report-run": "Export measured runs to share.",
     },
     "Cluster": {
