@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,10 +12,14 @@ from cli_samples import make_trial, write_samples
 from started import start
 
 from tuner.app.cli.main import run
-from tuner.app.search.options import SearchOptions
+from tuner.app.listener import Listener
+from tuner.app.measuring import Measuring
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.plan import make_plan
+from tuner.app.search.prepare import prepare
 from tuner.app.target import load_target
 from tuner.core.errors import InputError
+from tuner.core.units import GIB
 from tuner.searches.journal import read_journal
 from tuner.space import configure
 
@@ -151,3 +156,37 @@ def test_objective_that_cannot_be_searched_for_is_said_before_the_search(
     assert run([*SEARCH, "--gpu", "a6000", "--trials", "2", *arguments]) in (2, 3)
     assert part in " ".join(capsys.readouterr().err.split())
     assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--min-gain", "1"], "'1' is not a share"),
+        (["--min-gain", "1%", "--searcher", "tpe"], "does not estimate its gain"),
+        (["--max-cost", "-1"], "'-1' is not a number above 0"),
+        (["--gpu-hours", "nan"], "'nan' is not a number above 0"),
+        (["--max-cost", "1", "--gpu", "rtx2080ti"], "price of the GPU, which is unknown"),
+        (["--study", "nowhere/study.log"], "folder that does not exist"),
+        (["--study", "tiny.yaml"], "not an Optuna study"),
+        (["--study", "tiny-model"], "is a folder"),
+    ],
+)
+def test_impossible_option_is_refused(folder, capsys, arguments, message):
+    assert run([*SEARCH, "--gpu", "a6000", "--mode", "predict", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_number_time_and_cost_are_said_before_the_first_trial(folder):
+    heard = Listener()
+    heard.say = (said := []).append
+    gpu = Measuring("cuda:0", ("NVIDIA RTX A6000",), (48 * GIB,), {"CPU": 1, "GPU": 1}, (0,))
+    for changes, at_most in (({}, "12.00"), ({"max_cost_usd": 1.5}, "1.50")):
+        asked = options(mode=Mode.PREDICT, trials=5, **changes)
+        plan = make_plan(load_target("tiny.yaml", "a6000", price=2.0), asked)
+        prepare(dataclasses.replace(plan, trials_on=gpu), (), heard)
+        # Each starts for 8 s, and is timed for 20 s at most.
+        expected = "to run on a6000: 5 trials, about 2 min 20 s and 0.08 USD; at most"
+        assert said[-1] == f"{expected} {at_most} USD"
+    emulated = dataclasses.replace(gpu, emulated=True)
+    prepare(dataclasses.replace(plan, trials_on=emulated), (), heard)
+    assert said[-1] == "to run on a6000: 5 trials"

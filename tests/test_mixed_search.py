@@ -137,18 +137,6 @@ class TestSearch:
         assert len(read_journal(folder / "trials.jsonl").records) == 3
         assert {"best.yaml", "pareto.csv", "report.html"} <= {p.name for p in folder.iterdir()}
 
-    def test_dry_run_previews_each(self, searches, tmp_path, capsys):
-        command = ["search", *FP16, "--gpu", "a6000,rtx3090", "--trials", "2", "--dry-run"]
-        assert run(command) == 0
-        out = words(capsys.readouterr().out)
-        assert "a6000: NVIDIA RTX A6000" in out
-        assert "no trial would run: none of the 4 configurations" in out
-        assert run([*command, "--json"]) == 0
-        first, second = json.loads(capsys.readouterr().out)
-        assert (first["gpu"], len(first["trials"])) == ("a6000", 2)
-        assert "smallest needs" in second["reason"]
-        assert not (tmp_path / "results").exists()
-
 
 class TestNames:
     def test_a_type_that_is_named_twice_counts_once(self, searches):

@@ -110,8 +110,7 @@ class SearchRequest:
     - `initial` runs first, in its order; invalid configurations are skipped.
     - `resume` holds the journal. Records of this space, GPU, memory, library versions and
       trial_device are not run again; the searcher learns from them.
-    - `trial_device` is the real or emulated device of the trials; None for a preview, which runs
-      none.
+    - `trial_device` is the real or emulated device of the trials; None where none runs.
     - `predictions` are the predictions by configuration key. The record of a measured trial holds
       its prediction beside the measurement, and "guided" starts from the predictions if every
       valid configuration has one.

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 
 from tuner.app.cli.answers import print_all_searched, print_searched
-from tuner.app.cli.dry_run import dry_run
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
     gpu_options,
@@ -39,13 +38,12 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
     "tuner search --space qlora27b --gpu l40s --where 'lora_rank >= 64'",
     "tuner search --space tiny_cpu --gpu cpu    # real trials, without a GPU",
     "tuner search --space qlora27b --gpu a6000,t4,h100_sxm --address auto",
-    "tuner search --space qlora27b --gpu auto --max-cost 2 --dry-run",
+    "tuner search --space qlora27b --gpu auto --max-cost 2",
 )
 @space_option()
 @gpu_options
 @model_option("Model to use instead of the space's.")
 @search_options()
-@click.option("--dry-run", is_flag=True, help="Show what would run and at what cost; run nothing.")
 @click.option("--quiet", is_flag=True, help="Print the result only.")
 @results_option
 @json_option
@@ -60,7 +58,6 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
     mode: str,
     as_json: bool,
     quiet: bool,
-    dry_run: bool,
     **options: Any,
 ) -> int:
     """Search a space for the fastest configuration that fits a GPU.
@@ -80,18 +77,16 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
         address=options["address"],
     )
     how = SearchOptions(mode=Mode(mode), **options)
-    return run_search(targets, how, as_json=as_json, quiet=quiet, dry=dry_run)
+    return run_search(targets, how, as_json=as_json, quiet=quiet)
 
 
 def run_search(
-    targets: Sequence[Target], options: SearchOptions, *, as_json: bool, quiet: bool, dry: bool
+    targets: Sequence[Target], options: SearchOptions, *, as_json: bool, quiet: bool
 ) -> int:
     """The whole command; returns its exit code."""
     printer = Printer(err=as_json, quiet=quiet)
     with quiet_libraries():
         plans = make_plans(targets, options, printer)
-        if dry:
-            return dry_run(plans, printer, as_json=as_json)
         found = run_plans(plans, command=_command_line(), listener=printer)
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     if len(found) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from tuner.space import SearchSpace, configure
 from tuner.trial.base import MeasureOptions, RunnerFactory
 from tuner.trial.factories import MeasuredFactory
 from tuner.trial.staged import StagedFactory
+from tuner.trial.stop_rule import LONGEST_S
 
 if TYPE_CHECKING:
     from tuner.app.predicting import SpacePredictor
@@ -98,20 +100,25 @@ def prepare(
     elif not spent:
         predictions = _predictions(plan, predictors or Predictors(), listener)
         initial = _initial(plan, predictions)
-    return Prepared(
-        request_of(plan, known, initial, listener, predictions),
+    request = _request(plan, known, initial, listener, predictions)
+    prepared = Prepared(
+        request,
         tuple(predictions),
         _inert(plan, predictions, listener),
         why_infeasible(plan, known, predictions),
     )
+    text = _expected_text(plan, request, known, predictions)
+    if text and not prepared.why_infeasible:
+        listener.say(text)
+    return prepared
 
 
-def request_of(
+def _request(
     plan: SearchPlan,
     known: tuple[TrialRecord, ...],
     initial: Sequence[Configuration],
     listener: Listener,
-    predictions: Sequence[Prediction] = (),
+    predictions: Sequence[Prediction],
 ) -> SearchRequest:
     """The request of a plan's search; `predictions` are of the supported configurations."""
     options, space = plan.options, plan.part.space
@@ -157,6 +164,50 @@ def request_of(
         versions=plan.versions,
         **how,
     )
+
+
+def _expected_text(
+    plan: SearchPlan,
+    request: SearchRequest,
+    known: Sequence[TrialRecord],
+    predictions: Sequence[Prediction],
+) -> str:
+    """The number of trials to run, their time and cost as far as known, and the most they cost."""
+    trials_on, gpu, options = plan.trials_on, plan.target.gpu, plan.options
+    number = min(request.trials, len(plan.part.supported)) - _known_number(plan, known)
+    if number < 1 or not isinstance(trials_on, Measuring):
+        return ""
+    price = (gpu.price_usd_per_hour or 0.0) * request.gpus_per_trial / 3600
+    took = [r.outcome.duration_s for r in known if plan.is_alike(r) and r.fits]
+    if not took and not trials_on.emulated:
+        took = _predicted_s(plan, predictions)
+    text = f"to run on {gpu.id}: {number} trial{'s' if number > 1 else ''}"
+    if took:
+        total_s = number * statistics.median(took)
+        at_once = options.workers or max(1, len(trials_on.local) // trials_on.gpus)
+        whose = " of GPU time" if options.address and not options.workers else ""
+        text += f", about {format_duration(total_s / at_once)}{whose}"
+        text += f" and {total_s * price:.2f} USD" if price else ""
+    if not price:
+        return text
+    limits = [(number + request.verify) * (options.timeout_s or LONGEST_S) * price]
+    limits += [options.max_cost_usd] if options.max_cost_usd is not None else []
+    limits += [options.gpu_hours * price * 3600] if options.gpu_hours is not None else []
+    return f"{text}; at most {min(limits):.2f} USD"
+
+
+def _predicted_s(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[float]:
+    """The predicted time of a trial of each configuration that fits, in seconds."""
+    from tuner.searches.candidates import Candidates  # numpy
+    from tuner.searches.guided.pool import Pool
+
+    if not any(prediction.fits for prediction in predictions):
+        return []
+    assert isinstance(plan.trials_on, Measuring)
+    candidates = Candidates(plan.part.supported, tuple(plan.part.knobs))
+    how = measure_options(plan.trials_on, plan.options)
+    times = Pool.of(candidates, predictions, how).trial_s.tolist()
+    return [s for s, prediction in zip(times, predictions, strict=True) if prediction.fits]
 
 
 def _known_number(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> int:
