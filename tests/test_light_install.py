@@ -50,7 +50,6 @@ ANSWER = (
     ("models", "qwen3-8b"),
     ("spaces",),
     ("spaces", "qlora27b"),
-    ("completion", "bash"),
 )
 SCRIPT = str(ROOT / "examples" / "programs" / "sft.py")
 FROM_WHAT_SHIPS = (

@@ -187,7 +187,6 @@ class TestNames:
             ["spaces", ESCAPES],
             [ESCAPES],
             ["best", f"--{ESCAPES}"],
-            ["completion", ESCAPES],
         ],
         ids=lambda words: " ".join(words[:1] + words[-2:-1]).encode("ascii", "replace").decode(),
     )

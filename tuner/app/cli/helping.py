@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 
 import click
 
-COMPLETE_VARIABLE = "_TUNER_COMPLETE"
-"""Set by the script of `tuner completion`, when a shell asks how a word may end."""
-
 _ALL_OPTIONS = "tuner.all_options"
 """Key of a context's `meta`: True to show all options."""
 

@@ -21,15 +21,12 @@ from types import FrameType
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, add_completion_class, get_completion_class
 
 from tuner import __version__
 from tuner.app.cli.helping import (
-    COMPLETE_VARIABLE,
     examples,
     help_all,
     shows_all,
-    subcommand,
     with_help_all,
 )
 from tuner.core.environment import STACK_VARIABLE
@@ -84,7 +81,6 @@ GROUPS = {
         "models": "List the models that work offline, or print one.",
         "spaces": "List the search spaces, or print one.",
         "doctor": "Check drivers, libraries and settings of this machine.",
-        "completion": "Print the shell completion script.",
         "mcp": "Answer an agent's questions, as an MCP server.",
     },
 }
@@ -100,7 +96,6 @@ FIRST = frozenset({
 _SHARED = {
     "apply": ("apply", "export"),
     "catalogues": ("gpus", "spaces"),
-    "main": ("completion",),
     "machine": ("calibrate", "node-resources", "doctor"),
     "results": ("best", "show", "report", "report-run"),
 }
@@ -156,15 +151,6 @@ class LazyGroup(click.Group):
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """As click does, without importing the commands."""
-        found = [
-            CompletionItem(name, help=text)
-            for name, text in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -198,29 +184,6 @@ def cli() -> None:
 
     You need no GPU and no model weights: memory and speed are predicted from the training step.
     """
-
-
-SHELLS = ("bash", "zsh", "fish")
-
-
-@subcommand(
-    "completion",
-    "tuner completion bash >> ~/.bashrc",
-    "tuner completion zsh >> ~/.zshrc",
-    "tuner completion fish > ~/.config/fish/completions/tuner.fish",
-)
-@click.argument("shell", type=click.Choice(SHELLS))
-def completion(*, shell: str) -> None:
-    """Print the completion script of SHELL, for commands, options and values.
-
-    It completes search spaces, GPU types, models, knobs and trials too. Open a new shell after
-    adding the script.
-    """
-    found = get_completion_class(shell)
-    assert found is not None  # click knows the three
-    template = found(cli, {}, "tuner", COMPLETE_VARIABLE)
-    # `source()` of bash starts bash to look at its version, which may be another one.
-    click.echo(template.source_template % template.source_vars())
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -295,10 +258,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A name that the terminal's encoding lacks is spelled out, and ends nothing.
             stream.reconfigure(errors="backslashreplace")
-    if COMPLETE_VARIABLE in os.environ:
-        from tuner.app.cli.completing import Bash
-
-        add_completion_class(Bash)
     if sys.argv[1:2] and sys.argv[1] in ANSWERS:
         gc.disable()
     try:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from tuner.app.cli import completing
 from tuner.app.cli.helping import examples
 from tuner.app.cli.options import json_option
 from tuner.app.listener import quiet_libraries
@@ -76,7 +75,7 @@ def _show(model: str, as_json: bool) -> None:
         "tuner models hollow qwen3-8b ./qwen3-8b --tokenizer ./qwen3-tokenizer",
     ),
 )
-@click.argument("model", shell_complete=completing.models)
+@click.argument("model")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--dtype",

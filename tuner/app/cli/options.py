@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import click
 
-from tuner.app.cli import completing, helping
+from tuner.app.cli import helping
 from tuner.app.cli.helping import RareOption
 from tuner.app.search.options import OPTIONS, Mode, SearchOptions
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
-from tuner.searches.names import SEARCHERS, check_searcher
+from tuner.searches.names import check_searcher
 from tuner.searches.objectives import NAMES, SHORT
 from tuner.space import parse_settings
 from tuner.space.gpus import LIMIT_OF_TYPE
@@ -152,7 +152,6 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
         "--space",
         "space",
         metavar="NAME",
-        shell_complete=completing.spaces,
         required=required,
         help="Search space (`tuner spaces`), or a YAML file.",
     )
@@ -168,7 +167,6 @@ def _gpu_and_memory(gpu_help: str, *, required: bool = True) -> Callable[[_Decor
             "--gpu",
             "gpu_name",
             metavar="GPU",
-            shell_complete=completing.gpus,
             required=required,
             callback=None if required else _unless_all,
             help=gpu_help,
@@ -227,24 +225,15 @@ _KINDS: dict[str, dict[str, Any]] = {
     "limit": {"type": MEMORY_LIMIT},
     "mode": {"type": click.Choice([str(mode) for mode in Mode]), "show_default": True},
     "number": {"type": click.IntRange(0), "show_default": True},
-    "objective": {
-        "type": Parsed("objective", _objective), "multiple": True,
-        "shell_complete": completing.one_of(*SHORT, *NAMES),
-    },
+    "objective": {"type": Parsed("objective", _objective), "multiple": True},
     "off": {"is_flag": True, "flag_value": False},
     "port": {"type": click.IntRange(0, 65535)},
-    "searcher": {
-        "type": Parsed("searcher", _searcher), "show_default": True,
-        "shell_complete": completing.one_of(*SEARCHERS),
-    },
-    "setting": {
-        "multiple": True, "shell_complete": completing.settings,
-        "callback": lambda _context, _option, texts: parse_settings(texts),
-    },
+    "searcher": {"type": Parsed("searcher", _searcher), "show_default": True},
+    "setting": {"multiple": True, "callback": lambda _, __, texts: parse_settings(texts)},
     "share": {"type": Parsed("share", _share)},
     "text": {},
     "texts": {"multiple": True},
-}  # fmt: skip
+}
 """Arguments of click for each kind of option."""
 
 
@@ -308,7 +297,7 @@ def setting_flags(*names: str) -> Callable[[_Decorated], _Decorated]:
 
 def model_option(text: str) -> Callable[[_Decorated], _Decorated]:
     """`--model`."""
-    return click.option("--model", metavar="MODEL", shell_complete=completing.models, help=text)
+    return click.option("--model", metavar="MODEL", help=text)
 
 
 choice_options = together(

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from tuner.app.cli import completing
 from tuner.app.cli.answers import measure_command, print_answers, use_commands, verify_command
 from tuner.app.cli.options import json_option, objective_option, subcommand, where_option
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
@@ -77,7 +76,7 @@ def best(
     "tuner show --space qlora27b --gpu a6000 --levels",
     "tuner show --space qlora27b --gpu a6000 --objective cost",
 )
-@click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)
+@click.argument("trial_id", metavar="[TRIAL]", required=False)
 @target_options()
 @where_option
 @objective_option

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from tuner.app.cli import completing
 from tuner.app.cli.options import json_option, margin_option, subcommand
 from tuner.core.errors import InputError
 from tuner.report.terminal.progress import Waiting
@@ -38,7 +37,6 @@ _FORMATS = (".md", ".sarif")
     "gpus",
     multiple=True,
     metavar="TYPE",
-    shell_complete=completing.gpus,
     help="GPU type to fit. Can be repeated.  [default: that of the project]",
 )
 @margin_option
