@@ -1,18 +1,17 @@
 """Reach: every causal model type of transformers, predicted with LoRA in bf16 and in NF4.
 
-    python -m benchmarks.models [--markdown docs/notebook/model_types.md] [--only TYPE ...]
+    python -m benchmarks.models [--images] [--only TYPE ...]
 
 Each type is its configuration class's default, cut to a few layers: widths and vocabulary stay, as
 a trace takes no memory for them. A type counts as built where transformers itself builds it on
 tensors without data. Then it is written as a checkpoint's folder is, and predicted with the
 settings of `tuner estimate --model FOLDER` from a trace of it: what that command does where a
 shallower model does not compile. What comes of it is *answered*, *refused* (an error for
-people, which says why) or *traceback* (a fault of ours). Answered is not yet right: trace and
-emulator are compared by `benchmarks.emulated`.
+people, which says why) or *traceback* (a fault of ours).
 
 One process a type, with a limit of memory and of time. Rows are written as they come, and types
 that have theirs are not run again: a run that was stopped goes on. About ten minutes on two idle
-cores. `--emulate N` compares N of the answered rows, drawn at random, with the emulator.
+cores.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import argparse
 import csv
 import multiprocessing
 import os
-import random
 import resource
 import sys
 import tempfile
@@ -36,12 +34,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emulated import compare
-from benchmarks.emulated import rows as table_rows
-from benchmarks.emulated_cases import Case
 from tuner.core.errors import TunerError
 from tuner.core.units import GIB
-from tuner.space.models.trainable import model_defaults
 
 ROWS = Path(__file__).resolve().parent / "models.csv"
 IMAGE_ROWS = ROWS.with_name("image_models.csv")
@@ -137,9 +131,6 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
 }
 """What default configurations leave out that a model needs, much as published models have it."""
 
-SEED = 15
-MOST_TEXT = 200
-"""Characters of a reason in the page; the rows have more."""
 TIME_LIMIT_S = 600
 MEMORY_LIMIT_BYTES = 6 * GIB
 
@@ -433,19 +424,6 @@ def _write(file: Path, rows: Iterable[Row], *, header: bool = False) -> None:
         writer.writerows({**asdict(row), "seconds": f"{row.seconds:.1f}"} for row in rows)
 
 
-def drawn(rows: Sequence[Row], number: int, folder: Path) -> list[Case]:
-    """Some of the answered rows, as cases for trace and emulator."""
-    answered = [row for row in rows if row.answer == "answered"]
-    cases = []
-    for row in random.Random(SEED).sample(answered, number):  # noqa: S311 - a draw, no secret
-        place = folder / row.model_type
-        buildable_config(row.model_type).save_pretrained(place)
-        settings = {**SETTINGS, "max_length": 256, "grad_accum": 2, **METHODS[row.method]}
-        settings |= model_defaults(str(place))
-        cases.append(Case(f"{row.model_type} {row.method}", GPU, None, str(place), settings))
-    return cases
-
-
 def counted(
     rows: Sequence[Row], methods: Iterable[str] = METHODS
 ) -> Iterator[tuple[str, Counter[str]]]:
@@ -456,113 +434,14 @@ def counted(
         yield method, counts + Counter(types=len(mine), built=sum(row.builds for row in mine))
 
 
-_COUNTS = ("types", "built", "answered", "refused", "no answer", "traceback")
-
-
-def page(rows: Sequence[Row], images: Sequence[Row]) -> str:
-    """The tables, and every type that is refused or not built, in Markdown."""
-    return "\n".join([*_text_lines(rows), *_image_lines(images)])
-
-
-def _image_lines(rows: Sequence[Row]) -> list[str]:
-    """Types of images and text."""
-    ((_, counts),) = counted(rows, IMAGE)
-    answered = sorted(row.model_type for row in rows if row.answer == "answered")
-    return [
-        "## With images",
-        "",
-        f"Types of AutoModelForImageTextToText, LoRA in bf16 on one image in {IMAGE_LENGTH} tokens "
-        f"of each example (`images=1`; {IMAGE_SIDE} pixels a side where a type takes any size): "
-        + ", ".join(f"{counts[name]} {name}" for name in _COUNTS)
-        + ". Vision towers are as wide as the language model asks for, and have the sizes of "
-        "published models where the classes' defaults do not go together.",
-        "",
-        "Answered: " + ", ".join(answered) + ".",
-        "",
-        "| type | | why |",
-        "|---|---|---|",
-        *(
-            f"| {row.model_type} | {row.answer if row.builds else 'not built'} | "
-            f"{_cell(row.text)} |"
-            for row in sorted(rows, key=lambda row: row.model_type)
-            if row.answer != "answered"
-        ),
-        "",
-    ]
-
-
-def _text_lines(rows: Sequence[Row]) -> list[str]:
-    answered = {row.model_type: row.text for row in rows if row.answer == "answered"}
-    refused: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if row.answer != "answered":
-            methods = refused.setdefault((row.model_type, row.text), [])
-            methods.append(row.method if row.builds else "not built")
-    return [
-        "# Kinds of models",
-        "",
-        "Written by `python -m benchmarks.models`: every causal model type of transformers, its "
-        "default configuration cut to a few layers, predicted with LoRA on all linear layers. "
-        "*Built* counts those that transformers builds, *refused* those that end in an error that "
-        "says why, *no answer* those that were stopped at ten minutes. All numbers behind it are "
-        "predicted.",
-        "",
-        "| LoRA on | " + " | ".join(_COUNTS) + " |",
-        "|---" + "|---:" * len(_COUNTS) + "|",
-        *(
-            f"| {method} | " + " | ".join(str(counts[name]) for name in _COUNTS) + " |"
-            for method, counts in counted(rows)
-        ),
-        "",
-        "## Answered",
-        "",
-        ", ".join(sorted(answered)) + ".",
-        "",
-        "With eager attention, as their classes have no other: "
-        + _with("attention=eager", answered)
-        + ". Without gradient checkpointing, for the same reason: "
-        + _with("gradient_checkpointing=False", answered)
-        + ".",
-        "",
-        *_not_run(rows),
-        "## Not answered",
-        "",
-        "| type | LoRA on | why |",
-        "|---|---|---|",
-        *(
-            f"| {name} | {', '.join(dict.fromkeys(methods))} | {_cell(text)} |"
-            for (name, text), methods in sorted(refused.items())
-        ),
-        "",
-    ]
-
-
-def _not_run(rows: Sequence[Row]) -> list[str]:
-    missing = sorted(set(model_types()) - {row.model_type for row in rows})
-    return [f"Not run to an end: {', '.join(missing)}.", ""] if missing else []
-
-
-def _with(setting: str, answered: Mapping[str, str]) -> str:
-    return ", ".join(sorted(name for name, text in answered.items() if setting in text))
-
-
-def _cell(text: str) -> str:
-    short = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
-    return f"`{short.replace('|', '/').replace('`', chr(39))}`"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing; returns 1 where a type ends in a traceback."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=Path, help="rows to go on from and to write")
     parser.add_argument("--only", nargs="*", help="types, of all")
-    parser.add_argument("--markdown", type=Path, help="write the page there")
     parser.add_argument("--images", action="store_true", help="types of images and text")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--emulate", type=int, metavar="N", help="compare N answered rows")
     options = parser.parse_args(arguments)
-    if options.emulate:
-        return _emulate(read_rows(options.rows or ROWS), options.emulate)
     methods = IMAGE if options.images else METHODS
     file = options.rows or (IMAGE_ROWS if options.images else ROWS)
     types = options.only or model_types(images=options.images)
@@ -570,19 +449,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = read_rows(file)
     for method, counts in counted(rows, methods):
         print(method, dict(counts))
-    if options.markdown:
-        text = page(read_rows(ROWS), read_rows(IMAGE_ROWS))
-        options.markdown.write_text(text, encoding="utf-8")
     return int(any(row.answer == "traceback" for row in rows))
-
-
-def _emulate(rows: Sequence[Row], number: int) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        for case in drawn(rows, number, Path(folder)):
-            answer = compare(case, None, Path(folder))
-            for cells in table_rows([answer]):
-                print("| " + " | ".join(cells) + " |", flush=True)
-    return 0
 
 
 if __name__ == "__main__":

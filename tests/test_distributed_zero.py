@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from emulating import needs_emulator
 from measure_samples import knobs, model_folder
 
 from tuner.core.errors import InputError, UnavailableError
@@ -98,19 +96,6 @@ def test_traces_of_deepspeed_leave_nothing_behind(subject: Subject) -> None:
     under(subject, "zero2", 4)
     assert not torch.distributed.is_initialized()
     assert under(subject, "zero3", lora_rank=8, lora_targets=("q_proj",)).memory == first.memory
-
-
-@pytest.mark.proof
-@needs_deepspeed
-@needs_emulator
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_rank_is_predicted_as_deepspeed_trains_it(stage: int, tmp_path: Path) -> None:
-    from benchmarks.several_gpus import write_model
-    from benchmarks.zero import CASES, compare
-
-    case = next(case for case in CASES if case.name == "LoRA")
-    answer = compare(case, stage, 2, write_model(tmp_path), 1)
-    assert answer.holds, answer.line
 
 
 def test_what_deepspeed_does_not_train_is_refused_with_the_way_to_emulate(

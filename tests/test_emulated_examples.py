@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.zoo.models import make
 from tests.emulating import needs_emulator
 from tuner.space.models.hollow import write_hollow
 
@@ -41,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config.mkdir()
         (config / "config.json").write_text(json.dumps({**SMALL, **values}))
         write_hollow(str(config), folder / name)
-    make("llama", folder, tiny=True)
+    write_hollow("tiny-llama-3m", folder / "tiny-llama")
     return folder
 
 

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 from emulating import needs_emulator
 
-from benchmarks.several_gpus import MODEL
 from tuner.app.cli.main import cli
 from tuner.app.estimate import one_configuration
 from tuner.core.setup.distributed_knobs import Parallelism
@@ -28,7 +27,21 @@ from tuner.space.models.hollow import write_hollow
 
 pytestmark = needs_emulator
 
-PROGRAMS = Path(__file__).parents[1] / "benchmarks" / "zoo" / "programs"
+PROGRAMS = Path(__file__).parent / "shared_cases"
+MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 16384,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+"""124 million parameters in layers wide enough that what is gathered, kept and freed shows."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "bf16")
 

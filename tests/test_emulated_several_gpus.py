@@ -1,48 +1,20 @@
-"""FSDP2 by rank: the prediction against fully_shard itself, and a trial of two ranks."""
+"""Trials of several ranks take what is predicted of one."""
 
 from __future__ import annotations
 
 import contextlib
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from emulating import needs_emulator
 
-from benchmarks.several_gpus import (
-    CASES,
-    MORE,
-    Case,
-    compare,
-    write_model,
-)
 from tuner.app.estimate import one_configuration
 from tuner.app.measuring import emulating
 from tuner.app.search.supported import trial_job
 from tuner.core.records import Configuration, Memory
-from tuner.core.units import MIB
 from tuner.predict.predict import predict, resolve_subject
 from tuner.space.gpus import get_gpu
 from tuner.trial.factories import EmulatedFactory
-
-LORA = next(case for case in CASES if case.name == "LoRA, bf16, checkpointed")
-BY_ACCELERATE = next(case for case in MORE if case.name == "accelerate: all weights, mixed")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@needs_emulator
-@pytest.mark.parametrize(("case", "ranks"), [(LORA, 4), (BY_ACCELERATE, 2)])
-def test_a_rank_is_predicted_as_fully_shard_trains_it(case: Case, ranks: int, model: Path) -> None:
-    answer = compare(case, ranks, model)
-    assert not answer.failure
-    assert answer.emulated["allocated"] > 300 * MIB
-    assert answer.holds, (answer.predicted, answer.emulated)
-    assert abs(answer.share("reserved")) < 0.05
-
 
 ZERO = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 EXCHANGING = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from shared_cases.shallow import shallow
 
-from benchmarks.emulated_cases import QUICK_LAYERS, Case
-from benchmarks.models import buildable_config
 from tuner.app.estimate import one_configuration
 from tuner.predict.predict import predict, resolve_subject
 from tuner.predict.predictor import PredictionJob, Predictor
@@ -45,10 +44,6 @@ KNOWN = (
 )
 """Hub ids whose architecture is known without the network."""
 
-BY_TYPE = ("gemma4_text", "qwen3_5_text", "granitemoehybrid")
-"""Gemma 4, Qwen3.5 and Granite 4: no published configuration was to be had, so that it is their
-classes' default that must answer."""
-
 GPU = get_gpu("h100_sxm")
 
 
@@ -84,16 +79,7 @@ def answered(model, precision):
 def test_known_models_answer_by_default(model, precision, tmp_path):
     entry = get_entry(model)
     assert entry is not None
-    space, _ = Case(model, GPU.id, model=entry.id).opened(QUICK_LAYERS, tmp_path)
-    answered(space.predicted_model(), precision)
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("kind", BY_TYPE)
-def test_types_answer_by_default(kind, tmp_path):
-    config = buildable_config(kind)
-    config.save_pretrained(tmp_path)
-    answered(str(tmp_path), "nf4")
+    answered(shallow(entry.id, tmp_path), precision)
 
 
 @pytest.mark.proof

@@ -14,7 +14,7 @@ from tuner.space.gpus import get_gpu
 
 ROUNDING = 0.003
 """What the allocator's rounding may take off: 0.2 % in whole spaces
-(docs/notebook/guided-search-evidence.md)."""
+(docs/notebook/guided-search.md)."""
 
 SPACES = {
     "contrastive": ("naics_embedder", "all-minilm-l6-v2"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import peft
@@ -14,14 +12,11 @@ import transformers
 from click.testing import CliRunner
 from estimate_samples import configuration, tiny_config, traced
 
-from benchmarks.accuracy.losses import register
-from benchmarks.models import IMAGE_ROWS, METHODS, ROWS, model_types, page, read_rows, rows_of
 from tuner.app.cli.main import cli
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.core.records import MemoryCategory
 from tuner.cost.library_memory import PROCESSOR
-from tuner.predict.compiler import deepening
 from tuner.predict.compiler.compile import layer_types, with_layers
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.predict import check_supported
@@ -33,24 +28,8 @@ from tuner.space.models.catalogue import architecture, get_entry, load_catalogue
 from tuner.space.models.positions import table_positions
 from tuner.space.models.trainable import model_defaults, require_quantization, require_trained
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/notebook/model_types.md"
 ALL = ("all-linear",)
 FEW = {"num_hidden_layers": 2, "vocab_size": 320}
-# Of as many families as there are, in turns with each method.
-DRAWN = (
-    "afmoe", "apertus", "aria_text", "axk1", "bart", "bert", "biogpt", "bloom", "codegen", "ctrl",
-    "ernie", "falcon", "gemma", "gemma2", "gpt2", "gpt_neo", "mamba", "mixtral", "opt", "phimoe",
-)  # fmt: skip
-TEXT_OF_IMAGES_DRAWN = {"qwen2_5_vl": "answered", "janus": "answered", "blip": "refused"}
-IMAGES_DRAWN = (
-    "gemma3",
-    "llava_next",
-    "qwen3_vl",
-    *(
-        pytest.param(name, marks=pytest.mark.proof)
-        for name in ("idefics3", "internvl", "mistral3", "mllama")
-    ),
-)
 
 
 def experts_config(**values: Any) -> Any:
@@ -80,56 +59,6 @@ def refusal(*arguments: str) -> str:
 
 def blocks(trace: Any, *, shape: tuple[int, ...], dtype: torch.dtype) -> list[Any]:
     return [b for b in trace.timeline.blocks if b.shape == shape and b.dtype is dtype]
-
-
-# -- the sweep -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("model_type", "method"), zip(DRAWN, cycle(METHODS), strict=False))
-def test_a_type_of_the_sweep_is_still_what_its_row_says(model_type, method):
-    (row,) = rows_of(model_type, [method])
-    (stored,) = (r for r in read_rows(ROWS) if (r.model_type, r.method) == (model_type, method))
-    found = row.answer, row.peak_allocated_bytes
-    assert found == (stored.answer, stored.peak_allocated_bytes), row.text
-
-
-def test_no_row_is_a_traceback():
-    rows = read_rows(ROWS)
-    assert [row for row in rows if row.answer == "traceback"] == []
-    assert all(row.text for row in rows if row.answer != "answered")
-
-
-def test_the_page_is_what_the_rows_say():
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == page(read_rows(ROWS), read_rows(IMAGE_ROWS))
-
-
-@pytest.mark.parametrize("model_type", IMAGES_DRAWN)
-def test_a_type_of_images_is_still_what_its_row_says(model_type):
-    (row,) = rows_of(model_type, ["image"])
-    (stored,) = (r for r in read_rows(IMAGE_ROWS) if r.model_type == model_type)
-    assert (row.answer, row.peak_allocated_bytes) == (stored.answer, stored.peak_allocated_bytes)
-
-
-def test_no_row_of_images_is_a_traceback():
-    rows = read_rows(IMAGE_ROWS)
-    assert {row.answer for row in rows if row.builds} == {"answered", "refused"}
-
-
-@pytest.mark.parametrize(
-    "model_type",
-    [
-        *TEXT_OF_IMAGES_DRAWN,
-        # Every twelfth of the others; `python -m benchmarks.models --images` has all.
-        *(pytest.param(n, marks=pytest.mark.proof) for n in model_types(images=True)[::12]),
-    ],
-)
-def test_text_alone_is_answered_or_refused_for_a_type_of_images(model_type, monkeypatch):
-    """With the shortcut of models of few layers tried for each, however few layers it has."""
-    monkeypatch.setattr(deepening, "LEAST_LAYERS", (2, 2))
-    (row,) = rows_of(model_type, ["bf16"], images=True)
-    assert row.answer == TEXT_OF_IMAGES_DRAWN.get(model_type, row.answer), row.text
-    assert row.answer in ("answered", "refused") or not row.builds, row.text
 
 
 # -- experts ---------------------------------------------------------------------------------
@@ -445,16 +374,6 @@ def test_the_text_says_what_was_not_modelled():
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "without the effect of liger, offload" in text
-
-
-def test_an_old_loss_is_refused_where_it_did_something_else():
-    register()
-    config = transformers.GraniteConfig(
-        hidden_size=64, intermediate_size=128, num_attention_heads=4, logits_scaling=8.0, **FEW
-    )
-    with pytest.raises(InputError, match="not known for models with logits_scaling"):
-        traced(config, lora_targets=ALL, loss="transformers_4_45")
-    traced(config, lora_targets=ALL, loss="transformers_4_46")
 
 
 def test_a_mirror_has_the_models_that_it_copies():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
+import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from device_fakes import measured, measurement_of
@@ -14,6 +16,7 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.searches.candidates import Candidates
 from tuner.searches.facts import SpaceFacts
+from tuner.searches.front import pareto_front, samples_per_s
 from tuner.searches.journal import latest
 from tuner.searches.objectives import objectives_of
 from tuner.searches.proposer import Proposer
@@ -301,3 +304,39 @@ class TestOtherObjectives:
         assert to_verify(Ranking(records)) == FASTEST
         best = to_verify(Ranking(records), self.OBJECTIVES[0])
         assert best["lora_rank"] == max(r.configuration["lora_rank"] for r in records)
+
+
+def test_the_standing_is_that_of_all_records_whatever_runs_again():
+    rng = random.Random(7)
+    configurations = list(FakeSpace().configurations())
+    standing, records = Ranking(), []
+    for number in range(150):
+        configuration = rng.choice(configurations)
+        outcome = outcome_of(configuration)
+        if outcome.status is Status.OK and rng.random() < 0.8:
+            measured = measurement_of(
+                outcome.prediction, device="Testium 9", factor=rng.uniform(0.9, 1.1)
+            )
+            rate = measured.speed.samples_per_s
+            measured = replace(measured, samples_per_s_interval=(0.97 * rate, 1.03 * rate))
+            outcome = Outcome(Status.OK, prediction=outcome.prediction, measurement=measured)
+        else:
+            outcome = Outcome(Status.OOM, prediction=outcome.prediction)
+        record = replace(record_of(configuration, outcome), trial_id=f"t{number}")
+        standing.add(record)
+        records.append(record)
+        fitting = [r for r in latest(records) if r.fits and r.outcome.measurement]
+        front = {r.configuration for r in standing.front()}
+        assert front == {r.configuration for r in pareto_front(fitting)}
+        assert {r.configuration for r in standing.fitting} == {r.configuration for r in fitting}
+        reach = rng.choice([samples_per_s(r) for r in fitting]) if fitting else 0.0
+        assert {r.configuration for r in standing.as_fast_as(reach)} == {
+            r.configuration
+            for r in fitting
+            if (ends := r.outcome.measurement.samples_per_s_interval) and ends[1] >= reach
+        }
+
+
+def test_instructions_are_not_copied():
+    instructions = Instructions(give_up=GiveUp(1, ((1, 2.0),)))
+    assert copy.deepcopy({"instructions": instructions})["instructions"] is instructions

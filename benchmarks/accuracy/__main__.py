@@ -1,27 +1,25 @@
-"""`python -m benchmarks.accuracy`: predict the measured table and report the errors."""
+"""`python -m benchmarks.accuracy`: predict the measured table and report the errors.
+
+Without `--only`, the error of each row is written to benchmarks/accuracy/predictions.csv.
+"""
 
 from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from benchmarks.accuracy import held_out, numbers
+from benchmarks.accuracy.chart import TABLE
 from benchmarks.accuracy.harnesses import Case, express
-from benchmarks.accuracy.peers import estimate_all, table
 from benchmarks.accuracy.predictions import predict_all
-from benchmarks.accuracy.report import Comparison, groups, markdown, targets, text
+from benchmarks.accuracy.report import Comparison, text, write_csv
 from benchmarks.accuracy.rows import read_rows
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--only", default="", help="only programs whose name contains this")
-    parser.add_argument("--peers", action="store_true", help="compare with other estimates")
-    parser.add_argument("--fitcheck", help="interpreter of an environment with fitcheck-llm")
-    parser.add_argument("--canifinetune", help="the same with canifinetune")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     cases: list[Case] = []
@@ -44,25 +42,9 @@ def main() -> None:
     text(comparisons, print)
     timed = held_out.timed_rows(comparisons)
     judges = held_out.judges(timed)
-    left_out, closing = held_out.text(timed, judges), numbers.text(comparisons, refused, judges)
-    print(left_out, closing, sep="\n\n")
-    tables = f"{markdown(comparisons, refused, closing)}\n## Held out\n{left_out}\n"
-    if arguments.peers:
-        names = ("fitcheck", "canifinetune")
-        pythons = {name: path for name in names if (path := getattr(arguments, name))}
-        compared = [c for c in comparisons if c.case.measured.allocated is not None]
-        estimates = estimate_all([c.case for c in compared], pythons)
-        sets = {**groups(compared), **targets(compared)}
-        for title, members in sets.items():
-            wanted = [index for index, c in enumerate(compared) if c in members]
-            if wanted:
-                found = table(
-                    [c.case for c in compared], [c.predicted for c in compared], estimates, wanted
-                )
-                print(f"\n{title}\n{found}")
-                tables += f"\n## Peers: {title}\n\n{found}\n"
-    if arguments.markdown:
-        arguments.markdown.write_text(tables)
+    print(held_out.text(timed, judges), numbers.text(comparisons, refused, judges), sep="\n\n")
+    if not arguments.only:
+        write_csv(comparisons, TABLE)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,22 @@
-"""Draws docs/_static/accuracy.svg: the error of every run of docs/notebook/accuracy_tables.md.
+"""Draws docs/_static/accuracy.svg: the error of every run of benchmarks/accuracy/predictions.csv.
 
 python -m benchmarks.accuracy.chart
 """
 
 from __future__ import annotations
 
-import re
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-TABLES = ROOT / "docs/notebook/accuracy_tables.md"
-CHART = ROOT / "docs/_static/accuracy.svg"
+TABLE = Path(__file__).with_name("predictions.csv")
+CHART = Path(__file__).resolve().parents[2] / "docs/_static/accuracy.svg"
 QUANTITIES = {
-    "allocated memory": 4,
-    "reserved or device memory": 5,
-    "step time": 6,
+    "allocated memory": "allocated",
+    "reserved or device memory": "reserved",
+    "step time": "step",
 }
-"""The rows of the chart, and the column of each in the tables of every run."""
+"""The rows of the chart, and the column of each."""
 
 _OTHER = "others"
 _GPUS = {"T4": "#d1495b", "RTX 4080": "#edae49", "A100": "#3d7ea6", _OTHER: "#8d8d8d"}
@@ -27,24 +26,18 @@ _WIDTH, _ROW, _LEFT, _RIGHT = 720, 84, 10, 10
 _TEXT = 'fill="#808080" font-family="sans-serif" font-size="13"'
 
 
-def runs(text: str) -> Iterator[tuple[str, dict[str, float]]]:
+def runs() -> Iterator[tuple[str, dict[str, float]]]:
     """The GPU of each run and its errors in percent, by quantity."""
-    _, _, table = text.partition("## Every row")
-    for line in table.partition("\n## ")[0].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 7 and cells[0].isdigit():
-            gpu = next((name for name in _GPUS if name in cells[2]), _OTHER)
-            found = {name: cells[place] for name, place in QUANTITIES.items()}
-            yield gpu, {n: float(e.rstrip("%")) for n, e in found.items() if _is_percent(e)}
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            gpu = next((name for name in _GPUS if name in line["run"]), _OTHER)
+            found = {name: line[column] for name, column in QUANTITIES.items()}
+            yield gpu, {n: float(e.rstrip("%")) for n, e in found.items() if e}
 
 
-def _is_percent(text: str) -> bool:
-    return re.fullmatch(r"[+-]?[\d.]+%", text) is not None
-
-
-def chart(text: str) -> str:
+def chart() -> str:
     """The chart as SVG: a row for each quantity, a dot for each run."""
-    found = list(runs(text))
+    found = list(runs())
     height = _ROW * len(QUANTITIES) + 60
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
@@ -87,4 +80,4 @@ def _place(percent: float) -> float:
 
 
 if __name__ == "__main__":
-    CHART.write_text(chart(TABLES.read_text("utf-8")), "utf-8")
+    CHART.write_text(chart(), "utf-8")

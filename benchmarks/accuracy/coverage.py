@@ -9,12 +9,14 @@ Every measured row is predicted and then held out in two ways:
   repeats its configuration; the prior again comes from other GPUs. For step time also on rows
   of other machines with the same GPU type, and of other programs.
 
-The prior that the tool ships is the one that all rows of grade A make the most probable.
+The prior that the tool ships is the one that all rows of grade A make the most probable. The table
+is written to benchmarks/accuracy/coverage.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import itertools
 import math
 import statistics
@@ -398,81 +400,38 @@ def _by_group(quantity: str, way: str, results: Sequence[Result]) -> list[Line]:
     ]
 
 
+TABLE = Path(__file__).with_name("coverage.csv")
 _HEADER = (
     "quantity", "calibrated on", "rows", "number", "median error", "mean error",
     "inside the 90 % interval", "above it", "upper / lower end",
 )  # fmt: skip
 
 
-_INTRO = """\
-# Do the 90 % intervals hold?
+def priors(best: dict[str, list[tuple[float, ErrorPrior]]]) -> str:
+    """The most probable prior of the rows of grade A, in logarithms of measured over predicted.
 
-Each published run (`benchmarks/accuracy/measured_runs.csv`) is held out and predicted again.
-Written by `python -m benchmarks.accuracy.coverage --markdown docs/notebook/accuracy_coverage.md`.
-
-- **nothing, the shipped prior**: what a user gets for a step time before any trial. The prior's
-  constants come from these rows, so this is not held out.
-- **nothing, the prior of trials**: what trials of memory start from. Before any trial, memory has
-  intervals by what is unknown of it (`python -m benchmarks.accuracy.memory_intervals`).
-- **another GPU**: what the rows of other GPUs predict for a GPU never seen. Two or three GPU types
-  do not show how much GPU types differ, so all priors count, each as probable as those rows make
-  it; the best-fitting one alone covered 74 % of reserved and 78 % of step times. For reserved and
-  device memory, only priors count that let the scatter of GPUs and programs differ by a factor e
-  or more: with all, 8.1 % of rows were above, all of them on the A100 (20 % of its rows), whose
-  programs scatter more than the one program of the T4 and the RTX 4080. Widening by what one of
-  these two says of the other (conformal, one GPU left out) changes nothing, as each covers the
-  other.
-- **same GPU**: calibrated on other rows of the same GPU type, program and machine (for step
-  times: the file that the rows were published in), never on the row or a repetition of its
-  configuration. One configuration took 15 % longer on one of two days on a T4; the line "other
-  machines too" mixes them, and "any program" also mixes programs.
-- The model's fixed cost of a micro-step, the split by machine and the sets of priors were chosen
-  with these rows in view; fits leave out the held-out row.
-- **Step times on a GPU never seen** add two things as independent errors: what is unknown of host,
-  kernels and board (`StepTimes.unknown`), and how much programs differ, of which the most probable
-  prior of the other rows counts, grade B included, less what the unknowns account for. All priors
-  together, as for memory, contain 95 to 96 %; a prior of whole errors contains 98 %, because rows
-  that wait for their host then count twice. After trials, an interval is that of the trials alone.
-- Grade B step times are of one program, whose 16-bit runs taught what a dense mask costs; without
-  that, see [accuracy.md](accuracy.md#step-time-held-out).
-
-"upper / lower end" is the median ratio of the ends: 1.10 is about 5 % to each side.
-"""
+    Beside it the ends of the interval before anything is measured: of that prior alone, and of all
+    priors with their probabilities.
+    """
+    head = ["quantity", "bias, scale", "spread", "spread, deviation", "that prior", "all priors"]
+    return "\n".join(
+        " | ".join(cells)
+        for cells in (head, *(_prior_cells(name, found) for name, found in best.items()))
+    )
 
 
-def markdown(table: Sequence[Line], best: dict[str, list[tuple[float, ErrorPrior]]]) -> str:
-    """The table and the priors, as Markdown."""
-    text = [
-        _INTRO,
-        "| " + " | ".join(_HEADER) + " |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
-        *("| " + " | ".join(line.cells()) + " |" for line in table),
-        "",
-        "Most probable priors of the rows of grade A, in logarithms of measured over predicted,",
-        "and the ends of the interval before anything is measured: of that prior alone, and of",
-        "all priors with their probabilities.",
-        "",
-        "| quantity | bias, scale | spread | spread, deviation | that prior | all priors |",
-        "|---|---:|---:|---:|---:|---:|",
-        *(_prior_cells(name, found) for name, found in best.items()),
-    ]
-    return "\n".join(text) + "\n"
-
-
-def _prior_cells(name: str, found: Sequence[tuple[float, ErrorPrior]]) -> str:
+def _prior_cells(name: str, found: Sequence[tuple[float, ErrorPrior]]) -> list[str]:
     prior = found[0][1]
     ends = [
         f"{calibration.factors.low:.3f} to {calibration.factors.high:.3f}"
         for calibration in (Calibration.fit((), prior), Calibration.unseen(found))
     ]
-    numbers = f"{prior.bias_scale} | {prior.spread} | {prior.spread_sd}"
-    return f"| {name} | {numbers} | {' | '.join(ends)} |"
+    return [name, *map(str, (prior.bias_scale, prior.spread, prior.spread_sd)), *ends]
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.coverage")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     cases = [case for row in read_rows() if isinstance(case := express(row), Case)]
@@ -480,10 +439,12 @@ def main() -> None:
         Comparison(cases[index], predicted)
         for index, predicted in predict_all(cases, processes=arguments.processes)
     ]
-    text = markdown(*lines(held_rows(comparisons)))
-    print(text)
-    if arguments.markdown:
-        arguments.markdown.write_text(text)
+    table, best = lines(held_rows(comparisons))
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_HEADER)
+        writer.writerows(line.cells() for line in table)
+    print(TABLE.read_text("utf-8"), priors(best), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Errors by row and by group, as text and as the Markdown that docs and README quote."""
+"""Errors by row, as CSV, and by group, as text."""
 
 from __future__ import annotations
 
+import csv
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.accuracy.harnesses import GIB, Case
 from benchmarks.accuracy.predictions import Predicted
-from benchmarks.accuracy.rows import Row
 
 QUANTITIES = ("allocated", "reserved", "device", "loaded", "forward", "resident", "step_s")
 """What is compared."""
@@ -121,28 +122,6 @@ def _rows(numbers: Sequence[int]) -> str:
     return f" (not rows {', '.join(map(str, numbers))})" if numbers else ""
 
 
-def markdown(
-    comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]], closing: str
-) -> str:
-    """The closing table, groups, rows by program and those that cannot be expressed."""
-    parts = [
-        "# Predicted and measured, row by row\n",
-        "## In short\n",
-        closing,
-        "## By group\n",
-        *_tables(groups(comparisons)),
-        "\n## Sets with a target\n",
-        *_tables(targets(comparisons)),
-        "\n## Does it fit\n",
-        verdicts(comparisons),
-        "\n## Every row\n",
-        *_row_tables(comparisons),
-        "\n## Rows that cannot be expressed\n",
-        _reasons(refused),
-    ]
-    return "\n".join(parts) + "\n"
-
-
 _TITLES = {
     "allocated": "Peak allocated",
     "reserved": "Peak reserved",
@@ -154,22 +133,6 @@ _TITLES = {
 }
 
 
-def _tables(sets: dict[str, Sequence[Comparison]] | dict[str, list[Comparison]]) -> list[str]:
-    tables = []
-    for quantity in QUANTITIES:
-        lines = [
-            f"\n**{_TITLES[quantity]}**\n",
-            "| rows of | rows | median | mean | worst | mean, signed | rank correlation |",
-            "|---|---:|---:|---:|---:|---:|---:|",
-        ]
-        for name, comparisons in sets.items():
-            summary = summarise(comparisons, quantity)
-            if summary is not None:
-                lines.append(f"| {name} | {_summary_cells(summary)} |")
-        tables.append("\n".join(lines))
-    return tables
-
-
 def _summary_cells(summary: Summary) -> str:
     rank = "" if summary.rank is None else f"{summary.rank:.3f}"
     return (
@@ -178,44 +141,37 @@ def _summary_cells(summary: Summary) -> str:
     )
 
 
-_ROW_HEAD = (
-    "| row | model | run | allocated or resident: predicted, measured GiB | error | "
-    "reserved or device | step |\n|---:|---|---|---:|---:|---:|---:|"
-)
+_COLUMNS = (
+    "row", "program", "grade", "model", "run",
+    "predicted_gib", "measured_gib", "allocated", "reserved", "step",
+)  # fmt: skip
 
 
-def _row_tables(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """A table for each program."""
-    for name, members in groups(comparisons).items():
-        yield f"\n### {name}\n\n{_ROW_HEAD}"
-        yield from map(_row_line, members)
+def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
+    """Write a line for each row: allocated GiB, or GiB after a step, and the errors."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for members in groups(comparisons).values():
+            writer.writerows(map(_cells, members))
 
 
-def _row_line(comparison: Comparison) -> str:
-    row = comparison.case.row
+def _cells(comparison: Comparison) -> list[str]:
+    case, row = comparison.case, comparison.case.row
     method = row.notes.get("variant", "").partition("--")[0] or row.method
-    batch, length = (comparison.case.configuration[n] for n in ("micro_batch", "max_length"))
+    batch, length = (case.configuration[n] for n in ("micro_batch", "max_length"))
     run = f"{method} {row.precision.split(' ')[0]}, {batch} x {length}, {row.gpu}"
     name = "allocated" if comparison.measured("allocated") else "resident"
     measured = comparison.measured(name)
-    sizes = ""
-    if measured:
-        sizes = f"{getattr(comparison.predicted, name) / GIB:.3f}, {measured / GIB:.3f}"
+    sizes = (getattr(comparison.predicted, name), measured) if measured else ()
     held = comparison.error("reserved")
     held = comparison.error("device") if held is None else held
-    cells = [comparison.error(name), held, comparison.error("step_s")]
-    shown = " | ".join("" if error is None else f"{error:+.2%}" for error in cells)
-    return f"| {row.number} | {row.model.rpartition('/')[2]} | {run} | {sizes} | {shown} |"
-
-
-def _reasons(refused: Sequence[tuple[Row, str]]) -> str:
-    count: dict[tuple[str, str], int] = {}
-    for row, reason in refused:
-        key = (row.framework.partition(";")[0], reason)
-        count[key] = count.get(key, 0) + 1
-    lines = ["| rows | program | reason |", "|---:|---|---|"]
-    lines += [f"| {n} | {framework} | {reason} |" for (framework, reason), n in count.items()]
-    return "\n".join(lines)
+    errors = [comparison.error(name), held, comparison.error("step_s")]
+    return [
+        *(str(row.number), case.group, case.grade, row.model.rpartition("/")[2], run),
+        *([f"{size / GIB:.3f}" for size in sizes] or ["", ""]),
+        *("" if error is None else f"{error:+.2%}" for error in errors),
+    ]
 
 
 def text(comparisons: Sequence[Comparison], write: Callable[[str], None]) -> None:

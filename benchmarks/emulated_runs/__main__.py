@@ -7,12 +7,11 @@ from pathlib import Path
 
 from benchmarks.accuracy.rows import read_rows
 from benchmarks.emulated_runs.environments import ENVIRONMENTS
-from benchmarks.emulated_runs.page import page
 from benchmarks.emulated_runs.programs import program_of
-from benchmarks.emulated_runs.rivals import rival_rows
-from benchmarks.emulated_runs.rivals_page import rivals_page
 from benchmarks.emulated_runs.running import run, save, saved
+from benchmarks.emulated_runs.table import write_csv
 
+TABLE = Path(__file__).with_name("emulated.csv")
 ROWS = (
     # fitcheck-llm: both releases of PyTorch, attention both ways, NF4 and fp16, each model
     *(0, 7, 9, 13, 20, 22, 23, 26, 28, 32, 34, 38, 40, 41, 42, 44, 46, 47),
@@ -23,7 +22,7 @@ ROWS = (
 
 
 def main() -> None:
-    """Run the benchmark; rows that have run are not run again."""
+    """Run the benchmark; rows that have run are not run again, and all go to emulated.csv."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.emulated_runs", description=__doc__)
     parser.add_argument(
         "--environments",
@@ -35,18 +34,13 @@ def main() -> None:
     parser.add_argument(
         "--environment", choices=ENVIRONMENTS, help="run them in this one, not in that of the row"
     )
-    parser.add_argument(
-        "--rivals", action="store_true", help="the rows of FakeGPU and torch-preflight"
-    )
     parser.add_argument("--again", action="store_true", help="also rows that have run")
-    parser.add_argument("--markdown", type=Path, help="write the page to this file")
     arguments = parser.parse_args()
     root: Path = arguments.environments.absolute()
     root.mkdir(parents=True, exist_ok=True)
     results = root / "results.jsonl"
-    rows = {row.number: row for row in (rival_rows() if arguments.rivals else read_rows())}
-    default = tuple(rows) if arguments.rivals else ROWS
-    wanted = [int(n) for n in arguments.rows.split(",")] if arguments.rows else default
+    rows = {row.number: row for row in read_rows()}
+    wanted = [int(n) for n in arguments.rows.split(",")] if arguments.rows else ROWS
     for number in wanted:
         program = program_of(rows[number])
         if isinstance(program, str):
@@ -60,10 +54,7 @@ def main() -> None:
         print(number, made.name, program.name, outcome.failure or "", took, flush=True)
         for name, value in outcome.emulated.items():
             print(f"  {name}: emulated {value:.4f}, measured {outcome.measured.get(name)}")
-    if arguments.markdown:
-        outcomes = [one for one in saved(results).values() if one.row in rows]
-        text = (rivals_page if arguments.rivals else page)(outcomes, rows)
-        arguments.markdown.write_text(text, encoding="utf-8")
+    write_csv(saved(results).values(), rows, TABLE)
 
 
 if __name__ == "__main__":

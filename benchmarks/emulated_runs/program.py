@@ -8,13 +8,14 @@ from pathlib import Path
 
 from benchmarks.accuracy.harnesses import GIB, Case, express
 from benchmarks.accuracy.rows import Row
-from benchmarks.environments import Environment, offer
+from benchmarks.emulated_runs.environments import Environment
 
 Values = Mapping[str, float]
 """GiB by quantity: "allocated", "reserved", "loaded", "forward"."""
 
 
-def _expressed(row: Row) -> tuple[str, Values]:
+def measured(row: Row) -> tuple[str, Values]:
+    """The GPU type of a row, and the values that were measured on it."""
     case = express(row)
     assert isinstance(case, Case), case
     names = ("allocated", "reserved", "loaded", "forward")
@@ -33,9 +34,3 @@ class Program:
     read: Callable[[Row, str, Path], Values]
     """Of a row, the output, and the folder of results. Raises ValueError without values."""
     decimals: int = 4
-    measured: Callable[[Row], tuple[str, Values]] = _expressed
-    """The GPU type of a row, and the values that were measured on it."""
-    gpus: Callable[[Row], int] = lambda row: 1
-    """Number of GPUs; rank 0 stands for all."""
-    prepare: Callable[[Row, Path], None] = lambda row, models: offer(models, row.model)
-    """Lays the checkpoints that the program loads into a hub cache."""

@@ -12,10 +12,10 @@ from benchmarks.emulated_runs.environments import (
     FITSCOUT,
     TORCH_2_10,
     TORCH_2_14,
+    Environment,
+    source,
 )
 from benchmarks.emulated_runs.program import Program, Values
-from benchmarks.emulated_runs.rivals import PROGRAMS
-from benchmarks.environments import Environment, source
 
 
 def program_of(row: Row) -> Program | str:
@@ -97,7 +97,6 @@ def _by_torch(row: Row) -> Environment:
 
 
 _PROGRAMS = {
-    **PROGRAMS,
     "transformers+peft single-step harness": Program(
         "fitcheck-llm 0.3.1, scripts/measure.py", _by_torch, _fitcheck_command, _fitcheck_read
     ),

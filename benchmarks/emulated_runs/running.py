@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.accuracy.predictions import GPUS
 from benchmarks.accuracy.rows import Row
-from benchmarks.emulated_runs.program import Program
-from benchmarks.environments import Environment
+from benchmarks.emulated_runs.environments import Environment, offer
+from benchmarks.emulated_runs.program import Program, measured
 from tuner.core.meanwhile import environment
 from tuner.emulator import Machine
 from tuner.space.gpus import get_gpu
@@ -38,18 +38,18 @@ class Outcome:
 
 def run(row: Row, program: Program, root: Path, made: Environment) -> Outcome:
     """Run the program of a row in an environment; a failure of it is an outcome too."""
-    gpu, measured = program.measured(row)
+    gpu, values = measured(row)
     usual = program.environment(row)
     note = made.note if made is usual else f"{made.name} in place of {usual.name}"
     python = made.make(root)
-    program.prepare(row, root / "models")
+    offer(root / "models", row.model)
     offline = {"HF_HOME": str(root / "models"), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder, environment(offline):
         results = Path(folder) / "results"
         results.mkdir()
         command = [str(python), *program.command(row, root, results)]
         with (Path(folder) / "printed").open("w+", encoding="utf-8") as output:
-            machine = Machine(get_gpu(gpu, extra=GPUS), count=program.gpus(row))
+            machine = Machine(get_gpu(gpu, extra=GPUS))
             found = machine.run(command, steps=0, timeout_s=TIME_LIMIT_S, output=output)
             output.seek(0)
             printed = output.read()
@@ -63,7 +63,7 @@ def run(row: Row, program: Program, root: Path, made: Environment) -> Outcome:
         row=row.number,
         environment=made.name,
         emulated=emulated,
-        measured=dict(measured),
+        measured=dict(values),
         torch=found.torch,
         note=note,
         unknown_calls=dict(found.unknown_calls),

@@ -55,10 +55,7 @@ def main() -> None:
     if not arguments.report_only:
         _run(list(_tasks(arguments)), arguments)
     rows = read(arguments.csv)
-    text = f"{verdicts(rows)}\n\n{overview(rows)}\n\n{by_world(rows, 'guided')}\n"
-    print(text)
-    if arguments.markdown:
-        arguments.markdown.write_text(_head(arguments) + text)
+    print(verdicts(rows), overview(rows), by_world(rows, "guided"), sep="\n\n")
 
 
 def _tasks(arguments: argparse.Namespace) -> Iterator[Task]:
@@ -119,15 +116,6 @@ def _run(tasks: Sequence[Task], arguments: argparse.Namespace) -> None:
             )
 
 
-def _head(arguments: argparse.Namespace) -> str:
-    return f"""# Search benchmark: all tables
-
-Written by `python -m benchmarks.search --report-only --csv {arguments.csv} \
---markdown {arguments.markdown}`; [guided-search.md](guided-search.md) explains the terms.
-
-"""
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     several = partial(parser.add_argument, action="append", default=[])
@@ -141,7 +129,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes [all cores]")
     parser.add_argument("--trials", type=int, help="trials of each replay")
     parser.add_argument("--csv", type=Path, default=Path("search-benchmark.csv"))
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--fresh", action="store_true", help="predict the spaces anew")
     parser.add_argument("--report-only", action="store_true", help="only read the CSV file")
     return parser.parse_args()

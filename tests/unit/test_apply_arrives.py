@@ -1,6 +1,6 @@
 """What `tuner apply` says of values that would not reach the training, read without running it.
 
-The traps are those of five real projects (the casebook): each change below writes a value that the
+The traps are those of five real projects: each change below writes a value that the
 program then does not train with.
 """
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.signatures import read_all
 from tuner.core.errors import InputError
 from tuner.program.arguments import Found
 from tuner.program.edit.source import SourceFile, read_places
 from tuner.program.names import Script
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
-from tuner.program.signatures import _table, hold_calls, signature
+from tuner.program.signatures import hold_calls, signature
 
 HEAD = """\
 import os
@@ -241,16 +239,3 @@ def test_a_dictionary_that_is_not_all_known_is_refused(tmp_path, line):
     with pytest.raises(InputError) as caught:
         planned(tmp_path, SPREAD.replace(', "gradient_checkpointing_kwargs": GC', "") % line)
     assert "has **cfg, whose keys are not known" in str(caught.value)
-
-
-@pytest.fixture(scope="module")
-def installed():
-    return read_all([Path(p) for p in sys.path if Path(p).name == "site-packages"])
-
-
-@pytest.mark.parametrize("library", sorted(_table()))
-def test_the_names_that_are_kept_are_those_of_the_installed_library(installed, library):
-    kept, found = _table()[library], installed.get(library, {"version": None})
-    if found["version"] != kept["version"]:
-        pytest.skip(f"{library} {kept['version']} is not installed")
-    assert found == kept

@@ -15,7 +15,7 @@ from tuner.searches.front import PAIR_ERROR, fastest_first
 from tuner.space.steps import steps_per_epoch
 
 PREDICTED_PERCENT = 90
-"""Percent of runs that lie within a prediction's interval (docs/notebook/accuracy_coverage.md)."""
+"""Percent of runs that lie within a prediction's interval (benchmarks/accuracy/coverage.csv)."""
 MEASURED_PERCENT = 95
 """Confidence in percent of the interval of the mean rate over the timed steps of one trial."""
 

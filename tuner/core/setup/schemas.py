@@ -92,7 +92,7 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
             "optimizer": ("paged_adamw_8bit", "adamw_8bit", "adamw_torch"),
             # Smaller shares under fsdp2 and hsdp, the same under ddp. Not 1, which gathers nothing
             # and has no buckets; nor one way to share against another
-            # (docs/notebook/guided-search-evidence.md).
+            # (docs/notebook/guided-search.md).
             # Buffers of NCCL go the other way: 128 MiB less on 4 H100 than on 8, 480 on 2.
             "gpus_per_trial": (8, 4, 2),
             "reshard_after_forward": (True, False),

@@ -163,8 +163,8 @@ def trace(
 
 
 ZERO_ROUNDS = 3
-"""Micro-steps from which on DeepSpeed reserves no more: of the emulated Llama of
-`benchmarks.zero` with buckets of 40,000,000 numbers, three and four reserve 5 % more than two."""
+"""Micro-steps from which on DeepSpeed reserves no more: of an emulated Llama with buckets of
+40,000,000 numbers, three and four reserve 5 % more than two (docs/notebook/several-gpus.md)."""
 
 EMBEDDING = " embedding"
 """Behind the dtype of a parameter whose state an optimizer in 8 bits keeps in fp32."""

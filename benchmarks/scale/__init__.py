@@ -1,1 +1,0 @@
-"""What 10,000 trials and 200 GPUs cost the driver."""

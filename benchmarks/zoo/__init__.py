@@ -1,1 +1,0 @@
-"""A standing zoo: famous programs as people start them, each run on an emulated GPU."""
