@@ -8,7 +8,6 @@ up, read the Markdown that a forge shows too, and make pages that load nothing f
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from docutils import nodes
 from pygments.lexers.special import TextLexer
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -68,9 +66,8 @@ html_theme_options = {"navigation_with_keys": True}
 def setup(app: Sphinx) -> None:
     """Links to the repository's files, which lie outside this folder; a forge shows them too."""
     app.add_lexer("mermaid", TextLexer)  # forges draw it; here it is text
-    app.connect("doctree-read", show_reports)
     app.connect("doctree-read", name_folders)
-    app.connect("build-finished", copy_reports)
+    app.connect("build-finished", write_calculator)
     app.connect("autodoc-process-docstring", show_code)
     app.connect("sphinx-click-process-epilog", show_examples)
 
@@ -96,17 +93,6 @@ def show_examples(app: Sphinx, context: object, lines: list[str]) -> None:
         lines[:] = ["Examples:", "", ".. code-block:: sh", "", *(f"   {c}" for c in commands), ""]
 
 
-def show_reports(app: Sphinx, doctree: nodes.document) -> None:
-    """Links to reports open them; others that are no page are downloads."""
-    for link in list(doctree.findall(addnodes.download_reference)):
-        target = (Path(app.env.doc2path(app.env.docname)).parent / link["reftarget"]).resolve()
-        if target.suffix == ".html":
-            up = "../" * app.env.docname.count("/")
-            address = f"{up}{target.relative_to(ROOT).as_posix()}"
-            link.replace_self(nodes.reference("", "", *link.children, refuri=address))
-            reports_of(app.env).add(target)
-
-
 def name_folders(app: Sphinx, doctree: nodes.document) -> None:
     """A link to a folder of the repository is its name here: a site has no page for it."""
     page = Path(app.env.doc2path(app.env.docname))
@@ -116,19 +102,8 @@ def name_folders(app: Sphinx, doctree: nodes.document) -> None:
             link.replace_self(link.children)
 
 
-def reports_of(env: BuildEnvironment) -> set[Path]:
-    """The reports that pages link to, kept with the environment for builds that read less."""
-    if not hasattr(env, "tuner_reports"):
-        env.tuner_reports = set()  # type: ignore[attr-defined]
-    return env.tuner_reports  # type: ignore[attr-defined, no-any-return]
-
-
-def copy_reports(app: Sphinx, error: Exception | None) -> None:
-    """The reports, beside the pages, and the calculator, which is made anew."""
+def write_calculator(app: Sphinx, error: Exception | None) -> None:
+    """The calculator, made anew, beside the pages."""
     if error is None and app.builder.format == "html":
         page = calculator_html(shipped())
         (Path(app.outdir) / "calculator.html").write_text(page, "utf-8")
-        for report in reports_of(app.env):
-            copy = Path(app.outdir) / report.relative_to(ROOT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(report, copy)
