@@ -106,13 +106,6 @@ def readings() -> tuple[Reading, ...]:
     return tuple(reading for trainer in trainers() for reading in trainer.readings)
 
 
-def named_model(program: Program) -> str | None:
-    """The model that the program itself names; None where that can't be read."""
-    training = read_training(program)
-    reading = next((r for r in readings() if r.trainer == training.trainer), None)
-    return None if reading is None else _beside(program, reading.plan(training).model)
-
-
 def plan_program(
     program: Program,
     given: Mapping[str, Any] | None = None,

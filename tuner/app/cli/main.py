@@ -47,7 +47,6 @@ from tuner.report.terminal.render import echo
 GROUPS = {
     "Check": {
         "check": "Check whether your program fits on a GPU.",
-        "review": "Check the training programs that a branch changes.",
         "explain": "Explain why a configuration doesn't fit, and what would.",
         "diff": "Compare what your program needs under two library versions.",
     },

@@ -73,12 +73,6 @@ class SourceFile:
         where = place.where(self.path) if place.line else self.path
         return f"{where} {show_path(place.path)}"
 
-    def file_line(self, place: Location) -> int:
-        """The number of the file's line that a place begins in; a notebook is JSON."""
-        if not place.cell:
-            return place.line
-        return self.data.decode("utf-8").count("\n", 0, place.start) + 1
-
     def line(self, place: Location) -> str:
         """The line that a place begins in, as it stands there."""
         text, at = self.data.decode("utf-8"), place.start
