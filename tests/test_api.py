@@ -25,7 +25,6 @@ from tuner.app.api.searching import SearchArguments
 from tuner.app.cli.main import run
 from tuner.app.search.options import SearchOptions
 from tuner.app.target import load_target
-from tuner.searches.progress import StoppedBy
 from tuner.searches.view import build_view
 
 ROOT = Path(__file__).parents[1]
@@ -58,9 +57,6 @@ class TestImport:
     def test_what_is_not_there_is_an_attribute_error(self):
         with pytest.raises(AttributeError, match="'serach'"):
             _ = tuner.serach
-
-    def test_is_typed(self):
-        assert (ROOT / "tuner" / "py.typed").is_file()
 
     def test_has_an_argument_for_each_option_of_a_search(self):
         options = {field.name for field in dataclasses.fields(SearchOptions)}
@@ -139,12 +135,6 @@ class TestSearch:
         tuner.search("wide.yaml", gpu="a6000", trials=2, settings=FP16, progress=True)
         assert f"{len(told)}/{len(told)} done" in capfd.readouterr().err
 
-    def test_a_search_that_traced_all_that_it_may_is_repeated(self, searches):
-        asked = {"gpu": "a6000", "trials": 1, "settings": FP16, "results": "again"}
-        first, second = (tuner.search("wide.yaml", **asked) for _ in range(2))
-        assert second.best().configuration == first.best().configuration
-        assert len(second.records) == len(first.records) == 4
-
     def test_what_the_callback_raises_ends_the_search(self, searches):
         def enough(states):
             raise RuntimeError("enough")
@@ -179,11 +169,6 @@ class TestSearch:
         assert part in str(caught.value)
         assert isinstance(caught.value, tuner.TunerError)
         assert searches.calls == []
-
-    def test_interruption_returns_what_was_done(self, searches):
-        searches.stops = {"a6000": StoppedBy.INTERRUPTED}
-        result = tuner.search("wide.yaml", gpu="a6000", settings=FP16, mode="emulate")
-        assert (result.interrupted, len(result.records)) == (True, 1)
 
     def test_several_types_are_a_mapping_with_a_comparison(self, searches):
         space = tuner.load_space("wide.yaml")
@@ -244,12 +229,6 @@ class TestResult:
         again = tuner.load_results("tiny.yaml", gpu="a6000")
         assert again.best(headroom="1%").configuration["micro_batch"] == 4
 
-    def test_front_and_records(self, result):
-        assert [r.configuration["micro_batch"] for r in result.front] == [1, 2]
-        assert [r.fits for r in result.records] == [True, True, False]
-        assert (result.stopped_by, result.interrupted) == (None, False)
-        assert result.conditions == ("lora_rank >= 8",)
-
     def test_as_a_table_of_pandas(self, result):
         frame = result.to_pandas()
         assert list(frame["micro_batch"]) == [1, 2, 4]
@@ -294,17 +273,6 @@ class TestResult:
         with pytest.raises(tuner.InputError, match="names no file"):
             result.best().apply()
         assert [path.name for path in tmp_path.glob("train*")] == ["train.py"]
-
-    def test_is_short_in_a_terminal(self, result):
-        assert repr(result).startswith(
-            "<SearchResult of tiny on a6000: 3 configurations, 2 on the front"
-        )
-        assert repr(result.best()).startswith("<Recommendation for tiny on a6000: micro_batch=2")
-        out = Console(width=100, record=True, file=io.StringIO())
-        out.print(result)
-        text = out.export_text()
-        assert "20.00 GiB" in text
-        assert "micro_batch" in text
 
 
 class Page(HTMLParser):
@@ -351,16 +319,6 @@ class TestNotebook:
         out = Console(width=200, record=True, file=io.StringIO())
         out.print(SearchResult(result._target, dataclasses.replace(view, notes=())))
         assert bad in out.export_text()
-
-    def test_where_nothing_fits_it_says_so(self, result):
-        gpu = dataclasses.replace(result.gpu, memory_bytes=result.gpu.memory_bytes)
-        records = [r for r in result.records if not r.fits]
-        view = build_view(records, result._target.facts, gpu)
-        empty = SearchResult(result._target, view)
-        assert "nothing fits" in empty._repr_html_()
-        assert "nothing fits" in repr(empty)
-        with pytest.raises(tuner.NothingFitsError):
-            empty.best()
 
 
 EVIL = "<script>alert(1)</script><img src=x onerror=y>"
@@ -429,14 +387,6 @@ class TestEstimate:
         tight = tuner.estimate("wide.yaml", gpu="a6000", margin=0.5, precision="fp16")
         assert not tight.fits
 
-    def test_errors(self, searches):
-        with pytest.raises(tuner.InputError, match="no search space and no model"):
-            tuner.estimate(gpu="a6000")
-        with pytest.raises(tuner.InputError, match="bf16"):
-            tuner.estimate("wide.yaml", gpu="t4", precision="bf16")
-        with pytest.raises(tuner.InputError, match="micro_bach"):
-            tuner.estimate("wide.yaml", gpu="t4", micro_bach=1)
-
 
 class TestProgram:
     def test_check_predicts_what_the_command_predicts(self, tmp_path, monkeypatch, capsys):
@@ -450,9 +400,6 @@ class TestProgram:
         assert run(words) == found.found.exit_code == 0
         answer = json.loads(capsys.readouterr().out)
         assert answer["program"] == json.loads(json.dumps(found.found.to_dict()))
-
-    def test_load_is_load_results(self):
-        assert tuner.load is tuner.load_results
 
     def test_wrong_arguments_are_named(self):
         with pytest.raises(tuner.InputError, match="1 or more"):

@@ -23,12 +23,12 @@ from tuner.core.units import GIB, MIB
 from tuner.cost.parallel import Exchange, Links, waited_s
 from tuner.cost.speed.roofline import Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
-from tuner.emulator.inside.core import KernelLaunch, readable
+from tuner.emulator.inside.core import KernelLaunch
 from tuner.emulator.inside.pricing import Pricer
 from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.repeats import LIBRARY
 from tuner.emulator.inside.triton_launches import describe_kernel
-from tuner.emulator.rates import EXCHANGE, gpu_from_dict, gpu_to_dict, pcie_bytes_per_s
+from tuner.emulator.rates import EXCHANGE, gpu_to_dict, pcie_bytes_per_s
 from tuner.emulator.session import Session
 from tuner.emulator.step_time import step_time
 from tuner.predict.tracing.recorder import Recorder
@@ -140,29 +140,6 @@ def test_views_and_empty_tensors_and_what_runs_on_the_host_cost_nothing(program)
     program.run(body)
     assert program.calls() == {}
     assert program.device.device_ns == 0
-
-
-def test_numbers_that_change_with_steps_make_no_new_kinds_of_calls(program):
-    def body() -> None:
-        x, y = gpu_tensor(8), gpu_tensor(8)
-        for step in range(5):
-            x.mul_(1.0 - step / 10)
-            torch._foreach_add_([x, y], [0.1 * step, 0.2 * step])
-
-    program.run(body)
-    assert sorted(program.calls().values()) == [5, 5]
-
-
-def test_sizes_given_as_numbers_do(program):
-    def body() -> None:
-        x = gpu_tensor(1024, 8)
-        x.new_zeros(16)
-        x.new_zeros(4096)
-
-    program.run(body)
-    assert [work.bytes_moved for work in program.works()] == [
-        1024 * 8 * 2 + n * 2 for n in (16, 4096)
-    ]
 
 
 def test_copies_to_the_host_go_at_the_rate_of_the_slot(program):
@@ -375,16 +352,6 @@ def test_more_micro_batches_take_the_passes_again_and_the_optimizer_once():
     assert four.model_flops == 4 * one.model_flops
 
 
-def test_the_first_step_counts_where_there_is_no_other():
-    assert step_time(trained(1).pricer.snapshot(), A100).step == 0
-
-
-def test_no_step_no_time():
-    program = Program()
-    program.run(lambda: gpu_tensor(8).add(1))
-    assert step_time(program.pricer.snapshot(), A100) is None
-
-
 def test_small_kernels_wait_for_the_host():
     program = Program()
 
@@ -480,24 +447,6 @@ def test_a_rank_knows_its_group_and_its_machines(program, monkeypatch, tmp_path)
 
 
 # -- parts ----------------------------------------------------------------------------------------
-
-
-def test_rates_travel_as_json():
-    again = gpu_from_dict(json.loads(json.dumps(gpu_to_dict(A100))))
-    assert gpu_to_dict(again) == gpu_to_dict(A100)
-    assert again.compute_capability == A100.compute_capability
-
-
-@pytest.mark.parametrize(
-    ("mangled", "plain"),
-    [
-        ("_ZN2at6native13reduce_kernelILi512EEEvT_", "at::native::reduce_kernel"),
-        ("_Z5scalePf", "scale"),
-        ("triton_poi_fused_0", "triton_poi_fused_0"),
-    ],
-)
-def test_names_are_readable(mangled, plain):
-    assert readable(mangled) == plain
 
 
 def test_a_module_is_heard_of_once_whenever_it_is_imported(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK, Work
 from tuner.cost.speed.l2 import KEPT
 from tuner.cost.speed.rates import (
-    BOARDS_DIFFER,
     MASKED,
     MASKED_DIFFERS,
     matmul_peak,
@@ -58,10 +57,6 @@ def test_elementwise_kernel_moves_its_bytes():
     )
 
 
-def test_no_kernel_is_shorter_than_the_shortest():
-    assert kernel_s(elementwise(4), efficiency=Efficiency()) == Efficiency().kernel_s
-
-
 def test_the_l2_cache_keeps_half_of_what_small_kernels_pass_on():
     l40s = get_gpu("l40s")
     rate = l40s.bandwidth_bytes_per_s * 0.5
@@ -81,11 +76,6 @@ def test_large_product_is_bound_by_arithmetic():
     # 32 x 32 tiles of 128 on 108 multiprocessors: 9.48 waves that take as long as 10.
     seconds = 2 * 4096**3 / (A100.flops["bf16"] * 0.5) * 10 / (1024 / 108)
     assert kernel_s(product(4096, 4096, 4096)) == pytest.approx(seconds)
-
-
-def test_thin_product_is_bound_by_traffic():
-    work = product(16_384, 16, 16_384)
-    assert kernel_s(work) == pytest.approx(work.bytes_moved / (A100.bandwidth_bytes_per_s * 0.5))
 
 
 @pytest.mark.parametrize(
@@ -155,21 +145,6 @@ def test_boards_with_little_power_do_not_sustain_their_peak(gpu_id, dtype, share
     )
 
 
-def test_unknown_power_or_energy_limits_nothing():
-    assert power_limit(replace(T4, power_w=None), "float16", allow_tf32=False) == math.inf
-    assert power_limit(A100, "float32", allow_tf32=False) == math.inf
-    assert power_limit(get_gpu("b200"), "bfloat16", allow_tf32=False) == math.inf
-    # int8 keeps the share of its peak that fp16 keeps.
-    assert power_limit(T4, "int8", allow_tf32=False) / T4.flops["int8"] == pytest.approx(
-        power_limit(T4, "float16", allow_tf32=False) / T4.flops["fp16"]
-    )
-
-
-def test_power_does_not_slow_traffic():
-    weak = replace(T4, power_w=10.0)
-    assert kernel_s(elementwise(10**9), weak) == kernel_s(elementwise(10**9), T4)
-
-
 def test_batched_products_fill_each_others_last_waves():
     one, many = kernel_s(product(2048, 2048, 2048)), kernel_s(product(2048, 2048, 2048, batch=27))
     # Alone 256 tiles take 3 waves of 108; together 64 waves are full.
@@ -230,21 +205,6 @@ def test_checkpointing_costs_the_time_of_the_recomputation(speed):
     assert checkpointed.mfu * checkpointed.step_s == pytest.approx(plain.mfu * plain.step_s)
 
 
-@pytest.mark.parametrize("values", [{}, {"precision": "nf4", "mixed_precision": "bf16"}])
-def test_breakdown_adds_up_to_the_step(speed, values):
-    predicted = speed(**values)
-    assert sum(predicted.breakdown_s.values()) == pytest.approx(predicted.step_s)
-    assert all(seconds >= 0 for seconds in predicted.breakdown_s.values())
-
-
-def test_units_of_speed_agree(speed):
-    predicted = speed(grad_accum=8, max_length=512, micro_batch=4)
-    assert predicted.it_per_s * predicted.step_s == pytest.approx(8)
-    assert predicted.samples_per_s * predicted.step_s == pytest.approx(8 * 4)
-    assert predicted.tokens_per_s == pytest.approx(512 * predicted.samples_per_s)
-    assert 0 < predicted.mfu < 1
-
-
 def test_each_further_micro_step_costs_the_same(speed):
     seconds = {n: speed(grad_accum=n).step_s for n in (1, 2, 8, 16)}
     assert seconds[16] - seconds[8] == pytest.approx(8 * (seconds[2] - seconds[1]), rel=0.01)
@@ -260,13 +220,6 @@ def test_faster_gpus_are_faster(speed):
     wider = replace(A100, bandwidth_bytes_per_s=2 * A100.bandwidth_bytes_per_s)
     base = speed().step_s
     assert base / 2 <= speed(twice).step_s < speed(wider).step_s < base
-
-
-def test_known_gpus_in_known_order(speed):
-    values = {"precision": "fp16"}
-    ids = ["t4", "a10", "a100_80gb", "h100_sxm"]
-    seconds = [speed(get_gpu(name), **values).step_s for name in ids]
-    assert seconds == sorted(seconds, reverse=True)
 
 
 def test_full_fine_tuning_does_six_flops_a_weight_and_token(speed):
@@ -385,12 +338,6 @@ def test_a_dense_mask_costs_the_middle_where_no_run_had_one(gpu_id):
     assert middle == pytest.approx(alone * MASKED_DIFFERS)
     assert ends(work, gpu)[0] == pytest.approx((1 / MASKED_DIFFERS, MASKED_DIFFERS))
     assert ends(work)[0] == (1.0, 1.0)  # on an A100
-
-
-def test_boards_at_their_power_limit_differ():
-    kernel, board, _ = ends(product(4096, 4096, 4096, dtype="float16"), T4)
-    assert kernel == (1.0, 1.0)
-    assert board == (pytest.approx(1 / BOARDS_DIFFER), pytest.approx(BOARDS_DIFFER))
 
 
 def test_unknowns_add_as_independent_errors():

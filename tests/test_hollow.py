@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 
-import click
 import pytest
 import torch
 import transformers
 from safetensors import safe_open
 
-from tuner.app.cli.main import cli, run
-from tuner.app.cli.models import command
+from tuner.app.cli.main import run
 from tuner.core import sparse
 from tuner.core.errors import InputError, UnavailableError
 from tuner.space.models import hollow
@@ -170,14 +167,6 @@ def test_experts_are_stored_apart_as_on_the_hub(tmp_path):
     assert len([name for name in names if ".experts." in name]) == 2 * 4 * 3
 
 
-def test_a_vision_tower_has_the_prefixes_of_the_hub(tmp_path):
-    found = written(tmp_path, "gemma3")
-    with safe_open(found.folder / "model.safetensors", "pt") as file:
-        names = set(file.keys())
-    assert "language_model.model.layers.0.self_attn.q_proj.weight" in names
-    assert "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight" in names
-
-
 def test_tied_weights_are_stored_once(tmp_path):
     found = written(tmp_path, "llama, tied")
     with safe_open(found.folder / "model.safetensors", "pt") as file:
@@ -216,18 +205,6 @@ def test_large_models_have_files_of_5_gb_and_an_index(tmp_path):
     assert found.logical_bytes > 141e9
     assert sparse.disk_bytes(files) < 2e6
     assert found.disk_bytes == sparse.disk_bytes(found.folder.iterdir())
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_another_type_on_request(tmp_path, dtype):
-    found = written(tmp_path, dtype=dtype)
-    model, _ = loaded(found, transformers.AutoModelForCausalLM)
-    assert found.dtype == dtype
-    assert str(model.dtype) == f"torch.{dtype}"
-
-
-def test_a_model_that_names_no_type_is_stored_as_it_is_built(tmp_path):
-    assert written(tmp_path, changes={"dtype": None}).dtype == "float32"
 
 
 # --- the tokenizer -----------------------------------------------------------------------
@@ -341,12 +318,6 @@ def test_a_tokenizer_that_is_named_is_copied(tmp_path):
     assert other.tokenizer == f"copied from {source.folder}"
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (other.folder / name).read_bytes() == (source.folder / name).read_bytes()
-
-
-def test_a_tokenizer_beside_the_config_is_copied(tmp_path):
-    found = written(tmp_path)
-    again = write_hollow(str(found.folder), tmp_path / "again")
-    assert again.tokenizer == f"copied from {found.folder}"
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
@@ -490,11 +461,6 @@ def test_a_quantised_checkpoint_is_refused(tmp_path):
         written(tmp_path, changes=changes)
 
 
-def test_an_unknown_type_is_refused(tmp_path):
-    with pytest.raises(InputError, match="unknown dtype 'int4'"):
-        written(tmp_path, dtype="int4")
-
-
 def test_a_transformers_that_does_not_load_what_it_saves_is_told(tmp_path, monkeypatch):
     real = hollow._write_config
     monkeypatch.setattr(hollow, "_write_config", lambda *arguments: real(*arguments)[1:])
@@ -556,29 +522,3 @@ def test_the_command_answers_programs_and_refuses_with_code_2(tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
     assert run([*arguments, "--overwrite", "--dtype", "bfloat16"]) == 0
     assert json.loads(capsys.readouterr().out)["dtype"] == "bfloat16"
-
-
-def test_models_are_printed_by_name_as_before(capsys):
-    assert run(["models", "tiny-gpt2"]) == 0
-    assert "102,714" in capsys.readouterr().out
-    for words in (["tiny-gpt2", "--json"], ["--json", "tiny-gpt2"]):
-        assert run(["models", *words]) == 0
-        assert json.loads(capsys.readouterr().out)["config"]["model_type"] == "gpt2"
-    assert run(["models", "tiny-gpt3"]) == 2
-    assert "did you mean 'tiny-gpt2'" in capsys.readouterr().err
-
-
-def test_the_help_fits_a_screen_and_its_examples_can_be_typed(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run(["models", "hollow", "--help"]) == 0
-    text = capsys.readouterr().out
-    lines = text.splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 80
-    examples = [shlex.split(line) for line in text.partition("Examples:\n")[2].splitlines()]
-    assert len(examples) == 3
-    parent = click.Context(command, parent=click.Context(cli))
-    for program, group, name, *arguments in examples:
-        assert (program, group, name) == ("tuner", "models", "hollow")
-        found = command.get_command(parent, name)
-        found.make_context(name, arguments, parent=parent)

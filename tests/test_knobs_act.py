@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 from measure_samples import SHAPE, knobs
-from transformers import Gemma2Config, LlamaConfig
+from transformers import LlamaConfig
 
 from tuner.core.errors import InputError
 from tuner.core.setup.common import Loader
@@ -67,13 +67,6 @@ def test_precision_decides_how_weights_are_kept_and_multiplied(
     session.optimizer_step(1)
     assert gate.weight.dtype is stored
     assert set(seen) == {computed}
-
-
-def test_tf32_is_a_matter_of_products():
-    opened(precision="tf32")
-    assert torch.get_float32_matmul_precision() == "high"
-    opened(precision="fp32")
-    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_under_fp16_the_loss_is_scaled_and_gradients_are_not(monkeypatch):
@@ -149,13 +142,6 @@ def test_optimizers_keep_their_own_state(name, states):
         if key in ("exp_avg", "state1")
     }
     assert found == states
-
-
-def test_a_configuration_accumulates_and_counts():
-    session = opened(micro_batch=3, max_length=16)
-    session.optimizer_step(4)
-    assert session.counts.samples == 12
-    assert session.counts.tokens == session.counts.padded_tokens == 12 * 16
 
 
 @pytest.mark.slow
@@ -263,10 +249,6 @@ def test_offloaded_layers_are_elsewhere_between_their_uses_and_train_the_same():
     assert all(there.model.get_parameter(name).is_meta for name in frozen)
 
 
-def test_offload_counts_all_parameters():
-    assert opened(offload=1.0).total_params == opened().total_params
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -369,11 +351,6 @@ def test_liger_is_applied_to_models_that_it_knows(tmp_path, monkeypatch):
     model.config.model_type = "gpt_neo"
     with pytest.raises(InputError, match=r"gpt_neo.*\n.*llama"):
         liger_module.apply_liger(model)
-
-
-def test_attention_that_a_model_does_not_have_is_an_input_error():
-    with pytest.raises(InputError, match=r"attention sdpa: Gemma2(.|\n)*eager works"):
-        opened(Gemma2Config(**SHAPE), attention="sdpa")
 
 
 def test_a_trace_is_of_the_defaults_of_what_it_does_not_model():

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from estimate_samples import configuration, tiny_config, traced
+from estimate_samples import tiny_config, traced
 
 from tuner.app.cli.main import cli
 from tuner.app.estimate import one_configuration
@@ -20,11 +20,9 @@ from tuner.cost.library_memory import PROCESSOR
 from tuner.predict.compiler.compile import layer_types, with_layers
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.predict import check_supported
-from tuner.predict.tracing.cuda_path import CudaPath
-from tuner.predict.tracing.device_path import CpuPath
 from tuner.predict.training.quantized import adaptable_names
 from tuner.space.gpus import get_gpu
-from tuner.space.models.catalogue import architecture, get_entry, load_catalogue, resolve_config
+from tuner.space.models.catalogue import architecture, load_catalogue, resolve_config
 from tuner.space.models.positions import table_positions
 from tuner.space.models.trainable import model_defaults, require_quantization, require_trained
 
@@ -105,21 +103,6 @@ def test_without_kernels_for_experts_gradients_of_frozen_ones_are_made():
 # -- paths of devices ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [CudaPath((8, 0)), CpuPath()], ids=["cuda", "cpu"])
-def test_batched_products_of_methods_run_in_the_precision_of_autocast(path):
-    added, left, right = (torch.empty(2, 4, 4, device="meta") for _ in range(3))
-    with path, path.autocast(torch.bfloat16):
-        assert added.baddbmm(left, right).dtype is torch.bfloat16
-
-
-def test_latent_attention_on_a_processor_takes_the_formula():
-    query, key = (torch.empty(1, 2, 8, 24, device="meta") for _ in range(2))
-    value = torch.empty(1, 2, 8, 16, device="meta")
-    with CpuPath():
-        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    assert out.shape == value.shape
-
-
 def test_latent_attention_is_traced_on_a_processor():
     config = transformers.DeepseekV3Config(
         hidden_size=64, intermediate_size=128, moe_intermediate_size=32, num_attention_heads=4,
@@ -171,12 +154,6 @@ def test_gradient_checkpointing_that_a_class_lacks(tmp_path):
         traced(config, lora_targets=ALL, gradient_checkpointing=True)
 
 
-def test_flash_attention_that_a_class_lacks_is_refused():
-    config = transformers.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=320)
-    with pytest.raises(InputError, match="does not support flash attention"):
-        traced(config, lora_targets=ALL, attention="flash_attention_2")
-
-
 def test_adapters_that_peft_refuses():
     config = transformers.MambaConfig(hidden_size=64, **FEW)
     with pytest.raises(InputError, match="peft cannot put adapters"):
@@ -226,13 +203,6 @@ def test_what_is_no_causal_language_model_is_refused(config, name):
         require_trained(config)
 
 
-def test_a_decoder_saved_as_one_is_a_causal_language_model():
-    config = transformers.BartConfig(is_encoder_decoder=False, architectures=["BartForCausalLM"])
-    require_trained(config)
-    require_trained(tiny_config("llama"))
-    require_trained(resolve_config("medgemma-4b"))
-
-
 @pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "mxfp4"])
 def test_a_quantised_checkpoint_is_not_priced_as_bf16(tmp_path, method):
     quantised = {"quantization_config": {"quant_method": method, "bits": 4}}
@@ -272,11 +242,6 @@ def test_a_copy_of_a_catalogue_model_is_not_priced_in_another_format(model, gpu,
 def test_a_copy_is_priced_in_the_format_that_it_trains_in(model, gpu, precision):
     space, configuration = one_configuration(None, model, {"precision": precision})
     assert check_supported(configuration, gpu, model=architecture(space.model)) == []
-
-
-def test_a_copy_in_four_bits_is_nf4_without_a_word():
-    configuration = one_configuration(None, "unsloth/Qwen3-8B-bnb-4bit", {})[1]
-    assert configuration["precision"] == "nf4"
 
 
 def test_a_checkpoint_of_bitsandbytes_is_what_it_is():
@@ -342,43 +307,3 @@ def test_a_length_beyond_the_positions_is_refused():
     assert "max_length 4096 is longer than the 1024 positions of the model" in said
     assert architecture("gpt2").positions == 1024
     assert architecture("llama-3.1-8b").positions is None
-
-
-@pytest.mark.parametrize(
-    ("gpu", "values", "said"),
-    [
-        ("t4", {"precision": "fp16"}, "compute capability 8.0"),
-        ("a6000", {"precision": "fp32"}, "precision fp32"),
-        ("a6000", {"precision": "nf4", "compute_dtype": "fp32"}, "compute_dtype fp32"),
-    ],
-)
-def test_flash_attention_where_it_cannot_run(gpu, values, said):
-    asked = configuration(attention="flash_attention_2", **values)
-    problems = check_supported(asked, get_gpu(gpu))
-    assert [said in problem.message for problem in problems] == [True]
-
-
-def test_flash_attention_where_it_can_run():
-    for values in ({"precision": "bf16"}, {"precision": "fp32", "mixed_precision": "bf16"}):
-        asked = configuration(attention="flash_attention_2", **values)
-        assert check_supported(asked, get_gpu("a6000")) == []
-
-
-# -- what is not modelled --------------------------------------------------------------------
-
-
-def test_the_text_says_what_was_not_modelled():
-    settings = ["liger=true", "torch_compile=true", "offload=0.5"]
-    options = [part for value in settings for part in ("--set", value)]
-    result = estimate("--model", "tiny-llama-3m", "--gpu", "a6000", *options)
-    assert result.exit_code == 0, result.output
-    text = " ".join(result.output.split())
-    assert "without the effect of liger, offload" in text
-
-
-def test_a_mirror_has_the_models_that_it_copies():
-    for name in ("unsloth/Qwen3-8B", "NousResearch/Meta-Llama-3.1-8B"):
-        found = get_entry(name)
-        assert found is not None
-        assert found.id in {"qwen3-8b", "llama-3.1-8b"}
-    assert get_entry("somebody/Qwen3-8B") is None

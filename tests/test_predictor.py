@@ -15,7 +15,6 @@ from measure_samples import model_folder
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
-from tuner.cost.compiled import CompiledPasses
 from tuner.predict import cache, compiling, predictor
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.predict import predict, resolve_subject
@@ -135,14 +134,6 @@ def test_predictions_come_in_the_order_of_the_configurations(job):
     assert all(prediction.method.startswith(METHOD) for prediction in together)
 
 
-def test_company_changes_little(job):
-    """With many points the allocator is replayed at some of them only."""
-    alone = [Predictor(job).predict([c], AMPERE)[0] for c in SPACE]
-    for one, other in zip(alone, Predictor(job).predict(SPACE, AMPERE), strict=True):
-        assert one.speed.step_s == pytest.approx(other.speed.step_s, rel=1e-12)
-        assert other.memory.device_bytes == pytest.approx(one.memory.device_bytes, rel=0.02)
-
-
 def test_several_processes_say_the_same_as_one(job, monkeypatch):
     """Compiled in two processes and in one: no difference."""
     configurations = [*SPACE, *(c.replace(gradient_checkpointing=False) for c in SPACE)]
@@ -176,14 +167,6 @@ def test_five_types_of_gpu_share_compiled_work(job, compiled, optimizers):
         shared.predict(SPACE, get_gpu(gpu))
     assert len(compiled) == 1
     assert len(optimizers) == 2
-
-
-def test_gpus_without_flash_attention_are_another_structure(job, compiled):
-    shared = Predictor(job)
-    old = BASE.replace(precision="fp16", mixed_precision="no")
-    for gpu in ("t4", "rtx2080ti", "a5000", "rtx4090"):
-        shared.predict([old], get_gpu(gpu))
-    assert [s.compute_capability for s in compiled] == [(7, 5), (8, 0)]
 
 
 def test_sizes_optimizers_and_accumulation_share_a_structure(job, compiled):
@@ -265,14 +248,6 @@ def test_another_environment_does_not_use_what_is_stored(job, stored_base, compi
     assert len(compiled) == 1
 
 
-def test_without_a_cache_it_works_and_writes_nothing(job, folder, monkeypatch, compiled):
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, "off")
-    first = Predictor(job).predict([BASE], AMPERE)
-    assert Predictor(job).predict([BASE], AMPERE) == first
-    assert len(compiled) == 2
-    assert not folder.exists()
-
-
 def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
     job, stored_base, tmp_path, monkeypatch, compiled
 ):
@@ -324,15 +299,6 @@ def test_strange_replays_and_optimizers_are_built_again(job, folder, stored_base
     for path in folder.glob("*.json"):
         cache.write_json(path.stem, value)
     assert Predictor(job).predict([BASE], AMPERE) == stored_base
-
-
-def test_compiled_arrays_come_back_as_they_were(folder, stored_base):
-    (path,) = folder.glob("*.npz")
-    arrays = cache.read_arrays(path.stem)
-    again = CompiledPasses.from_arrays(arrays).to_arrays()
-    assert again.keys() == arrays.keys()
-    for name, array in again.items():
-        np.testing.assert_array_equal(array, arrays[name])
 
 
 # -- fallbacks and refusals -------------------------------------------------------------------

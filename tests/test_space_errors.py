@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from tuner.core.errors import InputError
 from tuner.core.expressions import Expression
-from tuner.space import SCHEMAS, configure, load_space
+from tuner.space import SCHEMAS, load_space
 from tuner.space.format import KEYS, read_space
 
-SHIPPED = (Path(__file__).parents[1] / "search_spaces" / "qlora27b.yaml").read_text()
 SMALL = """\
 name: s
 workload: causal_lm
@@ -237,95 +232,8 @@ def test_alias_bombs_and_circles_end() -> None:
     assert problems_of("[" * 3000) == ["s.yaml: broken YAML: nested too deeply"]
 
 
-def test_yaml_1_1_words_are_read_as_the_knob_means_them() -> None:
-    extra = "mixed_precision: no, gradient_checkpointing: off, lora_dropout: 2e-1"
-    space = read_space(SMALL.replace("effective_batch: 32", f"effective_batch: 32, {extra}"), "s")
-    assert space.fixed["mixed_precision"] == "no"
-    assert space.fixed["gradient_checkpointing"] is False
-    assert space.fixed["lora_dropout"] == 0.2
-
-
 # --- properties ------------------------------------------------------------------------------
-
-
-def only_input_errors(text: str) -> None:
-    """Reading `text` gives a space that enumerates, or an `InputError` that can be printed."""
-    try:
-        space = read_space(text, "s.yaml")
-    except InputError as error:
-        str(error).encode()  # can be printed
-    else:
-        first = next(space.configurations())
-        assert configure(space, first, strict=True) == first
 
 
 _NAMES = [*KEYS, *SCHEMAS["causal_lm"].terms, "min", "max", "step", "powers_of_two", "set"]
 _NAMES += ["mean", "quantiles", "histogram", "edges", "counts", "examples", "epochs", "<<", ""]
-_LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-10, 10**20),
-    st.floats(),
-    st.sampled_from(
-        ["nf4", "no", "causal_lm", "tokens_per_s", "micro_batch // 2", "lora_rank > 1"]
-    ),
-    st.text(max_size=8),
-)
-_TREES = st.recursive(
-    _LEAVES,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(st.one_of(st.sampled_from(_NAMES), st.integers(0, 2)), inner, max_size=5),
-    ),
-    max_leaves=25,
-)
-
-
-@settings(max_examples=150)
-@given(_TREES)
-def test_random_structures(tree: object) -> None:
-    only_input_errors(yaml.safe_dump(tree, allow_unicode=True))
-
-
-@settings(max_examples=150)
-@given(st.sampled_from(KEYS), _TREES)
-def test_one_part_of_a_good_space_replaced(part: str, tree: object) -> None:
-    document = yaml.safe_load(SHIPPED)
-    document[part] = tree
-    only_input_errors(yaml.safe_dump(document))
-
-
-@settings(max_examples=150)
-@given(st.randoms(use_true_random=False), st.integers(1, 4))
-def test_mutations_of_the_shipped_space(rng: random.Random, edits: int) -> None:
-    text = SHIPPED
-    for _ in range(edits):
-        start = rng.randrange(len(text))
-        end = min(len(text), start + rng.choice([0, 1, 1, 2, 10, 80]))
-        other = rng.randrange(len(text))
-        new = rng.choice(["", "\n", ":", "- ", "[", "}", "\t", "&a ", "*a", "!x ", "'", "0", "-1"])
-        text = text[:start] + rng.choice([new, text[other : other + 20]]) + text[end:]
-        text = text or "x"
-    only_input_errors(text)
-
-
-@settings(max_examples=150)
-@given(st.text(max_size=200))
-@example('name: "\\UFFFFFFFF"')
-@example('name: "\\uD800"')
-@example("%YAML 9" + "9" * 5000 + ".1\n---\na: b")
-@example("? [a]\n: b")
-@example("{: }")
-def test_random_text(text: str) -> None:
-    only_input_errors(text)
-
-
-@settings(max_examples=60)
-@given(data=st.binary(max_size=200))
-@example(data=b"\xff\xfe\x00")
-@example(data=b"x" * 300_000)
-def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "bytes.yaml"
-    path.write_bytes(data)
-    with pytest.raises(InputError):
-        load_space(str(path))

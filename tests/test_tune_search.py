@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of
 
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import UnavailableError
 from tuner.core.records import Source, Status, TrialRecord
 from tuner.searches.candidates import Candidates
 from tuner.searches.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
@@ -285,26 +285,6 @@ def test_what_ends_after_an_interrupt_counts_and_what_is_killed_does_not():
     state.lose("b", "killed")
     assert [r.configuration for r in state.records] == [first]
     assert state.stopped_by is StoppedBy.INTERRUPTED
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"searcher": "tpee"}, "tpee"),
-        ({"trials": 0}, "trials is 0"),
-        ({"max_concurrent": 0}, "max_concurrent is 0"),
-        ({"time_limit_s": -1.0}, "-1.0"),
-    ],
-)
-def test_impossible_request_is_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        request(**changes)
-
-
-def test_space_without_configurations_is_refused():
-    empty = FakeSpace(name="empty", values={**SPACE.values, "lora_rank": ()})
-    with pytest.raises(InputError, match="'empty' has no valid configuration"):
-        run(space=empty)
 
 
 INTERRUPTED = """

@@ -22,7 +22,6 @@ from tuner.predict.training import get_workload, tokens_per_sample
 from tuner.predict.training.contrastive import (
     Experts,
     _imbalance,
-    _lorentz_distance,
     _on_hyperboloid,
 )
 from tuner.space.gpus import get_gpu
@@ -84,12 +83,6 @@ def test_the_loss_falls(changes):
     assert sum(found[-5:]) < 0.9 * sum(found[:5])
 
 
-def test_fp16_scales_the_loss():
-    _, session = opened(TINY_BERT, tiny(mixed_precision="fp16"), examples=3)
-    assert all(map(math.isfinite, losses(session, steps=3)))
-    assert session._scaler.is_enabled()
-
-
 def test_gradients_reach_what_is_trained_and_nothing_else():
     _, session = opened(TINY_BERT, tiny())
     reached = parameters_with_gradient(session)
@@ -144,14 +137,6 @@ def test_points_lie_on_the_hyperboloid():
     points = _on_hyperboloid(torch.randn(5, 7, dtype=torch.float64))
     norms = points[:, 1:].square().sum(1) - points[:, 0].square()
     assert torch.allclose(norms, -torch.ones(5, dtype=torch.float64))
-
-
-def test_the_distance_from_the_origin_is_the_length_of_the_tangent():
-    torch.manual_seed(0)
-    tangents = torch.randn(5, 7, dtype=torch.float64)
-    origin = _on_hyperboloid(torch.zeros(1, 7, dtype=torch.float64))
-    distances = _lorentz_distance(origin, _on_hyperboloid(tangents))
-    assert torch.allclose(distances, tangents.norm(dim=1), rtol=1e-4)
 
 
 def test_experts_give_what_their_formula_says():

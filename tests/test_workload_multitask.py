@@ -19,7 +19,6 @@ from encoder_samples import (
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration
 from tuner.predict.predict import predict, resolve_subject
-from tuner.predict.training import tokens_per_sample
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 
@@ -72,12 +71,6 @@ def test_the_loss_falls(phase, backbone):
     assert all(map(math.isfinite, found))
     # The router can only share out what untrained heads say.
     assert sum(found[-5:]) < (0.999 if phase == "router" else 0.8) * sum(found[:5])
-
-
-def test_fp16_scales_the_loss():
-    _, session = opened(TINY_ROBERTA, tiny(mixed_precision="fp16"), examples=3)
-    assert all(map(math.isfinite, losses(session, steps=3)))
-    assert session._scaler.is_enabled()
 
 
 def expected_owners(phase, backbone, tasks):
@@ -176,10 +169,6 @@ def test_a_phase_that_fits_says_nothing_about_the_next():
     assert joint.memory.device_bytes > router.memory.device_bytes > 2 * one.memory.device_bytes
     logits = 32 * (128 + 256 + 256) * 50_265 * 2  # in fp16
     assert router.memory.breakdown["logits_and_loss"] > 2 * logits
-
-
-def test_a_sample_is_its_text():
-    assert tokens_per_sample("multitask", tiny()) == 16
 
 
 @pytest.mark.parametrize(

@@ -125,14 +125,6 @@ def test_whole_modules_are_copied_trained_and_counted(saved):
     assert losses(session, 8)[-1] < losses(plain, 8)[-1]
 
 
-def test_none_is_no_module():
-    plain = opened(tiny_config(), precision="fp32")
-    assert (
-        opened(tiny_config(), precision="fp32", modules_to_save=("none",)).trainable_params
-        == plain.trainable_params
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import pickle
-from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,50 +96,7 @@ def test_uniform_lengths_have_the_closed_form_of_the_beta_distribution():
     assert exactly(uniform.truncation(50).share_examples) == pytest.approx(0.5)
 
 
-def test_a_first_fraction_above_zero_is_a_jump():
-    half = TokenLengths.from_points([(10, 0.5), (20, 1)])
-    assert half.mean == pytest.approx(0.5 * 10 + 0.5 * 15)
-    assert exactly(half.truncation(10).share_examples) == pytest.approx(0.5)
-
-
-def test_points_after_the_longest_example_do_not_count():
-    tailed = TokenLengths.from_points([(0, 0), (100, 1), (500, 1)])
-    assert (tailed.max, tailed.mean) == (100, pytest.approx(50))
-
-
 # --- properties of every known distribution --------------------------------------------------
-
-
-@given(lengths_st, max_length_st, micro_batch_st, st.sampled_from(PADDING_MODES))
-def test_a_batch_is_consistent(lengths: list[int], max_length: int, micro_batch: int, mode: str):
-    known = TokenLengths.from_lengths(lengths)
-    shape = known.batch(micro_batch, max_length, mode)
-    assert 0 <= exactly(shape.padding_share) <= 1
-    assert 0 < exactly(shape.expected_length) <= shape.worst_length <= max_length
-    tokens = exactly(shape.tokens_per_sample) * exactly(shape.samples_per_sequence)
-    filled = exactly(shape.expected_length) * (1 - exactly(shape.padding_share))
-    assert filled == pytest.approx(tokens)
-
-
-@given(lengths_st, max_length_st, micro_batch_st)
-def test_packing_pads_least_and_max_length_most(
-    lengths: list[int], max_length: int, micro_batch: int
-):
-    known = TokenLengths.from_lengths(lengths)
-    packed, dynamic, full = (
-        exactly(known.batch(micro_batch, max_length, mode).padding_share)
-        for mode in ("packing", "longest", "max_length")
-    )
-    assert packed <= dynamic <= full + 1e-12
-
-
-@given(lengths_st, st.lists(max_length_st, min_size=2, max_size=5))
-def test_truncation_never_rises_with_max_length(lengths: list[int], cuts: list[int]):
-    known = TokenLengths.from_lengths(lengths)
-    found = [known.truncation(cut) for cut in sorted(cuts)]
-    for shares in ([exactly(t.share_examples) for t in found], [t.share_tokens.low for t in found]):
-        assert all(b <= a + 1e-12 for a, b in pairwise(shares))
-        assert all(0 <= share <= 1 for share in shares)
 
 
 @given(lengths_st, max_length_st)
@@ -166,33 +120,6 @@ def test_expected_length_is_the_sum_over_counted_lengths(
     )
     known = TokenLengths.from_lengths(lengths)
     assert exactly(known.batch(micro_batch, max_length).expected_length) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("micro_batch", [2, 8])
-@pytest.mark.parametrize("kind", ["counted", "points"])
-def test_expected_length_agrees_with_drawing(kind: str, micro_batch: int):
-    draw = np.random.default_rng(7)
-    if kind == "counted":
-        sample = np.rint(draw.lognormal(5, 0.8, 500)).astype(int)
-        known = TokenLengths.from_lengths(sample.tolist())
-        drawn = draw.choice(sample, (40_000, micro_batch))
-    else:
-        points = [(0.0, 0.0), (40.0, 0.5), (40.0, 0.7), (400.0, 1.0)]
-        known = TokenLengths.from_points(points)
-        drawn = np.interp(draw.random((40_000, micro_batch)), [0, 0.5, 0.7, 1], [0, 40, 40, 400])
-    longest = np.minimum(drawn, 256).max(axis=1)
-    error = longest.std() / math.sqrt(len(longest))
-    found = exactly(known.batch(micro_batch, 256).expected_length)
-    assert abs(found - longest.mean()) < 4 * error
-
-
-@given(st.data(), lengths_st)
-def test_order_does_not_matter(data: st.DataObject, lengths: list[int]):
-    shuffled = data.draw(st.permutations(lengths))
-    first, second = map(TokenLengths.from_lengths, (lengths, shuffled))
-    assert first == second
-    assert hash(first) == hash(second)
-    assert pickle.loads(pickle.dumps(first)) == second
 
 
 # --- mean and maximum alone ------------------------------------------------------------------

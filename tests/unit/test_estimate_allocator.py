@@ -103,16 +103,6 @@ def test_takes_the_smallest_block_that_is_large_enough():
     assert allocator.reserved_bytes == 130 * MIB
 
 
-def test_takes_the_lowest_address_among_equals():
-    assert allocator_after(30, 30).malloc(30 * MIB).address == 0
-
-
-def test_pools_do_not_lend_to_each_other():
-    allocator = allocator_after(40)
-    allocator.malloc(1 * MIB)
-    assert allocator.reserved_bytes == 42 * MIB
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
 def test_freed_neighbours_merge_in_any_order(order):
     allocator = CachingAllocator()
@@ -255,19 +245,6 @@ def test_growth_of_both_options_together_matches_a_real_gpu():
     assert allocator.retries == 1
 
 
-@pytest.mark.parametrize("options", [EXPANDABLE, AllocatorSettings(), SPLIT_32])
-def test_the_same_growth_stays_small_with_one_option(options):
-    # The same source: "under 500 MiB" with either option alone, as with the defaults.
-    allocator = CachingAllocator(options)
-    allocator.malloc(64 * MIB)
-    for _ in range(100):
-        passing = [allocator.malloc(mib(size)) for size in (91, 45.5)]
-        allocator.malloc(2 * MIB)
-        for block in passing:
-            allocator.free(block)
-    assert allocator.peak_reserved_bytes < 500 * MIB
-
-
 # -- replay ---------------------------------------------------------------------------------
 
 
@@ -286,10 +263,6 @@ def test_replay_names_the_request_that_did_not_fit():
     assert result.requested_bytes == 20 * MIB + 7
     assert result.retries == 1
     assert result.peak_allocated_bytes == 22 * MIB
-
-
-def test_tensors_without_elements_take_nothing():
-    assert replay([(0, +1), (0, -1)], [0]).peak_reserved_bytes == 0
 
 
 # -- invariants -----------------------------------------------------------------------------
@@ -369,34 +342,6 @@ def test_invariants_hold_whatever_is_asked(actions, options, limit):
     assert allocator.allocated_bytes == 0
     allocator.release_cached()
     assert allocator.reserved_bytes == 0
-
-
-@settings(max_examples=100)
-@given(sizes=st.lists(SIZES, min_size=1, max_size=30), options=OPTIONS, data=st.data())
-def test_replay_is_deterministic_and_bounded_by_its_requests(sizes, options, data):
-    order = data.draw(st.permutations([*range(len(sizes)), *range(len(sizes))]))
-    seen: set[int] = set()
-    events = [(i, -1) if i in seen else (seen.add(i) or (i, +1)) for i in order]
-    first = replay(events, sizes, settings=options)
-    assert replay(events, sizes, settings=options) == first
-    live = peak = 0
-    for index, sign in events:
-        live += sign * round_size(sizes[index])
-        peak = max(peak, live)
-    assert peak <= first.peak_allocated_bytes <= peak + len(sizes) * 20 * MIB
-    # With that much memory, and no less, the same replay does not run out.
-    limited = replay(events, sizes, settings=options, limit_bytes=first.peak_reserved_bytes)
-    assert limited == first
-
-
-@settings(max_examples=50)
-@given(sizes=st.lists(SIZES, min_size=2, max_size=20), options=OPTIONS)
-def test_less_memory_than_is_live_runs_out_of_memory(sizes, options):
-    events = [(index, +1) for index in range(len(sizes))]
-    needed = sum(map(round_size, sizes))
-    result = replay(events, sizes, settings=options, limit_bytes=needed - 1)
-    assert result.out_of_memory_at is not None
-    assert result.requested_bytes == sizes[result.out_of_memory_at]
 
 
 def test_a_replay_releases_what_is_cached_where_it_is_told_to():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_bodies import measurement
 
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import InputError
 from tuner.core.outcome import (
     MESSAGE_CHARS,
     Ending,
@@ -147,22 +147,11 @@ def test_a_cause_that_was_set_aside_does_not_count():
     assert raised(error).status is Status.CRASHED
 
 
-def test_an_exception_that_is_its_own_context_ends_the_chain():
-    first, second = RuntimeError("first"), RuntimeError("second")
-    first.__cause__, second.__cause__ = second, first
-    assert [link.text for link in Raised.chain(first)] == ["first", "second"]
-
-
 def test_a_configuration_that_cannot_be_built_is_invalid():
     outcome = raised(InputError("lora_targets x do not exist", hint="there are q_proj, v_proj"))
     assert outcome.status is Status.INVALID
     assert "q_proj" in outcome.message
     assert unavailable(Ending(device="cpu", raised=Raised.chain(InputError("x")))) is None
-
-
-def test_what_the_machine_lacks_is_not_the_trials_doing():
-    ending = Ending(device="cpu", raised=Raised.chain(UnavailableError("no network")))
-    assert unavailable(ending) == "no network"
 
 
 @pytest.mark.parametrize(
@@ -183,11 +172,6 @@ def test_a_device_that_cannot_be_used_is_no_trials_doing(text):
     assert unavailable(ending) == f"cuda:1 cannot be used: {text}"
 
 
-@pytest.mark.parametrize("text", [CUDA_OOM, *POISONED, "shape mismatch"])
-def test_other_failures_are_the_trials(text):
-    assert unavailable(Ending(device="cuda:0", raised=Raised.chain(RuntimeError(text)))) is None
-
-
 def test_floating_point_errors_are_numbers_that_are_not_finite():
     assert raised(FloatingPointError("loss is nan")).status is Status.NON_FINITE
 
@@ -195,12 +179,6 @@ def test_floating_point_errors_are_numbers_that_are_not_finite():
 def measured(**changes):
     result = dataclasses.replace(measurement(), **changes)
     return classify(Ending(device="cuda:0", exit_code=0, measurement=result.to_dict()))
-
-
-def test_a_result_is_a_result():
-    outcome = measured()
-    assert (outcome.status, outcome.message) == (Status.OK, "")
-    assert outcome.measurement == measurement()
 
 
 def test_a_loss_that_is_not_finite_keeps_its_numbers():
@@ -278,11 +256,6 @@ def test_a_process_without_a_word_is_judged_by_its_exit_and_log(code, log, statu
     assert outcome.status is status
     if log:
         assert log[:20] in outcome.message or "SIGABRT" in outcome.message
-
-
-def test_signals_are_named():
-    assert "SIGSEGV" in classify(Ending(device="cpu", exit_code=-11)).message
-    assert "signal 60" in classify(Ending(device="cpu", exit_code=-60)).message
 
 
 def test_a_trial_that_lost_its_parent_was_given_up():

@@ -55,15 +55,6 @@ def test_qlora27b_is_what_the_readme_promises(qlora27b: SearchSpace) -> None:
     assert [o.metric for o in qlora27b.objectives] == ["samples_per_s", "device_bytes"]
 
 
-def test_every_configuration_of_qlora27b_is_complete_and_valid(qlora27b: SearchSpace) -> None:
-    found = list(qlora27b.configurations(use_floors=False))
-    assert len(found) == len(set(found)) == qlora27b.count(use_floors=False)
-    for configuration in found:
-        assert configuration.keys() == ALWAYS_SET
-        assert configuration["micro_batch"] * configuration["grad_accum"] == 32
-        assert configuration["lora_alpha"] == 2 * configuration["lora_rank"]
-
-
 def test_a_constraint_is_evaluated_once_for_each_combination_of_what_it_reads(
     qlora27b: SearchSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,28 +68,6 @@ def test_a_constraint_is_evaluated_once_for_each_combination_of_what_it_reads(
     assert len(evaluated) < 100
     assert number == len(list(copy.configurations(use_floors=False)))
     assert len(evaluated) < 100 + 2 * number  # two derived values of each configuration
-
-
-def test_space_survives_pickling(qlora27b: SearchSpace) -> None:
-    qlora27b.count()
-    copy = pickle.loads(pickle.dumps(qlora27b))
-    assert copy == qlora27b
-    assert list(copy.configurations()) == list(qlora27b.configurations())
-
-
-def test_baseline_is_the_default_configuration(qlora27b: SearchSpace) -> None:
-    configuration = configure(qlora27b)
-    assert configuration["lora_rank"] == 128
-    assert configuration["precision"] == "nf4"
-    assert configuration["grad_accum"] == 32
-
-
-def test_to_dict_is_json(qlora27b: SearchSpace) -> None:
-    import json
-
-    data = json.loads(json.dumps(qlora27b.to_dict()))
-    assert data["knobs"]["micro_batch"] == [1, 2, 4, 8, 16]
-    assert data["floors"] == ["lora_rank >= 128", "max_length >= 1024"]
 
 
 # --- conditions and floors -------------------------------------------------------------------
@@ -117,12 +86,6 @@ def test_matches(qlora27b: SearchSpace) -> None:
     assert not qlora27b.matches(low)
     assert qlora27b.matches(low, ["lora_rank <= 16"])
     assert qlora27b.matches(low, use_floors=False)
-
-
-def test_matches_is_false_for_a_configuration_without_the_name(qlora27b: SearchSpace) -> None:
-    from tuner.core.records import Configuration
-
-    assert not qlora27b.matches(Configuration({"micro_batch": 1}))
 
 
 @pytest.mark.parametrize(
@@ -176,14 +139,6 @@ def test_a_value_outside_the_list_is_for_estimates_only(qlora27b: SearchSpace) -
         "lora_rank=48 is not in search space 'qlora27b'\n"
         "  hint: allowed: 16, 32, 64, 96, 128, 192, 256, 384"
     )
-
-
-def test_without_a_file_of_the_space_all_knobs_are_listed():
-    """`tuner spaces default` would not be found."""
-    with pytest.raises(InputError) as caught:
-        configure(default_space("tiny-llama-3m"), {"learning_rate": "1"})
-    assert "tuner spaces" not in str(caught.value)
-    assert "lora_rank, " in str(caught.value)
 
 
 GOLDEN_SETTINGS = [
@@ -303,26 +258,12 @@ def test_what_the_user_sets_is_not_derived(
     assert {name: configuration[name] for name in expected} == expected
 
 
-def test_default_space_refuses_what_does_not_agree() -> None:
-    names = {"micro_batch": 4, "grad_accum": 2, "effective_batch": 16}
-    with pytest.raises(InputError, match=r"effective_batch == micro_batch \* grad_accum"):
-        configure(default_space("m", names), names, strict=False)
-
-
 def test_a_space_without_effective_batch_gets_it_from_the_accumulation() -> None:
     space = small_space("fixed: {grad_accum: 4}")
     assert [c["effective_batch"] for c in space.configurations()] == [4, 8, 16, 32]
 
 
 # --- the vocabulary --------------------------------------------------------------------------
-
-
-def test_every_default_is_a_value_of_its_term() -> None:
-    for name, term in TERMS.items():
-        assert term.name == name
-        assert term.read(term.default) == term.default
-        if term.default_rule:
-            assert compile_expression(term.default_rule, TERMS).names <= TERMS.keys()
 
 
 @pytest.mark.parametrize(
