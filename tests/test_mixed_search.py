@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import pytest
 from search_fakes import InProcess, let_emulate, write_wide
