@@ -34,6 +34,7 @@ ONE_STRUCTURE = tuple(
     for word in ("--set", setting)
 )  # fmt: skip
 EVALUATED = ("--set", "eval_batch=64", "--set", "micro_batch=1")
+COMPILED = ("--set", "torch_compile=true")
 PROGRAM = ("examples/programs/sft.py", "tiny-llama-3m")
 CPU = ("--space", "tiny_cpu", "--gpu", "cpu")
 
@@ -44,14 +45,16 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
         TINY,
         (*TINY, "--set", "precision=nf4", "--set", "optimizer=paged_adamw_8bit"),
         (*TINY, "--set", "micro_batch=4096", "--set", "effective_batch=4096"),
+        (*TINY, *COMPILED),
     ),
     "check": (
         ("--predict", *TINY[2:], *PROGRAM),
         ("--predict", *TINY[2:], "--gpu-memory", "3GiB", *PROGRAM),
         ("--predict", *TINY[2:], "--no-changes", *PROGRAM),
         ("--predict", *TINY[2:], "--gpu-memory", "1GiB", *EVALUATED, *PROGRAM),
+        ("--predict", *TINY[2:], "--gpu-memory", "3GiB", *COMPILED, *PROGRAM),
     ),
-    "check-all-gpus": (("--predict", *PROGRAM),),
+    "check-all-gpus": (("--predict", *PROGRAM), ("--predict", *COMPILED, *PROGRAM)),
     "check-largest": (
         ("--predict", *TINY[2:], "--gpu-memory", "3GiB", "--largest", "micro_batch", *PROGRAM),
         ("--predict", *TINY[2:], "--gpu-memory", "600MiB", "--largest", "lora_rank", *PROGRAM),

@@ -91,18 +91,38 @@ def test_libraries_say_nothing_beside_the_answer(tmp_path: Path, model: str, sav
     assert found.stderr == ""
 
 
+@pytest.mark.parametrize("saving", ["activation_offloading", "torch_compile"])
 def test_an_upper_bound_that_does_not_fit_is_unknown_and_a_change_below_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    saving: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    offloading = PROGRAM.replace("max_length=512,", "max_length=512, activation_offloading=True,")
-    Path("train.py").write_text(offloading)
+    Path("train.py").write_text(
+        PROGRAM.replace("max_length=512,", f"max_length=512, {saving}=True,")
+    )
     told = ["check", "--gpu", "rtx4090", "--gpu-memory", "1GiB", "--predict", "train.py"]
     assert run(told) == 4
     lines = capsys.readouterr().out.splitlines()
     assert re.match(r"unknown: at most 1.\d+ of 1.00 GiB on rtx4090", lines[0])
     assert any(line.startswith("With this change it fits, tightly: 0.") for line in lines)
     assert "-BATCH_SIZE = 64" in lines
+    is_known = saving != "torch_compile"
+    assert is_known != any(line.startswith("speed   unknown under") for line in lines)
+
+
+def test_a_compiled_program_that_fits_gets_no_change_and_no_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(PROGRAM.replace("max_length=512,", "torch_compile=True,"))
+    assert run(["check", "--gpu", "rtx4090", "--predict", "--json", "train.py"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["suggestion"] is None
+    assert answer["program"]["samples_per_s"] is None
+    assert run(["tune", "--gpu", "rtx4090", "--predict", "train.py"]) == 3
+    assert "isn't predicted" in capsys.readouterr().err
 
 
 def test_a_change_that_fits_is_predicted_and_shown_as_a_diff(answer: Any) -> None:

@@ -9,14 +9,12 @@ import pytest
 from estimate_samples import configuration, tiny_config
 
 from tuner.core.errors import EXIT_BAD_INPUT, InputError
-from tuner.core.kinds import Doubt
+from tuner.core.kinds import Verdict
 from tuner.core.records import Configuration, Prediction, Source
 from tuner.core.units import MIB
-from tuner.cost.library_memory import PROCESSOR
 from tuner.predict.predict import (
     Subject,
     check_supported,
-    doubts_of,
     method_text,
     predict,
     resolve_subject,
@@ -135,10 +133,15 @@ def test_a_prediction_names_the_knobs_whose_effect_it_leaves_out():
     assert {"liger", "num_workers"} <= set(text.replace(",", "").split())
 
 
-def test_compiling_is_priced_on_a_gpu_and_named_on_a_processor():
-    compiled = Configuration({"precision": "bf16", "torch_compile": True})
-    assert "without the effect" not in method_text("traced", "causal_lm", compiled, A6000)
-    processor = replace(A6000, compute_capability=PROCESSOR)
-    on_cpu = method_text("traced", "causal_lm", compiled, processor)
-    assert on_cpu == "traced; without the effect of torch_compile"
-    assert doubts_of("causal_lm", compiled) == {Doubt.KERNELS, Doubt.UNCOMPARED}
+def test_a_compiled_training_has_the_memory_without_as_a_bound_and_no_speed(subject):
+    plain, compiled = (
+        predict(subject, configuration(torch_compile=value), A6000) for value in (False, True)
+    )
+    assert compiled.memory == plain.memory
+    assert compiled.intervals == plain.intervals
+    assert "step_s" in compiled.to_answer()
+    assert compiled.to_answer()["step_s"] is None
+    assert plain.to_answer()["step_s"] == plain.speed.step_s
+    budget = replace(plain.budget, limit_bytes=plain.memory.device_bytes // 2)
+    verdicts = [replace(one, budget=budget).verdict for one in (plain, compiled)]
+    assert verdicts == [Verdict.DOES_NOT_FIT, Verdict.UNKNOWN]

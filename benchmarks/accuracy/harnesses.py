@@ -455,45 +455,11 @@ def _qwen(row: Row) -> Case | str:
     )
 
 
-def _torchtune(row: Row) -> Case | str:
-    """Torchtune's recipes for one device at commit bd2a0fc (README, "Optimization flags").
-
-    Llama 3.2 3B, batches packed to the length: rows that compile. The recipe compiles each layer
-    and the loss. Its plain loss widens the logits between both, which is not expressed, so that
-    the memory of that row isn't compared; "active" memory is that of allocated blocks, and of
-    those that another stream still uses. The size of the A100 follows from 60 GiB in one row.
-    """
-    if row.notes["compile"] != "True":
-        return "torchtune has model code of its own, which the benchmark does not install"
-    name = row.notes["row"].split(" (")[0].strip('"')
-    if "optimizer_in_bwd" in row.optimizer:
-        return "an update in the backward pass: its memory and time are not modelled"
-    if row.method == "qlora":
-        return "torchao's 4 bits: their kernels are not modelled"
-    chunked, offloads = "Compile" not in name, row.method == "lora"
-    targets = {"output_proj": ("o_proj",), "mlp": ("gate_proj", "up_proj", "down_proj")}
-    return Case(
-        row,
-        group="torchtune, fused by torch.compile" + (", offloaded activations" if offloads else ""),
-        gpu="a100_80gb",
-        model=row.model,
-        configuration=_configuration(
-            row,
-            lora_targets=tuple(n for t in row.lora_targets for n in targets.get(t, (t,))),
-            **({"adapter_dtype": "bf16"} if row.lora_rank else {}),
-            attention="sdpa",
-            loss="unwidened" if chunked else "transformers",
-            optimizer="adamw_torch_fused",
-            max_grad_norm=0,
-            training_loop="trainer",
-            torch_compile=True,
-        ),
-        measured=Measured(
-            allocated=_bytes(row.peak_gib) if chunked and not offloads else None,
-            step_s=row.tokens / row.throughput if row.throughput else None,
-        ),
-        ways=("loss_of_chunks",) * chunked,
-    )
+def _torchtune(row: Row) -> str:
+    """Rows of torchtune's README (rows.csv, "README.md"): Llama 3.2 3B, most rows compiled."""
+    if row.notes["compile"] == "True":
+        return "torch.compile: what it fuses is not modelled"
+    return "torchtune has model code of its own, which the benchmark does not install"
 
 
 _HARNESSES: dict[str, Callable[[Row], Case | str]] = {

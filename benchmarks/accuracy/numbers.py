@@ -25,7 +25,6 @@ ASKED = {
     "device memory, plain: median, worst": "2 %, 6 %",
     "90 % interval of device memory, plain: median width, inside": "±4 %, 88 to 95 %",
     "step time: mean over program and GPU, worst group": "10 %, 25 %",
-    "compiled programs, tokens/s": "15 %",
     "rows that can be expressed": "300",
 }
 WAYS = ("as shipped", "leave one program out", "leave one GPU out")
@@ -52,7 +51,6 @@ def text(
         _same("the same, grade B", _graded(plain, "B"), "device", "reserved"),
         *_widths(exact),
         *_step_lines(exact, old, new, mean_lengths, judges),
-        _compiled([c for c in exact if c.case.configuration.get("torch_compile")]),
         _same("grade C: allocated when a step has ended", mean_lengths, "resident"),
         _expressed(comparisons, refused),
     ]
@@ -93,16 +91,6 @@ def _same(name: str, comparisons: Sequence[Comparison], *quantities: str) -> str
         return _none(name)
     median = statistics.median(map(abs, errors))
     return _line(name, len(errors), (f"{median:.2%}, {max(errors, key=abs):+.1%}", "same", "same"))
-
-
-def _compiled(comparisons: Sequence[Comparison]) -> str:
-    """Speed, not time: no constant was fitted on these rows."""
-    name = "compiled programs, tokens/s"
-    errors = [1 / (1 + error) - 1 for error in _errors(comparisons, "step_s")]
-    if not errors:
-        return _none(name)
-    median = statistics.median(map(abs, errors))
-    return _line(name, len(errors), (f"{median:.1%}, {max(errors, key=abs):+.1%}", "same", "same"))
 
 
 def _widths(exact: Sequence[Comparison]) -> Iterator[str]:

@@ -156,30 +156,6 @@ def _loss_outside(session: Any) -> None:
     session._forward = forward
 
 
-CHUNKS = 8
-"""Chunks of CEWithChunkedOutputLoss by default (torchtune/modules/loss)."""
-
-
-def _loss_of_chunks(session: Any) -> None:
-    """Torchtune's CEWithChunkedOutputLoss: logits in chunks of the length, each widened in turn."""
-    model = session.model
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    head = causal.get_output_embeddings()
-    project, head.forward = head.forward, lambda hidden: hidden
-
-    def forward(batch: dict[str, torch.Tensor], model: Any = None) -> Any:
-        hidden = session._ranks.called(input_ids=batch["input_ids"]).logits
-        logits = [project(chunk) for chunk in hidden.chunk(CHUNKS, dim=1)]
-        labels = batch["input_ids"].chunk(CHUNKS, dim=1)
-        losses = [
-            nn.functional.cross_entropy(one.flatten(0, 1).float(), some.flatten(), reduction="sum")
-            for one, some in zip(logits, labels, strict=True)
-        ]
-        return SimpleNamespace(loss=sum(losses) / batch["input_ids"].numel(), logits=None)
-
-    session._forward = forward
-
-
 def _cache_in_outputs(session: Any) -> None:
     """The model is called without `use_cache=False`: its outputs keep keys and values."""
 
@@ -381,7 +357,6 @@ _SESSIONS: dict[str, Callable[[Any], None]] = {
     "question_answering": _question_answering,
     "padded": _padded_texts,
     "loss_outside": _loss_outside,
-    "loss_of_chunks": _loss_of_chunks,
     "cache_in_outputs": _cache_in_outputs,
     "gradients_until_next": _gradients_until_next,
     "master_weights": _master_weights,

@@ -74,6 +74,19 @@ def test_trials_of_several_gpus_are_left_out_where_their_link_is_unknown(tmp_pat
     assert len(supported_part(alone, get_gpu("a10g"), ()).supported) == 3
 
 
+def test_compiled_configurations_are_left_out_where_nothing_runs(tmp_path: Path) -> None:
+    space = load_space(write(tmp_path, knob="torch_compile: [false, true]"))
+    gpu = get_gpu("a6000")
+    assert supported_part(space, gpu, ()).left_out == 0
+    part = supported_part(space, gpu, (), runs=False)
+    assert {c["torch_compile"] for c in part.supported} == {False}
+    assert part.left_out == 3
+    assert "the speed is not predicted" in next(iter(part.reasons))
+    alone = load_space(write(tmp_path, fixed="torch_compile: true"))
+    with pytest.raises(InputError):
+        supported_part(alone, gpu, (), runs=False)
+
+
 def test_a_rule_of_the_users_that_forgets_the_gpus_is_named(tmp_path: Path) -> None:
     path = write(
         tmp_path, fixed="gpus_per_trial: 2", derived="grad_accum: effective_batch // micro_batch"

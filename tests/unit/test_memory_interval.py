@@ -94,7 +94,6 @@ def test_allocated_memory_is_the_most_certain():
         ("causal_lm", {}, set()),
         ("causal_lm", {"fused_loss": True}, {Doubt.KERNELS}),
         ("causal_lm", {"reference_pass": True}, {Doubt.UNCOMPARED}),
-        ("causal_lm", {"torch_compile": True}, {Doubt.KERNELS, Doubt.UNCOMPARED}),
         ("causal_lm", {"padding": "packed"}, {Doubt.UNCOMPARED}),
         ("causal_lm", {"gpus_per_trial": 2}, {Doubt.UNCOMPARED}),
         ("contrastive", {}, {Doubt.UNCOMPARED}),

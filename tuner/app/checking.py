@@ -127,6 +127,7 @@ def check_program(
     evaluation = runs.smaller_evaluation(base) if improve else None
     # A change of device memory does not help a host that has too little.
     helps = _is_known(base) and not base.host_is_full and evaluation is None
+    helps = helps and not (found.fits and found.time is None)  # nothing says what is faster
     if improve and helps:
         search = _Search(runs, base, notes, report)
         if search.is_possible:

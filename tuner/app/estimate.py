@@ -66,9 +66,9 @@ class Estimate:
         return self.prediction.memory
 
     @property
-    def speed(self) -> Speed:
-        """Seconds per optimizer step, samples and tokens per second."""
-        return self.prediction.speed
+    def speed(self) -> Speed | None:
+        """Seconds per optimizer step, samples and tokens per second; None when unknown."""
+        return None if self.prediction.is_compiled else self.prediction.speed
 
     def __repr__(self) -> str:
         """In short: a space and all its settings would fill the screen."""
@@ -76,11 +76,9 @@ class Estimate:
 
     def __str__(self) -> str:
         used, limit = self.memory.device_bytes, self.prediction.budget.limit_bytes
-        fits = "fits" if self.fits else "does not fit"
-        return (
-            f"{fits}, {format_size(used)} of {format_size(limit)}, "
-            f"{significant(self.speed.samples_per_s)} samples/s (predicted)"
-        )
+        fits = "fits" if self.fits else "does not fit" if self.speed else "unknown, at most"
+        rate = significant(self.speed.samples_per_s) if self.speed else "unknown"
+        return f"{fits}, {format_size(used)} of {format_size(limit)}, {rate} samples/s (predicted)"
 
     def to_dict(self) -> dict[str, Any]:
         """As `tuner estimate --json` prints it."""
@@ -88,7 +86,7 @@ class Estimate:
             "space": self.space.name if self.space.path is not None else None,
             "model": self.space.model,
             "verdict": str(self.prediction.verdict),
-            **self.prediction.to_dict(),
+            **self.prediction.to_answer(),
             "corrected_by": self.corrected_by,
             "corrected_by_rows": self.corrected_by_rows,
             "configuration": self.configuration.to_dict(),

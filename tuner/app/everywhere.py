@@ -61,7 +61,7 @@ class OnGpu:
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
         fits = None if self.is_unknown else False
-        values = self.prediction.to_dict() if self.prediction else {"fits": fits}
+        values = self.prediction.to_answer() if self.prediction else {"fits": fits}
         refused = self.refused or None
         words = {"verdict": str(self.verdict), "refused": refused, "remark": self.remark}
         return {**values, "gpu": self.gpu.id, **words}
@@ -85,7 +85,7 @@ class Everywhere:
         """The verdict of the smallest type on which it fits; unknown if others may still fit."""
         if self.fitting:
             return self.fitting[0].verdict
-        unknown = any(answer.is_unknown for answer in self.answers)
+        unknown = any(answer.verdict is Verdict.UNKNOWN for answer in self.answers)
         return Verdict.UNKNOWN if unknown else Verdict.DOES_NOT_FIT
 
     def to_dict(self) -> dict[str, Any]:

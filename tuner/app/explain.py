@@ -155,7 +155,6 @@ def _parts(prediction: Prediction, changes: Sequence[Suggestion]) -> Iterator[No
         ("recompute", "gradient checkpointing runs forward passes again; {fix}"),
         ("dequantise", "quantised weights are unpacked for their products; {fix}"),
         ("elementwise", "kernels that memory bandwidth limits (norms, copies, masks); {fix}"),
-        ("fused", "kernels of torch.compile, which memory bandwidth limits; {fix}"),
         ("optimizer", "the optimizer's own step; {fix}"),
     ):
         share = _share(prediction, kind)

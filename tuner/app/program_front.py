@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
-from tuner.core.errors import InputError, verdict_code
+from tuner.core.errors import InputError, UnsupportedError, verdict_code
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue, Outcome, TrialRecord
 from tuner.program.changes import Change, can_change, change
@@ -71,10 +71,15 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
 
     By default those that keep its result are varied: the micro-batch, with the accumulation that
     keeps the effective batch, and checkpointing. Raises `InputError` for settings that cannot be
-    varied or predicted.
+    varied or predicted, among them torch.compile.
     """
     program, settings = predictions.program, predictions.settings
     base = predictions.as_it_is()
+    if base.time is None:
+        raise UnsupportedError(
+            "the speed of a program under torch.compile isn't predicted",
+            hint="leave --predict out: `tuner tune` runs it on the emulator",
+        )
     varied = knobs_of(program, settings, base.settings, knobs)
     notes: list[str] = []
     tried: dict[str, tuple[Change, ProgramPlan]] = {}

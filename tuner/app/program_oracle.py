@@ -126,7 +126,9 @@ class PredictedProgram:
 
     @property
     def time(self) -> PredictedStepTime | None:
-        """The time of an optimizer step."""
+        """The time of an optimizer step; None when unknown."""
+        if self.prediction.is_compiled:
+            return None
         speed = self.prediction.speed
         phases = {"optimizer": speed.breakdown_s.get("optimizer", 0.0)}
         return PredictedStepTime(speed.step_s, phases)
@@ -134,7 +136,7 @@ class PredictedProgram:
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
         return {
-            **self.prediction.to_dict(),
+            **self.prediction.to_answer(),
             "command": list(self.command),
             "trainer": self.plan.trainer,
             "model": self.plan.model,

@@ -58,11 +58,10 @@ class Doubt(enum.StrEnum):
     COMPILED = "compiled timeline"
     """Reserved memory was not replayed at full depth."""
     KERNELS = "kernels of our own guess"
-    """Fused kernels (Liger, foak, Unsloth) are priced as the operators that they replace, and what
-    torch.compile fuses by the rules of its inductor."""
+    """Fused kernels (Liger, foak, Unsloth) are priced as the operators that they replace."""
     UNCOMPARED = "not compared with a published run"
     """No published run that was compared trains like this: several GPUs, pairs of answers, packed
-    rows, images, compiled models, other workloads than language models."""
+    rows, images, other workloads than language models."""
     RELEASES = "other releases"
     """The program runs with other releases of its libraries than the prediction stands for."""
     OLD_RELEASES = "releases before PyTorch 2"

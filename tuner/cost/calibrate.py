@@ -288,6 +288,8 @@ def calibrations_from(records: Iterable[TrialRecord]) -> Calibrations:
             continue
         if record.outcome.prediction is not None:
             prediction = uncorrected(record.outcome.prediction)
+        if prediction.is_compiled:  # torch.compile's effect is no error of a prediction
+            continue
         for observation in observations_of(record, prediction):
             key = _key(observation.quantity, prediction, record.space)
             groups.setdefault(key, []).append(observation)

@@ -12,7 +12,7 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.core.records.reading import read, written
 from tuner.cost.compiled import SEGMENTS
-from tuner.cost.operators.timeline import FUSED, MASK
+from tuner.cost.operators.timeline import MASK
 from tuner.cost.speed.rates import MASKED, rate_of, tile_use
 from tuner.cost.speed.roofline import Efficiency, KernelTimes, Roofline, StepWork
 from tuner.cost.work_arrays import WorkArrays
@@ -152,7 +152,7 @@ def _cheaper(  # noqa: PLR0911 - one answer for each class of kernel
         return "a loss in chunks, or fused with the output head"
     if kind == "elementwise" and "_to_copy" in name:
         return "adapters and weights in the compute type"
-    if limit == "memory traffic" and kind != FUSED:
+    if limit == "memory traffic":
         return "fused kernels (torch_compile, liger)"
     rate, best = rate_of(gpu, str(works.dtypes[row]), allow_tf32), _best_rate(gpu)
     if rate == "fp32" and best != "fp32":

@@ -57,8 +57,6 @@ NOT_PREDICTED = "not predicted"
 WITHOUT = "without the effect of"
 """Precedes the settings that a method ignores."""
 
-FUSED_TEXT = "operators fused as by torch.compile, in graphs without breaks"
-
 METHOD = "trace of two optimizer steps at full depth"
 
 
@@ -288,11 +286,6 @@ def method_text(
 ) -> str:
     """The method of a prediction, with the remarks of its trace and the knobs that it ignores."""
     left_out = unmodelled(workload, configuration)
-    if configuration.get("torch_compile"):
-        if gpu.compute_capability == PROCESSOR:
-            left_out = ("torch_compile", *left_out)
-        else:
-            how = f"{how}; {FUSED_TEXT}"
     parallelism = Parallelism.of(configuration)
     if parallelism.ranks > 1:
         ranks = f"one of {parallelism.ranks} ranks under {parallelism.strategy}"
@@ -355,13 +348,11 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
 
 def doubts_of(workload: str, configuration: Configuration) -> set[Doubt]:
     """The doubts that a configuration raises about its memory."""
-    is_fused = any(configuration.get(name) for name in ("fused_loss", "torch_compile"))
-    found = {Doubt.KERNELS} if is_fused else set()
+    found = {Doubt.KERNELS} if configuration.get("fused_loss") else set()
     is_compared = (
         workload == "causal_lm"
         and Parallelism.of(configuration).ranks == 1
         and not configuration.get("reference_pass")
-        and not configuration.get("torch_compile")
         and configuration.get("padding") != "packed"
     )
     return found if is_compared else {*found, Doubt.UNCOMPARED}

@@ -150,10 +150,9 @@ def plan_program(
             problems=problems,
             hint=_emulated(program, gpu) if kind is UnsupportedError else None,
         )
-    if knobs.get("torch_compile") and Parallelism.of(knobs).casts_weights:
-        del knobs["torch_compile"]
-        text = f"torch.compile isn't modelled with {knobs[DISTRIBUTED]}, and only saves memory"
-        found.at_most.append(text)
+    if knobs.get("torch_compile"):
+        how = _emulated(program, gpu) or EMULATE
+        found.at_most.append(f"torch.compile isn't modelled, and only saves memory; speed: {how}")
     knobs = _settled(knobs, chosen)
     findings: list[str] = []
     if gpu is not None and not has_bf16(gpu):

@@ -32,8 +32,10 @@ from tuner.report.terminal.verdict import (
     LINES,
     NOTE,
     NOTEBOOK_LINES,
+    UNKNOWN_SPEED,
     Answer,
     Pace,
+    bound_text,
     difference_lines,
     field_lines,
     gpu_text,
@@ -68,9 +70,8 @@ def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
         reason_text(found) if isinstance(found, Emulation) else "",
     )
     if isinstance(found, PredictedProgram) and found.verdict is Verdict.UNKNOWN:
-        most = f"at most {numbers_text(answer)}, without what saves memory and isn't modelled"
         least = f"at least {numbers_text(answer)}, without the logits that are kept"
-        return replace(answer, reason=most if found.is_upper_bound else least)
+        return replace(answer, reason=bound_text(answer) if found.is_upper_bound else least)
     return answer
 
 
@@ -199,7 +200,7 @@ def pace_fields_of(checked: CheckedProgram) -> list[tuple[str, str]]:
     base = checked.needed or checked.found
     pace, change = pace_of(base), checked.suggestion
     if pace is None:
-        return []
+        return [] if isinstance(base, Emulation) else [("speed", UNKNOWN_SPEED)]
     changed_s = change.step_s if change is not None and not checked.found.fits else None
     if changed_s is not None:
         pace = Pace(changed_s, pace.samples, pace.tokens)

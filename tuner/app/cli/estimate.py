@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from tuner.app.estimate import (
 )
 from tuner.app.listener import quiet_libraries
 from tuner.app.reported import rows_text
-from tuner.core.records import Configuration, MemoryCategory, parse_margin
+from tuner.core.records import Configuration, MemoryCategory, Verdict, parse_margin
 from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.units import format_duration, format_size
 from tuner.predict.releases import predicted_stack
@@ -50,8 +51,10 @@ from tuner.report.terminal.verdict import (
     NOTE,
     SETTINGS,
     SHOWN,
+    UNKNOWN_SPEED,
     Answer,
     Pace,
+    bound_text,
     field_lines,
     gpu_text,
     memory_text,
@@ -160,7 +163,7 @@ def _as_words(settings: Mapping[str, Any]) -> Iterator[str]:
 def _unsharded_text(found: Estimate, each: Estimate) -> str:
     """Gradients that FSDP2's accumulation keeps whole, and the prediction without them."""
     kept = found.memory.breakdown[str(MemoryCategory.UNSHARDED_GRADIENTS)]
-    slower = found.speed.samples_per_s / each.speed.samples_per_s - 1
+    slower = found.prediction.speed.samples_per_s / each.prediction.speed.samples_per_s - 1
     return (
         f"{format_size(kept)} are unsharded gradients, kept between micro-steps (no_sync); "
         f"{format_size(each.memory.device_bytes)}, {slower:.0%} slower, with --set {SYNC}=true"
@@ -172,27 +175,28 @@ def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
     prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
     gpus = paid_gpus(configuration, gpu)
     facts = SpaceFacts.of(found.space)
-    print_verdict(
-        Answer(
-            prediction.verdict,
-            prediction.memory.device_bytes,
-            prediction.budget,
-            gpu_text(gpu, counted_gpus(configuration)),
-            prediction.intervals.get("device_bytes"),
-        )
+    answer = Answer(
+        prediction.verdict,
+        prediction.memory.device_bytes,
+        prediction.budget,
+        gpu_text(gpu, counted_gpus(configuration)),
+        prediction.intervals.get("device_bytes"),
     )
+    if answer.verdict is Verdict.UNKNOWN:
+        answer = replace(answer, reason=bound_text(answer))
+    print_verdict(answer)
     if not verbose:
         parts = "" if found.fits else memory_text(prediction.memory.breakdown)
         limiting = found.stages.limiting if found.stages is not None else ""
         corrected_by = _correction_text(found)
         corrected_by = corrected_by and f"corrected {corrected_by}"
         notes = [*filter(None, (corrected_by, chosen, hint, _unmodelled_text(found)))]
-        cost = cost_of(prediction, configuration, facts, gpu)
+        cost, pace = cost_of(prediction, configuration, facts, gpu), Pace.of(prediction)
         lines = field_lines(
             [
                 ("memory", parts),
                 ("stage", f"{limiting} needs the most memory" if limiting else ""),
-                *pace_fields(Pace.of(prediction), gpu, gpus=gpus, cost=cost),
+                *(pace_fields(pace, gpu, gpus=gpus, cost=cost) or [("speed", UNKNOWN_SPEED)]),
                 (SETTINGS, settings_text(configuration, SHOWN)),
                 ("source", source_text(str(prediction.source), predicted_stack())),
                 *((NOTE, note) for note in notes),
@@ -220,7 +224,8 @@ def _unmodelled_text(found: Estimate) -> str:
     from tuner.predict.predict import WITHOUT  # numpy
 
     _, without, names = found.prediction.method.partition(WITHOUT)
-    return f"{without}{names}"
+    bound = "; memory is an upper bound" if found.prediction.is_compiled else ""
+    return f"{without}{names}{bound}"
 
 
 def _correction_text(found: Estimate) -> str:

@@ -79,6 +79,8 @@ def _best(fitting: list[OnGpu]) -> str:
     named = {"smallest": fitting[0], "cheapest": cheapest, "fastest": fastest}
     if _usd_per_token(cheapest) == float("inf"):
         del named["cheapest"]
+    if not _tokens_per_s(fastest):
+        del named["fastest"]
     words: dict[str, list[str]] = {}
     for word, answer in named.items():
         words.setdefault(answer.gpu.id, []).append(word)
@@ -103,12 +105,14 @@ def _chosen(found: Everywhere) -> list[OnGpu]:
 
 
 def _tokens_per_s(answer: OnGpu) -> float:
-    return answer.prediction.speed.tokens_per_s if answer.prediction else 0.0
+    """The speed; 0 when unknown."""
+    found = answer.prediction
+    return 0.0 if found is None or found.is_compiled else found.speed.tokens_per_s
 
 
 def _usd_per_token(answer: OnGpu) -> float:
-    price = answer.gpu.price_usd_per_hour
-    return float("inf") if price is None else price * answer.gpus / _tokens_per_s(answer)
+    price, rate = answer.gpu.price_usd_per_hour, _tokens_per_s(answer)
+    return float("inf") if price is None or not rate else price * answer.gpus / rate
 
 
 def _cells(answer: OnGpu) -> tuple[str, ...]:
@@ -118,10 +122,15 @@ def _cells(answer: OnGpu) -> tuple[str, ...]:
     spent_s = answer.cost.epoch_s if answer.cost else SAMPLES / speed.samples_per_s
     price = answer.gpu.price_usd_per_hour
     size, limit = prediction.memory.device_bytes / GIB, budget.limit_bytes / GIB
-    return (
+    memory = (
         times_text(answer.gpus, answer.gpu.id),
         str(answer.verdict),
         f"{significant(size)} of {significant(limit)}",
+    )
+    if prediction.is_compiled:
+        return (*memory, "?", "?", "?")
+    return (
+        *memory,
         significant(speed.tokens_per_s),
         format_duration(spent_s),
         "?" if price is None else usd_text(spent_s / 3600 * price * answer.gpus),

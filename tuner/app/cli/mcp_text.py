@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tuner.core.records import MemoryBudget, Verdict
 from tuner.core.units import GIB, significant
 from tuner.report.terminal.render import settings_text
-from tuner.report.terminal.verdict import SHOWN, Answer, memory_text, verdict_texts
+from tuner.report.terminal.verdict import (
+    SHOWN,
+    UNKNOWN_SPEED,
+    Answer,
+    bound_text,
+    memory_text,
+    verdict_texts,
+)
 
 MOST = 5
 """Changes, causes and the like that a paragraph names; the data has all."""
@@ -91,17 +99,15 @@ TEXTS: Mapping[str, Callable[[Data], str]] = {
 
 def _verdict_text(verdict: str, prediction: Data, notes: Iterable[str]) -> str:
     """The verdict of a prediction with its numbers; the reason where it is unknown."""
-    reason = ""
-    if verdict == Verdict.UNKNOWN:
-        reason = "; ".join(notes) or "the prediction has no bound"
     answer = Answer(
         Verdict(verdict),
         prediction["memory"]["device_bytes"],
         MemoryBudget(prediction["limit_bytes"], prediction["margin_bytes"]),
         prediction["gpu"],
         prediction["intervals"].get("device_bytes"),
-        reason,
     )
+    if answer.verdict is Verdict.UNKNOWN:
+        answer = replace(answer, reason="; ".join(notes) or bound_text(answer))
     return f"{': '.join(verdict_texts(answer))} (predicted)."
 
 
@@ -117,6 +123,8 @@ def _emulated_text(verdict: str, run: Data, notes: Iterable[str]) -> str:
 
 
 def _speed_text(prediction: Data) -> str:
+    if prediction["samples_per_s"] is None:
+        return f"Speed: {UNKNOWN_SPEED}."
     rates = (f"{significant(prediction[f'{of}_per_s'])} {of}/s" for of in ("samples", "tokens"))
     return f"{', '.join(rates)}."
 

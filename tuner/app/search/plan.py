@@ -205,7 +205,7 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
     if space.predictable:
         gpu, profile = with_profile(gpu, notices)
     narrowed = dataclasses.replace(narrowed, gpu=gpu)
-    part = supported_part(space, gpu, options.where)
+    part = supported_part(space, gpu, options.where, runs=isinstance(trials_on, Measuring))
     if objectives:
         from tuner.searches.guided.goals import check_known
 

@@ -56,10 +56,19 @@ class SupportedSpace:
         return iter(self.supported)
 
 
-def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> SupportedSpace:
+COMPILED = (
+    "torch_compile, with which the speed is not predicted: only trials know it (--mode emulate)"
+)
+"""The reason why configurations are left out where nothing runs."""
+
+
+def supported_part(
+    space: SearchSpace, gpu: Gpu, where: tuple[str, ...], *, runs: bool = True
+) -> SupportedSpace:
     """The part of `space` to search on `gpu`. Raises `InputError` when nothing is left.
 
-    Trials of several GPUs with an unknown link rate are left out if other trials remain.
+    Trials of several GPUs with an unknown link rate are left out if other trials remain, and
+    compiled configurations if no trial `runs`.
     """
     from tuner.cost.parallel import LINK, NETWORK, unknown_rate  # numpy
 
@@ -71,6 +80,8 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
     for configuration in space.configurations(where):
         # The needs of the user's own code are unknown.
         problems = _problems(space, configuration, gpu, model) if space.predictable else {}
+        if not runs and configuration.get("torch_compile"):
+            problems[COMPILED] = None
         if not problems:
             supported.append(configuration)
             continue
@@ -81,7 +92,7 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
         raise CannotRunError(
             f"{gpu.name} can run no configuration of search space {space.name!r}",
             problems=[Problem(reason) for reason in reasons],
-            hint=_hint(gpu, space),
+            hint=None if COMPILED in reasons else _hint(gpu, space),
         )
     predicted = supported
     if space.predictable:

@@ -173,7 +173,17 @@ class Prediction:
     @property
     def verdict(self) -> Verdict:
         """The verdict with the interval; `fits` says which way it is more likely to go."""
+        if self.is_compiled and not self.fits:
+            return Verdict.UNKNOWN
         return self.budget.verdict(self.memory.device_bytes, self.intervals.get("device_bytes"))
+
+    @property
+    def is_compiled(self) -> bool:
+        """True under torch.compile, which isn't modelled.
+
+        Memory and speed are those without it: an upper bound, and no speed of this training.
+        """
+        return "torch_compile" in self.method
 
     @property
     def limiting_stage(self) -> str | None:
@@ -186,6 +196,11 @@ class Prediction:
         budget, speed, stages = (data.pop(name) for name in ("budget", "speed", "stages"))
         stages = _stages_dict(stages, self.limiting_stage)
         return {"fits": self.fits, **budget, **data, **speed, **stages}
+
+    def to_answer(self) -> dict[str, Any]:
+        """As `to_dict`, with null for a speed that isn't known."""
+        data = self.to_dict()
+        return {**data, **dict.fromkeys(written(self.speed))} if self.is_compiled else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Prediction:

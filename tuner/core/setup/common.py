@@ -60,13 +60,14 @@ class Batch(Group):
 
 @dataclass(frozen=True, slots=True)
 class Process(Group):
-    """Settings of the process; predictions ignore all but `torch_compile`."""
+    """Settings of the process, which predictions ignore."""
 
     compile: bool = knob(
         "torch_compile",
         "compile the model with torch.compile, as Trainer's torch_compile=True",
         default=False,
         optional=True,
+        modelled=False,
     )
     liger: bool = knob(
         "liger",

@@ -305,8 +305,6 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
             "offload moves whole layers, and fsdp2 shards them: use one of the two; a program with "
             "FSDP2's own CPUOffloadPolicy can be emulated (tuner emulate)"
         )
-    if configuration.get("torch_compile"):
-        yield "torch_compile with fsdp2 is not predicted: emulate the program, or use ddp"
 
 
 def _against_zero(
@@ -330,6 +328,5 @@ def _against_zero(
         )
     if precision in QUANTIZED and parallelism.shares_weights:
         yield f"{precision} under zero3 is not predicted: use zero2 or fsdp2; {emulate}"
-    for name in ("offload", "torch_compile"):
-        if configuration.get(name):
-            yield f"{name} with DeepSpeed is not predicted: leave it out; {emulate}"
+    if configuration.get("offload"):
+        yield f"offload with DeepSpeed is not predicted: leave it out; {emulate}"

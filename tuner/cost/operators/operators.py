@@ -35,9 +35,6 @@ _MATMULS = {
 """These operators with every overload: compiled code writes into existing buffers ("out")."""
 
 
-OVERWRITING = frozenset({"copy_", "fill_", "zero_"})
-"""Operators that write their first argument and do not read it."""
-
 NO_KERNEL = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided"})
 """Operators that launch no kernel although they are not views by their schema."""
 

@@ -37,9 +37,6 @@ class Block:
 MASK = " with mask"
 """Suffix of the name of fused attention with a dense mask."""
 
-FUSED = "fused"
-"""The kind of kernels that torch.compile makes of several operators."""
-
 
 class Work(NamedTuple):
     """The work of one operator. `kind` is its class of kernel, `dtype` its first input's.

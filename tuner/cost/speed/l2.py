@@ -18,7 +18,6 @@ import numpy as np
 
 from tuner.core.gpu import Gpu
 from tuner.cost.compiled import Floats
-from tuner.cost.operators.timeline import FUSED
 from tuner.cost.work_arrays import WorkArrays
 
 KEPT = 0.5
@@ -29,7 +28,7 @@ KEPT_ENDS = (0.7, 0.0)
 4-bit steps on an RTX 4080 (Windows) are right, and with half of it 5 % too fast."""
 
 CACHED = "elementwise"
-"""The kind of operators whose tensors may stay in the cache, beside those that are fused."""
+"""The kind of operators whose tensors may stay in the cache."""
 
 
 def left_by_l2(works: WorkArrays, gpu: Gpu, kept: float) -> Floats:
@@ -41,5 +40,5 @@ def left_by_l2(works: WorkArrays, gpu: Gpu, kept: float) -> Floats:
     if gpu.l2_bytes is None or not kept:
         return np.ones_like(works.bytes_moved)
     fits = np.maximum(0.0, 1.0 - works.bytes_moved / gpu.l2_bytes)
-    left: Floats = 1.0 - kept * fits * np.isin(works.kinds, (CACHED, FUSED))[:, None]
+    left: Floats = 1.0 - kept * fits * (works.kinds == CACHED)[:, None]
     return left

@@ -18,7 +18,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
 from tuner.cost.compiled import SEGMENTS, Floats
 from tuner.cost.interval import in_quadrature
-from tuner.cost.operators.timeline import FUSED, MASK
+from tuner.cost.operators.timeline import MASK
 from tuner.cost.speed.l2 import KEPT, KEPT_ENDS, left_by_l2
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
@@ -39,10 +39,6 @@ HOSTS_LAUNCH_S = (10e-6, 50e-6)
 """Cost of an operator on the fastest and the slowest host. Published runs that were host-bound
 needed 12 to 13 us (two with an A100, 256 tokens), 20 us (Qwen on an A100) and up to 50 us
 (instances with a T4). The fastest may not have been among them. It is the host's, not the GPU's."""
-
-FUSED_LAUNCH = 9.1e-6 / LAUNCH_S
-"""Cost of a launch by inductor's code, over that of an operator: 9.1 us with 19 arguments, on a
-GB200's host (github.com/meta-pytorch/tritonbench/pull/1017, `nop_inductor_per_kernel`)."""
 
 TRAFFIC_SHARE: Mapping[str, float] = {"t4": 0.86}
 """Memory rate of slower boards over that of others, by `Gpu.id`: of the
@@ -330,13 +326,13 @@ class KernelSeconds:
     def of(
         cls, works: WorkArrays, gpu: Gpu, times: KernelTimes, *, allow_tf32: bool
     ) -> KernelSeconds:
-        """The seconds of operators that are a launch each; those of inductor are cheaper."""
+        """The seconds of operators that are a launch each."""
         return cls(
             works.kinds,
             works.flops,
             times.seconds(works, gpu, allow_tf32=allow_tf32),
             tuple(times.ends(works, gpu, allow_tf32=allow_tf32)),
-            np.where(works.kinds == FUSED, FUSED_LAUNCH, 1.0),
+            np.ones(len(works.kinds)),
         )
 
 

@@ -29,8 +29,7 @@ VARIABLE_KNOBS = ("micro_batch", "max_length", "lora_rank", "n_negatives")
 HOST_KNOBS = frozenset(
     {
         "n_positives",
-        *(term.name for term in (*Process.terms(), *Loader.terms()) if not term.modelled),
-        *(term.name for term in Ranks.terms()),
+        *(term.name for term in (*Process.terms(), *Loader.terms(), *Ranks.terms())),
     }
 )
 """Knobs that a traced step does not see: what feeds it, how many pairs an epoch has, and the ranks

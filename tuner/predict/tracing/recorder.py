@@ -17,11 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.records import MemoryCategory, Phase
 from tuner.cost.operators.aten_kernels import Kernels
-from tuner.cost.operators.inductor import Access, Use, role_of
 from tuner.cost.operators.kernels import CUDA_KERNELS
 from tuner.cost.operators.operators import (
     NO_KERNEL,
-    OVERWRITING,
     WRAPPING,
     following_sizes,
     from_layouts,
@@ -30,7 +28,6 @@ from tuner.cost.operators.operators import (
     returns_first_argument,
     signature_of,
     tensors_in,
-    touched_bytes,
     touches_gpu,
     work_of,
 )
@@ -59,11 +56,10 @@ class _Seen(NamedTuple):
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that fills a `Timeline`. Use it as a context manager.
 
-    `vocab_size` tells logits from other activations; see `_may_be_logits`. With `notes_accesses`
-    the tensors of each operator are noted in `accesses`, for `fused_by_inductor`.
-    `workspace_bytes` is what each cuBLAS handle takes from the allocator at its first product
-    and keeps. PyTorch has one handle a thread: forward runs in the main thread, backward
-    (recomputed forwards included) in autograd's. `padded` says whether masks hide padding.
+    `vocab_size` tells logits from other activations; see `_may_be_logits`. `workspace_bytes` is
+    what each cuBLAS handle takes from the allocator at its first product and keeps. PyTorch has one
+    handle a thread: forward runs in the main thread, backward (recomputed forwards included) in
+    autograd's. `padded` says whether masks hide padding.
 
     Operators that make new tensors are executed once for each layout of their arguments;
     after that their results are made from the remembered layout. The Python meta functions
@@ -77,11 +73,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         vocab_size: int | None = None,
         padded: bool = False,
         kernels: Kernels = CUDA_KERNELS,
-        notes_accesses: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
-        self.accesses: list[Access] | None = [] if notes_accesses else None
         self.place = ""
         """The place noted for new blocks; see `Block.place`."""
         self._padded = padded
@@ -239,7 +233,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]
         else:
             out = func(*args, **kwargs)
-        start = len(self.timeline.events)
         fresh = self._note_outputs(out, func)
         if seen is None:
             seen = self._learn(func, args, kwargs, out, fresh)
@@ -247,41 +240,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._seen[signature] = seen
         if seen.work is not None:
             self._note_work(seen.work)
-            if self.accesses is not None:
-                self._note_access(func, args, kwargs, out, start)
         return out
-
-    def _note_access(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, start: int
-    ) -> None:
-        timeline = self.timeline
-        reads = self._uses((*args, *kwargs.values()))
-        writes = self._uses(out)
-        if func._schema.is_mutable:  # those that return nothing
-            arguments = zip(func._schema.arguments, args, strict=False)
-            writes += self._uses(
-                [v for a, v in arguments if a.alias_info and a.alias_info.is_write]
-            )
-        overwrites = func._opname in OVERWRITING
-        self.accesses.append(  # type: ignore[union-attr]
-            Access(
-                role_of(func, args, timeline.works[timeline.ops[-1].work].kind),
-                tuple(reads[1:] if overwrites else reads),
-                tuple(dict.fromkeys(writes)),
-                start,
-                len(timeline.events),
-                keeps=not overwrites,
-            )
-        )
-
-    def _uses(self, values: Any) -> list[Use]:
-        found = []
-        for tensor in (values,) if isinstance(values, torch.Tensor) else tensors_in(values):
-            block = self._live.get(tensor.untyped_storage()._cdata)
-            if block is not None:
-                view = tensor.storage_offset(), tensor.shape, tensor.stride()
-                found.append(Use(block, view, touched_bytes(tensor)))
-        return found
 
     def _note_work(self, index: int) -> None:
         timeline = self.timeline

@@ -20,7 +20,6 @@ from tuner.core.meanwhile import without_collection
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
-from tuner.cost.operators.inductor import fused_by_inductor
 from tuner.cost.operators.kernels import CPU_KERNELS, CUDA_KERNELS
 from tuner.cost.operators.timeline import Timeline
 from tuner.predict.tracing.cuda_path import CudaPath, library_calls_on_meta
@@ -153,7 +152,7 @@ def trace(
                 environment.optimizer_step = 2
                 session.evaluate()
     return Trace(
-        timeline=_timeline(recorder),
+        timeline=recorder.timeline,
         micro_steps=2 if accumulates else 1,
         trainable_params=session.trainable_params,
         total_params=session.total_params,
@@ -216,7 +215,7 @@ def trace_passes(
     embeddings = set(getattr(session, "embeddings", ()))
     kinds = {p: _dtype(p) + EMBEDDING * (p in embeddings) for p in trainable}
     return PassTrace(
-        timeline=_timeline(recorder),
+        timeline=recorder.timeline,
         trainable=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is not None),
         idle=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is None),
         frozen=tuple((logical_numel(p), _dtype(p)) for p in parameters if not p.requires_grad),
@@ -276,17 +275,9 @@ def _setup(
         vocab_size=vocab_size,
         padded=configuration.get("padding") == "max_length",
         kernels=CPU_KERNELS if on_cpu else CUDA_KERNELS,
-        notes_accesses=bool(configuration.get("torch_compile")) and not on_cpu,
     )
     path = CpuPath() if on_cpu else CudaPath(compute_capability)
     return recorder, path, MetaEnvironment(recorder, path)
-
-
-def _timeline(recorder: Recorder) -> Timeline:
-    """The recorded training, as torch.compile runs it where that was asked for."""
-    if recorder.accesses is None:
-        return recorder.timeline
-    return fused_by_inductor(recorder.timeline, recorder.accesses)
 
 
 def _label_trainable(recorder: Recorder, session: Any) -> None:

@@ -10,7 +10,7 @@ from tuner.core.records import Measurement, MemoryBudget, Prediction, Source, Tr
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
-from tuner.report.terminal.verdict import versions_text
+from tuner.report.terminal.verdict import UNKNOWN_SPEED, versions_text
 from tuner.searches.facts import SpaceFacts, StageRow, ranks_text, rows_of
 
 Evidence = Prediction | Measurement
@@ -29,6 +29,8 @@ def print_evidence(
     `budget` is the memory that there is, of a rank where there are several, and the margin;
     `versions` are the releases that a prediction stands for.
     """
+    is_compiled = isinstance(evidence, Prediction) and evidence.is_compiled
+    breakdown_s = {} if is_compiled else evidence.speed.breakdown_s
     print_fields(
         [
             ("source", str(evidence.source)),
@@ -36,8 +38,8 @@ def print_evidence(
             ("fits", fits_text(evidence, budget, fits=fits)),
             ("memory", _memory_text(evidence)),
             ("ranks", ranks_text(evidence)),
-            ("speed", _speed_text(evidence)),
-            ("limited by", _limit_text(evidence.speed.breakdown_s)),
+            ("speed", UNKNOWN_SPEED if is_compiled else _speed_text(evidence)),
+            ("limited by", _limit_text(breakdown_s)),
             (
                 "parameters",
                 f"{count(evidence.trainable_params)} trainable of {count(evidence.total_params)}",
@@ -51,12 +53,10 @@ def print_evidence(
         print_breakdown(
             f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_size
         )
-    if evidence.speed.breakdown_s:
+    if breakdown_s:
         echo()
         print_breakdown(
-            f"time of one optimizer step ({evidence.source})",
-            evidence.speed.breakdown_s,
-            format_duration,
+            f"time of one optimizer step ({evidence.source})", breakdown_s, format_duration
         )
 
 

@@ -33,6 +33,9 @@ COLOURS = {
 SAMPLES = 1_000
 """The samples that time and cost are for where the size of the data is unknown."""
 
+UNKNOWN_SPEED = "unknown under torch.compile: `tuner check` runs it on the emulator"
+"""The speed of a compiled training, which isn't predicted."""
+
 SETTINGS, NOTE = "with", "note"
 """Labels of fields with two lines."""
 
@@ -76,8 +79,10 @@ class Pace:
     mfu: float | None = None
 
     @classmethod
-    def of(cls, evidence: Prediction) -> Pace:
-        """The pace of a prediction."""
+    def of(cls, evidence: Prediction) -> Pace | None:
+        """The pace of a prediction; None when unknown."""
+        if evidence.is_compiled:
+            return None
         speed = evidence.speed
         return cls(
             speed.step_s,
@@ -132,6 +137,11 @@ def _of(used_bytes: float, limit_bytes: float) -> str:
     )
     used, limit = next((pair for pair in pairs if pair[0] != pair[1]), ("?", "?"))
     return f"{used} of {limit}" if used != limit else f"all {significant(limit_bytes / GIB)}"
+
+
+def bound_text(answer: Answer) -> str:
+    """The reason for an unknown verdict: the memory is an upper bound, which does not fit."""
+    return f"at most {numbers_text(answer)}, without what saves memory and isn't modelled"
 
 
 def interval_text(ends: Ends | None) -> str:
