@@ -6,13 +6,12 @@ import json
 
 import pytest
 import torch
-from measure_samples import SHAPE, job, knobs, model_folder, quick
+from measure_samples import SHAPE, knobs, model_folder
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tuner.core.errors import InputError
 from tuner.predict.training import get_workload
 from tuner.trial.device import RealEnvironment, open_session
-from tuner.trial.measure import measure
 
 LLAMA = LlamaConfig(**SHAPE)
 
@@ -73,24 +72,6 @@ def test_real_and_synthetic_sessions_have_the_same_tensors(checkpoint):
             for s in (real, made)
         )
         assert found == expected
-
-
-def test_offloaded_layers_of_a_checkpoint_stay_on_the_host(checkpoint):
-    session = opened(checkpoint, offload=0.5)
-    session.optimizer_step(1)
-    away = {name for name, p in session.model.named_parameters() if p.is_meta}
-    assert len(away) == 9  # seven matrices and two norms of one of two layers
-    weights = session.model.get_submodule("base_model.model.model.layers.1.mlp.gate_proj")
-    expected = AutoModelForCausalLM.from_pretrained(checkpoint).model.layers[1].mlp.gate_proj
-    assert torch.equal(weights._hf_hook.weights_map["weight"], expected.weight)
-
-
-def test_a_trial_says_which_weights_it_trained(checkpoint):
-    found = measure(
-        job(str(checkpoint)), knobs(), quick(weights=str(checkpoint)), lambda facts: None
-    )
-    assert found.weights == str(checkpoint)
-    assert found.loss_finite
 
 
 def test_a_checkpoint_of_another_model_is_refused(checkpoint):

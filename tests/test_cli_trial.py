@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cli_samples import write_samples
-from device_fakes import A6000, H200, measurement_of, pretend, profile_of
+from device_fakes import A6000, measurement_of, pretend, profile_of
 from results_samples import make_memory, make_speed
 
 from tuner.app import measuring
@@ -23,7 +23,6 @@ from tuner.core.environment import trial_environment
 from tuner.core.records import MemoryBudget, Outcome, Prediction, Status
 from tuner.core.units import GIB, MIB
 from tuner.cost.speed.profile import profile_path
-from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
 
 TRIAL = ["trial", "--space", "tiny.yaml", "--set", "micro_batch=2"]
@@ -106,14 +105,6 @@ def test_a_trial_sees_the_environment_of_a_search(machine, monkeypatch):
     assert machine.environment["OMP_NUM_THREADS"] == "3"  # half of them: a search runs two at once
 
 
-def test_steps_and_time_are_left_to_the_trial_unless_asked_for(machine):
-    assert run([*TRIAL, "--device", "cpu"]) == 0
-    assert machine.options == MeasureOptions(device="cpu")
-    assert (machine.options.timeout_s, machine.options.whole_steps) == (None, False)
-    assert run([*TRIAL, "--device", "cpu", "--whole-steps"]) == 0
-    assert machine.options.whole_steps
-
-
 def test_lengths_come_from_the_space_or_a_file(machine, tmp_path):
     assert run([*TRIAL, "--device", "cpu"]) == 0
     known = machine.job.data
@@ -168,27 +159,6 @@ def test_exit_code_says_how_it_ended(machine, capsys, outcome, code, says):
     machine.outcome = outcome
     assert run([*TRIAL, "--device", "cpu"]) == code
     assert says in capsys.readouterr().out
-
-
-def test_gpu_of_the_machine_is_recognised(machine, monkeypatch):
-    pretend(monkeypatch, H200, A6000)
-    assert run([*TRIAL, "--device", "cuda:1"]) == 0
-    assert (machine.job.gpu.id, machine.options.device) == ("a6000", "cuda:1")
-    assert machine.options.memory_limit_bytes is None
-
-
-def test_larger_gpu_stands_in_with_the_memory_of_the_smaller(machine, monkeypatch, capsys):
-    pretend(monkeypatch, H200)
-    assert run([*TRIAL, "--device", "cuda:0", "--gpu", "a6000"]) == 0
-    gpu = get_gpu("a6000")
-    assert machine.job.gpu == gpu
-    assert machine.options.memory_limit_bytes == gpu.memory_bytes
-    assert "speed as on NVIDIA H200" in " ".join(capsys.readouterr().out.split())
-    assert run([*TRIAL, "--gpu", "a6000", "--memory-limit", "24GiB", "--json"]) == 0
-    assert machine.options.memory_limit_bytes == 24 * GIB
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["stands_in"], answer["memory_limit_bytes"]) == (True, 24 * GIB)
-    assert answer["device"] == "NVIDIA H200"
 
 
 @pytest.mark.parametrize(

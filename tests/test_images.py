@@ -9,7 +9,6 @@ import transformers
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict, resolve_subject
-from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.training.images import images_of
 from tuner.predict.training.known_values import KnownValues
 from tuner.space.gpus import get_gpu
@@ -148,23 +147,6 @@ def test_a_batch_has_the_tokens_that_the_model_looks_for():
     assert placed["mm_token_type_ids"].sum().item() == 2 * images.tokens
 
 
-def test_images_take_memory_and_text_alone_is_answered_too(folder):
-    model = folder(qwen())
-    text = predicted(model)
-    image = predicted(model, images=1, image_size=112)
-    larger = predicted(model, images=1, image_size=224)
-    peaks = [p.memory.peak_allocated_bytes for p in (text, image, larger)]
-    assert peaks == sorted(set(peaks))
-
-
-def test_a_prediction_with_images_is_a_trace_at_full_depth(folder):
-    model = folder(llava())
-    settings = {"images": 1, "max_length": 64, "grad_accum": 1, "micro_batch": 1}
-    space, configuration = one_configuration(None, model, settings)
-    answer = Predictor(PredictionJob(space.workload, model)).predict([configuration], GPU)[0]
-    assert "compiled" not in answer.method
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -176,11 +158,6 @@ def test_a_prediction_with_images_is_a_trace_at_full_depth(folder):
 def test_what_cannot_be_is_refused(folder, settings, said):
     with pytest.raises(InputError, match=said):
         predicted(folder(qwen()), **settings)
-
-
-def test_a_model_of_text_takes_no_images():
-    with pytest.raises(InputError, match="images are not predicted for llama models"):
-        predicted("tiny-llama-3m", images=1)
 
 
 def mllama():

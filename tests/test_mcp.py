@@ -21,7 +21,7 @@ from documents import blocks, commands
 from mcp import Client, StdioServerParameters
 
 from tuner.app.cli.main import run
-from tuner.app.cli.mcp import CommandTool, answered, skill_file, tools
+from tuner.app.cli.mcp import answered, skill_file, tools
 from tuner.app.cli.mcp_text import explain_text
 from tuner.core.errors import MODULES, install_command
 
@@ -126,25 +126,6 @@ def test_a_question_has_a_paragraph_and_the_answer_of_the_command(session, name)
     assert result.structured_content["source"] == "predicted"
 
 
-def test_the_readme_s_program_is_tight_and_has_a_change(session):
-    result = session["check"]
-    assert text(result).startswith("tight (likely not): ")
-    assert "-BATCH_SIZE = 16\n+BATCH_SIZE = 8\n" in text(result)
-    assert "Exit code 1: it does not fit" in text(result)
-    assert result.structured_content["verdict"] == "tight"
-    assert session["as text"].structured_content["program"]["configuration"]["micro_batch"] == 8
-    assert session["in one line"].structured_content["fits"] is True
-
-
-def test_numbers_are_those_of_the_command(session, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert run(["best", "--space", "qlora27b", "--gpu", "a6000", "--json"]) == 0
-    assert session["best"].structured_content == json.loads(capsys.readouterr().out)
-    assert "38.48 GiB of 47.40 GiB" in text(session["best"])
-    assert session["too large"].structured_content["fits"] is False
-    assert text(session["too large"]).startswith("does not fit: ")
-
-
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
@@ -182,16 +163,6 @@ def device_bytes(prediction: dict[str, Any]) -> int:
     return prediction["memory"]["device_bytes"]
 
 
-def test_a_setting_without_effect_is_named(session):
-    assert "ignored: logging_steps (no effect" in text(session["without effect"])
-
-
-def test_what_cannot_be_read_gets_no_number(session):
-    result = session["unseen"]
-    assert result.is_error
-    assert "GiB" not in text(result)
-
-
 def asked(monkeypatch: pytest.MonkeyPatch, code: int, printed: dict[str, Any], **more: Any) -> Any:
     """The answer to a check that ended so."""
     done = (code, json.dumps(printed), "")
@@ -211,27 +182,6 @@ def test_an_unknown_verdict_is_an_answer_without_a_number(monkeypatch, session):
     assert answer.text.startswith("unknown: all logits are kept (predicted).")
     assert "Exit code 4: unknown" in answer.text
     assert "GiB" not in answer.text
-
-
-def test_an_answer_that_is_not_as_the_schema_says_is_no_data(monkeypatch, session):
-    answer = asked(monkeypatch, 0, {**session["check"].structured_content, "runs": "two"})
-    assert answer.data is None
-    assert "a fault of tuner's own" in answer.text
-
-
-@pytest.mark.parametrize(
-    ("verdict", "error", "said"),
-    [
-        ("fits", None, "fits: 6.00 GiB of 8.00 GiB on t4 (emulated)."),
-        ("unknown", {"message": "KeyError: 'text'"}, "unknown: KeyError: 'text' (emulated)."),
-    ],
-)
-def test_an_emulated_answer_says_so(monkeypatch, verdict, error, said):
-    devices = [{"device_bytes": 5 << 30}, {"device_bytes": 6 << 30}]
-    run = {"error": error, "devices": devices, "gpu_memory_bytes": 8 << 30, "gpu": "t4"}
-    answered = {"source": "emulated", "verdict": verdict, "program": run, "notes": []}
-    nothing = {"fits": None, "needed": None, "suggestion": None, "least_bytes": None}
-    assert said in asked(monkeypatch, 0, answered | nothing, run=True).text
 
 
 def test_a_program_is_run_by_a_process_of_its_own(tmp_path, monkeypatch):
@@ -276,14 +226,6 @@ def test_a_program_runs_only_where_server_and_question_say_so():
     assert able.words(question) == quiet.words(question)
     assert able.words({**question, "run": True}) == ["check", "--gpu=rtx4090", *tail]
     assert "executes its code" in able.input_schema()["properties"]["run"]["description"]
-
-
-def test_settings_are_typed_as_on_the_command_line():
-    tool: CommandTool = tools(may_run=False)["estimate"]
-    words = tool.words(
-        {"model": "m", "qlora": True, "set": {"a": True, "b": [1, 2]}, "lora": False}
-    )
-    assert words == ["estimate", "--model=m", "--qlora", "--set=a=true", "--set=b=[1,2]", "--json"]
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):

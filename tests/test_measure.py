@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 
 import pytest
@@ -65,20 +64,6 @@ def test_a_trial_says_what_it_took(model):
     assert facts["phase"] is None  # of a process that dies now it is not known
     assert facts["phase_peak_bytes"] == found.memory.phase_peak_bytes
     assert facts["trainable_params"] == found.trainable_params
-
-
-def test_what_the_processor_has_no_counter_for_is_unknown(model):
-    found, _ = measured(model)
-    assert found.num_alloc_retries is None
-    assert found.timed_alloc_retries is None
-    assert found.nvml_process_bytes is None
-    assert found.power_w is None
-    assert found.gpu_utilization is None
-
-
-def test_a_measurement_survives_json(model):
-    found, _ = measured(model)
-    assert Measurement.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_measurements_of_older_journals_can_be_read(model):
@@ -165,11 +150,6 @@ def test_lengths_of_the_data_pad_and_still_peak_at_the_longest(model):
     share = found.speed.tokens_per_s / found.padded_tokens_per_s
     assert 0.5 < share < 1  # of two lengths between 0 and 20, the shorter is padded to the longer
     assert full.speed.tokens_per_s == full.padded_tokens_per_s
-
-
-def test_lengths_that_nobody_states_are_not_trained_on(model):
-    with pytest.raises(InputError, match=r"data\.token_lengths"):
-        measured(model, quick(lengths="data"), DataFacts(examples=10))
 
 
 def test_mean_and_maximum_are_no_lengths_to_draw_from(model):

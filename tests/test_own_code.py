@@ -21,23 +21,6 @@ from tuner.testing import WorkloadContract
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
-TRAINER = """
-import argparse
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--per_device_train_batch_size", type=int)
-options = parser.parse_args()
-sizes = dict(hidden_size=16, intermediate_size=16, vocab_size=32, num_hidden_layers=1)
-model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
-rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 64
-arguments = TrainingArguments(
-    output_dir="out", max_steps=100_000, use_cpu=True, report_to=[], save_strategy="no",
-    per_device_train_batch_size=options.per_device_train_batch_size,
-)
-Trainer(model, arguments, train_dataset=rows).train()
-"""
 PROGRAM = """
 import time
 from tqdm import tqdm
@@ -49,14 +32,6 @@ def loader(batch_size):
 
 for _ in tqdm(loader(batch_size=BATCH_SIZE)):
     time.sleep(0.02)
-"""
-TRAINER_SPACE = """
-name: hf
-command: [python, hf.py, --per_device_train_batch_size, "{micro_batch}"]
-samples_per_step: micro_batch
-env: {OMP_NUM_THREADS: "1"}
-knobs:
-  micro_batch: [1, 4]
 """
 
 
@@ -104,19 +79,6 @@ def test_a_loop_that_knows_nothing_of_tuner_is_tuned(folder):
     assert "0 new trials" in again
     (folder / "train.py").write_text("raise SystemExit('another script')")
     assert run(["search", "--space", "own_loop.yaml", "--gpu", "cpu", "--trials", "1"]) == 1
-
-
-@pytest.mark.proof
-def test_a_trainer_with_the_callback_says_more(folder):
-    line = "from tuner.integrations.transformers import TunerCallback\n"
-    told = TRAINER.replace("train_dataset=rows", "train_dataset=rows, callbacks=[TunerCallback()]")
-    (folder / "hf.py").write_text(line + told)
-    (folder / "hf.yaml").write_text(TRAINER_SPACE.replace("samples_per_step: micro_batch\n", ""))
-    text = tuner("trial", "--space", "hf.yaml", "--set", "micro_batch=4", "--device", "cpu",
-                 "--budget", "0.5s", "--json")  # fmt: skip
-    measured = json.loads(text)["measured"]
-    assert measured["total_params"] == measured["trainable_params"] > 1000
-    assert measured["samples_per_s"] == pytest.approx(4 / measured["step_s"])
 
 
 @pytest.mark.proof
@@ -208,21 +170,6 @@ class TestWithoutPrediction:
         shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
         assert run(["estimate", "--space", "own_loop.yaml", "--gpu", "a6000"]) == 2
         assert "cannot be predicted" in capsys.readouterr().err
-
-    def test_a_gpu_that_is_not_here_cannot_be_searched(self, folder, capsys):
-        shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
-        assert run(["search", "--space", "own_loop.yaml", "--gpu", "cpu", "--mode", "predict"]) == 3
-        assert "can be measured but not predicted" in " ".join(capsys.readouterr().err.split())
-
-    def test_a_model_has_no_meaning_for_a_command(self, folder, capsys):
-        shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
-        assert run(["search", "--space", "own_loop.yaml", "--gpu", "cpu", "--model", "x"]) == 2
-        assert "has no meaning here: the space runs a command" in capsys.readouterr().err
-
-    def test_spaces_shows_it(self, folder, capsys):
-        shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
-        assert run(["spaces", "own_loop.yaml"]) == 0
-        assert "train.py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -114,14 +114,6 @@ def test_a_good_trial_comes_back_with_its_numbers(runner):
     assert outcome.measurement.source is runner.source is Source.MEASURED
 
 
-def test_trials_share_one_warm_process(runner):
-    runner.run(acting("good"))
-    before = runner.warm_pid
-    runner.run(acting("segfault"))
-    runner.run(acting("good"))
-    assert runner.warm_pid == before
-
-
 def test_what_a_trial_reports_arrives_in_order_and_whole(runner):
     heard = []
     assert runner.run(acting("talk"), on_progress=heard.append).status is Status.OK
@@ -309,16 +301,6 @@ def test_a_warm_process_that_falls_silent_is_replaced(own_runner, monkeypatch, t
     assert own_runner.run(acting("good")).status is Status.OK
 
 
-def test_closing_leaves_nothing_and_can_be_done_twice():
-    runner = new_runner()
-    runner.run(acting("good"))
-    warm = runner.warm_pid
-    runner.close()
-    assert not alive(warm)
-    assert runner.warm_pid is None
-    runner.close()
-
-
 def test_a_job_that_cannot_be_run_says_so_and_leaves_nothing():
     with new_runner("impossible") as runner, pytest.raises(InputError) as caught:
         runner.run(acting("good"))
@@ -364,12 +346,6 @@ def test_a_process_with_threads_is_not_forked():
         runner.run(acting("good"))
 
 
-def test_what_the_machine_lacks_is_raised(runner):
-    configuration = acting("raise_it", kind="UnavailableError", text="no network")
-    with pytest.raises(UnavailableError, match="no network"):
-        runner.run(configuration)
-
-
 def test_a_token_that_a_trial_prints_is_in_no_outcome(runner, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "planted-token")
     outcome = runner.run(acting("raise_it", kind="RuntimeError", text="for planted-token: 401"))
@@ -384,15 +360,6 @@ def test_a_busy_device_is_refused_before_anything_starts():
         with pytest.raises(UnavailableError, match=r"train\.py"):
             runner.run(acting("good"))
         assert runner.warm_pid is None
-
-
-def test_waiting_for_a_device_can_be_given_up():
-    def waiting(options, given_up_within):
-        runner.interrupt()
-        return not given_up_within(60)
-
-    with new_runner(preflight=waiting) as runner:
-        assert runner.run(acting("good")).status is Status.INTERRUPTED
 
 
 SUPERVISOR = """

@@ -44,13 +44,6 @@ def test_memory_is_that_of_the_hardest_stage():
     assert "stage hard" in found.overall.method
 
 
-def test_a_configuration_fits_only_where_every_stage_fits():
-    stages = {"first": prediction(4, 1), "second": prediction(17, 1)}
-    found = combine(stages, dict.fromkeys(stages))
-    assert found.misfits == ("second",)
-    assert not found.overall.fits
-
-
 def test_time_is_the_sum_over_stages():
     stages = {"slow": prediction(4, 2), "fast": prediction(4, 1)}
     found = combine(stages, {"slow": StageWork(320, 1), "fast": StageWork(640, 3)})
@@ -66,14 +59,6 @@ def test_time_is_the_sum_over_stages():
     assert speed.mfu == pytest.approx(0.5)
     low, high = found.overall.intervals["step_s"]
     assert (low, high) == (pytest.approx(0.9 * speed.step_s), pytest.approx(1.2 * speed.step_s))
-
-
-def test_stages_of_unknown_size_count_alike_and_have_no_duration():
-    stages = {"slow": prediction(4, 3), "fast": prediction(4, 1)}
-    found = combine(stages, {"slow": StageWork(320, 1), "fast": None})
-    assert found.epoch_s is None
-    assert found.run_s is None
-    assert found.overall.speed.samples_per_s == pytest.approx(2 / (3 / 32 + 1 / 32))
 
 
 def test_each_distinct_stage_is_predicted_once():

@@ -23,10 +23,9 @@ from tuner.trial import step_plan
 from tuner.trial.base import GiveUp, Instructions, MeasureOptions
 from tuner.trial.device import RealEnvironment
 from tuner.trial.measure import measure
-from tuner.trial.process_device import GpuActivity
-from tuner.trial.step_plan import LONG_STEP_S, StepPlan
+from tuner.trial.step_plan import StepPlan
 from tuner.trial.steps import StepParts, Stepper, time_steps, warm_up
-from tuner.trial.stop_rule import STEP_SCATTER, VERIFIED_STEPS, StopRule, thorough
+from tuner.trial.stop_rule import STEP_SCATTER, StopRule
 
 FIRST_S, LATER_S, UPDATE_S = 0.75, 1.0, 0.5
 MICRO_STEPS = 16
@@ -110,14 +109,6 @@ def test_a_long_step_is_put_together_from_its_parts(clock):
     assert found.warm.first_step_s == pytest.approx(FIRST_S + LATER_S + UPDATE_S)
 
 
-def test_energy_is_that_of_a_whole_step_at_the_power_of_its_parts(clock):
-    timed = run(clock).timed
-    assert timed.energy_j_per_sample is None
-    watts = 200.0
-    seen = dataclasses.replace(timed, activity=GpuActivity(energy_j=watts * timed.spent_s))
-    assert seen.energy_j_per_sample == pytest.approx(watts * WHOLE_S / 32)
-
-
 @pytest.mark.parametrize(
     ("options", "session", "ran"),
     [
@@ -140,19 +131,6 @@ def test_which_steps_are_run(clock, options, session, ran):
     assert found.timed.is_composed == (ran[-1] < MICRO_STEPS)
     assert (found.timed.note is None) == (ran[-1] == MICRO_STEPS)
     assert found.timed.samples == pytest.approx(32)
-
-
-@pytest.mark.parametrize("micro_steps", [1, 2])
-def test_a_step_of_few_micro_steps_is_always_run_whole(clock, micro_steps):
-    found = run(clock, micro_steps=micro_steps, pace=100.0)
-    assert found.session.ran == [micro_steps] * 5
-    assert found.timed.note is None
-
-
-def test_a_verification_runs_whole_steps(clock):
-    options = thorough(dataclasses.replace(LONG, instructions=Instructions(verify=True)))
-    found = run(clock, options)
-    assert found.session.ran == [2, *[16] * (1 + VERIFIED_STEPS)]
 
 
 def test_pace_is_reported_after_the_first_step_and_holds_all_of_them(clock):
@@ -183,17 +161,6 @@ def test_parts_of_a_whole_step_are_its_time(micro_s, update_s, more):
     longer = parts.whole_s(len(micro_s) + more) - parts.whole_s(len(micro_s))
     later = micro_s[1:] or micro_s
     assert longer == pytest.approx(more * sum(later) / len(later), rel=1e-6, abs=1e-6)
-
-
-def test_a_plan_knows_how_long_all_steps_take():
-    plan = StepPlan(LONG, 16)
-    assert plan.timed(LONG_STEP_S) == 16
-    assert plan.timed(20.0) == 2
-    # 16 micro-steps of 4 s: ten of them are run in place of eighty; the budget holds the last six.
-    assert plan.needed_s(64.0) == pytest.approx(4 * 4 + 6 * 4)
-    whole = StepPlan(dataclasses.replace(LONG, whole_steps=True), 16)
-    assert whole.needed_s(64.0) == pytest.approx(2 * 4 + 4 * 64)
-    assert whole.full_micro_steps == 18
 
 
 class SomeSteps:

@@ -128,11 +128,6 @@ def test_what_probably_fits_is_never_pruned(told, speed_factor, memory_factor):
             assert proposed is None
 
 
-def test_trials_that_run_are_not_proposed_again():
-    sampler = Guided(POOL)
-    assert len({sampler.choose() for _ in range(8)}) == 8
-
-
 def test_trials_that_were_not_proposed_teach_too():
     told, untold = (Guided(POOL) for _ in range(2))
     for place in range(0, len(ALL), 9):
@@ -210,15 +205,6 @@ def test_expected_gain_is_the_mean_over_draws(found, speed, size, speed_sd, size
     assert gain == pytest.approx(np.mean(gains), abs=5 * error + 1e-3 * speed * 100)
 
 
-@given(found=points)
-def test_gain_of_what_the_front_covers_is_nothing(found):
-    front = front_of([*found, (9.0, 2.0)])
-    sure = LogNormal(np.log([5.0, 20.0]), np.full(2, 1e-6))
-    sizes = LogNormal(np.log([50.0, 90.0]), np.full(2, 1e-6))
-    # Slower and larger than what is there; and faster, but more than is usable.
-    assert front.expected_gain(sure, sizes) == pytest.approx(0.0, abs=1e-9)
-
-
 # -- the regression -------------------------------------------------------------------------
 
 PRIOR = Prior(shared=0.1, spread=0.1, noise=0.02)
@@ -230,12 +216,6 @@ NO_TRIALS = Trials(np.array([], dtype=np.intp), np.array([]), np.array([]))
 def model_of(scale=None):
     design = features(CANDIDATES.columns, CANDIDATES.coordinates, {}, PRIOR)
     return ResidualModel(design, PRIOR, scale)
-
-
-def test_prior_has_the_width_that_it_was_given():
-    sd = model_of().fit(NO_TRIALS).belief.sd
-    whole = np.sqrt(PRIOR.shared**2 + PRIOR.spread**2 + PRIOR.noise**2)
-    assert np.sqrt(np.mean(sd**2)) == pytest.approx(whole, rel=1e-6)
 
 
 @given(effect=st.floats(-0.4, 0.4), seed=st.integers(0, 1000))

@@ -65,9 +65,6 @@ class TestRule:
             rate = speed.samples_per_s * (1.0 if on_front else 0.999)
             assert rule.is_dominated(memory.device_bytes, rate) is not on_front
 
-    def test_predicted_trials_are_no_reason_to_give_up(self):
-        assert give_up_rule(Ranking([record_of(c) for c in FITTING]), 5) == GiveUp(5, ())
-
 
 class TestTies:
     def test_no_tie_where_intervals_are_apart_or_unknown(self):
@@ -134,9 +131,6 @@ class TestVerification:
         assert best.fits
         assert not best.verified
         assert to_verify(Ranking(records)) is None
-
-    def test_a_simulated_search_verifies_nothing(self):
-        assert to_verify(Ranking([record_of(c) for c in NF4])) is None
 
     def test_verification_survives_the_journal(self):
         passed = trial(FASTEST, verification=True)
@@ -297,13 +291,6 @@ class TestOtherObjectives:
             assert not rule.front
             state.start(str(number))
             state.end(str(number), trial(FITTING[number]).outcome)
-
-    def test_the_best_in_the_first_objective_is_verified(self):
-        ranks = [c for c in SPACE.configurations() if c["micro_batch"] == 1]
-        records = [trial(c) for c in [*ranks, FASTEST] if outcome_of(c).prediction.fits]
-        assert to_verify(Ranking(records)) == FASTEST
-        best = to_verify(Ranking(records), self.OBJECTIVES[0])
-        assert best["lora_rank"] == max(r.configuration["lora_rank"] for r in records)
 
 
 def test_the_standing_is_that_of_all_records_whatever_runs_again():

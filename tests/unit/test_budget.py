@@ -37,10 +37,6 @@ class TestMeter:
         assert Meter(2.0, records).with_next_s(running=0) == 120.0 + 60.0
         assert Meter(2.0, records).with_next_s(running=1) == 120.0 + 2 * 60.0
 
-    def test_simulated_trials_cost_nothing(self):
-        assert Meter(1.0, [make_record()]).with_next_s(running=0) == 0.0
-        assert reason_after(0.0, gpu_hours=1e-9) is None
-
 
 class TestBudget:
     @pytest.mark.parametrize(
@@ -98,10 +94,6 @@ class TestExpectedGain:
         return Proposer(
             candidates, sampler=sampler, seed=0, trials=40, knowledge=Knowledge(predictions)
         )
-
-    def test_is_unknown_without_a_guide_and_before_anything_fits(self):
-        assert self.adapter("tpe").expected_gain() is None
-        assert self.adapter().expected_gain() is None
 
     def test_falls_until_hardly_anything_is_left_to_gain(self):
         adapter, gains = self.adapter(), []

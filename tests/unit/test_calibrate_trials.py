@@ -25,7 +25,6 @@ from tuner.cost.calibrate import (
     calibrations_from,
     observations_of,
     prior_intervals,
-    prior_of,
 )
 from tuner.cost.correction import (
     ALLOCATED,
@@ -205,18 +204,6 @@ def test_a_stand_in_ran_out_of_its_limit_and_not_of_its_memory():
     assert bound.at_least == 10 * GIB
 
 
-def test_a_trial_that_fitted_without_a_figure_is_an_upper_bound():
-    record = trial(1, memory=0.0)
-    bounds = {o.quantity: o.at_most for o in observations_of(record, record.outcome.prediction)}
-    assert bounds[DEVICE] == GPU.memory_bytes
-
-
-def test_a_thrashing_trial_tells_no_step_time():
-    record = trial(1, status=Status.THRASHING)
-    names = {o.quantity for o in observations_of(record, record.outcome.prediction)}
-    assert names == {DEVICE, RESERVED, ALLOCATED}
-
-
 def test_a_measured_trial_is_compared_with_the_prediction_of_another_record():
     pairs = []
     for number in range(8):
@@ -230,14 +217,6 @@ def test_a_measured_trial_is_compared_with_the_prediction_of_another_record():
         assert calibration.factors == together.learned[key].factors
     alone = [r for r in pairs if r.outcome.prediction is None]
     assert calibrations_from(alone).learned == {}
-
-
-def test_order_of_the_journal_does_not_matter():
-    trials = [trial(n, memory=1 + n / 50, slowness=1 + n / 10) for n in range(6)]
-    one, other = calibrations_from(trials), calibrations_from(trials[::-1])
-    for quantity in QUANTITIES:
-        factors = [c.of(quantity, predicted(), SPACE).factors for c in (one, other)]
-        assert factors[0] == factors[1]
 
 
 def test_a_fixed_cost_of_micro_steps_is_found():
@@ -283,12 +262,6 @@ def test_the_prior_interval_contains_the_prediction_and_is_wider_without_a_profi
     # Speed is far less certain than memory, reserved memory less than allocated.
     widths = {name: high / low for name, (low, high) in plain.items()}
     assert widths[STEP] > widths[DEVICE] > widths[ALLOCATED]
-
-
-def test_every_quantity_has_a_prior_with_a_source():
-    for quantity in QUANTITIES:
-        for has_profile in (False, True):
-            assert len(prior_of(quantity, has_profile=has_profile).source) > 20
 
 
 def test_intervals_survive_the_journal_and_old_journals_are_read():

@@ -71,20 +71,11 @@ class TestProcessor:
         answer = json.loads(capsys.readouterr().out)
         assert (answer["flops"], answer["bandwidth_bytes_per_s"]) == ({}, None)
 
-    def test_takes_memory_and_price_of_the_user(self):
-        gpu = find_gpu("cpu", memory_bytes=4 * GIB, price_usd_per_hour=0.1)
-        assert (gpu.memory_bytes, gpu.price_usd_per_hour) == (4 * GIB, 0.1)
-        assert gpu.sources["memory"] == gpu.sources["price"] == "given by the user"
-
 
 class TestAuto:
     def test_is_matched_by_exact_name_and_memory(self, monkeypatch):
         pretend(monkeypatch, A6000, A6000)
         assert find_gpu("auto").id == "a6000"
-
-    def test_without_a_gpu_names_the_processor(self, capsys):
-        assert run(["best", "--space", "qlora27b", "--gpu", "auto"]) == 3
-        assert "--gpu cpu" in capsys.readouterr().err
 
     def test_of_two_types_asks_which(self, monkeypatch):
         pretend(monkeypatch, A6000, T4)
@@ -158,24 +149,6 @@ class TestDecide:
         pretend(monkeypatch, T4)
         with pytest.raises(InputError, match="too small to stand in"):
             decide(Mode.AUTO, get_gpu("a6000"), memory_limit=LIMIT_OF_TYPE)
-
-    @pytest.mark.parametrize("mode", [m for m in Mode if m is not Mode.EMULATE])
-    def test_limit_without_a_gpu_is_refused(self, mode):
-        with pytest.raises(InputError, match="--memory-limit"):
-            decide(mode, get_gpu("a6000"), memory_limit=GIB)
-
-    def test_limit_beyond_the_device_is_refused(self, monkeypatch):
-        pretend(monkeypatch, A6000)
-        with pytest.raises(InputError, match="more than the device has"):
-            decide(Mode.AUTO, get_gpu("a6000"), memory_limit=80 * GIB)
-
-    def test_less_memory_of_the_user_is_a_limit(self, monkeypatch):
-        pretend(monkeypatch, A6000)
-        gpu = get_gpu("a6000", memory_bytes=24 * GIB)
-        found = decide(Mode.AUTO, gpu)
-        assert isinstance(found, Measuring)
-        assert found.memory_limit_bytes == 24 * GIB
-        assert not found.stands_in
 
     def test_processor_is_there_and_runs_one_trial_at_a_time(self):
         found = decide(Mode.AUTO, find_gpu("cpu"))

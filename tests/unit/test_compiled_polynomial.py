@@ -129,24 +129,6 @@ def test_every_pair_of_monomials_differs_in_its_probes():
             assert ratios.setdefault(ratio, powers) == powers
 
 
-def test_probes_lie_on_their_side_of_the_window():
-    for window in (128, 512, 1000, 1024, 2047, 4096):
-        within = structure(window=window, max_length=window - 1)
-        beyond = structure(window=window, max_length=window)
-        assert not within.beyond_window
-        assert beyond.beyond_window
-        for found, side in ((within, False), (beyond, True)):
-            probes, check = found.probes()
-            assert all((p.max_length >= window) is side for p in (*probes, check))
-            assert len({p.max_length for p in (*probes, check)}) == 3
-
-
-def test_check_points_are_none_of_the_probes():
-    for found in STRUCTURES.values():
-        probes, check = found.probes()
-        assert check.max_length not in {p.max_length for p in probes}
-
-
 def test_knobs_of_size_and_of_the_optimizer_are_no_structure():
     same = structure(micro_batch=9, max_length=700, lora_rank=33, optimizer="sgd", grad_accum=7)
     assert same == structure()
@@ -176,11 +158,6 @@ def test_a_length_rounded_up_is_refused_or_fits_both_probes():
     steps = [-(-probe.max_length // 100) * 100 * probe.micro_batch for probe in PROBES]
     with pytest.raises(NotPolynomialError):
         fit((steps[0] * 3, steps[1] * 3), PROBES)
-
-
-def test_equal_values_are_a_constant():
-    assert fit((4096, 4096), PROBES) == Polynomial(((Fraction(4096), (0, 0, 0, 0)),))
-    assert fit((0, 0), PROBES)(Probe(3, 5, 7)) == 0
 
 
 @given(

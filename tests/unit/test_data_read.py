@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tuner.core.errors import InputError
 from tuner.space import TokenLengths, data_file
@@ -106,14 +104,6 @@ def test_every_text_of_several_groups_is_counted(
     assert found == TokenLengths.from_lengths(range(1, 11))
 
 
-@given(st.lists(st.integers(0, 5000), min_size=1, max_size=30).filter(any))
-@settings(max_examples=30)
-def test_any_lengths_come_back(tmp_path: Path, lengths: list[int]):
-    path = write(tmp_path, *({"n": n} for n in lengths))
-    found = read_lengths(path, length_column="n")
-    assert found == TokenLengths.from_lengths(lengths)
-
-
 def test_byte_order_mark_and_windows_line_ends(tmp_path: Path):
     path = tmp_path / "windows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"n": 3}\r\n{"n": 4}')
@@ -167,14 +157,6 @@ def test_malformed_bytes(tmp_path: Path):
     path.write_bytes(b'{"n": 1}\n{"n": "\xff"}\n')
     with pytest.raises(InputError, match=r"bytes.jsonl:2: not UTF-8 at byte 8"):
         read_lengths(path, length_column="n")
-
-
-def test_reading_stops_after_many_problems(tmp_path: Path):
-    path = write(tmp_path, *(["nothing"] * 1000))
-    with pytest.raises(InputError) as error:
-        read_lengths(path, length_column="n")
-    assert len(error.value.problems) == data_file.MAX_PROBLEMS + 1
-    assert "reading stopped" in problems_of(error)[-1]
 
 
 def test_a_huge_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -251,21 +233,6 @@ def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path):
             read_lengths(path, length_column="n")
 
 
-@given(content=st.binary(max_size=200))
-@settings(max_examples=100)
-def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes):
-    path = tmp_path / "any.jsonl"
-    path.write_bytes(b'{"n": 1}\n' + content)
-    problems: tuple[object, ...] = ()
-    try:
-        found = read_lengths(path, length_column="n")
-    except InputError as error:
-        problems = error.problems
-    else:
-        assert found.examples == 1
-    assert bool(problems) == bool(content.strip())
-
-
 # --- arguments and tokenizers ----------------------------------------------------------------
 
 
@@ -278,13 +245,6 @@ def test_arguments_that_contradict_each_other(tmp_path: Path):
         read_lengths(path, text_column="text")
     with pytest.raises(InputError, match=r"is unknown[\s\S]*first line: n\)"):
         read_lengths(path)
-
-
-def test_a_text_that_nothing_names(tmp_path: Path, tokenizer: str):
-    path = write(tmp_path, {"question": "a", "a\nb": "c"})
-    with pytest.raises(InputError, match=r"data.jsonl:1: no column.*question, 'a\\nb'") as error:
-        read_lengths(path, tokenizer=tokenizer)
-    assert "--text-column" in str(error.value)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"added_tokens": [], "model": {"type": "No"}}'])

@@ -9,12 +9,11 @@ from documents import blocks
 
 from tuner.app.search.supported import supported_part
 from tuner.core.errors import InputError
-from tuner.core.records import Configuration, KnobValue
+from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import (
     Parallelism,
     gpus_per_trial,
     most_gpus_per_trial,
-    strategy,
 )
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
@@ -42,12 +41,6 @@ def write(folder: Path, *, knob: str = "", fixed: str = "", derived: str = "") -
     path = folder / "pair.yaml"
     path.write_text(SPACE.format(knob=knob, fixed=fixed, derived=derived))
     return str(path)
-
-
-def test_the_accumulation_follows_from_the_gpus(tmp_path: Path) -> None:
-    space = load_space(write(tmp_path, fixed="gpus_per_trial: 2"))
-    found = {c["micro_batch"]: c["grad_accum"] for c in space.configurations()}
-    assert found == {1: 4, 2: 2, 4: 1}
 
 
 def test_as_a_knob_each_value_has_an_accumulation_of_its_own(tmp_path: Path) -> None:
@@ -96,15 +89,6 @@ def test_a_rule_of_the_users_that_forgets_the_gpus_is_named(tmp_path: Path) -> N
     assert "micro_batch * grad_accum * gpus_per_trial" in str(error.value.problems or error.value)
 
 
-def test_one_gpu_changes_no_configuration_of_a_space_that_does_not_say(tmp_path: Path) -> None:
-    space = load_space(write(tmp_path))
-    configuration = next(space.configurations())
-    assert "gpus_per_trial" not in configuration
-    assert "distributed" not in configuration
-    assert gpus_per_trial(configuration) == 1
-    assert strategy(configuration) == "ddp"
-
-
 def test_a_setting_on_the_command_line_divides_the_accumulation() -> None:
     space = load_space("tiny_cpu")
     one = configure(space, {"micro_batch": "2"}, strict=False)
@@ -115,24 +99,12 @@ def test_a_setting_on_the_command_line_divides_the_accumulation() -> None:
         configure(space, {"micro_batch": "8", "gpus_per_trial": "2"}, strict=False)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2049, "two", 1.5, True])
-def test_other_numbers_of_gpus_are_refused(tmp_path: Path, value: object) -> None:
-    with pytest.raises(InputError):
-        load_space(write(tmp_path, fixed=f"gpus_per_trial: {value}"))
-
-
 @pytest.mark.parametrize("word", ["tensor_parallel", "fsdp1"])
 def test_a_strategy_that_is_not_predicted_says_how_to_emulate_it(word: str) -> None:
     with pytest.raises(InputError) as caught:
         configure(load_space("tiny_cpu"), {"distributed": word}, strict=False)
     assert f"{word} is not predicted" in str(caught.value)
     assert "tuner emulate" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize("value", [True, 0, 17, "2"])
-def test_a_configuration_from_elsewhere_is_checked_too(value: object) -> None:
-    with pytest.raises(InputError, match="gpus_per_trial"):
-        gpus_per_trial(Configuration({"gpus_per_trial": value}))
 
 
 @pytest.mark.parametrize(

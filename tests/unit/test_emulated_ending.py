@@ -79,9 +79,6 @@ class TestOutOfMemory:
         assert found.error is not None
         assert found.error.type == "builtins.RuntimeError"
 
-    def test_its_own_text_is_enough(self):
-        assert ended(error(1, "torch.X: CUDA out of memory"), status=1).ended is Ended.OOM
-
 
 class TestError:
     def test_the_rank_comes_before_its_launcher(self):
@@ -100,10 +97,6 @@ class TestError:
         assert ended(printed, step(2), status=0).ended is Ended.END
         assert ended(printed, status=1).error.message == "a warning"
         assert ended(printed, error(2, "builtins.KeyError: 'a'"), status=1).error.message == "'a'"
-
-    def test_a_helper_that_fails_on_no_device_fails_nobody(self):
-        probe = error(1, "builtins.OSError: no git", pid=OTHER, on_device=False)
-        assert ended(probe, step(2), result(3)).ended is Ended.END
 
     def test_what_follows_the_last_step_is_our_own_stopping(self):
         lost = error(4, "builtins.RuntimeError: NCCL", pid=OTHER, rank=1)

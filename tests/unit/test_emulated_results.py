@@ -15,12 +15,11 @@ from tuner.report.plot import emulated_among_others, labels
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
 from tuner.report.terminal.evidence import print_ran
-from tuner.report.terminal.front import print_front, sources_text
+from tuner.report.terminal.front import print_front
 from tuner.report.terminal.recommendation import print_recommendation
 from tuner.searches.best import best_yaml, check_text, recommend
 from tuner.searches.front import trusted
 from tuner.searches.journal import encode, latest, read_journal
-from tuner.searches.request import TrialDevice
 from tuner.searches.view import Kind, build_view
 
 SMALL, LARGE = {"micro_batch": 1, "lora_rank": 128}, {"micro_batch": 8, "lora_rank": 128}
@@ -51,13 +50,6 @@ class TestRecord:
         assert again == record
         assert again.outcome.emulation.intervals["step_s"][0] > 0
 
-    def test_one_that_ran_out_of_memory_is_emulated_too(self):
-        record = emulated(device_bytes=60 * GIB)
-        assert record.outcome.status is Status.OOM
-        without = replace(record, outcome=Outcome(Status.OOM))
-        assert (without.source, without.fits) == (Source.EMULATED, False)
-        assert TrialRecord.from_dict(without.to_dict()) == without
-
     def test_numbers_in_the_field_of_another_kind_are_refused(self, tmp_path):
         record = emulated()
         with pytest.raises(ValueError, match="measurement holds numbers that are emulated"):
@@ -71,10 +63,6 @@ class TestRecord:
         with pytest.raises(Exception, match="not trial records"):
             read_journal(tmp_path / "trials.jsonl")
 
-    def test_records_without_it_are_written_as_before(self):
-        for record in (make_record(), make_record(measured=True)):
-            assert not any("emulated" in key for key in record.to_dict())
-
     @pytest.mark.parametrize(
         "path", sorted((Path(__file__).parents[2] / "results").glob("*/*/trials.jsonl")), ids=str
     )
@@ -84,14 +72,6 @@ class TestRecord:
             record = TrialRecord.from_dict(data)
             assert record.source is not Source.EMULATED
             assert set(record.to_dict()) - set(data) <= {"exhausted", "stage"}
-
-    def test_a_bench_knows_its_own_records(self):
-        emulated_bench = TrialDevice(GPU.name, emulated=True)
-        real_bench = TrialDevice(GPU.name)
-        assert emulated_bench.ran(emulated())
-        assert not real_bench.ran(emulated())
-        assert real_bench.ran(make_record(measured=True, device=GPU.name))
-        assert not emulated_bench.ran(make_record(measured=True, device=GPU.name))
 
 
 class TestKindsApart:
@@ -111,21 +91,6 @@ class TestKindsApart:
         assert view.kinds == (Kind.UNTRIED, Kind.BEST)
         assert labels(view)[Kind.UNTRIED] == "predicted to fit, not emulated"
         assert emulated_among_others(view) == [1]
-
-    def test_nothing_emulated_is_chosen_where_something_measured_fits(self):
-        ran = emulated(900.0, settings=LARGE)
-        measured = make_record(300.0, settings=SMALL, measured=True, margin_bytes=MARGIN_BYTES)
-        view = build_view([ran, measured], SPACE, GPU)
-        assert (view.source, view.kinds) == ("measured", (Kind.UNTRIED, Kind.BEST))
-        assert labels(view)[Kind.UNTRIED] == "predicted or emulated to fit, not measured"
-        assert "emulated (1)" in report_html(view)
-
-    def test_counts_are_said_of_each_kind(self):
-        records = [make_record(settings=SMALL), emulated(settings=LARGE)]
-        assert sources_text(records) == (
-            "1 configurations: 1 fit, 0 out of memory (emulated); "
-            "1 configurations: 1 fit, 0 out of memory (predicted)"
-        )
 
 
 class TestVerification:
@@ -151,12 +116,6 @@ class TestVerification:
         assert recommend(records, SPACE, GPU).configuration == slow.configuration
         view = build_view(records, SPACE, GPU)
         assert view.kinds == (Kind.TOO_LARGE, Kind.BEST)
-
-    def test_one_that_runs_out_of_memory_does_too(self):
-        fast = make_record(400.0)
-        (together,) = latest([fast, check_of(fast, 60 * GIB)])
-        assert not together.fits
-        assert recommend([together], SPACE, GPU) is None
 
     @pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMEOUT, Status.INTERRUPTED])
     def test_one_that_says_nothing_leaves_it_unverified(self, status):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results_samples import GPU, MARGIN_BYTES, make_record
+from results_samples import GPU, make_record
 
-from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB
 from tuner.searches.front import (
     Direction,
     Objective,
     device_bytes,
-    fits_within,
     hypervolume,
     pareto_front,
     samples_per_s,
@@ -68,14 +65,6 @@ def test_what_is_left_out_is_beaten_or_equal_or_does_not_fit(pairs):
     assert all(record.fits for record in front)
 
 
-@given(points, st.randoms(use_true_random=False))
-def test_order_and_duplicates_do_not_matter(pairs, random):
-    records = trials(pairs)
-    shuffled = records * 2
-    random.shuffle(shuffled)
-    assert pareto_front(shuffled) == pareto_front(records)
-
-
 @given(points)
 def test_the_fastest_comes_first_and_memory_falls_along_the_front(pairs):
     front = [numbers(r) for r in pareto_front(trials(pairs))]
@@ -102,24 +91,6 @@ def test_any_number_of_objectives(triples):
     }
     front = pareto_front(records, objectives=objectives)
     assert {tuple(o.gain(r) for o in objectives) for r in front} == undominated
-
-
-def test_a_trial_without_numbers_is_on_no_front():
-    crashed = dataclasses.replace(make_record(), outcome=Outcome(Status.CRASHED))
-    assert pareto_front([crashed]) == ()
-    assert hypervolume([crashed], reference=(0, GPU.memory_bytes)) == 0
-
-
-@pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
-def test_only_a_trial_that_ended_well_fits(status):
-    assert not fits_within(make_record(status=status), GPU.memory_bytes)
-
-
-def test_the_margin_counts():
-    record = make_record(device_bytes=20 * GIB)
-    assert fits_within(record, 20 * GIB + MARGIN_BYTES)
-    assert not fits_within(record, 20 * GIB + MARGIN_BYTES - 1)
-    assert pareto_front([record], limit_bytes=20 * GIB) == ()
 
 
 @given(points, st.integers(1, 46))

@@ -8,20 +8,17 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 from packaging.requirements import Requirement
 
-from tuner.app.cli.main import COMMANDS, cli, run
 from tuner.core.aliases import meant
-from tuner.core.errors import InputError, UnavailableError, install_command, nearest, unknown
+from tuner.core.errors import InputError, UnavailableError, install_command, nearest
 from tuner.core.records import Configuration
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.export import FORMATS
 from tuner.program.writing import SettingsReader
 from tuner.space import configure, default_space
 from tuner.space.gpus import get_gpu, load_catalogue
-from tuner.space.models.catalogue import load_catalogue as load_models
 
 KNOBS = list(SCHEMAS["causal_lm"].terms)
 
@@ -96,11 +93,6 @@ def test_a_value_by_its_meaning_then_by_its_letters(setting, value):
     with pytest.raises(InputError, match="cannot be") as caught:
         configure(space, dict([setting.split("=")]), strict=False)
     assert caught.value.hint == f"did you mean {value!r}?"
-
-
-@pytest.mark.parametrize("word", ["tpux", "abcd", "mi300x", "batch_size", "int5000"])
-def test_short_words_that_share_some_letters_are_other_words(word):
-    assert nearest(word, ["gpu", "b300", "image_size", "int8"]) is None
 
 
 OTHER_VALUES: dict[str, Any] = {
@@ -183,29 +175,3 @@ def test_no_name_of_the_catalogue_is_another_vendors():
                 get_gpu(f"{name}x")
             except InputError:
                 continue  # unknown, but not foreign
-
-
-def test_the_number_of_models_is_that_of_the_list(capsys):
-    for arguments in (["models", "qwen9000"], ["estimate", "--model", "qwen9", "--gpu", "t4"]):
-        assert run(arguments) == 2
-        assert f"`tuner models` lists all {len(load_models())}" in capsys.readouterr().err
-
-
-def test_a_long_list_is_not_printed_beside_the_nearest():
-    error = unknown("knob", "batch_size", KNOBS)
-    assert error.hint == "did you mean 'micro_batch'?"
-
-
-def test_without_a_command_the_help_is_printed(capsys):
-    assert run([]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("Usage: tuner")
-    assert "Error" not in captured.out + captured.err
-
-
-def test_no_default_is_shown_as_python(capsys):
-    for name in COMMANDS:
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None
-        for parameter in command.params:
-            assert "Path(" not in repr(parameter.default), (name, parameter.name)

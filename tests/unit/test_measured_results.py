@@ -7,9 +7,7 @@ import json
 
 import pytest
 from device_fakes import measured
-from hypothesis import given
-from hypothesis import strategies as st
-from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
+from results_samples import GPU, SPACE, make_record, make_search
 
 from tuner.core.records import Outcome, Source, Status, TrialRecord
 from tuner.core.units import GIB
@@ -55,17 +53,6 @@ class TestRecord:
             del data[name]
         assert TrialRecord.from_dict(data) == record(1, 300)
 
-    def test_that_ran_out_of_memory_on_a_device_is_measured(self):
-        assert record(1, 300).source is Source.PREDICTED
-        assert ran_out(record(1, 300)).source is Source.MEASURED
-
-    @pytest.mark.parametrize(("margin", "fits"), [(GIB, True), (2 * GIB, False), (None, True)])
-    def test_measured_memory_fits_with_its_margin(self, margin, fits):
-        used = GPU.memory_bytes / GIB - 1.5
-        one = measured(record(1, 300, gib=used), device=NAME, margin_bytes=margin)
-        assert one.fits is fits
-        assert one.budget.margin_bytes == (MARGIN_BYTES if margin is None else margin)
-
 
 class TestChoice:
     def test_measured_out_of_memory_beats_a_prediction_that_fits_whichever_came_first(self):
@@ -85,11 +72,6 @@ class TestChoice:
         assert view.kinds == (Kind.BEST, Kind.UNTRIED)
         assert (view.best.trials, view.best.fitting) == (1, 1)
 
-    def test_predictions_are_recommended_where_nothing_measured_fits(self):
-        view = build_view([ran_out(record(1, 300)), record(4, 900)], SPACE, GPU)
-        assert view.best is not None
-        assert (view.source, view.best.configuration["micro_batch"]) == ("predicted", 4)
-
     def test_gain_compares_measured_with_measured_only(self):
         baseline = make_record(200, 20 * GIB, settings=dict(SPACE.baseline or {}))
         fast = measured(record(4, 900), device=NAME)
@@ -106,15 +88,6 @@ class TestAgreement:
             assert error.median_ratio == pytest.approx(0.8, rel=1e-3)
             assert error.mean_error == pytest.approx(0.2, rel=1e-3)
             assert (error.count, error.covered) == (2, None)
-
-    @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=6))
-    def test_median_lies_in_the_range(self, factors):
-        records = [
-            measured(record(i + 1, 300), device=NAME, factor=f) for i, f in enumerate(factors)
-        ]
-        for error in prediction_errors(pairs(records)):
-            assert error.lowest_ratio <= error.median_ratio <= error.highest_ratio
-            assert error.lowest_ratio == pytest.approx(1 / max(factors), rel=1e-3)
 
     def test_intervals_are_checked_against_the_measured_value(self):
         one = record(1, 300)
@@ -144,11 +117,6 @@ class TestAgreement:
         text = verdict_text(found)
         assert "2 of 4 trials; 1 did not fit, contrary to the prediction; 1 fitted" in text
 
-    def test_nothing_measured_nothing_said(self):
-        assert pairs([record(1, 300)]) == []
-        assert prediction_errors([]) == []
-        assert verdict_text(verdicts([record(1, 300)])) == ""
-
 
 class TestReport:
     def test_shows_each_measured_trial_against_its_prediction(self):
@@ -168,8 +136,3 @@ class TestReport:
         assert "device memory" in page
         assert f"<td>{1 / 1.1:.3f}</td>" in page
         assert "Every number on this page is" not in page
-
-    def test_has_no_such_part_without_measured_trials(self):
-        view = build_view(make_search(4), SPACE, GPU)
-        assert prediction_error_figure(view) is None
-        assert "Predicted against measured" not in report_html(view)

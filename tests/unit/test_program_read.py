@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from program_samples import TOOLS, make_tools
+from program_samples import make_tools
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.host import find_program
@@ -67,19 +67,6 @@ def test_a_script_is_run_by_this_python_with_its_arguments(folder):
     assert (read.trainer, read.main) == ("", "t.py")
 
 
-def test_a_notebook_is_run_by_this_python(folder):
-    (folder / "n.ipynb").write_text('{"cells": []}')
-    assert read_program(["n.ipynb"]).command == (sys.executable, "n.ipynb")
-
-
-@pytest.mark.parametrize("tool", TOOLS)
-def test_a_command_is_as_it_is(tool, folder):
-    (folder / "t.py").write_text("B = 4\n")
-    read = read_program([tool, "t.py"])
-    assert read.command == (tool, "t.py")
-    assert list(read.files) == ["t.py"]
-
-
 @pytest.mark.parametrize(
     ("words", "trainer"),
     [
@@ -116,13 +103,6 @@ def test_a_module_is_found_by_its_name(launcher, folder):
     assert {str(source.path) for source in read.sources} == {
         "a/train.py", "a/b/x.py", "a/b/y.py", "a/c.json", "other.py",
     }  # fmt: skip
-
-
-def test_an_option_m_of_a_script_is_no_module(folder):
-    (folder / "t.py").write_text("B = 4\n")
-    (folder / "model.py").write_text("B = 4\n")
-    assert list(read_program(["t.py", "-m", "model"]).files) == ["t.py"]
-    assert list(read_program(["python", "-m", "json.tool"]).files) == []
 
 
 def test_what_a_script_reads_is_named_as_the_script_is(folder, monkeypatch):

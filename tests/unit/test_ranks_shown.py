@@ -8,19 +8,15 @@ import pytest
 import yaml
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record
 
-from tuner.app.cli.answers import print_answers
-from tuner.app.recommendation import Answer
 from tuner.app.target import with_margin
 from tuner.core.records import MemoryBudget, RankMemory, Source, TrialRecord
 from tuner.core.units import GIB
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
-from tuner.report.terminal.front import print_front
 from tuner.report.terminal.recommendation import print_recommendation
 from tuner.searches.best import best_yaml, recommend
 from tuner.searches.cost import trade_text
 from tuner.searches.view import build_view
-from tuner.space.gpus import get_gpu
 
 TWO = {**SPACE.baseline, "gpus_per_trial": 2}
 CPU = replace(GPU, id="cpu", name="a processor", memory_bytes=16 * GIB)
@@ -46,12 +42,6 @@ def test_ranks_on_one_processor_have_their_part_of_its_memory() -> None:
     best = recommend([measured(7 * GIB, CPU)], SPACE, CPU)
     assert (best.memory_bytes, best.free_bytes) == (8 * GIB, GIB)
     assert best.to_dict()["memory"]["used_fraction"] == 0.875
-
-
-def test_gpus_have_their_memory_for_themselves() -> None:
-    record = measured(40 * GIB)
-    assert record.budget == MemoryBudget(GPU.memory_bytes, GIB)
-    assert record.fits
 
 
 def test_what_is_to_stay_free_is_shared_by_predicted_ranks_too() -> None:
@@ -82,24 +72,6 @@ def test_the_recommendation_says_how_many_gpus_and_what_each_takes(capsys) -> No
     assert "at 0.5 USD per hour for each of 2 GPUs" in text
     assert "on 2 x a6000" in repr(best)
     assert "GiB each," in repr(best)
-
-
-def test_one_gpu_is_not_counted(capsys) -> None:
-    best = recommend([make_record(300, 40 * GIB, settings=SPACE.baseline)], SPACE, GPU)
-    print_recommendation(best)
-    text = capsys.readouterr().out
-    assert not any(word in text for word in ("GPUs", " x NVIDIA", "ranks", "on each"))
-
-
-def test_the_front_and_the_comparison_say_whose_memory_it_is(capsys) -> None:
-    record = measured(40 * GIB)
-    print_front(build_view([record], SPACE, GPU))
-    assert "of several GPUs all memory is of one of them" in capsys.readouterr().out
-    best = recommend([record], SPACE, GPU)
-    print_answers([Answer(get_gpu("a6000"), best)], as_json=False)
-    text = capsys.readouterr().out
-    assert "2 x a6000" in text
-    assert "of several GPUs all memory is of one of them" in text
 
 
 def test_the_files_say_it() -> None:
@@ -152,14 +124,6 @@ def test_each_number_of_gpus_has_its_fastest_and_what_it_costs(capsys) -> None:
     rows = yaml.safe_load(best_yaml(best, SPACE, GPU, trials=7))["by_gpus"]
     assert [row["gpus"] for row in rows] == [1, 2, 2, 4, 8]
     assert {row["source"] for row in rows} == {"predicted"}
-
-
-def test_one_number_of_gpus_has_no_trade(capsys) -> None:
-    best = recommend([on_gpus(2, 40 * GIB, 100), on_gpus(2, 30 * GIB, 90)], SPACE, GPU)
-    assert best.by_gpus == ()
-    print_recommendation(best)
-    assert "number of GPUs" not in capsys.readouterr().out
-    assert "by_gpus" not in best.to_dict()
 
 
 def test_without_a_price_the_seconds_of_gpus_decide() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tuner.core import nvml
@@ -77,12 +75,6 @@ def test_a_free_device_is_taken_at_once(install):
     assert driver.looks == [3]
 
 
-def test_what_this_process_holds_itself_is_not_somebody(install):
-    own = DeviceProcess(pid=os.getpid(), name="python", used_bytes=GIB // 2)
-    install(Driver((own,), used_bytes=GIB // 2))
-    assert wait()
-
-
 def test_a_device_in_use_is_refused_with_names(install):
     install(Driver((TRAINER, HIDDEN), used_bytes=6 * GIB))
     with pytest.raises(UnavailableError) as caught:
@@ -95,19 +87,6 @@ def test_a_device_in_use_is_waited_for(install):
     driver = install(Driver((TRAINER,), (TRAINER,), (), used_bytes=0))
     assert wait(wait_for_device_s=20.0)
     assert len(driver.looks) == 3
-
-
-def test_waiting_ends_in_a_refusal(install):
-    driver = install(Driver((TRAINER,)))
-    with pytest.raises(UnavailableError, match=r"train\.py"):
-        wait(wait_for_device_s=10.0)
-    assert len(driver.looks) == 10 / preflight._LOOK_EVERY_S + 1
-
-
-def test_waiting_can_be_given_up(install):
-    driver = install(Driver((TRAINER,)))
-    assert not wait(wait_for_device_s=1000.0, given_up=lambda seconds: True)
-    assert len(driver.looks) == 1
 
 
 def test_what_a_trial_leaves_for_a_moment_is_not_somebody(install, monkeypatch):
@@ -136,12 +115,6 @@ def test_without_the_drivers_word_the_memory_decides(install):
     install(Driver(None, used_bytes=9 * GIB))
     with pytest.raises(UnavailableError, match="does not name"):
         wait()
-
-
-def test_without_a_driver_there_is_nothing_to_ask(install):
-    driver = install(Driver(None))
-    driver.use = None
-    assert wait()
 
 
 def test_a_device_that_is_lost_is_named(install):

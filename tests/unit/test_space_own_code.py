@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tuner.core.errors import InputError
 from tuner.core.setup.schemas import memory_order
 from tuner.space import configure, load_space
-from tuner.space.command import fill
 from tuner.space.format import read_space
 
 GOOD = """
@@ -78,17 +74,6 @@ def test_an_argument_with_an_empty_value_is_left_out():
     assert "" not in space.command.arguments(configure(space))
 
 
-def test_values_are_written_as_people_write_them():
-    values = {"a": True, "b": 2e-4, "c": ("q", "v"), "d": "x"}
-    assert fill("{a} {b} {c} {d} {{e}}", values) == "true 0.0002 q,v x {e}"
-
-
-def test_a_space_travels():
-    space = pickle.loads(pickle.dumps(read(GOOD)))
-    assert space.command == read(GOOD).command
-    json.dumps(space.to_dict())
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -145,11 +130,6 @@ def test_the_order_of_a_known_workload_is_not_declared():
     assert "is known" in problems(f"{text}memory: {{micro_batch: increases}}\n")
 
 
-def test_words_that_are_misspelt_are_refused():
-    with pytest.raises(InputError, match="fasst"):
-        configure(read(GOOD), {"flag": "--fasst"})
-
-
 def test_keys_of_a_command_need_one():
     text = GOOD.replace("command:", "workload: causal_lm\nmodel: x\ndescription:")
     assert "is for a command" in problems(text)
@@ -179,16 +159,6 @@ def test_a_changed_script_is_another_command(tmp_path):
     assert load_space(str(tmp_path / "mine.yaml")).command.digest == before
     (tmp_path / "train.py").write_text("print(2)")
     assert load_space(str(tmp_path / "mine.yaml")).command.digest != before
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_any_text_of_a_command_is_read_or_refused(text):
-    line = json.dumps(text)
-    try:
-        space = read(f"name: mine\ncommand: [python, {line}]\nknobs: {{a: [1, 2]}}\n")
-    except InputError:
-        return
-    space.command.arguments(configure(space))
 
 
 PROGRAM = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from tuner.predict.stages import combine, hardest_first
 from tuner.searches.strategies import score
 from tuner.space import configure, load_space
 from tuner.trial.base import PLAIN, GiveUp, Instructions
-from tuner.trial.staged import StagedFactory, StagedRunner
+from tuner.trial.staged import StagedRunner
 
 GIB = 2**30
 SPACE = load_space(str(Path(__file__).parents[2] / "search_spaces" / "naics_embedder.yaml"))
@@ -49,14 +48,6 @@ def test_a_stage_that_runs_out_of_memory_ends_the_trial():
     assert outcome.status is Status.OOM
     assert outcome.phase == "backward"
     assert outcome.message == "in stage stage1: too much"
-
-
-def test_a_later_stage_may_fail_too():
-    inner = Recorded({8: Outcome(Status.CRASHED)})
-    outcome = StagedRunner(inner, SPACE).run(configure(SPACE))
-    assert outcome.status is Status.CRASHED
-    assert outcome.message == "in stage stage2"
-    assert outcome.duration_s == pytest.approx(2.0)
 
 
 class Real(Recorded):
@@ -199,9 +190,3 @@ def measurement(of):
         loss_finite=True,
         samples_per_s_interval=(0.9 * of.speed.samples_per_s, 1.1 * of.speed.samples_per_s),
     )
-
-
-def test_a_factory_can_travel():
-    factory = pickle.loads(pickle.dumps(StagedFactory(Recorded, SPACE)))
-    assert isinstance(factory(), StagedRunner)
-    assert factory().source is Source.MEASURED

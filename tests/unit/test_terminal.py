@@ -143,10 +143,6 @@ class TestAnswers:
         assert "\x1b[1m" in text
         assert "┌" in text
 
-    @pytest.mark.parametrize("place", [{"TERM": "dumb"}, {"NO_COLOR": "1"}], ids=str)
-    def test_no_style_where_none_is_wanted(self, folder, place):
-        assert is_plain(in_terminal(*SHOW, **place))
-
     def test_an_encoding_without_lines_gets_ascii(self, folder):
         text = in_pipe(*SHOW, PYTHONIOENCODING="ascii", COLUMNS="60")
         assert text.isascii()

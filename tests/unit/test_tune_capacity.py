@@ -132,17 +132,6 @@ def test_searches_that_share_workers_take_turns():
     assert order == [0] * 6 + [1] * 6
 
 
-def test_idle_workers_leave_to_another_search_that_waits():
-    world = World({"CPU": 1})
-    searches = world.searches({"CPU": 1.0}, {"CPU": 1.0})
-    assert proposed(searches, "a") == [0]
-    assert searches.keeps_worker(0)
-    searches.state_of("a0").start("a0")
-    assert (searches.keeps_worker(0), searches.keeps_worker(1)) == (True, True)
-    searches.states[1].propose("b")
-    assert (searches.keeps_worker(0), searches.keeps_worker(1)) == (False, True)
-
-
 def test_run_whose_node_went_is_recalled_and_its_trial_comes_again():
     world = World({"GPU": 1, "a6000": 1, "CPU": 1})
     searches = world.searches(A6000)

@@ -178,10 +178,3 @@ def test_who_resumes_knows_what_failed():
     known = [dataclasses.replace(r, versions={"tuner": "1"}) for r in whole.records[:5]]
     _, rest = search(outcome, trials=12, resume=known)
     assert [*(r.configuration for r in known), *rest] == tried
-
-
-def test_a_crash_says_nothing_of_memory():
-    state, _ = search(crash, trials=2)
-    told, untold = state._adapter.guide, proposer_of(state._request).guide
-    assert np.array_equal(told.oom_probability(), untold.oom_probability())
-    assert told.failures.probability().min() < 1
