@@ -92,8 +92,10 @@ class CheckedProgram:
     notes: tuple[str, ...]
     log_tail: str
     evaluation: tuple[int, RunAnswer] | None = None
-    other_stack: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
     """Releases that the program's environment pins otherwise than the prediction has them."""
+    with_pinned: tuple[str, ...] = ()
+    """The words before `tuner` of a command that predicts with those."""
 
     @property
     def source(self) -> str:

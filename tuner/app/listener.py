@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tuner.app.device import Notices
 from tuner.core.meanwhile import environment, log_level
 from tuner.core.records import TrialRecord
+from tuner.predict.older import use_todays_names
 from tuner.searches.progress import Progress
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ _UNUSED_PATTERN = "The following (rank|alpha)_pattern keys did not match"
 def quiet_libraries() -> Iterator[None]:
     """Inside, known libraries log errors only, and their deprecations are not shown.
 
+    Older releases of transformers get the names that a trace asks for.
+
     Deprecations concern the caller of the libraries: tuner, not its user. Put it around
     imports too: bitsandbytes and transformers print messages while they are imported.
     """
@@ -76,6 +79,7 @@ def quiet_libraries() -> Iterator[None]:
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         warnings.filterwarnings("ignore", category=UserWarning, module=_ADVICE)
         warnings.filterwarnings("ignore", message=_UNUSED_PATTERN, module=_ADVICE)
+        use_todays_names()
         yield
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tuner.app.other_stack import stack_doubts
+from tuner.app.pinned import pinned_doubts
 from tuner.app.reported import corrected_by_rows, rows_text
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
@@ -208,7 +208,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     given: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     predictor: Predictor | None = None
-    _stack_doubts: set[Doubt] | None = field(default=None, init=False)
+    _pinned_doubts: set[Doubt] | None = field(default=None, init=False)
     doing: ClassVar[str] = "predicting"
 
     def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
@@ -246,12 +246,12 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         ]
         found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
         whole = iter(found[len(planned) :])
-        if self._stack_doubts is None:  # lock files are large, and changed programs share them
-            self._stack_doubts = stack_doubts(self.program)
+        if self._pinned_doubts is None:  # lock files are large, and changed programs share them
+            self._pinned_doubts = pinned_doubts(self.program)
         answers = []
         for (program, plan), alike in zip(planned, found, strict=False):
             loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
-            more = (plan.doubts | self._stack_doubts) - doubts_of(WORKLOAD, plan.configuration)
+            more = (plan.doubts | self._pinned_doubts) - doubts_of(WORKLOAD, plan.configuration)
             prediction, others = corrected_by_rows(
                 widened(loaded, more), plan.model, WORKLOAD, plan.configuration
             )

@@ -58,7 +58,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     verdict is known, before changes are tried.
     """
     from tuner.app.checking import check_program  # numpy
-    from tuner.app.other_stack import stack_notes
+    from tuner.app.pinned import pinned_notes, with_pinned
     from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
 
     if gpus is not None and gpus < 1:
@@ -82,8 +82,12 @@ def check(  # noqa: PLR0913 - one argument for each option
     with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
         found = check_program(predictions, improve=improve, report=report, answered=answered)
-    other = stack_notes(read, predictions.plan(read))
-    return replace(found, notes=(*found.notes, *notes), other_stack=other)
+    return replace(
+        found,
+        notes=(*found.notes, *notes),
+        pinned=pinned_notes(read, predictions.plan(read)),
+        with_pinned=with_pinned(read),
+    )
 
 
 def largest(  # noqa: PLR0913 - one argument for each option

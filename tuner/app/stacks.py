@@ -114,7 +114,8 @@ def _interpreter(stack: Path) -> Path:
             return path.absolute()
     raise InputError(
         f"there is no environment {str(stack)!r}",
-        hint="name the folder of a virtual environment, or the Python in it",
+        hint="name the folder or the Python of one; `uv venv old-env && uv pip install --python "
+        "old-env torch transformers==4.48.1` makes one",
     )
 
 

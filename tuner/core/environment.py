@@ -126,7 +126,3 @@ def all_masked(value: Any, secrets: Collection[str] = ()) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(all_masked(each, secrets) for each in value)
     return value
-
-
-STACK_VARIABLE = "TUNER_STACK"
-"""Environment variable of a process that predicts for `--stack`: the file or environment."""

@@ -20,8 +20,11 @@ from packaging.version import Version
 def use_todays_names() -> None:
     """Import transformers, and add to it and to huggingface_hub what the installed releases lack.
 
-    For transformers 4.45 and newer. Raises `ImportError` where a library cannot be imported.
+    For transformers 4.45 to 5.9; nothing is imported for newer ones. Raises `ImportError` where a
+    library cannot be imported.
     """
+    if not _is_before("transformers", "5.10"):
+        return
     import huggingface_hub
     import huggingface_hub.errors
     import transformers

@@ -37,24 +37,17 @@ class Pins:
 def pins_of(path: Path, libraries: Collection[str]) -> Pins:
     """The pins of these libraries in a file, or in an environment's folder or interpreter.
 
-    A file is a lock file, a pyproject.toml or requirements. Raises `InputError` for anything else.
+    A file is a lock file, a pyproject.toml or requirements. Raises `InputError` or `ValueError` for
+    one that can't be read.
     """
     folder = _site_packages(path)
     if folder is not None:
         there = metadata.distributions(path=[str(folder)])
         versions = {str(canonicalize_name(d.name)): f"=={d.version}" for d in there}
         return Pins(path, {name: versions[name] for name in libraries if name in versions})
-    try:
-        text = read_file(path, _MOST_BYTES).decode()
-    except FileNotFoundError:
-        raise _no_stack(path, "it does not exist") from None
-    except UnicodeDecodeError:
-        raise _no_stack(path, "it is not text") from None
+    text = read_file(path, _MOST_BYTES).decode()
     if path.suffix in (".toml", ".lock"):
-        try:
-            found = list(_of_toml(tomllib.loads(text)))
-        except tomllib.TOMLDecodeError as error:
-            raise _no_stack(path, f"it is not TOML: {error}") from error
+        found = list(_of_toml(tomllib.loads(text)))
     else:
         found = list(_of_requirements(path, text, {path.resolve()}))
     releases: dict[str, str] = {}
@@ -79,19 +72,11 @@ def pins_near(program: Program, libraries: Collection[str]) -> list[Pins]:
     for path in dict.fromkeys(places):
         try:
             pins = pins_of(path, libraries)
-        except InputError:
+        except (InputError, ValueError):
             continue
         if pins.releases:
             found.append(pins)
     return found
-
-
-def _no_stack(path: Path, why: str) -> InputError:
-    return InputError(
-        f"no releases can be read from {str(path)!r}: {why}",
-        hint="name a uv.lock, poetry.lock, pyproject.toml or requirements.txt, the folder of a "
-        "virtual environment, or the Python in it",
-    )
 
 
 def _site_packages(path: Path) -> Path | None:

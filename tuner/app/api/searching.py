@@ -246,8 +246,8 @@ def estimate(  # noqa: PLR0913 - one argument for each option
     device = find_gpu(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price)
     fraction = parse_margin(as_share(margin, "margin"), device)
     given = None if space is None else _named(space)
-    read, configuration = one_configuration(given, model, {**(settings or {}), **knobs})
     with quiet_libraries():
+        read, configuration = one_configuration(given, model, {**(settings or {}), **knobs})
         device, profile = with_profile(device)
         found = estimate_configuration(
             read, configuration, device, margin_fraction=fraction, profile=profile

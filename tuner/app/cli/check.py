@@ -18,7 +18,6 @@ from tuner.app.cli.options import (
     require_gpu,
     seed_option,
     set_option,
-    stack_option,
     subcommand,
     verbose_option,
 )
@@ -92,7 +91,6 @@ if TYPE_CHECKING:
 @seed_option
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
 @verbose_option
-@stack_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913 - one argument for each option

@@ -20,6 +20,7 @@ from tuner.app.cli.emulated_text import (
     steps_by_text,
     unknown_text,
 )
+from tuner.app.cli.options import typed
 from tuner.app.program_oracle import PredictedProgram, RunAnswer
 from tuner.core.expressions import show
 from tuner.core.records import MemoryBudget, Verdict
@@ -102,6 +103,19 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     if checked.found.ended in ("error", "crash"):
         print_last_lines(checked.log_tail, at_most=LINES - 5)
     print_lines(checked_lines(checked))
+    _print_with_pinned(checked)
+
+
+def _print_with_pinned(checked: CheckedProgram) -> None:
+    if checked.with_pinned:
+        echo(f"Predict with the pinned releases:\n  {_with_pinned(checked)}")
+
+
+def _with_pinned(checked: CheckedProgram) -> str:
+    """The typed command line in an environment that has the pinned releases."""
+    command, *words = typed()
+    predict = [] if "--predict" in words else ["--predict"]
+    return shlex.join([*checked.with_pinned, "tuner", command, *predict, *words])
 
 
 def checked_lines(checked: CheckedProgram) -> list[str]:
@@ -259,7 +273,7 @@ def notes_of(checked: CheckedProgram) -> Iterator[str]:
     else:
         plan = found.plan
         yield from (found.not_priced,) if found.not_priced else ()
-        yield from checked.other_stack
+        yield from checked.pinned
         yield from plan.findings
         yield from (f"not modelled: {', '.join(plan.left_out)}",) if plan.left_out else ()
         yield from (note for note in plan.notes if note not in plan.findings)
@@ -294,8 +308,9 @@ def _print_all(checked: CheckedProgram) -> None:
         echo("\n".join(_nothing_fits(checked)))
     elif checked.runs > 1:
         echo("Nothing faster was found with the same effective batch, adapters and lengths.")
-    for note in (*checked.other_stack, *checked.notes):
+    for note in (*checked.pinned, *checked.notes):
         echo(f"note: {note}")
+    _print_with_pinned(checked)
     what = "run" if checked.source == "emulated" else "prediction"
     number = f"{checked.runs} {what}{'s' * (checked.runs != 1)}"
     echo(f"{checked.source}, in {number}; nothing was written")
@@ -374,7 +389,8 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
         },
         "least_bytes": checked.least_bytes,
         "runs": checked.runs,
-        "notes": [*checked.other_stack, *checked.notes],
+        "notes": [*checked.pinned, *checked.notes],
+        "with_pinned": _with_pinned(checked) if checked.with_pinned else None,
         "versions": _versions(checked.found),
     }
 

@@ -65,7 +65,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     Runs it in each environment on an emulated GPU and names the packages that differ, the memory
     and time that changed, and the lines of code that hold more. Each environment needs a CUDA
-    build of PyTorch; nothing of tuner.
+    build of PyTorch; nothing of tuner. `uv venv` makes one.
 
     Exit codes: 0 it fits under the second, 1 it doesn't, 2 the program failed in one, 3 something
     isn't emulated, 4 unknown.

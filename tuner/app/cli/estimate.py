@@ -22,7 +22,6 @@ from tuner.app.cli.options import (
     set_option,
     setting_flags,
     space_option,
-    stack_option,
     subcommand,
     verbose_option,
 )
@@ -85,7 +84,6 @@ from tuner.space.models.trainable import model_defaults
 @results_option
 @calibration_option
 @verbose_option
-@stack_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
     *,
@@ -113,7 +111,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         require_gpu("--price", price)
     if space is None and model is None:
         raise click.UsageError("Missing option '--space' or '--model'.")
-    of, configuration = one_configuration(space, model, settings)
+    with quiet_libraries():
+        of, configuration = one_configuration(space, model, settings)
     if gpu_name is None:
         from tuner.app.cli.everywhere_text import show_everywhere
         from tuner.app.everywhere import space_everywhere

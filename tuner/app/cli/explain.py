@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.app.cli.listening import Printer
-from tuner.app.cli.options import json_option, margin_option, set_option, stack_option, subcommand
+from tuner.app.cli.options import json_option, margin_option, set_option, subcommand
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
 from tuner.app.listener import quiet_libraries
@@ -42,7 +42,6 @@ _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
 @target_options("Model to use instead of the space's.")
 @set_option
 @margin_option
-@stack_option
 @json_option
 def command(
     *,

@@ -29,7 +29,6 @@ from tuner.app.cli.helping import (
     shows_all,
     with_help_all,
 )
-from tuner.core.environment import STACK_VARIABLE
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES_TEXT,
@@ -261,13 +260,8 @@ def main() -> None:
         gc.disable()
     try:
         code = run(sys.argv[1:])
-    except Exception as error:  # noqa: BLE001 - Python would end with 1, which says "does not fit"
-        if in_stack := os.environ.get(STACK_VARIABLE):
-            from tuner.app.in_stack import cannot
-
-            echo(f"error: {cannot(in_stack, error)}", err=True)
-        else:
-            traceback.print_exc()
+    except Exception:  # noqa: BLE001 - Python would end with 1, which says "does not fit"
+        traceback.print_exc()
         code = EXIT_UNAVAILABLE
     if not gc.isenabled():
         gc.freeze()  # the interpreter looks for cycles once more when it ends

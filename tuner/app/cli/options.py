@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -339,29 +340,10 @@ gpus_option = click.option(
 )
 
 
-def _in_stack(ctx: click.Context, _: click.Parameter, stack: Path | None) -> None:
-    if stack is None or ctx.resilient_parsing:
-        return
-    from tuner.app.in_stack import run_in_stack
+def typed() -> tuple[str, ...]:
+    """The words of this command line, without `tuner`."""
+    return click.get_current_context().find_root().obj or tuple(sys.argv[1:])
 
-    words = [*ctx.find_root().obj]
-    place = next(n for n, word in enumerate(words) if word.partition("=")[0] == "--stack")
-    del words[place : place + (1 if "=" in words[place] else 2)]
-    code = run_in_stack(stack, words)
-    if code is not None:
-        ctx.exit(code)
-
-
-stack_option = click.option(
-    "--stack",
-    type=click.Path(path_type=Path),
-    metavar="FILE|ENV",
-    cls=RareOption,
-    is_eager=True,
-    expose_value=False,
-    callback=_in_stack,
-    help="Predict with the releases that a requirements or lock file or an environment pins.",
-)
 
 verbose_option = click.option(
     "--verbose", is_flag=True, help="Show every number, what it rests on, and all notes."

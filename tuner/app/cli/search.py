@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from tuner.app.cli.options import (
     search_options,
     space_option,
     subcommand,
+    typed,
 )
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import Mode, SearchOptions
@@ -87,7 +87,7 @@ def run_search(
     printer = Printer(err=as_json, quiet=quiet)
     with quiet_libraries():
         plans = make_plans(targets, options, printer)
-        found = run_plans(plans, command=_command_line(), listener=printer)
+        found = run_plans(plans, command=shlex.join(["tuner", *typed()]), listener=printer)
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     if len(found) == 1:
         print_searched(ran[0], as_json=as_json)
@@ -100,10 +100,3 @@ def run_search(
     # A search that broke off does not know that nothing fits.
     failures = [one.result.failure for one in ran if one.result.failure is not None]
     return failures[0].exit_code if failures else EXIT_NOTHING_FITS
-
-
-def _command_line() -> str:
-    """The typed command line, for the report."""
-    context = click.get_current_context(silent=True)
-    arguments = context.find_root().obj if context is not None else None
-    return shlex.join(["tuner", *(arguments or sys.argv[1:])])

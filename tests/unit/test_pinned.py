@@ -1,7 +1,10 @@
-"""The releases that a prediction stands for, those that a program pins, and `--stack`."""
+"""The releases that a prediction stands for, and those that a program pins."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import tomllib
 import venv
@@ -11,11 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tuner.app import in_stack
 from tuner.app.cli.main import run
-from tuner.app.in_stack import run_in_stack, wanted_releases
-from tuner.app.other_stack import stack_doubts, stack_notes
-from tuner.core.errors import InputError, Note, UnavailableError
+from tuner.app.pinned import OLDEST, _origin, pinned_doubts, pinned_notes, with_pinned
 from tuner.core.records import Doubt
 from tuner.predict.releases import (
     BREAKS,
@@ -88,24 +88,13 @@ def test_an_environment_pins_what_is_installed_in_it(tmp_path: Path) -> None:
         assert pins_of(path, STACK).releases == {"peft": "==0.13.2"}
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("absent.txt", None), ("uv.lock", "version ="), ("nothing.txt", "numpy\n")]
-)
-def test_a_stack_without_pins_is_bad_input(tmp_path: Path, name: str, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / name).write_text(text)
-    with pytest.raises(InputError) as caught:
-        wanted_releases(tmp_path / name)
-    assert name in caught.value.message
-    assert caught.value.hint
-
-
 def test_pins_are_looked_for_up_to_the_root_of_the_project(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("trl==0.12.0\n")  # of another project
     folder = tmp_path / "project" / "src"
     folder.mkdir(parents=True)
     (folder.parent / "pyproject.toml").write_text(PROJECT)
     (folder.parent / "requirements-gpu.txt").write_text("transformers==4.45.2\n")
+    (folder.parent / "uv.lock").write_text("version =")  # none that can be read
     (folder / "train.py").write_text("")
     found = pins_near(read_program([str(folder / "train.py")], is_run=False), STACK)
     assert [pins.path.name for pins in found] == ["requirements-gpu.txt", "pyproject.toml"]
@@ -161,21 +150,21 @@ SFTTrainer(model="tiny-llama-3m", args=SFTConfig(max_length=64))
 """
 
 
-def test_a_program_that_pins_others_is_told_the_option_and_the_breaks(
+def test_a_program_that_pins_others_is_told_them_and_the_breaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
     program = read_program(["train.py"], is_run=False)
     plan = plan_program(program)
-    assert stack_notes(program, plan) == ()
-    assert stack_doubts(program) == set()
+    assert pinned_notes(program, plan) == ()
+    assert pinned_doubts(program) == set()
     Path("requirements.txt").write_text("torch==1.13.1\n")
-    assert stack_doubts(program) == {Doubt.OLD_RELEASES}
+    assert pinned_doubts(program) == {Doubt.OLD_RELEASES}
     Path("requirements.txt").write_text("trl==0.12.0\n")
-    assert stack_doubts(program) == {Doubt.RELEASES}
-    first, second, *_ = stack_notes(program, plan)
-    assert first.startswith("add --stack requirements.txt: it pins trl==0.12.0 (predicted: ")
+    assert pinned_doubts(program) == {Doubt.RELEASES}
+    first, second, *_ = pinned_notes(program, plan)
+    assert first.startswith("requirements.txt pins trl==0.12.0 (predicted: ")
     assert "before trl 1.7 SFTTrainer has the whole logits" in second
 
 
@@ -201,66 +190,77 @@ def test_the_stack_names_tuner_and_the_installed_releases() -> None:
     assert {"tuner", "torch", "transformers", "peft"} <= found.keys()
 
 
-def test_releases_that_cannot_be_traced_are_refused_or_replaced(tmp_path: Path) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("transformers==4.30.0\n")
-    with pytest.raises(UnavailableError, match=r"4\.45 is the oldest"):
-        wanted_releases(file)
-    file.write_text("transformers==4.45.2\nbitsandbytes==0.43.3\n")
-    with pytest.warns(Note, match="bitsandbytes==0.43.3 cannot be traced"):
-        assert wanted_releases(file)["bitsandbytes"] == "~=0.48.0"
-
-
-def test_the_oldest_operators_are_those_of_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = {one.name: one for one in map(Requirement, project["optional-dependencies"]["all"])}
-    for library in in_stack.REPLACED:
-        assert str(needed[library].specifier) == f">={in_stack.OLDEST[library]}"
-
-
-def test_the_child_gets_the_command_line_without_the_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its answer and its exit code are those of the command."""
-    (tmp_path / "tuner_child.py").write_text(
-        "import os, sys\nprint(sys.argv[1:], os.environ['TUNER_STACK'])\nsys.exit(4)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    Path("pins.txt").write_text("transformers==5.12.1\n")
-    monkeypatch.setattr(in_stack, "CHILD", "tuner_child")
-    monkeypatch.setattr(in_stack, "environment_of", lambda wanted: Path(sys.executable))
-    words = ["estimate", "--model", "tiny-llama-3m", "--stack=pins.txt", "--gpu", "t4"]
-    assert run(words) == 4
-    assert capfd.readouterr().out == (
-        "['estimate', '--model', 'tiny-llama-3m', '--gpu', 't4'] pins.txt\n"
-    )
-
-
-def test_an_environment_that_cannot_be_built_leaves_nothing(
+def test_older_releases_that_cannot_be_traced_are_replaced_or_stay_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_stack, "user_cache", lambda: tmp_path)
-    monkeypatch.setattr(in_stack, "_OWN", ())
-    monkeypatch.setattr(in_stack, "_TRACED", ())
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr(in_stack.shutil, "which", lambda name: None)
-    with pytest.raises(UnavailableError, match="cannot be built"):
-        in_stack.environment_of({"torch": "==99.0"})
-    assert not list((tmp_path / "stacks").iterdir())
+    (tmp_path / "train.py").write_text(PROGRAM)
+    program = read_program([str(tmp_path / "train.py")], is_run=False)
+    (tmp_path / "requirements.txt").write_text("transformers==4.45.2\nbitsandbytes==0.43.3\n")
+    packages = ("--with", "transformers==4.45.2", "--with", f"tuner-fit[predict]{_origin()}")
+    assert with_pinned(program) == ("uv", "run", "--no-project", *packages)
+    for text in ("transformers==4.30.0\n", "torch==2.4.1\n", "torch>=2.4\n"):
+        (tmp_path / "requirements.txt").write_text(text)
+        assert with_pinned(program) == ()
 
 
-def test_releases_that_are_installed_need_no_other_process(tmp_path: Path) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("transformers>=4.40\ntorch>=2.4\n")
-    assert run_in_stack(file, []) is None
+def test_the_oldest_releases_are_those_of_the_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = map(Requirement, project["optional-dependencies"]["predict"])
+    needed = {one.name: str(one.specifier) for one in extra}
+    assert {name: f">={oldest}" for name, oldest in OLDEST.items() if name != "trl"}.items() <= (
+        needed.items()
+    )
+    assert (needed["peft"], needed["accelerate"]) == ("", "")
+
+
+UV = """\
+#!/bin/sh
+while [ "$1" != tuner ]; do echo "$1" >> "$0.words"; shift; done
+shift; exec "{python}" -m tuner "$@"
+"""
+"""It has no other environment: it writes down its own words, and runs those after them."""
+
+
+def test_the_printed_line_is_the_command_with_the_pinned_releases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my train.py").write_text(PROGRAM)
+    Path("requirements.txt").write_text("transformers>=4.45,<4.50\ntrl==0.12.0\n")
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(UV.format(python=sys.executable))
+    uv.chmod(0o755)
+    code = run(["check", "--gpu", "t4", "--set", "lora_rank=8", "my train.py"])
+    said = capsys.readouterr().out
+    line = said.partition("Predict with the pinned releases:\n")[2]
+    done = subprocess.run(
+        ["sh", "-c", line],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": f"{uv.parent}{os.pathsep}{os.environ['PATH']}"},
+    )
+    assert (done.returncode, done.stdout) == (
+        code,
+        said.replace("check --gpu", "check --predict --gpu"),
+    )
+    assert uv.with_name("uv.words").read_text().splitlines() == [
+        "run", "--no-project", "--with", "transformers<4.50,>=4.45", "--with", "trl==0.12.0",
+        "--with", f"tuner-fit[predict]{_origin()}",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow  # installs from the package index: a minute
-def test_experts_of_transformers_4_are_quantised_in_their_own_stack(tmp_path: Path) -> None:
-    import json
-    import subprocess
-
-    (tmp_path / "requirements.txt").write_text("transformers==4.45.2\npeft==0.13.2\n")
+def test_experts_of_transformers_4_are_quantised_where_it_is_installed(tmp_path: Path) -> None:
+    """The environment has all that this one has, beside the older releases."""
+    venv.create(tmp_path / "env", with_pip=False)
+    older = str(tmp_path / "env" / "bin" / "python")
+    (packages,) = (tmp_path / "env").glob("lib/python3*/site-packages")
+    (packages / "others.pth").write_text("\n".join(sys.path))
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(packages))
+    releases = ("transformers==4.45.2", "peft==0.13.2", "tokenizers<0.21", "huggingface-hub<1")
+    subprocess.run([*pip, *releases], check=True)
     config = {
         "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 256,
         "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -268,13 +268,12 @@ def test_experts_of_transformers_4_are_quantised_in_their_own_stack(tmp_path: Pa
         "max_position_embeddings": 2048,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-
-    def weights(*options: str) -> int:
-        words = ("--model", ".", "--gpu", "rtx4090", "--set", "precision=nf4", "--json", *options)
-        command = [sys.executable, "-m", "tuner", "estimate", *words]
+    weights = []
+    for python in (older, sys.executable):
+        words = ("--model", ".", "--gpu", "rtx4090", "--set", "precision=nf4", "--json")
+        command = [python, "-m", "tuner", "estimate", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         found = json.loads(done.stdout)
-        assert (found["versions"]["transformers"] == "4.45.2") is bool(options)
-        return int(found["memory"]["breakdown"]["weights"])
-
-    assert 3 * weights("--stack", "requirements.txt") < weights()
+        assert (found["versions"]["transformers"] == "4.45.2") is (python == older)
+        weights.append(found["memory"]["breakdown"]["weights"])
+    assert 3 * weights[0] < weights[1]
