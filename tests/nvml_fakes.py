@@ -56,9 +56,6 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, handle):
         return SimpleNamespace(gpu=self._value("utilization", handle), memory=0)
 
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return self._value("power", handle)
-
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
         return self._value("reasons", handle)
 
@@ -73,9 +70,6 @@ class FakeNvml:
 
     def nvmlDeviceGetCudaComputeCapability(self, handle):
         return self._value("capability", handle)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        return self._value("energy", handle)
 
     def nvmlSystemGetDriverVersion(self):
         return self._value("driver")

@@ -100,7 +100,6 @@ def test_a_long_step_is_put_together_from_its_parts(clock):
     assert timed.interval.half_width_s == pytest.approx(0)
     assert timed.stopped_by == "interval"
     assert (timed.interval.count, timed.micro_steps, timed.micro_steps_per_step) == (3, 6, 16)
-    assert timed.spent_s == pytest.approx(3 * (FIRST_S + LATER_S + UPDATE_S))
     assert (timed.samples, timed.tokens) == pytest.approx((32, 1600))
     assert timed.padded_tokens == pytest.approx(1920)
     assert timed.flops_per_s == pytest.approx(16e9 / WHOLE_S)

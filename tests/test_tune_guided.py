@@ -312,8 +312,8 @@ def test_other_objectives_get_the_front_that_was_asked_for():
 
 
 def test_goals_are_the_objectives_turned_to_be_large():
-    speed, memory, step, reserved, energy = goals(
-        "tokens_per_s", "device_bytes", "step_s", "peak_reserved_bytes", "energy_j_per_sample"
+    speed, memory, step, reserved = goals(
+        "tokens_per_s", "device_bytes", "step_s", "peak_reserved_bytes"
     )
     for place in (0, 7, len(ALL) - 1):
         prediction = outcome_of(ALL[place]).prediction
@@ -323,7 +323,6 @@ def test_goals_are_the_objectives_turned_to_be_large():
             (memory, 1 / size),
             (step, 1 / prediction.speed.step_s),
             (reserved, 1 / prediction.memory.peak_reserved_bytes),
-            (energy, rate),
         ):
             worth = goal.factor[place] * rate**goal.speed_power * float(size) ** goal.size_power
             assert worth == pytest.approx(value)

@@ -93,11 +93,6 @@ class TestObjectives:
         assert run(["best", *TARGET, "--objective", "speed"]) == 2
         assert "unknown objective 'speed'" in capsys.readouterr().err
 
-    def test_one_without_numbers_says_why(self, folder, capsys):
-        for command in ("best", "show"):
-            assert run([command, *TARGET, "--objective", "energy_j_per_sample"]) == 3
-            assert "never predicted" in capsys.readouterr().err
-
 
 def test_where_every_knob_differs_nothing_is_said_to_be_common(tmp_path, monkeypatch, capsys):
     write_samples(tmp_path)

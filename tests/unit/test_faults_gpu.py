@@ -37,7 +37,7 @@ def driver(monkeypatch):
     """Two RTX A6000 that answer."""
     fake = FakeNvml(
         name="NVIDIA RTX A6000", memory=(0, MEMORY), capability=(8, 6), driver="580.1",
-        processes=[], utilization=97, power=287_000, energy=1_000_000, cuda=12_080,
+        processes=[], utilization=97, cuda=12_080,
     )  # fmt: skip
     fake.count = 2
     monkeypatch.setitem(sys.modules, "pynvml", fake)
@@ -89,7 +89,7 @@ class TestReadings:
     def test_a_watch_over_steps_ends_with_what_it_saw(self, driver, code):
         with GpuWatch(0) as watch:
             driver.lost = {0: code}
-        assert watch.activity.energy_j is None or watch.activity.energy_source == "sampled power"
+        assert watch.utilization in (None, 0.97)
         assert driver.open == 0
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 
 import pytest
 from results_samples import GPU, SPACE, make_record, make_search, write_all
 
 from tuner.core.errors import UnavailableError
-from tuner.core.units import GIB
 from tuner.report import report
 from tuner.report.front_figure import points_of
 from tuner.report.report import report_html
-from tuner.report.table import pareto_csv
 from tuner.searches.objectives import NAMES, coverage, objectives_of, require_known
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import build_view, levels
@@ -28,40 +25,15 @@ CAPACITY = dataclasses.replace(
 )
 
 
-def energetic(tokens_per_s: float, joules: float | None, **settings):
-    record = make_record(tokens_per_s, 30 * GIB, measured=True, settings=settings)
-    measurement = dataclasses.replace(record.outcome.measurement, energy_j_per_sample=joules)
-    outcome = dataclasses.replace(record.outcome, measurement=measurement)
-    return dataclasses.replace(record, outcome=outcome)
-
-
 def test_a_space_can_name_every_objective_and_both_know_its_direction():
     found = objectives_of(NAMES, SPACE, GPU)
     assert {o.name: str(o.direction) for o in found} == {m: o.direction for m, o in METRICS.items()}
 
 
-class TestEnergy:
-    NAMES = ("energy_j_per_sample", "samples_per_s")
-
-    def test_front_is_of_trials_that_measured_it(self):
-        records = [
-            energetic(300, 50.0, micro_batch=1),
-            energetic(330, 60.0, micro_batch=2),
-            energetic(320, 70.0, micro_batch=4),  # slower and hungrier than the one before
-            energetic(900, None, micro_batch=8),
-        ]
-        view = build_view(records, SPACE, GPU, objectives=self.NAMES)
-        assert [r.configuration["micro_batch"] for r in view.front] == [2, 1]
-        assert view.best.configuration["micro_batch"] == 1
-        assert "energy per sample" in view.best.title
-        rows = list(csv.DictReader(io.StringIO(pareto_csv(view))))
-        assert [row["energy_j_per_sample"] for row in rows] == ["60", "50"]
-
-    def test_predictions_have_none(self):
-        view = build_view(make_search(20), SPACE, GPU, objectives=self.NAMES)
-        assert (view.front, view.best) == ((), None)
-        with pytest.raises(UnavailableError, match="energy"):
-            require_known(view.records, view.objectives)
+def test_one_without_numbers_says_what_it_needs():
+    free = dataclasses.replace(GPU, price_usd_per_hour=None)
+    with pytest.raises(UnavailableError, match="it needs --price"):
+        require_known([make_record()], objectives_of(["epoch_usd"], SPACE, free))
 
 
 def test_cost_and_speed_have_the_same_order():

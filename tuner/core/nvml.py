@@ -166,16 +166,6 @@ class DeviceReader:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
 
-    def energy_j(self) -> float | None:
-        """Joules since the driver was loaded."""
-        millijoules = self._read("nvmlDeviceGetTotalEnergyConsumption")
-        return None if millijoules is None else millijoules / 1e3
-
-    def power_w(self) -> float | None:
-        """Watts drawn now, by the whole board."""
-        milliwatts = self._read("nvmlDeviceGetPowerUsage")
-        return None if milliwatts is None else milliwatts / 1e3
-
     def utilization(self) -> float | None:
         """Share of the driver's last sample period in which a kernel ran, 0 to 1."""
         rates = self._read("nvmlDeviceGetUtilizationRates")

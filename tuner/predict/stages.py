@@ -97,7 +97,7 @@ def combine(
     )
 
 
-def weights(stages: Collection[str], work: Mapping[str, StageWork | None]) -> dict[str, float]:
+def _weights(stages: Collection[str], work: Mapping[str, StageWork | None]) -> dict[str, float]:
     """The samples of each stage; 1 of each where they are not known of all."""
     known = {name: done.examples * done.epochs for name, done in work.items() if done is not None}
     return known if len(known) == len(stages) else dict.fromkeys(stages, 1.0)
@@ -120,7 +120,7 @@ def mean_speed(speeds: Mapping[str, Speed], work: Mapping[str, StageWork | None]
 
     Weighted by their samples; where those of a stage are not known, each counts alike.
     """
-    samples = weights(speeds, work)
+    samples = _weights(speeds, work)
     return _mean_speed([(s, samples[n], samples[n] / s.samples_per_s) for n, s in speeds.items()])
 
 

@@ -19,7 +19,6 @@ NAMES = (
     "step_s",
     "peak_allocated_bytes",
     "peak_reserved_bytes",
-    "energy_j_per_sample",
     "epoch_usd",
     "lora_rank",
     "length_coverage",
@@ -28,13 +27,11 @@ NAMES = (
 SHORT = {
     "throughput": "samples_per_s",
     "memory": "device_bytes",
-    "energy": "energy_j_per_sample",
     "cost": "epoch_usd",
 }
 """Short names of the most common objectives."""
 
 NEEDS = {
-    "energy_j_per_sample": "it is measured on GPUs that report their power, and never predicted",
     "epoch_usd": "it needs --price and the number of examples in the space's data",
     "length_coverage": "it needs the quantiles or a histogram of token_lengths in the space's data",
     "lora_rank": "the configurations have none",
@@ -47,7 +44,6 @@ def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: Gpu) -> tuple[Ob
 
     The short names of `SHORT` are allowed.
 
-    - "energy_j_per_sample" is only known for trials that were measured with a power reading.
     - "epoch_usd" is unknown without a price and the number of examples.
     - "length_coverage" is the share of examples that `max_length` does not truncate; without the
       distribution of lengths it is only known if no example is truncated.
@@ -62,9 +58,6 @@ def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: Gpu) -> tuple[Ob
         ),
         "peak_reserved_bytes": _of_memory(
             "peak_reserved_bytes", "peak reserved (bytes)", lambda m: m.peak_reserved_bytes
-        ),
-        "energy_j_per_sample": Objective(
-            "energy_j_per_sample", DOWN, "energy per sample (J)", _energy_j_per_sample
         ),
         "epoch_usd": Objective(
             "epoch_usd", DOWN, "cost per epoch (USD)", lambda r: _epoch_usd(r, space, gpu)
@@ -108,11 +101,6 @@ def _of_memory(name: str, label: str, value: Callable[[Memory], int]) -> Objecti
         return value(evidence.memory) if evidence else None
 
     return Objective(name, DOWN, label, of)
-
-
-def _energy_j_per_sample(record: TrialRecord) -> float | None:
-    measurement = record.outcome.measurement
-    return measurement.energy_j_per_sample if measurement else None
 
 
 def _epoch_usd(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> float | None:

@@ -47,7 +47,6 @@ METRICS: Mapping[str, ObjectiveName] = {
         ObjectiveName("device_bytes", "minimize"),
         ObjectiveName("peak_allocated_bytes", "minimize"),
         ObjectiveName("peak_reserved_bytes", "minimize"),
-        ObjectiveName("energy_j_per_sample", "minimize"),
         ObjectiveName("epoch_usd", "minimize"),
         ObjectiveName("lora_rank", "maximize"),
         ObjectiveName("length_coverage", "maximize"),

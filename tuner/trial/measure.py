@@ -220,10 +220,7 @@ class _Ran:
             evaluation_peak_bytes=self.evaluation_peak_bytes,
             checkpoint_bytes=self.checkpoint_bytes,
             timed_alloc_retries=timed.alloc_retries,
-            gpu_utilization=timed.activity.utilization,
-            power_w=timed.activity.power_w,
-            energy_j_per_sample=timed.energy_j_per_sample,
-            energy_source=timed.activity.energy_source,
+            gpu_utilization=timed.gpu_utilization,
         )
 
 

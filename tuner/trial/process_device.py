@@ -1,9 +1,8 @@
-"""The memory, use and power of a device, by the process that trains on it."""
+"""The memory and use of a device, by the process that trains on it."""
 
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -63,37 +62,17 @@ class Footprint:
 INTERVAL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class GpuActivity:
-    """Means over a span of time; None is unknown. `utilization` is from 0 to 1."""
-
-    utilization: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
-    energy_source: str | None = None
-
-
 class GpuWatch:
-    """Watches CUDA device `index` between `__enter__` and `__exit__`; None watches nothing.
-
-    `activity` is the result. Energy comes from the driver's counter, which GPUs have since Volta
-    (nvmlDeviceGetTotalEnergyConsumption), or else from mean sampled power and time.
-    """
+    """Watches CUDA device `index` between `__enter__` and `__exit__`; None watches nothing."""
 
     def __init__(self, index: int | None) -> None:
         self._reader: DeviceReader | None = open_reader(index) if index is not None else None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._utilizations: list[float] = []
-        self._powers_w: list[float] = []
-        self._start_j: float | None = None
-        self._started = 0.0
-        self.activity = GpuActivity()
+        self._shares: list[float] = []
 
     def __enter__(self) -> GpuWatch:
         if self._reader is not None:
-            self._start_j = self._reader.energy_j()
-            self._started = time.perf_counter()
             self._thread = threading.Thread(target=self._sample, daemon=True, name="gpu-watch")
             self._thread.start()
         return self
@@ -101,42 +80,23 @@ class GpuWatch:
     def __exit__(self, *exception: object) -> None:
         if self._reader is None or self._thread is None:
             return
-        elapsed_s = time.perf_counter() - self._started
-        end_j = self._reader.energy_j()
         self._stop.set()
         self._thread.join()
         self._reader.close()
-        self.activity = _summary(
-            self._utilizations, self._powers_w, (self._start_j, end_j), elapsed_s
-        )
+
+    @property
+    def utilization(self) -> float | None:
+        """Mean share of the time in which a kernel ran, 0 to 1; None if it is unknown."""
+        return fmean(self._shares) if self._shares else None
 
     def _sample(self) -> None:
         assert self._reader is not None
         while True:
-            utilization, power_w = self._reader.utilization(), self._reader.power_w()
-            if utilization is not None:
-                self._utilizations.append(utilization)
-            if power_w is not None:
-                self._powers_w.append(power_w)
+            share = self._reader.utilization()
+            if share is not None:
+                self._shares.append(share)
             if self._stop.wait(INTERVAL_S):
                 return
-
-
-def _summary(
-    utilizations: list[float],
-    powers_w: list[float],
-    counter_j: tuple[float | None, float | None],
-    elapsed_s: float,
-) -> GpuActivity:
-    utilization = fmean(utilizations) if utilizations else None
-    start_j, end_j = counter_j
-    if start_j is not None and end_j is not None and end_j > start_j:
-        energy_j = end_j - start_j
-        return GpuActivity(utilization, energy_j / elapsed_s, energy_j, "counter")
-    if powers_w:
-        power_w = fmean(powers_w)
-        return GpuActivity(utilization, power_w, power_w * elapsed_s, "sampled power")
-    return GpuActivity(utilization)
 
 
 class ProcessDevice:

@@ -291,7 +291,7 @@ _FIXED = (signal.SIGKILL, signal.SIGSTOP)
 def merged(ranks: list[Measurement]) -> Measurement:
     """One measurement of all ranks: that of the rank with most memory, with totals over the others.
 
-    The rates of each rank are already totals (`tuner.trial.steps`). Power is summed over boards.
+    The rates of each rank are already totals (`tuner.trial.steps`).
     """
     fullest = max(ranks, key=lambda m: m.memory.device_bytes)
     return replace(
@@ -301,8 +301,6 @@ def merged(ranks: list[Measurement]) -> Measurement:
         num_alloc_retries=_of(max, (m.num_alloc_retries for m in ranks)),
         timed_alloc_retries=_of(max, (m.timed_alloc_retries for m in ranks)),
         gpu_utilization=_of(fmean, (m.gpu_utilization for m in ranks)),
-        power_w=_of(sum, (m.power_w for m in ranks)),
-        energy_j_per_sample=_of(sum, (m.energy_j_per_sample for m in ranks)),
         ranks=tuple(RankMemory.of(m.memory) for m in ranks),
     )
 

@@ -13,7 +13,7 @@ from tuner.core.records import (
     Status,
     hardest_stage,
 )
-from tuner.predict.stages import StageWork, mean_speed, numbers_of, stage_work, weights
+from tuner.predict.stages import StageWork, mean_speed, numbers_of, stage_work
 from tuner.space.searchspace import SearchSpace
 from tuner.trial.base import PLAIN, GiveUp, Instructions, RunnerFactory, TrialRunner
 
@@ -154,8 +154,6 @@ def _measured(
         padded_tokens_per_s=None,
         data_wait_fraction=None,
         gpu_utilization=None,
-        power_w=None,
-        energy_j_per_sample=_energy_j_per_sample(stages, work),
         evaluation_peak_bytes=_largest([found.evaluation_peak_bytes for found in every]),
         checkpoint_bytes=_largest([found.checkpoint_bytes for found in every]),
         notes=(
@@ -164,18 +162,6 @@ def _measured(
         ),
         stages=numbers,
     )
-
-
-def _energy_j_per_sample(
-    stages: Mapping[str, Measurement], work: Mapping[str, StageWork | None]
-) -> float | None:
-    samples = weights(stages, work)
-    total_j = 0.0
-    for name, found in stages.items():
-        if found.energy_j_per_sample is None:
-            return None
-        total_j += samples[name] * found.energy_j_per_sample
-    return total_j / sum(samples.values())
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

@@ -13,7 +13,7 @@ from tuner.core.records import Phase
 from tuner.emulator.here import emulated_clock, is_emulated
 from tuner.predict.training.base import TrainingSession
 from tuner.trial.device import RealEnvironment, alloc_retries, parse_device
-from tuner.trial.process_device import GpuActivity, GpuWatch
+from tuner.trial.process_device import GpuWatch
 from tuner.trial.step_plan import StepPlan
 from tuner.trial.stop_rule import MeanInterval, RunningMean, StopRule
 
@@ -190,13 +190,12 @@ class TimedSteps:
     On several GPUs, `samples` and tokens count all ranks; everything else is of this rank.
 
     `interval` is that of the time of a whole step. `micro_steps` is the number of timed
-    micro-steps, and a whole step has `micro_steps_per_step`. `spent_s` is the time actually run.
+    micro-steps, and a whole step has `micro_steps_per_step`.
     """
 
     interval: MeanInterval
     micro_steps: int
     micro_steps_per_step: int
-    spent_s: float
     samples: float
     tokens: float
     padded_tokens: float
@@ -205,7 +204,7 @@ class TimedSteps:
     loss_finite: bool
     stopped_by: str
     alloc_retries: int | None
-    activity: GpuActivity
+    gpu_utilization: float | None
 
     @property
     def step_s(self) -> float:
@@ -221,14 +220,6 @@ class TimedSteps:
     def flops_per_s(self) -> float | None:
         """Model FLOPs per second."""
         return None if self.model_flops is None else self.model_flops / self.step_s
-
-    @property
-    def energy_j_per_sample(self) -> float | None:
-        """Energy per sample in joules, assuming that a whole step draws the power of its parts."""
-        energy_j = self.activity.energy_j
-        if energy_j is None:
-            return None
-        return energy_j / self.spent_s * self.step_s / self.samples
 
     @property
     def note(self) -> str | None:
@@ -269,7 +260,6 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
         interval=mean.interval(),
         micro_steps=count * micro_steps,
         micro_steps_per_step=plan.micro_steps,
-        spent_s=spent_s,
         samples=rank.total((after.samples - before.samples) * share),
         tokens=rank.total((after.tokens - before.tokens) * share),
         padded_tokens=rank.total((after.padded_tokens - before.padded_tokens) * share),
@@ -278,7 +268,7 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
         loss_finite=finite,
         stopped_by=stopped_by,
         alloc_retries=None if end_retries is None else end_retries - (retries or 0),
-        activity=watch.activity,
+        gpu_utilization=watch.utilization,
     )
 
 

@@ -224,8 +224,7 @@ class SearchOptions:
     objectives: tuple[str, ...] = _field(
         "--objective",
         "objective",
-        "What to optimize: throughput, memory, energy, cost, ... "
-        "Repeat for several; the first is primary.",
+        "What to optimize: throughput, memory, cost, ... Repeat for several; the first is primary.",
         "NAME",
         default=(),
     )

@@ -275,10 +275,6 @@ class Measurement:
     """Device memory of this process, and of all processes, as the driver counts it."""
     gpu_utilization: Quantity | None = None
     """Share of time in which a kernel ran, 0 to 1, as the driver counts it."""
-    power_w: Quantity | None = None
-    energy_j_per_sample: Quantity | None = None
-    energy_source: str | None = None
-    """"counter" (the driver's energy counter) or "sampled power"."""
     memory_limit_bytes: Bytes | None = None
     """The limit of the trial on a larger device that stood in for a smaller one."""
     weights: str | None = None

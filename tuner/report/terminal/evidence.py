@@ -222,8 +222,6 @@ _ONLY_OF_TRIALS: Mapping[str, Callable[[Any], str]] = {
     "num_alloc_retries": lambda n: f"{n} allocator retries",
     "nvml_device_bytes": lambda size: f"{format_size(size)} in use on the device (NVML)",
     "gpu_utilization": lambda share: f"{share:.0%} GPU utilisation",
-    "power_w": lambda watts: f"{watts:.0f} W",
-    "energy_j_per_sample": lambda joule: f"{significant(joule)} J a sample",
     "cpu_threads": lambda n: f"{n} processor threads",
     "weights": lambda which: f"weights {which}",
     "lengths": lambda which: f"lengths {which}",

@@ -147,16 +147,11 @@ def _below(z: Floats) -> Floats:
     return np.asarray(ndtr(z))
 
 
-ENERGY = "energy_j_per_sample"
-
 POWERS: Mapping[str, tuple[float, float]] = {
     "samples_per_s": (1.0, 0.0),
     "tokens_per_s": (1.0, 0.0),
     "step_s": (1.0, 0.0),
     "epoch_usd": (1.0, 0.0),
-    # This assumes that the GPU always draws the same power, because differences between
-    # configurations are not predicted. The front itself uses measured energy.
-    ENERGY: (1.0, 0.0),
     "device_bytes": (0.0, -1.0),
     "peak_allocated_bytes": (0.0, -1.0),
     "peak_reserved_bytes": (0.0, -1.0),
@@ -195,7 +190,7 @@ def goals_of(
     Raises `UnavailableError` for an objective that no prediction has a value of.
     """
     records = [_as_if(c, p) for c, p in zip(configurations, predictions, strict=True)]
-    require_known(records, [o for o in objectives if o.name != ENERGY])
+    require_known(records, objectives)
     return tuple(_goal(objective, records) for objective in objectives)
 
 
@@ -218,8 +213,6 @@ def check_known(
 
 def _goal(objective: Objective, records: Sequence[TrialRecord]) -> Goal:
     speed_power, size_power = POWERS[objective.name]
-    if objective.name == ENERGY:
-        return Goal(objective.name, np.ones(len(records)), speed_power, size_power)
     values = [objective.value(record) for record in records]
     up = objective.direction is Direction.MAXIMIZE
     factors = []
