@@ -245,34 +245,21 @@ class TestResult:
 
     def test_writes_into_files_as_the_command_does(self, result, tmp_path, capsys):
         train, best = tmp_path / "train.py", result.best()
-        before = "config = {'batch': 1, 'rank': 8}  # ours\n"
+        before = "config = {'batch': 1}  # ours\n"
         train.write_text(before)
-        keys = {"micro_batch": ".batch", "lora_rank": None}
-        shown = best.apply("train.py", keys=keys, dry_run=True)
+        shown = best.apply("train.py", dry_run=True)
         assert train.read_text() == before
         assert shown.backups == {}
-        command = ["apply", "--space", "tiny.yaml", "--gpu", "a6000", "--to", "train.py"]
-        assert run([*command, "--map", "micro_batch=.batch", "--map", "lora_rank=", "--yes"]) == 0
+        command = ["apply", "--space", "tiny.yaml", "--gpu", "a6000", "train.py", "--yes"]
+        assert run(command) == 0
         assert str(shown) == shown.difference == capsys.readouterr().out
         by_command = train.read_text()
         train.write_text(before)
-        written = best.apply(train, keys=keys)
+        written = best.apply("train.py")
         assert train.read_text() == by_command == before.replace("'batch': 1", "'batch': 2")
-        assert written.backups[train].read_text() == before
-        assert any(text.startswith("max_length = ") for text in written.missing)
-        assert not any(text.startswith("lora_rank") for text in written.missing)
-        assert best.apply(train, keys=keys).backups == {}  # nothing is left to change
-
-    def test_writes_nothing_where_something_is_in_the_way(self, result, tmp_path):
-        train = tmp_path / "train.py"
-        train.write_text("config = {'batch': 1, 'rank': 8}\n")
-        with pytest.raises(tuner.InputError) as caught:
-            result.best().apply(train, "gone.yaml", keys={"micro_batch": ".batch_sise"})
-        assert "gone.yaml" in str(caught.value)
-        assert "batch_sise" in str(caught.value)
-        with pytest.raises(tuner.InputError, match="names no file"):
-            result.best().apply()
-        assert [path.name for path in tmp_path.glob("train*")] == ["train.py"]
+        assert written.backups[Path("train.py")].read_text() == before
+        assert any(text.startswith("max_length = ") for text in written.left)
+        assert best.apply(train).backups == {}  # nothing is left to change
 
 
 class Page(HTMLParser):

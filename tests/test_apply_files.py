@@ -15,32 +15,38 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from tuner.app.applying import applying
 from tuner.core.errors import InputError
-from tuner.core.records import KnobValue
-from tuner.program.edit.assign import Assignment
+from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.schema import KnobSchema
 from tuner.program.edit.notebook import _LEXEME as LEXEME
 from tuner.program.edit.notebook import notebook_python
 from tuner.program.edit.place import read_number
-from tuner.program.edit.plan import make_plan
 from tuner.program.edit.source import read_places
 from tuner.program.edit.write import MAX_BYTES, replace_files
+from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import read_key
 
 
-def assign(key: str, value: KnobValue, **more: object) -> Assignment:
-    return Assignment(read_key(key), "a_knob", value, **more)
+def written(path: Path, **values: tuple[str, KnobValue]) -> bytes:
+    """The bytes that the file would have; `values` have the key and the value of each parameter."""
+    keys = {key: knob for knob, (key, _) in values.items()}
+    terms = {knob: KnobSchema(knob, "text", "", "") for knob in values}
+    table = {"own": ApplyTarget("own", keys)}
+    space = SearchSpace("one", "my:code", apply=table, own_terms=terms)
+    configuration = Configuration({knob: value for knob, (_, value) in values.items()})
+    return applying(space, configuration, [str(path)]).change.after.sources[0].data
 
 
 def apply(path: Path, key: str, value: KnobValue) -> bytes:
-    """The bytes that the file would have."""
-    return make_plan([path], [assign(key, value)]).files[0].after
+    return written(path, a_knob=(key, value))
 
 
 def problem(path: Path, key: str, value: KnobValue = 7) -> str:
     """Why it is refused; nothing may have been touched then."""
     before = path.read_bytes()
     with pytest.raises(InputError) as refused:
-        make_plan([path], [assign(key, value)])
+        apply(path, key, value)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
     assert refused.value.exit_code == 2
@@ -244,8 +250,8 @@ def test_merges_beyond_what_people_write_are_refused(tmp_path):
         ("a: auto\n", "a", "holds auto and would become the number 7"),
         ("a: [1, 2\n", "a", "config.yaml:2: broken YAML"),
         ("a: 1\t# tab\n", "a", "broken YAML"),
-        ("b: 1\n", "a", "none of the keys"),
-        ("", "a", "none of the keys"),
+        ("b: 1\n", "a", "not set there: a_knob = 7"),
+        ("", "a", "not set there: a_knob = 7"),
     ],
 )
 def test_yaml_that_is_refused(tmp_path, text, key, reason):
@@ -274,16 +280,6 @@ def test_equal_values_are_left_as_they_are_written(tmp_path):
     assert apply(write(tmp_path, "a: YES\n"), "a", False) == b"a: NO\n"
 
 
-def test_everything_in_the_way_is_said_at_once(tmp_path):
-    path = write(tmp_path, "a: 1\na: 2\nb: ${x}\nc: 3\n")
-    with pytest.raises(InputError) as refused:
-        make_plan([path], [assign(k, 9, required=True) for k in ("a", "b", "c", "d")])
-    message = str(refused.value)
-    assert "nothing written: 3 problems" in message
-    for part in ("a is there 2 times", "is an interpolation", "there is no d"):
-        assert part in message
-
-
 JSON = '{\n\t"train": {"batch":4, "lr": 2e-4},\n\t"name": "a\\/b", "flags": [true, "x"]\n}'
 
 
@@ -293,69 +289,6 @@ def test_json_with_tabs(tmp_path):
     assert apply(path, "name", 'c"') == JSON.replace('"a\\/b"', '"c\\""').encode()
     assert json.loads(apply(path, "train.lr", 1e-05))["train"]["lr"] == 1e-05
     assert "broken JSON" in problem(write(tmp_path, "{'a': 1}", "ds.json"), "a")
-
-
-TOML = """\
-# ünsere Konfiguration
-name = 'run'	# tab
-[train]
-batch = 4   # fits
-lr = 2e-4
-"dotted.key".x = "a # b"
-flags = ["a", "b"]
-amp = true
-date = 2026-01-01
-inline = {deep = 1}
-text = '''
-batch = 4
-'''
-several = [
-  "a",
-]
-[[stage]]
-n = 1
-[[stage]]
-n = 2
-[stage.sub]
-n = 3"""
-
-
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-@pytest.mark.parametrize(
-    ("key", "value", "old", "new"),
-    [
-        ("name", "other", "'run'", "'other'"),
-        ("name", "it's", "'run'", '"it\'s"'),
-        ("train.lr", 3e-05, "2e-4", "3.0e-05"),
-        ('train["dotted.key"].x', 'q"', '"a # b"', '"q\\""'),
-        ("train.flags", ("c",), '["a", "b"]', '["c"]'),
-        ("train.amp", False, "true", "false"),
-        ("stage[0].n", 7, "n = 1", "n = 7"),
-        ("stage[1].n", 7, "n = 2", "n = 7"),
-        ("stage[1].sub.n", 7, "n = 3", "n = 7"),
-    ],
-)
-def test_toml_is_equal_outside_the_value(tmp_path, newline, key, value, old, new):
-    text = TOML.replace("\n", newline)
-    assert apply(write(tmp_path, text, "c.toml"), key, value) == text.replace(old, new).encode()
-
-
-@pytest.mark.parametrize(
-    ("key", "reason"),
-    [
-        ("train.batch", "is there 2 times"),  # one of them is inside a text
-        ("train.date", "which is not the value of a parameter"),
-        ("train.inline.deep", "cannot be changed here"),
-        ("train.several", "cannot be changed here"),
-        ("train", "is a table"),
-    ],
-)
-def test_toml_that_is_refused(tmp_path, key, reason):
-    assert reason in problem(write(tmp_path, TOML, "c.toml"), key)
-
-
-def test_broken_toml(tmp_path):
-    assert "broken TOML" in problem(write(tmp_path, "a = \n", "c.toml"), "a")
 
 
 PYTHON = '''\
@@ -504,27 +437,29 @@ def test_a_value_that_is_passed_on_is_written_where_it_stands(tmp_path):
     text = "CONFIG = {'batch': 4}\nTrainer(batch=CONFIG['batch'])\nOther(steps=CONFIG['batch'])\n"
     path = write(tmp_path, text, "train.py")
     assert apply(path, ".batch", 8) == text.replace("4", "8").encode()
-    # Another name of the same knob that only takes the value over is no obstacle either.
-    plan = make_plan([path], [assign(".batch", 8), assign(".steps", 8)])
-    assert plan.files[0].after == text.replace("4", "8").encode()
     assert "is computed" in problem(path, ".steps")
+
+
+def test_a_place_gets_one_value(tmp_path):
+    path = write(tmp_path, "batch: &n 4\naccum: *n\n")
+    assert written(path, one=("batch", 8), two=("accum", 8)) == b"batch: &n 8\naccum: *n\n"
+    with pytest.raises(InputError, match="sets something else too, which is to get another value"):
+        written(path, one=("batch", 8), two=("accum", 2))
 
 
 def test_files_that_are_no_configurations(tmp_path):
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("a: ä\n".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.yaml:1: not text in UTF-8"):
-        make_plan([latin], [assign("a", 1)])
+        apply(latin, "a", 1)
     for name, reason in [
-        ("x.ini", "only .yaml, .yml, .json, .toml, .py"),
+        ("x.ini", "there is no program"),
         ("none.yaml", "cannot be read"),
     ]:
         if name == "x.ini":
             (tmp_path / name).write_text("a = 1\n")
         with pytest.raises(InputError, match=reason):
-            make_plan([tmp_path / name], [assign("a", 1)])
-    with pytest.raises(InputError, match="not a file"):
-        make_plan([tmp_path], [assign("a", 1)])
+            apply(tmp_path / name, "a", 1)
 
 
 def test_hard_links_and_read_only_files_are_refused(tmp_path):
@@ -534,7 +469,7 @@ def test_hard_links_and_read_only_files_are_refused(tmp_path):
     path.chmod(0o644)
     os.link(path, tmp_path / "other.yaml")
     with pytest.raises(InputError, match="has 2 hard links"):
-        make_plan([path], [assign("a", 2)])
+        apply(path, "a", 2)
 
 
 def test_replacing_keeps_mode_and_links_and_makes_backups(tmp_path):

@@ -120,7 +120,7 @@ def test_a_predicted_search_says_which_stage_limits(folder, capsys):
 
     (folder / "config.yaml").write_text("batch_size: 1  # small\nlr: 2e-4")
     (folder / "hard.yaml").write_text("n_negatives: 1\nname: ${stage}")
-    to = ["--to", "config.yaml", "--to", "hard.yaml", "--yes"]
+    to = ["config.yaml", "hard.yaml", "--yes"]
     assert run(["apply", *target, "--where", "hard.n_negatives >= 48", *to]) == 0
     size = chosen["configuration"]["micro_batch"]
     assert (folder / "config.yaml").read_text() == f"batch_size: {size}  # small\nlr: 2e-4"

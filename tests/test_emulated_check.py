@@ -186,9 +186,8 @@ def test_tune_searches_the_programs_own_settings_and_apply_writes_them(tmp_path:
     assert all(trial["configuration"]["micro_batch"] < 64 for trial in trials)
     assert answer["best"]["configuration"]["micro_batch"] < 64
 
-    to = [*words, "--to", "train.py"]
     ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "apply", "--space", "tune-train.yaml", "--yes", *to],
+        [sys.executable, "-m", "tuner", "apply", "--space", "tune-train.yaml", "--yes", *words],
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

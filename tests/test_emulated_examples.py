@@ -101,8 +101,7 @@ def test_settings_in_a_file_that_the_program_opens_are_searched(folder: Path, mo
         in (folder / "tune-train.yaml").read_text()
     )
     ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "apply", "--space", "tune-train.yaml", *limit, "--yes",
-         "--to", "multitask/config.yaml"],
+        [sys.executable, "-m", "tuner", "apply", "--space", "tune-train.yaml", *limit, "--yes"],
         capture_output=True, text=True, check=False, cwd=folder,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

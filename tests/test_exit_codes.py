@@ -20,7 +20,7 @@ from tuner.searches.store import ResultsFolder
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
 NEEDS = {
     "export": ["--format", "trl"],
-    "apply": ["--to", "train.py", "--dry-run"],
+    "apply": ["train.py", "--yes"],
     "estimate": [],
 }
 READERS = ("best", "show", "report", "export", "apply")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tuner.program.changes import change
-from tuner.program.edit.source import SourceFile, read_places
-from tuner.program.launch import runnable, unread_files
+from tuner.program.launch import runnable
 from tuner.program.program import Program, read_program
 from tuner.program.settings import find_settings
 
@@ -215,24 +213,3 @@ def test_a_notebook_may_wait_outside_of_functions(folder):
     (folder / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
     original, after = with_batch(["project/n.ipynb"], 9)
     assert run(after, original).stdout == "9\n"
-
-
-def test_a_changed_file_that_nothing_is_seen_to_read_is_named(folder):
-    for name in ("run.sh", "named.yaml", "beside.yaml"):
-        (folder / name).write_text("batch_size: 4\n")
-    files = {
-        name: SourceFile(Path(name), data, read_places(data, Path(name)))
-        for name, data in (("named.yaml", b"batch_size: 4"), ("beside.yaml", b"batch_size: 4"))
-    }
-    program = Program(("sh", "run.sh", "named.yaml"), files, folder=folder)
-    changed = {
-        name: SourceFile(source.path, b"batch_size: 8", source.places)
-        for name, source in files.items()
-    }
-    after = dataclasses.replace(program, files=changed)
-    assert unread_files(after, program) == ["beside.yaml"]
-    script = SourceFile(Path("train.py"), b"", ())
-    assert not unread_files(
-        dataclasses.replace(after, main="train.py", files={"train.py": script, **changed}),
-        dataclasses.replace(program, main="train.py", files={"train.py": script, **files}),
-    )

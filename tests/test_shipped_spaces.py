@@ -16,15 +16,13 @@ import torch
 from compiled_samples import shallow_model
 from results_samples import write_all
 
+from tuner.app.applying import applying
 from tuner.app.cli.main import run
 from tuner.app.predicting import SpacePredictor
 from tuner.core.records import Outcome, Source, TrialRecord
 from tuner.predict.predict import check_supported
 from tuner.predict.training import get_workload
 from tuner.predict.training.causal_lm_settings import TrainingSetup
-from tuner.program.edit.assign import assignments
-from tuner.program.edit.plan import make_plan
-from tuner.program.export import ExportInput, export
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.store import ResultsFolder
 from tuner.space import configure, load_space
@@ -236,8 +234,7 @@ def written(tmp_path: Path, name: str, file: str, text: str, **settings: Any) ->
     configuration = configure(space, {**(space.baseline or {}), **settings})
     path = tmp_path / file
     path.write_text(text)
-    (edit,) = make_plan([path], assignments(space, configuration)).files
-    return edit.after.decode()
+    return applying(space, configuration, [str(path)]).change.after.sources[0].data.decode()
 
 
 def test_the_module_of_the_semantic_parser(tmp_path):
@@ -268,7 +265,8 @@ def test_the_module_of_the_semantic_parser(tmp_path):
 
 def test_the_axolotl_file_and_the_flags_of_the_8b(tmp_path):
     changed = written(tmp_path, "cot8b_h100", "llama.yml", AXOLOTL, micro_batch=8, max_length=1536)
-    expected = AXOLOTL.replace("micro_batch_size: 4", "micro_batch_size: 8")
+    added = "micro_batch_size: 8\ngradient_checkpointing: true"
+    expected = AXOLOTL.replace("micro_batch_size: 4", added)
     for old, new in (
         ("steps: 2", "steps: 1"),
         ("2048", "1536"),
@@ -284,24 +282,6 @@ def test_the_axolotl_file_and_the_flags_of_the_8b(tmp_path):
         "1536)",
         "64)",
     ]
-
-
-def test_the_flags_of_the_8b_are_printed():
-    space = load_space("cot8b_h100")
-    configuration = configure(space, space.baseline)
-    flags = assignments(space, configuration, targets=["flags"])
-    text = export(
-        "command",
-        ExportInput(
-            configuration,
-            space.workload,
-            space.model,
-            "t",
-            flags={str(each.key): each.value for each in flags},
-        ),
-    ).text
-    assert "--batch_size 2 --gradient_accumulation_steps 4 --max_seq_length 2048" in text
-    assert "--lora_rank 64" in text
 
 
 def test_the_space_that_the_documentation_shows_can_be_read():

@@ -433,20 +433,29 @@ def training_inputs(name: str) -> Callable[[], st.SearchStrategy[bytes]]:
 
 def plan_changes(path: Path) -> None:
     """What `tuner apply` would write; it changes nothing itself."""
-    from tuner.program.edit.assign import Assignment
-    from tuner.program.edit.plan import make_plan
-    from tuner.space.apply import read_key
+    from tuner.app.applying import applying
+    from tuner.core.records import Configuration
+    from tuner.space import ApplyTarget, SearchSpace
 
-    wanted = [
-        Assignment(read_key(".batch"), "micro_batch", 16),
-        Assignment(read_key("lora.r"), "lora_rank", 32),
-        Assignment(read_key(".r"), "lora_rank", 32),
-        Assignment(read_key(".targets"), "lora_targets", ("q_proj", "k_proj")),
-        Assignment(read_key("a[0].b"), "lora_dropout", 0.05),
-        Assignment(read_key("name"), "optimizer", "adamw: #8bit"),
-    ]
-    for edit in make_plan([path], wanted).files:
-        edit.diff()
+    values = Configuration(
+        {
+            "micro_batch": 16,
+            "lora_rank": 32,
+            "lora_targets": ("q_proj", "k_proj"),
+            "lora_dropout": 0.05,
+            "optimizer": "adamw: #8bit",
+        }
+    )
+    keys = {
+        ".batch": "micro_batch",
+        "lora.r": "lora_rank",
+        ".r": "lora_rank",
+        ".targets": "lora_targets",
+        "a[0].b": "lora_dropout",
+        "name": "optimizer",
+    }
+    space = SearchSpace("any", "causal_lm", apply={"any": ApplyTarget("any", keys)})
+    assert applying(space, values, [str(path)]).change.difference is not None
 
 
 TARGETS: Sequence[Target] = (

@@ -74,23 +74,8 @@ CHANGED = (
 )
 
 
-def test_dry_run_shows_the_difference_and_writes_nothing(folder, capsys):
-    before = contents(folder)
-    assert run([*APPLY, "--to", "config.yaml", "--dry-run"]) == 0
-    printed = capsys.readouterr()
-    assert (
-        "-  batch_size: 1   # fits, we think\n+  batch_size: 2   # fits, we think\n" in printed.out
-    )
-    assert "lr: 2e-4\n\\ No newline at end of file" in printed.out
-    assert "lora_dropout = 0.0" in printed.err  # no file has its key
-    assert "lora_rank = 8" in printed.err  # its mapping is for scripts
-    assert "max_length = 32" in printed.err  # no mapping speaks of it
-    assert "micro_batch = " not in printed.err
-    assert contents(folder) == before
-
-
 def test_yes_writes_and_keeps_a_dated_copy(folder, capsys):
-    assert run([*APPLY, "--to", "config.yaml", "--to", "train.py", "--yes"]) == 0
+    assert run([*APPLY, "config.yaml", "train.py", "--yes"]) == 0
     assert Path("config.yaml").read_text() == CHANGED
     assert Path("train.py").read_text() == SCRIPT.replace('"batch": 1', '"batch": 2').replace(
         '"lora_r": 4', '"lora_r": 8'
@@ -103,10 +88,10 @@ def test_yes_writes_and_keeps_a_dated_copy(folder, capsys):
     assert Path(copies[0]).read_text() == CONFIG
     # A second time there is nothing to do, nothing to ask, and no further copy.
     capsys.readouterr()
-    assert run([*APPLY, "--to", "config.yaml", "--to", "train.py"]) == 0
+    assert run([*APPLY, "config.yaml", "train.py"]) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "config.yaml: has all 3 values already" in printed.err
+    assert "no file changes" in printed.err
     assert len(list(folder.glob("*.bak"))) == 2
 
 
@@ -116,8 +101,16 @@ def test_it_asks_before_it_writes(folder, answer, text):
 
     from tuner.app.cli.main import cli
 
-    result = CliRunner().invoke(cli, [*APPLY, "--to", "config.yaml"], input=answer)
+    result = CliRunner().invoke(cli, [*APPLY, "config.yaml"], input=answer)
     assert result.exit_code == 0
+    assert (
+        "-  batch_size: 1   # fits, we think\n+  batch_size: 2   # fits, we think\n"
+        in result.output
+    )
+    assert "lora_dropout = 0.0" in result.output  # no file has its key
+    assert "lora_rank = 8" in result.output  # its mapping is for scripts
+    assert "max_length = 32" in result.output  # no mapping speaks of it
+    assert "micro_batch = " not in result.output
     assert Path("config.yaml").read_text() == text
     assert ("nothing was written" in result.output) == (text == CONFIG)
 
@@ -127,67 +120,39 @@ def test_nobody_to_ask_is_no_yes(folder, monkeypatch):
     import sys
 
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert run([*APPLY, "--to", "config.yaml"]) == 130
+    assert run([*APPLY, "config.yaml"]) == 130
     assert Path("config.yaml").read_text() == CONFIG
 
 
-def test_everything_in_the_way_of_two_files_is_said_and_neither_is_written(folder, capsys):
-    Path("train.py").write_text('CONFIG = {"batch": 1, "lora_r": 4}\nCONFIG["batch"] = 2\n')
+def test_what_is_in_the_way_is_said_and_the_rest_is_written(folder, capsys):
+    Path("train.py").write_text('CONFIG = {"batch": 1, "lora_r": 4}\nCONFIG["lora_r"] = 5\n')
     Path("config.yaml").write_text(CONFIG.replace("accumulate: 4", "accumulate: ${steps}"))
-    before = contents(folder)
-    assert run([*APPLY, "--to", "config.yaml", "--to", "train.py", "--yes"]) == 2
+    assert run([*APPLY, "config.yaml", "train.py", "--yes"]) == 0
     error = capsys.readouterr().err
-    assert "nothing written: 2 problems" in error
-    assert "config.yaml:6 trainer.accumulate: is an interpolation" in error
-    assert "train.py: .batch is there 2 times: line 1" in error
-    assert contents(folder) == before
-
-
-def test_map_overrides_the_space(folder, capsys):
-    maps = ["--map", "micro_batch=data_loader.num_workers", "--map", "grad_accum="]
-    Path("config.yaml").write_text(CONFIG.replace("${workers}", "0"))
-    assert run([*APPLY, "--to", "config.yaml", "--yes", *maps]) == 0
-    text = Path("config.yaml").read_text()
-    assert "num_workers: 2" in text
-    assert "batch_size: 1" in text
-    assert "accumulate: 4" in text
-
-
-def test_map_may_name_the_file(folder, capsys):
-    (folder / "conf").mkdir()
-    for name in ("a", "b"):
-        (folder / "conf" / f"{name}.yaml").write_text("n: 0\nlength: 0\n")
-    files = ["--to", "conf/a.yaml", "--to", "conf/b.yaml", "--yes"]
-    maps = ["--map", "micro_batch=conf/a.yaml:n", "--map", "max_length=length"]
-    assert run([*APPLY, *files, *maps]) == 0
-    assert Path("conf/a.yaml").read_text() == "n: 2\nlength: 32\n"
-    assert Path("conf/b.yaml").read_text() == "n: 0\nlength: 32\n"
+    assert "not written: config.yaml:6 trainer.accumulate: is an interpolation" in error
+    assert "not written: train.py:1 lora_r: is set in several places" in error
+    assert '"batch": 2' in Path("train.py").read_text()
+    assert "batch_size: 2" in Path("config.yaml").read_text()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (["--map", "micro_batch"], "is not KNOB=KEY"),
-        (["--map", "micro_bach=a"], "did you mean 'micro_batch'?"),
-        (["--map", "micro_batch=a..b"], "'a..b' is not a key"),
-        (["--map", "micro_batch=data_loader.batch_sise"], "did you mean 'data_loader.batch_size'?"),
-        (["--map", "micro_batch=none.yaml:a"], "none of the files is 'none.yaml'"),
-        (["--map", "precision=data_loader.batch_size"], "would become the text 'bf16'"),
-        (["--as", "hydr"], "did you mean 'hydra'?"),
-        (["--as", "script"], "none of the keys"),
-        (["--to", "config.yaml"], "this file is given twice"),
-        (["--to", "missing.yaml"], "missing.yaml: cannot be read"),
+        ([], "no program was named"),
+        (["missing.yaml"], "missing.yaml: cannot be read"),
+        (["empty.yaml"], "not set there: micro_batch = 2"),
     ],
 )
-def test_wrong_arguments_write_nothing(folder, capsys, arguments, message):
+def test_wrong_words_write_nothing(folder, capsys, words, message):
+    Path("empty.yaml").write_text("lr: 1\n")
     before = contents(folder)
-    assert run([*APPLY, "--to", "config.yaml", "--yes", *arguments]) == 2
+    assert run([*APPLY, "--yes", *words]) == 2
     assert message in capsys.readouterr().err
     assert contents(folder) == before
 
 
 def test_without_a_search_there_is_nothing_to_write(folder, capsys):
-    arguments = ["apply", "--space", "tiny.yaml", "--gpu", "t4", "--to", "config.yaml"]
+    arguments = ["apply", "--space", "tiny.yaml", "--gpu", "t4", "config.yaml"]
     assert run(arguments) == 3
     assert "run `tuner search" in capsys.readouterr().err
 
@@ -202,7 +167,7 @@ def test_committed_result_goes_into_a_script(capsys, monkeypatch, tmp_path):
     )
     monkeypatch.chdir(ROOT)
     target = ["--space", "qlora27b", "--gpu", "a6000"]
-    assert run(["apply", *target, "--to", str(script), "--yes"]) == 0
+    assert run(["apply", *target, str(script), "--yes"]) == 0
     values = {}
     exec(script.read_text().replace("SFTConfig", "dict"), values)
     config, best = values["CONFIG"], load_space("qlora27b")
@@ -212,6 +177,30 @@ def test_committed_result_goes_into_a_script(capsys, monkeypatch, tmp_path):
         "per_device_train_batch_size": config["batch"],
         "optim": "paged_adamw_8bit",
     }
+
+
+def test_committed_result_goes_into_the_program_of_the_readme(capsys, monkeypatch, tmp_path):
+    script = tmp_path / "sft.py"
+    text = (ROOT / "examples/programs/sft.py").read_text()
+    script.write_text(text)
+    monkeypatch.chdir(ROOT)
+    assert run(["apply", "--space", "qlora27b", "--gpu", "a6000", str(script), "--yes"]) == 0
+    for old, new in (
+        ("BATCH_SIZE = 16", "BATCH_SIZE = 2"),
+        ("MAX_LENGTH = 2048", "MAX_LENGTH = 1024"),
+        ("accumulation_steps=2", "accumulation_steps=16"),
+        ("r=16, lora_alpha=32", "r=128, lora_alpha=256"),
+        (
+            "=BATCH_SIZE,\n",
+            "=BATCH_SIZE,\n        gradient_checkpointing=True,\n        "
+            'optim="paged_adamw_8bit",\n',
+        ),
+    ):
+        text = text.replace(old, new)
+    assert script.read_text() == text
+    said = capsys.readouterr().err
+    assert 'target_modules: holds "all-linear" and would become a list' in said
+    assert "lora_dropout = 0.05" in said
 
 
 @pytest.mark.parametrize(
@@ -242,10 +231,8 @@ def test_a_mapping_is_part_of_a_space_as_json(folder, capsys):
 
 
 def test_another_effective_batch_is_said(folder, capsys):
-    assert run([*APPLY, "--to", "config.yaml", "--dry-run"]) == 0
-    assert "effective batch" not in capsys.readouterr().err  # 1 x 4 becomes 2 x 2
     (folder / "config.yaml").write_text(CONFIG.replace("accumulate: 4", "accumulate: 12"))
-    assert run([*APPLY, "--to", "config.yaml", "--dry-run"]) == 0
+    assert run([*APPLY, "config.yaml", "--yes"]) == 0
     assert "the effective batch of a GPU changes from 12 to 4" in capsys.readouterr().err
 
 
@@ -255,7 +242,6 @@ NAME = "{}"
 CONFIG = {{"batch": 1, "lora_r": 4}}
 model = AutoModelForCausalLM.from_pretrained(NAME)
 """
-TO = [*APPLY, "--to", "train.py", "--yes", "--check", "read"]
 
 
 def write_model(folder: Path, **changed: object) -> str:
@@ -269,8 +255,8 @@ def write_model(folder: Path, **changed: object) -> str:
 def test_the_model_may_be_another_of_the_same_architecture(folder, capsys, changed):
     name = "./tiny-model" if changed is None else write_model(folder, **changed)
     (folder / "train.py").write_text(MODEL_SCRIPT.format(name))
-    assert run(TO) == 0
-    assert "model was not compared" not in capsys.readouterr().err
+    assert run([*APPLY, "train.py", "--yes"]) == 0
+    assert "the recommendation is for" not in capsys.readouterr().err
     assert '"batch": 2' in (folder / "train.py").read_text()
 
 
@@ -288,27 +274,12 @@ def test_models_are_compared_by_what_they_are(name, same):
     assert same_architecture(name, "llama-3.2-1b") is same
 
 
-def test_files_that_train_another_model_are_refused(folder, capsys):
+def test_another_model_is_said(folder, capsys):
     (folder / "train.py").write_text(MODEL_SCRIPT.format("Qwen/Qwen2.5-0.5B"))
-    before = contents(folder)
-    assert run(TO) == 2
-    assert contents(folder) == before
-    said = capsys.readouterr().err
-    assert "the recommendation is for ./tiny-model, and the files train another model" in said
-    assert "train.py:2: trains Qwen/Qwen2.5-0.5B" in said
-    assert "search with --model Qwen/Qwen2.5-0.5B" in said
-    assert run([*TO, "--force-model"]) == 0
-    assert '"batch": 2' in (folder / "train.py").read_text()
-
-
-def test_another_model_in_a_file_of_settings_is_refused(folder, capsys):
     named = f"model: {{name: {write_model(folder, num_hidden_layers=3)}}}\n"
     (folder / "config.yaml").write_text(named + CONFIG)
-    assert run([*APPLY, "--to", "config.yaml", "--yes", "--check", "none"]) == 2
-    assert "config.yaml:1 model.name: trains own" in capsys.readouterr().err
-
-
-def test_a_model_that_is_not_known_is_said(folder, capsys):
-    assert run(TO) == 0
+    assert run([*APPLY, "train.py", "config.yaml", "--yes"]) == 0
     said = capsys.readouterr().err
-    assert "the model was not compared with ./tiny-model: the files name none" in said
+    assert "train.py:2 trains Qwen/Qwen2.5-0.5B, and the recommendation is for ./tiny-m" in said
+    assert "search with --model Qwen/Qwen2.5-0.5B" in said
+    assert "config.yaml:1 model.name trains own" in said

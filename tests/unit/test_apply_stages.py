@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from tuner.core.errors import InputError
-from tuner.program.edit.assign import assignments
-from tuner.program.edit.plan import make_plan
-from tuner.program.edit.write import replace_files
-from tuner.space import configure, load_space
+from tuner.app.applying import Applying, applying
+from tuner.core.records import Configuration
+from tuner.space import SearchSpace, configure, load_space
 
 SPACES = Path(__file__).parents[2] / "search_spaces"
 
@@ -55,30 +52,46 @@ def project(tmp_path):
     return tmp_path / "conf"
 
 
+def made(space: SearchSpace, chosen: Configuration, folder: Path) -> Applying:
+    return applying(space, chosen, [str(path) for path in sorted(folder.iterdir())])
+
+
+def after(found: Applying) -> dict[str, str]:
+    """What the files that change would hold."""
+    return {path.name: data.decode() for path, (_, data) in found.change.files.items()}
+
+
 def test_one_command_writes_the_configuration_and_every_stage(project):
     space = load_space(str(SPACES / "naics_embedder.yaml"))
     chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
-    files = sorted(project.iterdir())
-    plan = make_plan(files, assignments(space, chosen))
-    changed = {edit.path.name: edit for edit in plan.changed}
+    found = made(space, chosen, project)
+    changed = after(found)
     assert sorted(changed) == ["config.yaml", "stage_1.yaml", "stage_2.yaml"]
 
     # Byte for byte the same but for the values.
     expected = CONFIG.replace("batch_size: 8 ", "batch_size: 12 ").replace(
         '"32-true"', '"16-mixed"'
     )
-    assert changed["config.yaml"].after.decode() == expected
-    first, second = (changed[f"stage_{n}.yaml"].after.decode() for n in (1, 2))
+    assert changed["config.yaml"] == expected
+    first, second = (changed[f"stage_{n}.yaml"] for n in (1, 2))
     assert first == STAGE.format(name="s1", positives=64, negatives=24)
     assert second == STAGE.format(name="s2", positives=16, negatives=8)
 
     # Two stages have no file here: their values are named, and nothing else is.
-    assert {a.stage for a in plan.missing} == {"stage4", "stage5"}
-    backups = replace_files({edit.path: (edit.before, edit.after) for edit in plan.changed})
-    assert {path.name for path in backups} == set(changed)
-    assert all(b.read_bytes() == changed[p.name].before for p, b in backups.items())
-    again = make_plan(files, assignments(space, chosen))
-    assert not again.changed
+    lacking = {text for text in found.lacking if " in stage" in text}
+    assert lacking == {
+        f"{name} in {stage} = {value}"
+        for name, value in (("n_positives", 16), ("n_negatives", 8))
+        for stage in ("stage4", "stage5")
+    }
+    before = {path.name: path.read_text() for path in project.iterdir()}
+    backups = found.change.write()
+    assert {path.name: copy.read_text() for path, copy in backups.items()} == {
+        name: before[name] for name in changed
+    }
+    for copy in backups.values():
+        copy.unlink()
+    assert not made(space, chosen, project).change.files
 
 
 @pytest.fixture
@@ -92,37 +105,9 @@ def numbered(project):
 def test_stages_are_found_by_files_whose_names_begin_with_their_number(numbered):
     space = load_space(str(SPACES / "naics_embedder.yaml"))
     chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
-    plan = make_plan(sorted(numbered.iterdir()), assignments(space, chosen))
-    assert sorted(edit.path.name for edit in plan.changed) == [
+    assert sorted(after(made(space, chosen, numbered))) == [
         "01_stage.yaml", "02_stage.yaml", "config.yaml",
     ]  # fmt: skip
-    assert {a.stage for a in plan.missing} == {"stage4", "stage5"}
-
-
-@pytest.mark.parametrize(
-    "key", [".n_positives", "sampling.n_positives", "0*_stage.yaml:.n_positives"]
-)
-def test_a_key_of_ones_own_gets_the_value_of_each_stage(numbered, key):
-    space = load_space(str(SPACES / "naics_embedder.yaml"))
-    chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
-    wanted = assignments(space, chosen, targets=["stage1"], maps=[f"n_positives={key}"])
-    plan = make_plan(sorted(numbered.iterdir()), wanted)
-    after = {edit.path.name: edit.after.decode() for edit in plan.changed}
-    assert after == {
-        "01_stage.yaml": STAGE.format(name="s1", positives=64, negatives=24),
-        "02_stage.yaml": STAGE.format(name="s2", positives=16, negatives=24),
-    }
-
-
-def test_a_key_in_which_stages_differ_needs_files_of_stages(project):
-    space = load_space(str(SPACES / "naics_embedder.yaml"))
-    chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
-    wanted = assignments(space, chosen, targets=["config"], maps=["n_positives=.batch_size"])
-    with pytest.raises(InputError, match="none of the files is of a stage, and the stages differ"):
-        make_plan([project / "config.yaml"], wanted)
-    nowhere = dataclasses.replace(space, apply={})
-    with pytest.raises(InputError, match=r"the stages differ in n_positives \(64 in stage1, 16 in"):
-        assignments(nowhere, chosen, maps=["n_positives=.n_positives"])
 
 
 def test_a_stage_gets_what_was_searched_for_it_alone(project):
@@ -134,9 +119,9 @@ def test_a_stage_gets_what_was_searched_for_it_alone(project):
     path.write_text(text)
     space = load_space(str(path))
     chosen = configure(space, {"stage1.n_negatives": 32})
-    plan = make_plan(sorted(project.iterdir()), assignments(space, chosen, targets=["stage1"]))
-    (edit,) = plan.changed
-    assert edit.after.decode() == STAGE.format(name="s1", positives=64, negatives=32)
+    assert after(made(space, chosen, project))["stage_1.yaml"] == STAGE.format(
+        name="s1", positives=64, negatives=32
+    )
 
 
 def test_the_phases_of_dynamo_share_one_file(tmp_path):
@@ -150,9 +135,7 @@ def test_the_phases_of_dynamo_share_one_file(tmp_path):
     path.write_text(before)
     space = load_space(str(SPACES / "dynamo_t4.yaml"))
     chosen = configure(space, {"micro_batch": 8, "max_length": 256})
-    plan = make_plan([path], assignments(space, chosen))
-    after = (
+    found = made(space, chosen, tmp_path)
+    assert after(found)["config.yaml"] == (
         before.replace("512", "256").replace("size: 32", "size: 8").replace("steps: 2", "steps: 8")
     )
-    assert plan.files[0].after.decode() == after
-    assert plan.missing == ()

@@ -11,7 +11,7 @@ import pytest
 
 from tuner.app.cli.main import COMMANDS, cli, run
 
-LINES = {"search": 50, "": 54, "trial": 44, "check": 46, "apply": 47}
+LINES = {"search": 50, "": 54, "trial": 44, "check": 46}
 """More than a screen of 40 lines only where there is most to say."""
 
 

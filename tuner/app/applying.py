@@ -1,322 +1,197 @@
-"""The recommended values into the user's own configuration files."""
+"""The recommended values in your own files: the change that `tuner apply` writes."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import dataclasses
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.core.errors import InputError, Problem, UnavailableError
+from tuner.core.errors import InputError
 from tuner.core.expressions import show
-from tuner.core.files import read_file
 from tuner.core.records import Configuration, KnobValue
-from tuner.program.changes import change
-from tuner.program.edit.assign import Assignment, assignments, unmapped
-from tuner.program.edit.place import Location
-from tuner.program.edit.plan import EditPlan, FileEdit, Following, make_plan
-from tuner.program.edit.source import (
-    PYTHON,
-    Edit,
-    SourceFile,
-    open_source,
-    read_places,
-    stale_comments,
-)
-from tuner.program.edit.write import MAX_BYTES, replace_files
-from tuner.program.names import Script, set_at
+from tuner.program.changes import Change, change, obstacle
+from tuner.program.edit.source import open_source
 from tuner.program.program import Program, read_program
+from tuner.program.reads import SETTINGS_FILES
 from tuner.program.setting import NAMES, Setting
-from tuner.program.settings import find_settings, scripts_of
+from tuner.program.settings import find_settings
 from tuner.program.trainer import trainer_of
 from tuner.program.training import named_models
-from tuner.searches.best import BestTrial
-from tuner.space import SearchSpace
-from tuner.space.apply import Path as KeySteps
-from tuner.space.command import Command
+from tuner.space import ApplyTarget, SearchSpace
+from tuner.space.apply import is_meant, read_key, show_path
 from tuner.space.models.same import same_architecture
 
 
 @dataclass(frozen=True, slots=True)
 class Applying:
-    """The changes to files, the `rest` of the values without a key, and the program of `user`.
+    """A program with the recommended values.
 
-    `wanted` are the values of parameters that the files then have.
+    `lacking` are the values that it has no setting for ("lora_dropout = 0.05"), `refused` says what
+    is in the way of others, `notes` are side effects.
     """
 
-    plan: EditPlan
-    rest: tuple[str, ...]
-    wanted: Mapping[str, KnobValue]
-    user: UserProgram
-
-    @property
-    def difference(self) -> str:
-        """The changes of all files as a unified diff; empty where there are none."""
-        return "".join(edit.diff() for edit in self.plan.files)
-
-    def write(self) -> dict[Path, Path]:
-        """Write the files; returns the dated copies of the old ones. See `replace_files`."""
-        return replace_files({edit.path: (edit.before, edit.after) for edit in self.plan.changed})
-
-
-def applying(
-    space: SearchSpace,
-    best: BestTrial,
-    files: Sequence[Path],
-    *,
-    targets: Sequence[str] = (),
-    maps: Sequence[str] = (),
-    words: Sequence[str] = (),
-    force_model: bool = False,
-) -> Applying:
-    """Plan to write the recommended values into `files`, without writing anything.
-
-    `targets` and `maps` are those of `--as` and `--map`; `words` start the program. Raises one
-    `InputError` with everything that cannot be done safely, such as a program that trains another
-    model, unless `force_model`.
-    """
-    if space.command is not None and space.command.is_program and not targets and not maps:
-        return _into_program(space.command, best.configuration, files)
-    wanted = assignments(space, best.configuration, targets=targets, maps=maps)
-    sources = _readable(files)
-    user = user_program(sources, words)
-    compared = [] if force_model else _compare_models(space, user, sources)
-    plan = make_plan(files, wanted, following(user))
-    rest = [_missing_text(assignment) for assignment in plan.missing]
-    for name in unmapped(space, wanted, maps):
-        rest.append(f"{name} = {show(best.configuration[name])}")
-    values = _by_knob(space, plan.reached, best.configuration)
-    notes = (*compared, *_batch_notes(plan.before, best.configuration), *plan.notes)
-    return Applying(dataclasses.replace(plan, notes=notes), tuple(rest), values, user)
-
-
-def _compare_models(
-    space: SearchSpace, user: UserProgram, sources: Sequence[SourceFile]
-) -> list[str]:
-    """A note if the models could not be compared; `InputError` if the files train another one."""
-    if space.model is None:
-        return []
-    named = named_models(user.program, sources)
-    same = {one: same_architecture(one.name, space.model) for one in named}
-    if True in same.values():
-        return []
-    others = [one for one, is_same in same.items() if is_same is False]
-    if others and len(others) == len(named):
-        problems = [Problem(f"trains {one.name}", one.where) for one in others]
-        raise InputError(
-            f"the recommendation is for {space.model}, and the files train another model",
-            problems=problems,
-            hint=f"search with --model {others[0].name}, or write it all the same: --force-model",
-        )
-    which = ", ".join(f"{one.where} names {one.name}" for one in named)
-    why = f"{which}, which could not be looked up" if named else "the files name none"
-    return [f"the model was not compared with {space.model}: {why}"]
-
-
-def _readable(files: Sequence[Path]) -> list[SourceFile]:
-    found = []
-    for path in files:
-        with contextlib.suppress(InputError):
-            found.append(open_source(path))
-    return found
-
-
-def following(user: UserProgram) -> Following:
-    """The places that the program takes values from; without one, those of a script alone."""
-    if user.program is None:
-        return Following(lambda source, place: set_at(Script(source), place))
-    scripts = {script.source.path.resolve(): script for script in scripts_of(user.program)}
-    settings = find_settings(user.program)
-
-    def placed(source: SourceFile, place: Location) -> Location | None:
-        script = scripts.get(source.path.resolve())
-        return set_at(script or Script(source), place)
-
-    def used(source: SourceFile) -> set[KeySteps]:
-        return {
-            setting.location.path
-            for setting in settings.values()
-            if setting.source is not None
-            and setting.location is not None
-            and setting.problem is None
-            and setting.source.path.resolve() == source.path.resolve()
-        }
-
-    return Following(placed, used)
-
-
-def _by_knob(
-    space: SearchSpace, reached: Sequence[Assignment], configuration: Configuration
-) -> dict[str, KnobValue]:
-    found: dict[str, KnobValue] = {}
-    for assignment in reached:
-        names = space.condition(assignment.expression).names
-        if assignment.stage is None and len(names) == 1:
-            [name] = names
-            found[name] = configuration[name]
-    return found
-
-
-def _batch_notes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """A note if another number of samples makes an optimizer step."""
-    old, new = _batch(before), _batch(after)
-    if old is None or new is None or old == new:
-        return []
-    return [
-        f"the effective batch of a GPU changes from {old} to {new}: fewer or more steps make an "
-        "epoch, and the learning rate that suited the one may not suit the other"
-    ]
-
-
-def _batch(values: Mapping[str, object]) -> int | None:
-    size, rounds = values.get("micro_batch"), values.get("grad_accum")
-    return size * rounds if isinstance(size, int) and isinstance(rounds, int) else None
-
-
-def _into_program(
-    command: Command, configuration: Configuration, files: Sequence[Path]
-) -> Applying:
-    """The values into the settings of the program that was searched, where it takes them from."""
-    program = read_program(command.argv, Path(command.cwd))
-    own = {source.path.resolve(): word for word, source in program.files.items()}
-    others = [str(path) for path in files if path.resolve() not in own]
-    if others:
-        raise InputError(
-            f"{', '.join(others)} is not a file of the searched program",
-            hint=f"its files are {', '.join(map(str, own))}",
-        )
-    settings = find_settings(program)
-    values = {name: value for name, value in configuration.items() if name in NAMES}
-    after = change(program, settings, values).after
-    edits, notes = [], list[str]()
-    for path in files:
-        before = program.files[own[path.resolve()]]
-        changed = after.files[own[path.resolve()]]
-        edits.append(FileEdit(path, before.data, changed.data, (), len(values)))
-        replaced = [
-            Edit(setting.location, values[knob], "")
-            for knob, setting in settings.items()
-            if knob in values
-            and setting.source is before
-            and setting.location is not None
-            and setting.value != values[knob]
-        ]
-        notes += stale_comments(before, replaced)
-    elsewhere = {
-        name: settings[name]
-        for name, value in values.items()
-        if name in settings and settings[name].value != value and not _is_in(settings[name], files)
-    }
-    rest = [f"{s.name} = {show(values[name])}, in {s.where}" for name, s in elsewhere.items()]
-    inside = {name: value for name, value in values.items() if name not in elsewhere}
-    now = {name: setting.value for name, setting in settings.items()}
-    notes = [*_batch_notes(now, {**now, **values}), *notes]
-    plan = EditPlan(tuple(edits), (), notes=tuple(notes))
-    return Applying(plan, tuple(rest), inside, UserProgram(program, may_run=True))
-
-
-def _is_in(setting: Setting, files: Sequence[Path]) -> bool:
-    source = setting.source
-    return source is not None and source.path.resolve() in {path.resolve() for path in files}
-
-
-def _missing_text(assignment: Assignment) -> str:
-    stage = f" in stage {assignment.stage}" if assignment.stage else ""
-    knob = assignment.expression
-    name = knob if knob.isidentifier() else str(assignment.key).lstrip(".")
-    return f"{name} = {show(assignment.value)}{stage}"
-
-
-WAYS = ("emulate", "read", "none")
-"""Ways to check that values take effect: by a run, by reading files, or not at all."""
+    change: Change
+    lacking: tuple[str, ...]
+    refused: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class UserProgram:
-    """The program that the files belong to; None if it is unknown.
+class _Found:
+    """Settings and the values that they are to get, by parameter, or by file and key of a table.
 
-    It `may_run` if the user named it or one of its files. `note` says how to have more checked.
+    `lacking` are the values that no setting is for, by parameter.
     """
 
-    program: Program | None
-    may_run: bool = False
-    note: str = ""
+    settings: dict[str, Setting]
+    values: dict[str, KnobValue]
+    lacking: dict[str, KnobValue]
 
 
-def user_program(sources: Sequence[SourceFile], words: Sequence[str]) -> UserProgram:
-    """The program that `words` start, or the one that `sources`, the files to change, are of."""
-    if words:
-        return _started(words, sources)
-    scripts = [s for s in sources if s.path.suffix in PYTHON]
-    main = [s for s in scripts if not any(_imports(o, s.path) for o in scripts if o is not s)]
-    tools = [s for s in sources if s.path.suffix not in PYTHON and trainer_of(s.places)]
-    if len(main) == 1:
-        return _of_script(main[0], sources)
-    if not scripts and len(tools) == 1:
-        return _started([str(tools[0].path)], sources)
-    names = ", ".join(str(source.path) for source in (main or sources))
-    return UserProgram(None, note=f"which program uses {names} is not known: name it after --")
+def applying(space: SearchSpace, configuration: Configuration, words: Sequence[str]) -> Applying:
+    """Give the files or the program in `words` the values of `configuration`; nothing is written.
 
-
-def _started(words: Sequence[str], sources: Sequence[SourceFile]) -> UserProgram:
-    try:
-        return UserProgram(_with_sources(read_program(words), sources), may_run=True)
-    except UnavailableError as error:  # the tool is elsewhere; its file can be read all the same
-        program = read_program(words, is_run=False)
-        return UserProgram(_with_sources(program, sources), note=f"not run: {error.message}")
-
-
-def _of_script(script: SourceFile, sources: Sequence[SourceFile]) -> UserProgram:
-    users = [
-        path
-        for path in sorted(script.path.parent.glob("*.py"))
-        if path.name != script.path.name and _imports_file(path, script.path)
-    ]
-    if len(users) > 1:
-        names = ", ".join(map(str, users))
-        return UserProgram(None, note=f"{names} use {script.path}: name your program after --")
-    if users:
-        note = f"{users[0]} was read, not run: name it after -- to have it run"
-        return UserProgram(_with_sources(read_program([str(users[0])]), sources), note=note)
-    program = _with_sources(read_program([str(script.path)]), sources)
-    if not _imports_libraries(script):
-        return UserProgram(
-            program, note=f"{script.path} imports nothing that trains: name your program after --"
+    Without words it is the program that the space searches. Raises `InputError` for files that set
+    none of the values, and for a change that can't be proved.
+    """
+    program = _program(space, words)
+    found = _find(space, configuration, program)
+    problems = {n: obstacle(program, found.settings, n, v) for n, v in found.values.items()}
+    values = {n: value for n, value in found.values.items() if problems[n] is None}
+    refused = [p for n, p in problems.items() if p is not None and n in found.settings]
+    unset = {n: v for n, v in found.values.items() if problems[n] and n not in found.settings}
+    lacking = tuple(f"{name} = {show(value)}" for name, value in (unset | found.lacking).items())
+    if not values:
+        raise InputError(
+            f"no recommended value can be written into {', '.join(program.files)}",
+            problems=refused,
+            hint="name your script, its command, or the file of its settings; not set there: "
+            + ", ".join(lacking),
         )
-    return UserProgram(program, may_run=True)
+    made = change(
+        program, found.settings, values, lambda after: _find(space, configuration, after).settings
+    )
+    notes = (*_other_models(space, program), *_batch_notes(found.settings, configuration))
+    return Applying(made, lacking, tuple(map(str, refused)), notes)
 
 
-def _with_sources(program: Program, sources: Sequence[SourceFile]) -> Program:
-    own = {source.path.resolve() for source in program.sources}
-    more = {str(s.path): s for s in sources if s.path.resolve() not in own}
-    return dataclasses.replace(program, files={**program.files, **more})
+def _program(space: SearchSpace, words: Sequence[str]) -> Program:
+    if not words and space.command is not None and space.command.is_program:
+        return read_program(space.command.argv, Path(space.command.cwd))
+    if words and Path(words[0]).suffix in SETTINGS_FILES:
+        files = {word: open_source(Path(word)) for word in words}
+        if trainer_of(files[words[0]].places) is None:
+            return Program(tuple(words), files)
+    return read_program(words, is_run=False)
 
 
-def _imports_file(path: Path, module: Path) -> bool:
-    try:
-        data = read_file(path, MAX_BYTES)
-        return _imports(SourceFile(path, data, read_places(data, path)), module)
-    except (OSError, InputError):  # no program that could be read
-        return False
+def _find(space: SearchSpace, configuration: Configuration, program: Program) -> _Found:
+    """The settings that the program's reader finds, and those that the space's table names."""
+    own = find_settings(program)
+    stages = {"": configuration, **space.stage_configurations(configuration)}
+    table: dict[tuple[str, str], dict[str, Setting]] = {}
+    for target in space.apply.values():
+        for key, expression in target.keys.items():
+            named = table.setdefault((expression, target.stage or ""), {})
+            named.update(_at_key(program, target, key, expression))
+    settings: dict[str, Setting] = {}
+    values: dict[str, KnobValue] = {}
+    spoken = set()
+    for (expression, stage), named in table.items():
+        read = own.get(expression)
+        chosen = {name: setting for name, setting in named.items() if setting.problem is None}
+        if read is not None and read.problem is None:
+            # The reader has followed the program; a further script has values of its own.
+            chosen = {n: s for n, s in chosen.items() if read.source not in (None, s.source)}
+        elif chosen:
+            own.pop(expression, None)
+        elif read is None:
+            chosen = named
+        settings |= chosen
+        values |= dict.fromkeys(chosen, value_of(space, expression, stages[stage]))
+        if chosen or read is not None:
+            spoken.update((name, stage) for name in space.condition(expression).names)
+    taken = {_spot(setting) for setting in settings.values()}
+    for knob in NAMES:
+        if knob in own and _spot(own[knob]) in taken:
+            del own[knob]
+        elif knob in own or ((knob, "") not in spoken and knob not in space.defaulted):
+            values |= {knob: configuration[knob]} if knob in configuration else {}
+    wanted = [(n, s) for e, s in table for n in sorted(space.condition(e).names)]
+    wanted += [(name, "") for name in space.knobs if "." not in name]
+    lacking = {
+        f"{name} in {stage}" if stage else name: stages[stage][name]
+        for name, stage in wanted
+        if (name, stage) not in spoken and name not in values
+    }
+    return _Found({**own, **settings}, values, lacking)
 
 
-def _imports(source: SourceFile, module: Path) -> bool:
-    if source.path.suffix not in PYTHON:
-        return False
-    return any(name.rpartition(".")[2] == module.stem for name in _imported(source))
+def _at_key(
+    program: Program, target: ApplyTarget, key: str, expression: str
+) -> Iterator[tuple[str, Setting]]:
+    """The settings that a key of the space's table names, one for each file."""
+    for word, source in program.files.items():
+        # A file that only code names is meant if its name is said.
+        if not is_meant(source.path, target.files) or not (
+            target.files or word not in program.mentioned
+        ):
+            continue
+        found = source.find(read_key(key))
+        # `Trainer(batch=config["batch"])` beside `config = {"batch": 4}`: the value stands there.
+        places = [place for place in found if not place.is_reference] or found
+        if not places:
+            continue
+        problem, place = places[0].problem, places[0]
+        if len(places) > 1:
+            where = ", ".join(f"{p.spot} ({show_path(p.path)})" for p in places)
+            problem = f"is there {len(places)} times: {where}"
+        yield (
+            f"{word} {target.name}.{key}",
+            Setting(expression, key.lstrip("."), place.value, source, place, problem=problem),
+        )
 
 
-def _imported(source: SourceFile) -> Iterator[str]:
-    for node in ast.walk(Script(source).tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
-            yield from (alias.name for alias in node.names if not node.module)
+def _spot(setting: Setting) -> object:
+    return setting.source and setting.source.path, setting.location and setting.location.start
 
 
-def _imports_libraries(source: SourceFile) -> bool:
-    return any(name.partition(".")[0] not in sys.stdlib_module_names for name in _imported(source))
+def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue]) -> KnobValue:
+    """The value of an expression over a configuration; `InputError` if it has none."""
+    compiled = space.condition(expression)
+    lacking = sorted(compiled.names - values.keys())
+    if lacking:
+        raise InputError(
+            f"the chosen configuration has no {', '.join(lacking)}",
+            hint="it was written by another version: search again",
+        )
+    value = compiled.evaluate(values)
+    if isinstance(value, float) and value.is_integer() and expression not in values:
+        return int(value)
+    return value  # type: ignore[no-any-return]
+
+
+def _other_models(space: SearchSpace, program: Program) -> Iterator[str]:
+    named = named_models(program) if space.model is not None else []
+    same = {one: same_architecture(one.name, space.model or "") for one in named}
+    if True not in same.values():
+        for one in (one for one, is_same in same.items() if is_same is False):
+            yield (
+                f"{one.where} trains {one.name}, and the recommendation is for {space.model}: "
+                f"search with --model {one.name}"
+            )
+
+
+def _batch_notes(settings: Mapping[str, Setting], after: Configuration) -> Iterator[str]:
+    before = {setting.knob: setting.value for setting in settings.values()}
+    old, new = _batch(before), _batch(after)
+    if old and new and old != new:
+        yield (
+            f"the effective batch of a GPU changes from {old} to {new}: the learning rate that "
+            "suited the one may not suit the other"
+        )
+
+
+def _batch(values: Mapping[str, object]) -> int:
+    size, rounds = values.get("micro_batch"), values.get("grad_accum")
+    return size * rounds if isinstance(size, int) and isinstance(rounds, int) else 0

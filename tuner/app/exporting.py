@@ -5,40 +5,32 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from tuner.app.applying import value_of
 from tuner.app.target import Target
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.schemas import ALL_LINEAR
 from tuner.core.units import format_gib
 from tuner.program.changes import change
-from tuner.program.edit.assign import assignments
 from tuner.program.export import Exported, ExportInput, export
 from tuner.program.program import read_program
 from tuner.program.setting import NAMES
 from tuner.program.settings import find_settings
 from tuner.searches.best import BestTrial
+from tuner.space import SearchSpace
+from tuner.space.apply import read_key
 from tuner.space.command import Command, placeholders
 from tuner.space.models.catalogue import get_entry, resolve_config
 
 
-def export_recommended(
-    target: Target,
-    best: BestTrial,
-    name: str,
-    *,
-    targets: tuple[str, ...] = (),
-    maps: tuple[str, ...] = (),
-) -> Exported:
-    """The settings of the tool `name`. Raises `InputError` for one that cannot train this.
-
-    `targets` and `maps` name the flags of a command line, as `--as` and `--map` do.
-    """
+def export_recommended(target: Target, best: BestTrial, name: str) -> Exported:
+    """The settings of the tool `name`. Raises `InputError` for one that cannot train this."""
     entry = get_entry(target.space.model) if target.space.model else None
     flags: dict[str, KnobValue] = {}
     command, own_command = target.space.command, ""
-    if command is not None and not targets and not maps:
+    if command is not None:
         own_command, unflagged = _own_command(command, best.configuration)
     else:
-        flags, unflagged = _flags(target, best, targets=targets, maps=maps)
+        flags, unflagged = _flags(target.space, best.configuration)
     subject = ExportInput(
         configuration=_with_names(target, best.configuration),
         workload=target.space.workload,
@@ -91,19 +83,13 @@ def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str
 
 
 def _flags(
-    target: Target, best: BestTrial, *, targets: tuple[str, ...], maps: tuple[str, ...]
+    space: SearchSpace, values: Configuration
 ) -> tuple[dict[str, KnobValue], dict[str, str]]:
-    space, values = target.space, best.configuration
-    named = assignments(space, values, targets=targets, maps=maps)
-    named = [a for a in named if targets or a.required]
-    flags = {str(a.key.steps[-1]): a.value for a in named}
-    spoken = {name for a in named for name in space.condition(a.expression).names}
-    if targets:
-        why = "--as names no flag for it"
-        return flags, {n: why for n in values if n not in spoken}
-    # Without names of its own a flag is called as the knob; defaults of the vocabulary are none.
-    left_out = {text.rpartition("=")[0].strip() for text in maps if text.endswith("=")}
-    own = [n for n in values if n not in space.defaulted and n not in {*spoken, *left_out}]
-    flags = {**{n: values[n] for n in own}, **flags}
-    silent = {n: "a default of the workload" for n in values if n in space.defaulted}
-    return flags, {**silent, **{n: "--map leaves it out" for n in values if n in left_out}}
+    """The options of a script: those of the space's table for scripts, else called as the knobs."""
+    table = next((t.keys for t in space.apply.values() if t.is_of_script), None)
+    if table is None:
+        flags = {name: value for name, value in values.items() if name not in space.defaulted}
+        return flags, {n: "a default of the workload" for n in values if n in space.defaulted}
+    flags = {str(read_key(key).steps[-1]): value_of(space, e, values) for key, e in table.items()}
+    spoken = {name for e in table.values() for name in space.condition(e).names}
+    return flags, {n: "the space names no option for it" for n in values if n not in spoken}

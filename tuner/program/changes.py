@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tuner.core.errors import InputError, Problem
 from tuner.core.expressions import show
@@ -13,6 +14,7 @@ from tuner.core.records import KnobValue
 from tuner.program.candidates import arguments_of_trainers
 from tuner.program.edit.place import Location, NotWritableError, is_wanted
 from tuner.program.edit.source import PYTHON, SourceFile, TextEdit, diff_of, read_places
+from tuner.program.edit.write import replace_files
 from tuner.program.program import Program
 from tuner.program.setting import Setting, Switch, as_named
 from tuner.program.settings import find_settings
@@ -42,6 +44,10 @@ class _Edits:
     """By number of the word: what takes its place."""
     behind: dict[int, list[str]] = field(default_factory=dict)
     """By number of the word: what is put behind it."""
+
+    @classmethod
+    def of(cls, program: Program) -> _Edits:
+        return cls(program.command, {word: [] for word in program.files})
 
     @property
     def new_command(self) -> tuple[str, ...]:
@@ -80,6 +86,16 @@ class Change:
             texts.append(f"+$ {shlex.join(self.after.command)}\n")
         return "".join(texts)
 
+    @property
+    def files(self) -> dict[Path, tuple[bytes, bytes]]:
+        """The files that change, with what they hold before and after."""
+        pairs = zip(self.before.sources, self.after.sources, strict=True)
+        return {o.path: (o.data, n.data) for o, n in pairs if o.data != n.data}
+
+    def write(self) -> dict[Path, Path]:
+        """Write the files; returns the dated copies of the old ones. See `replace_files`."""
+        return replace_files(self.files)
+
 
 def can_change(program: Program, settings: Mapping[str, Setting], knob: str) -> bool:
     """True if the program can be given another value of the parameter."""
@@ -93,22 +109,26 @@ def _is_text(setting: Setting) -> bool:
     return setting.knob in ("micro_batch", "grad_accum") and isinstance(setting.value, str)
 
 
+def obstacle(
+    program: Program, settings: Mapping[str, Setting], knob: str, value: KnobValue
+) -> Problem | None:
+    """What keeps `program` from getting one value, with the line to change; None for nothing."""
+    return _put(program, settings, knob, value, _Edits.of(program))
+
+
 def change(
-    program: Program, settings: Mapping[str, Setting], values: Mapping[str, KnobValue]
+    program: Program,
+    settings: Mapping[str, Setting],
+    values: Mapping[str, KnobValue],
+    find: Callable[[Program], Mapping[str, Setting]] = find_settings,
 ) -> Change:
-    """`program` with other values of parameters, read again to prove each of them.
+    """`program` with other values of parameters, read again with `find` to prove each of them.
 
     Raises one `InputError` with all values that cannot be written, each with the line to change.
     """
-    edits = _Edits(program.command, {word: [] for word in program.files})
-    problems = []
-    for knob, value in values.items():
-        setting = settings.get(knob)
-        if setting is not None and is_wanted(setting.value, value):
-            continue
-        problem = _put(program, settings, knob, value, edits)
-        if problem is not None:
-            problems.append(problem)
+    edits = _Edits.of(program)
+    found = [_put(program, settings, knob, value, edits) for knob, value in values.items()]
+    problems = [problem for problem in found if problem is not None]
     if problems:
         raise InputError("not every value can be written", problems=problems)
     try:
@@ -118,7 +138,7 @@ def change(
             "the values cannot be written safely", problems=[Problem(error.message)]
         ) from None
     after = replace(program, command=edits.new_command, files=files)
-    _require_read_back(settings, find_settings(after), values)
+    _require_read_back(settings, find(after), values)
     return Change(program, after, dict(values))
 
 
@@ -133,6 +153,8 @@ def _put(  # noqa: PLR0911 - one for each thing in the way
     setting = settings.get(knob)
     if setting is None:
         return _insert(program, settings, knob, value, edits)
+    if is_wanted(setting.value, value):
+        return None
     named = f"{setting.where} {setting.name}"
     value = setting.written(value)
     if setting.problem is not None:
@@ -268,7 +290,8 @@ def _require_read_back(
         was, now = before.get(knob), after.get(knob)
         old, read = was and was.value, now and now.value
         wanted = values.get(knob, old)
-        if read == wanted or (knob in values and read is None and values[knob] is False):
+        is_off = knob in values and read is None and values[knob] is False
+        if read == wanted or is_wanted(read, wanted) or is_off:
             continue
         shown = "nothing" if read is None else show(read)
         text = "stay as it is" if wanted is None else f"be {show(wanted)}"

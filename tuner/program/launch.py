@@ -163,15 +163,6 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
         yield _with_copies(program, words)
 
 
-def unread_files(program: Program, original: Program) -> list[str]:
-    """The changed files that cannot be replaced: no word names them or a script that reads them."""
-    return [
-        word
-        for word in _changed(program, original)
-        if not program.main and not _is_named(program, word)
-    ]
-
-
 def _changed(program: Program, original: Program | None) -> list[str]:
     if original is None:
         return []

@@ -9,7 +9,6 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 
-from tuner.program.edit.place import Location
 from tuner.program.edit.python_file import ANY, Key, Keys, is_literal, last_name
 from tuner.program.edit.source import SourceFile
 from tuner.program.linked import (
@@ -326,19 +325,6 @@ class Script(LinkedScript):
             if last_name(call.func) == "set_defaults" and keyword.arg == option.dest
         ]
         return later or ([] if option.default is None else [option.default])
-
-
-def set_at(script: Script, place: Location) -> Location | None:
-    """The only literal, in the same file, behind a place of a Python file, if there is one."""
-    node = script.node_at(place)
-    found: dict[int, Location] = {}
-    for end in script.ends(node) if node is not None else ():
-        literal = end.option.default if isinstance(end, OptionValue) else end.node
-        if not isinstance(end, Literal | OptionValue) or literal not in script.scopes:
-            return None
-        target = script.place_of(literal)
-        found[target.start] = target
-    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _is_set_by(path: Keys, keys: Keys) -> bool:

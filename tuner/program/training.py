@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tuner.core.errors import Problem
 from tuner.core.setup.schemas import SCHEMAS
@@ -363,17 +362,12 @@ class NamedModel:
     where: str
 
 
-def named_models(program: Program | None, sources: Sequence[SourceFile]) -> list[NamedModel]:
-    """The models that the program loads, or that its files and `sources` name; each once."""
-    files = {source.path.resolve(): source for source in sources}
-    folder = Path() if program is None else program.folder
-    found = list(_in_calls(program)) if program is not None else []
-    if program is not None:
-        files |= {source.path.resolve(): source for source in program.sources}
-    found += [one for source in files.values() for one in _in_file(source)]
+def named_models(program: Program) -> list[NamedModel]:
+    """The models that the program loads, or that its files name; each once."""
+    found = [*_in_calls(program), *(one for source in program.sources for one in _in_file(source))]
     named: dict[str, NamedModel] = {}
     for one in found:
-        path = folder / one.name
+        path = program.folder / one.name
         name = str(path) if path.is_dir() else one.name
         if path.is_dir() or get_entry(name) is not None or HUB_ID.fullmatch(name):
             named.setdefault(name, NamedModel(name, one.where))

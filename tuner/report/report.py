@@ -292,7 +292,7 @@ def _use_commands(view: View) -> list[str]:
         return []
     target = ["--space", view.space.name, "--gpu", view.gpu.id]
     return [
-        shlex.join(["tuner", "apply", *target, "--to", "train.py"]),
+        shlex.join(["tuner", "apply", *target, "train.py"]),
         shlex.join(["tuner", "export", *target, "--format", "trl"]),
     ]
 

@@ -104,6 +104,11 @@ class ApplyTarget:
     files: tuple[str, ...] = ()
     stage: str | None = None
 
+    @property
+    def is_of_script(self) -> bool:
+        """True if any script may have these keys."""
+        return not self.files or "*.py" in self.files
+
 
 def is_meant(path: pathlib.Path, patterns: Collection[str]) -> bool:
     """True if `path` ends with one of the patterns, name for name; no pattern means any file."""

@@ -16,7 +16,6 @@ from tuner.app.checking import CheckedProgram
 from tuner.core.errors import InputError, NothingFitsError
 from tuner.core.records import KnobValue, parse_margin
 from tuner.emulator.emulation import Emulation
-from tuner.program.edit.write import replace_files
 from tuner.space.gpus import get_gpu
 
 __all__ = ["Check", "check", "emulate", "tune"]
@@ -39,10 +38,7 @@ class Check(CheckedProgram):
                 "the change is one of the command line, which is in no file",
                 hint="start the program with the command of `suggestion.change.difference`",
             )
-        pairs = zip(change.before.sources, change.after.sources, strict=True)
-        return replace_files(
-            {old.path: (old.data, new.data) for old, new in pairs if old.data != new.data}
-        )
+        return change.write()
 
     def __repr__(self) -> str:
         return check_text(self)

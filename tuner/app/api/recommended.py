@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tuner.app.api.values import as_texts
-from tuner.app.applying import WAYS, applying
+from tuner.app.applying import applying
 from tuner.app.exporting import export_recommended
 from tuner.app.target import Target
-from tuner.core.errors import InputError, unknown
 from tuner.searches import best as results
 
 
@@ -19,13 +17,13 @@ from tuner.searches import best as results
 class Applied:
     """The changes that `Recommendation.apply` made, or with `dry_run` would make.
 
-    `difference` is a unified diff, `missing` lists values that no file has a key for ("lora_dropout
-    = 0.05"), `backups` the dated copy of each old file; empty if nothing was written. As text it is
-    the difference.
+    `difference` is a unified diff, `left` says which values the program can't be given and why,
+    `backups` has the dated copy of each old file; empty if nothing was written. As text it is the
+    difference.
     """
 
     difference: str
-    missing: tuple[str, ...]
+    left: tuple[str, ...]
     backups: Mapping[Path, Path]
 
     def __str__(self) -> str:
@@ -48,49 +46,21 @@ class Recommendation(results.BestTrial):
         values = {f.name: getattr(best, f.name) for f in dataclasses.fields(results.BestTrial)}
         return cls(**values, target=target)
 
-    def apply(
-        self,
-        *files: str | Path,
-        keys: Mapping[str, str | None] | None = None,
-        mappings: str | Sequence[str] = (),
-        dry_run: bool = False,
-        program: str | Sequence[str] = (),
-        check: str = "read",
-        force_model: bool = False,
-    ) -> Applied:
-        """Write the values into your own YAML, JSON, TOML or Python files: `tuner apply`.
+    def apply(self, *program: str | Path, dry_run: bool = False) -> Applied:
+        """Write the values into the files of your program: `tuner apply`.
 
         ::
 
             print(best.apply("train.py", dry_run=True))  # the difference; nothing is written
-            best.apply("conf/config.yaml", keys={"micro_batch": "data_loader.batch_size"})
+            best.apply("conf/config.yaml")
 
-        `keys` says where values belong, as `--map` does: "train.batch_size", ".batch_size"
-        (anywhere) or "FILE:KEY"; None leaves a knob out. `mappings` picks mappings of the space, as
-        `--as` does. Only the values change, and a dated copy of each file is kept beside it.
-        `check` is how values are seen to reach the training, as in `--check`: "read", "emulate" or
-        "none"; `program` has the words that start it. Files that train another model than the
-        recommendation is for are refused unless `force_model`. If anything cannot be done safely
-        or does not arrive, raises one `InputError` with all of it, and writes nothing.
+        `program` has your settings files, or the words that start your script. A dated copy of each
+        file is kept beside it. Raises `InputError`, and writes nothing, where no value can be
+        written, or the change can't be proved.
         """
-        from tuner.app.arriving import look  # numpy, which takes a while
-
-        if not files:
-            raise InputError("apply names no file", hint="name the files to change")
-        found = applying(
-            self.target.space,
-            self,
-            [Path(file) for file in files],
-            targets=as_texts(mappings),
-            maps=[f"{name}={key or ''}" for name, key in (keys or {}).items()],
-            words=as_texts(program),
-            force_model=force_model,
-        )
-        if check not in WAYS:
-            raise unknown("way to check", check, WAYS)
-        look(found.user, found.plan.files, found.wanted, self.target.gpu, way=check).require()
-        backups = {} if dry_run or not found.plan.changed else found.write()
-        return Applied(found.difference, found.rest, backups)
+        found = applying(self.target.space, self.configuration, [str(word) for word in program])
+        left = (*found.refused, *found.lacking)
+        return Applied(found.change.difference, left, {} if dry_run else found.change.write())
 
     def export(self, format_name: str) -> str:
         """The values as the settings of another tool: `tuner export`.

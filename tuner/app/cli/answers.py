@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.app.recommendation import (
@@ -20,7 +19,6 @@ from tuner.app.target import Target
 from tuner.core.expressions import show
 from tuner.core.records import Source
 from tuner.core.units import GIB, format_duration, significant
-from tuner.program.edit.source import PYTHON, READERS
 from tuner.program.export import FORMATS
 from tuner.report.terminal.front import (
     print_front,
@@ -319,22 +317,19 @@ def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[st
     command = target.space.command
     if command is None:
         file = _file_of(target.space)
-        apply = [target.command("apply", *words, "--to", file)] if file is not None else []
+        apply = [target.command("apply", *words, file)] if file is not None else []
         trained = FORMATS["trl"].workloads
         able = "trl" if target.space.workload in trained else "accelerate"
         return (*apply, target.command("export", *words, "--format", able))
     if not command.is_program:
         return (target.command("export", *words, "--format", "command"),)
-    named = [Path(command.cwd, word) for word in command.argv if Path(word).suffix in READERS]
-    # A launcher's file may stand before the script.
-    named.sort(key=lambda path: path.suffix not in PYTHON)
-    return tuple(target.command("apply", *words, "--to", str(path)) for path in named[:1])
+    return (target.command("apply", *words),)
 
 
 def _file_of(space: SearchSpace) -> str | None:
     """A file that the mappings of a space are for; None where it has none."""
     for mapping in space.apply.values():
-        if not mapping.files or "*.py" in mapping.files:
+        if mapping.is_of_script:
             return "train.py"
         plain = [name for name in mapping.files if "*" not in name]
         if plain:

@@ -32,7 +32,7 @@ class Location:
     """A value at characters `start` to `end` of a text, which are `raw`.
 
     `value` is None for null, or if `problem` says why nothing can be written here. `quote` is the
-    quotation mark for text, `document` the number of the YAML document.
+    quotation mark for text.
     """
 
     path: Path
@@ -43,7 +43,6 @@ class Location:
     language: Language
     value: Value = None
     quote: str = ""
-    document: int = 0
     problem: str | None = None
     kind: Literal["value", "list", "reference", "alias"] = "value"
     """A reference (`${batch}`, `config["batch"]`) and an alias have their values elsewhere."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 import difflib
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.core.errors import InputError
-from tuner.core.records import KnobValue
 from tuner.program.edit.notebook import PythonCode, cell_texts, notebook_python, read_notebook
-from tuner.program.edit.place import Location, is_wanted
+from tuner.program.edit.place import Location
 from tuner.program.edit.python_file import read_python
 from tuner.program.edit.toml_file import read_toml
 from tuner.program.edit.write import read_bytes
@@ -31,15 +28,6 @@ READERS = {
 NOTEBOOK = ".ipynb"
 PYTHON = (".py", NOTEBOOK)
 """Suffixes of Python: scripts and notebooks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One value: where it stands, what it is to be, and the characters that say so."""
-
-    place: Location
-    value: KnobValue
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +61,6 @@ class SourceFile:
         where = place.where(self.path) if place.line else self.path
         return f"{where} {show_path(place.path)}"
 
-    def line(self, place: Location) -> str:
-        """The line that a place begins in, as it stands there."""
-        text, at = self.data.decode("utf-8"), place.start
-        if place.in_json:
-            python = self.python
-            text, at = python.text, bisect.bisect_left(python.starts, at)
-        start = max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
-        return re.split(r"[\r\n]", text[start:], maxsplit=1)[0].strip()
-
     def find(self, key: KeyPath) -> list[Location]:
         """The places that `key` names; a literal with two names counts once.
 
@@ -103,11 +82,6 @@ class SourceFile:
                 found.setdefault(span, place)
         return list(found.values())
 
-    def changed(self, changes: Sequence[Edit]) -> bytes:
-        """The bytes of the file with `changes`, which are in the order of their places."""
-        places = [(change.place, change.text) for change in changes]
-        return self.edited([TextEdit(p.start, p.end, p.written(text)) for p, text in places])
-
     def edited(self, edits: Sequence[TextEdit]) -> bytes:
         """The bytes of the file with `edits`; those at one place keep their order."""
         text = self.data.decode("utf-8")
@@ -115,21 +89,6 @@ class SourceFile:
         for edit in reversed(ordered):
             text = text[: edit.start] + edit.text + text[edit.end :]
         return text.encode("utf-8")
-
-    def reads_as_wanted(self, after: bytes, changes: Sequence[Edit]) -> bool:
-        """True if `after` differs in the changed values and in no other."""
-        try:
-            places = read_places(after, self.path)
-        except InputError:
-            return False
-        changed = {(c.place.start, c.place.end): c for c in changes}
-        lists = [p.path for p in self.places if p.is_list and (p.start, p.end) in changed]
-        old = [place for place in self.places if not _is_inside(place, lists)]
-        new = [place for place in places if not _is_inside(place, lists)]
-        return len(old) == len(new) and all(
-            _agrees(was, now, changed.get((was.start, was.end)))
-            for was, now in zip(old, new, strict=True)
-        )
 
 
 def open_source(path: Path) -> SourceFile:
@@ -179,62 +138,3 @@ def _lines(text: str) -> list[str]:
     else:
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
-
-
-def _is_inside(place: Location, lists: Sequence[tuple[str | int, ...]]) -> bool:
-    return any(len(place.path) > len(path) and place.path[: len(path)] == path for path in lists)
-
-
-def _agrees(was: Location, now: Location, change: Edit | None) -> bool:
-    if (was.path, was.document, was.spot) != (now.path, now.document, now.spot):
-        return False
-    if change is not None:
-        return now.raw == change.text.strip() and is_wanted(now.value, change.value)
-    # What holds other values shows their changes too; those are compared by themselves.
-    is_container = was.is_list or was.problem is not None
-    return (was.raw == now.raw and was.problem == now.problem) or (
-        is_container and now.is_list == was.is_list and bool(was.problem) == bool(now.problem)
-    )
-
-
-_COMMENT = re.compile(r"(?:^|(?<=\s))#[^\r\n]*", re.MULTILINE)
-_WORD = re.compile(r"[a-z]{3,}")
-
-
-def stale_comments(source: SourceFile, edits: Sequence[Edit]) -> Iterator[str]:
-    """Comments with the old value: "train.py:12 still says 4: # batch 4 fits".
-
-    They stand on the line of the value, right above it, or anywhere with a word of the key.
-    """
-    if source.path.suffix == ".json":
-        return  # it has no comments
-    python = source.python
-    text = python.text
-    breaks = [match.start() for match in re.finditer("\n", text)]
-    comments = [
-        (bisect.bisect_left(breaks, found.start()) + 1, found[0].strip())
-        for found in _COMMENT.finditer(text)
-    ]
-    own_lines = {
-        bisect.bisect_left(breaks, found.start()) + 1
-        for found in re.finditer(r"^[ \t]*#", text, re.MULTILINE)
-    }
-    for edit in edits:
-        old = edit.place.raw.strip("\"'")
-        if not re.search(r"\w", old):
-            continue
-        start = bisect.bisect_left(python.starts, edit.place.start)
-        line = bisect.bisect_left(breaks, start) + 1
-        near = {line}
-        above = line - 1
-        while above in own_lines:
-            near.add(above)
-            above -= 1
-        names = set(_WORD.findall(str(edit.place.path[-1:]).lower()))
-        for number, comment in comments:
-            if not re.search(rf"(?<![\w.]){re.escape(old)}(?![\w]|\.\d)", comment):
-                continue
-            if number in near or names & set(_WORD.findall(comment.lower())):
-                cell, line = python.place(number)
-                at = replace(edit.place, cell=cell, line=line)
-                yield f"{at.where(source.path)} still says {old}: {comment}"

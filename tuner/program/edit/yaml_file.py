@@ -49,9 +49,9 @@ def read_json(text: str, file: str) -> list[Location]:
 def _read(text: str, composable: str, file: str, language: Language) -> list[Location]:
     places: list[Location] = []
     with yaml_errors(text, file):
-        for number, root in enumerate(yaml.compose_all(composable, Loader=yaml.SafeLoader)):
+        for root in yaml.compose_all(composable, Loader=yaml.SafeLoader):
             # compose_all gives None for an empty document.
-            places += [] if root is None else _Document(text, language, number, root).places()
+            places += [] if root is None else _Document(text, language, root).places()
     return places
 
 
@@ -67,10 +67,9 @@ class _Spot:
 class _Document:
     """Walks one document; a node that is reached twice is one that an alias names."""
 
-    def __init__(self, text: str, language: Language, number: int, root: Node) -> None:
+    def __init__(self, text: str, language: Language, root: Node) -> None:
         self.text = text
         self.language = language
-        self.number = number
         self.root = root
         self.references = _references(root)
         self.seen: set[int] = set()
@@ -144,7 +143,6 @@ class _Document:
             end=node.start_mark.index,
             raw="",
             language=self.language,
-            document=self.number,
             problem=spot.problem or problem,
             kind="alias",
         )
@@ -194,7 +192,6 @@ class _Document:
             language=self.language,
             value=value,
             quote='"' if self.language == "json" else quote,
-            document=self.number,
             problem=problem,
             kind=_kind(node),
         )

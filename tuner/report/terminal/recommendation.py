@@ -66,7 +66,7 @@ def print_recommendation(
     for number, line in enumerate(use):
         # A command is one line, however long: it is there to be copied.
         echo(f"  {'' if number else 'use':<10}{line}")
-    if best.space.model is not None and any(line.endswith(" --to train.py") for line in use):
+    if best.space.model is not None and any(line.endswith(" train.py") for line in use):
         echo(f"  {'':<10}(train.py is your file that trains {best.space.model})")
 
 
