@@ -96,7 +96,7 @@ def _find(space: SearchSpace, configuration: Configuration, program: Program) ->
             named.update(_at_key(program, target, key, expression))
     settings: dict[str, Setting] = {}
     values: dict[str, KnobValue] = {}
-    spoken = set()
+    spoken: set[tuple[str, str]] = set()
     for (expression, stage), named in table.items():
         read = own.get(expression)
         chosen = {name: setting for name, setting in named.items() if setting.problem is None}
