@@ -226,16 +226,14 @@ def _begun(kinds: list[Any]) -> int:
     return max(names.index(kind) for kind in set(names)) + 1
 
 
-def rows_of(
-    model_type: str, methods: Sequence[str] = tuple(METHODS), *, images: bool = False
-) -> list[Row]:
+def rows_of(model_type: str, methods: Sequence[str]) -> list[Row]:
     """What comes of a type with each of the methods, in this process.
 
-    With `images`, or a method that has some, the type is one of `AutoModelForImageTextToText`.
+    With a method that has images the type is one of `AutoModelForImageTextToText`.
     """
     began = time.monotonic()
     try:
-        config = buildable_config(model_type, images=images or "image" in methods)
+        config = buildable_config(model_type, images="image" in methods)
     except Exception as error:  # noqa: BLE001 - whatever a class of transformers raises
         seconds = time.monotonic() - began
         text = f"{type(error).__name__}: {error}"
@@ -245,7 +243,7 @@ def rows_of(
         return [_predicted(model_type, method, folder) for method in methods]
 
 
-def buildable_config(model_type: str, *, images: bool = False) -> Any:
+def buildable_config(model_type: str, *, images: bool) -> Any:
     """The configuration of a model that transformers builds, as a checkpoint of it has it."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 

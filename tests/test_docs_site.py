@@ -58,4 +58,5 @@ def test_the_menu_of_every_page_has_the_pages_of_the_navigation(site: Path):
         named = {(site / page).parent.joinpath(e).resolve().stem for e in entries if e != "#"}
         # Sphinx has pages of its own, such as search.html, which would take a page's place.
         assert named >= {p.stem for p in (ROOT / "docs").glob("*.md")} - {"index"}, page
-        assert len(entries) == 15, page
+        # The reference has one entry, as the home page would have; the notebook none.
+        assert len(entries) == len([*(ROOT / "docs").glob("*.md")]), page

@@ -11,8 +11,9 @@ import time
 from benchmarks.accuracy import held_out, numbers
 from benchmarks.accuracy.chart import TABLE
 from benchmarks.accuracy.harnesses import Case, express
+from benchmarks.accuracy.peers import estimate_all, table
 from benchmarks.accuracy.predictions import predict_all
-from benchmarks.accuracy.report import Comparison, text, write_csv
+from benchmarks.accuracy.report import Comparison, groups, text, write_csv
 from benchmarks.accuracy.rows import read_rows
 
 
@@ -20,6 +21,9 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.add_argument("--only", default="", help="only programs whose name contains this")
+    parser.add_argument("--peers", action="store_true", help="compare with other estimates")
+    parser.add_argument("--fitcheck", help="interpreter of an environment with fitcheck-llm")
+    parser.add_argument("--canifinetune", help="the same with canifinetune")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     cases: list[Case] = []
@@ -43,6 +47,16 @@ def main() -> None:
     timed = held_out.timed_rows(comparisons)
     judges = held_out.judges(timed)
     print(held_out.text(timed, judges), numbers.text(comparisons, refused, judges), sep="\n\n")
+    if arguments.peers:
+        names = ("fitcheck", "canifinetune")
+        pythons = {name: path for name in names if (path := getattr(arguments, name))}
+        compared = [c for c in comparisons if c.case.measured.allocated is not None]
+        estimates = estimate_all([c.case for c in compared], pythons)
+        predicted = [c.predicted for c in compared]
+        for title, members in groups(compared).items():
+            wanted = [index for index, c in enumerate(compared) if c in members]
+            found = table([c.case for c in compared], predicted, estimates, wanted)
+            print(f"\n{title}\n{found}")
     if not arguments.only:
         write_csv(comparisons, TABLE)
 
