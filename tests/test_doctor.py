@@ -217,7 +217,7 @@ class TestProbe:
         ("a.py", "args = dict(dataloader_num_workers=0)\n", "the training process loads"),
         ("a.yaml", "tf32: false\n", "without tensor cores"),
         ("a.json", '{"model": {"attn_implementation": "eager"}}', "score matrices"),
-        ("a.toml", "pin_memory = false\n", "not page-locked"),
+        ("a.yaml", "pin_memory: false\n", "not page-locked"),
         ("a.yaml", "num_workers: 4\ntf32: true\nattn_implementation: sdpa\n", None),
     ],
 )

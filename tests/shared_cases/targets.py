@@ -61,7 +61,6 @@ constraints: [micro_batch > 0]
 TRAINING = {
     "input.yaml": b"batch: 4  # samples\nname: adamw\n"
     b"lora: {r: 8, targets: [q, v]}\na:\n- b: 1\n- c: &x 2\nd: *x\n",
-    "input.toml": b'batch = 4\n[lora]\nr = 8\ntargets = ["q", "v"]\n[[a]]\nb = 1\n',
     "input.json": b'{"batch": 4, "lora": {"r": 8, "targets": ["q"]}, "a": [{"b": 1}]}',
     "input.py": b'batch = 4\nBATCH = batch\nlora = dict(r=8, targets=["q"])\n'
     b'parser.add_argument("--rank", type=int, default=8)\n',

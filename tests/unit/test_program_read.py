@@ -110,11 +110,11 @@ def test_what_a_script_reads_is_named_as_the_script_is(folder, monkeypatch):
     (folder / "elsewhere").mkdir()
     script = folder / "project" / "train.py"
     script.write_text("import lib\nopen('conf/a.yaml'); open('missing.yaml'); open('big.json')\n")
-    (folder / "project" / "lib.py").write_text("import train, lib\nPLACE = 'b.toml'\n")
+    (folder / "project" / "lib.py").write_text("import train, lib\nPLACE = 'b.json'\n")
     (folder / "project" / "big.json").write_text('{"a": "' + "x" * 2_000_000 + '"}')
     (folder / "project" / "conf" / "a.yaml").write_text("a: 1\n")
-    (folder / "project" / "b.toml").write_text("a = 1\n")
-    names = ["train.py", "lib.py", "conf/a.yaml", "b.toml"]
+    (folder / "project" / "b.json").write_text('{"a": 1}')
+    names = ["train.py", "lib.py", "conf/a.yaml", "b.json"]
     assert list(read_program(["project/train.py"]).files) == [f"project/{n}" for n in names]
     assert list(read_program([str(script)]).files) == [str(script.parent / n) for n in names]
     monkeypatch.chdir("elsewhere")

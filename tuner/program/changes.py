@@ -267,8 +267,6 @@ def _beside(source: SourceFile, place: Location, name: str, value: KnobValue) ->
         return [*comma, TextEdit(end, end, f"{newline}{indent}{argument},")]
     if suffix == ".json":
         return [TextEdit(place.end, place.end, f',{newline}{indent}"{name}": {literal}')]
-    if suffix == ".toml":
-        return [TextEdit(end, end, f"{newline}{indent}{name} = {literal}")]
     if re.fullmatch(r"\s*(#.*)?", behind) and re.fullmatch(r"\s*[\w-]+:\s*", before):
         return [TextEdit(end, end, f"{newline}{indent}{name}: {show(value)}")]
     return [TextEdit(place.end, place.end, f", {name}: {show(value)}")]

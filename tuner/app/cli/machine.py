@@ -41,7 +41,7 @@ _DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="Your configuration file (YAML, JSON, TOML, Python), checked for slow settings. "
+    help="Your configuration file (YAML, JSON, Python), checked for slow settings. "
     "Can be repeated.",
 )
 @json_option

@@ -12,7 +12,7 @@ from tuner.core.records import KnobValue
 from tuner.space.apply import Path
 
 Value = KnobValue | None
-Language = Literal["yaml", "json", "toml", "python"]
+Language = Literal["yaml", "json", "python"]
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _LEADING_ZERO = re.compile(r"[-+]?0\d")

@@ -11,7 +11,6 @@ from tuner.core.errors import InputError
 from tuner.program.edit.notebook import PythonCode, cell_texts, notebook_python, read_notebook
 from tuner.program.edit.place import Location
 from tuner.program.edit.python_file import read_python
-from tuner.program.edit.toml_file import read_toml
 from tuner.program.edit.write import read_bytes
 from tuner.program.edit.yaml_file import read_json, read_yaml
 from tuner.space.apply import KeyPath, show_path
@@ -20,7 +19,6 @@ READERS = {
     ".yaml": read_yaml,
     ".yml": read_yaml,
     ".json": read_json,
-    ".toml": read_toml,
     ".py": read_python,
     ".ipynb": read_notebook,
 }
@@ -57,9 +55,7 @@ class SourceFile:
 
     def at(self, place: Location) -> str:
         """A place for people: "config.yaml:12 train.batch"."""
-        # The line is unknown for some of a TOML file.
-        where = place.where(self.path) if place.line else self.path
-        return f"{where} {show_path(place.path)}"
+        return f"{place.where(self.path)} {show_path(place.path)}"
 
     def find(self, key: KeyPath) -> list[Location]:
         """The places that `key` names; a literal with two names counts once.
