@@ -56,9 +56,6 @@ class TestSearch:
             assert len(ResultsFolder(tmp_path / "results", "wide", gpu).read_all()) >= 4
             with (folder / gpu / "pareto.csv").open(newline="") as file:
                 assert list(csv.DictReader(file))
-            # Each report shows the other type's front, the one that was written first as well.
-            assert "a6000" in (folder / gpu / "report.html").read_text()
-            assert "h100_sxm" in (folder / gpu / "report.html").read_text()
 
         compared = out[out.index("wide, the cheapest epoch first") :]
         assert compared.index("\na6000") < compared.index("\nh100_sxm") < compared.index("rtx3090")

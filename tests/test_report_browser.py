@@ -168,10 +168,9 @@ EVIL = "".join(PAYLOADS)
 
 
 def report_of(text: str, folder: Path) -> Path:
-    """A report, and one of another GPU type beside it, with `text` in every field of words."""
+    """A report with `text` in every field of words."""
     folder.mkdir()
     gpu = dataclasses.replace(GPU, name=f"gpu {text}", price_date=f"date {text}")
-    other = dataclasses.replace(gpu, id=f"other {text}")
     knob = f"knob {text}"
     space = dataclasses.replace(
         SPACE,
@@ -182,19 +181,19 @@ def report_of(text: str, folder: Path) -> Path:
         baseline=None,
         stages=(StageFacts(f"stage {text}", {"max_length": f"length {text}"}, 10, 1.0),),
     )
-    for each in (other, gpu):
-        records = [_record_of(text, i, space=space, gpu=each, knob=knob) for i in range(1, 6)]
-        write_all(
-            ResultsFolder(folder, space.name, each.id),
-            records,
-            space,
-            each,
-            conditions=[f"condition {text}"],
-            command=f"command {text}",
-            notes=[f"note {text}"],
-            timeline_of=lambda best: TIMELINE,
-        )
-    return ResultsFolder(folder, space.name, gpu.id).report_html
+    records = [_record_of(text, i, space=space, gpu=gpu, knob=knob) for i in range(1, 6)]
+    found = ResultsFolder(folder, space.name, gpu.id)
+    write_all(
+        found,
+        records,
+        space,
+        gpu,
+        conditions=[f"condition {text}"],
+        command=f"command {text}",
+        notes=[f"note {text}"],
+        timeline_of=lambda best: TIMELINE,
+    )
+    return found.report_html
 
 
 def _record_of(text: str, number: int, *, space: Any, gpu: Any, knob: str) -> Any:
@@ -301,33 +300,5 @@ def test_everything_that_can_be_used_is_reached_with_the_tab_key(browser, report
         }""")
         )
     assert len(reached - {""}) == wanted
-    opened.check()
-    page.close()
-
-
-def test_fronts_of_other_gpu_types_stand_in_one_plot_and_one_table(browser, tmp_path):
-    small = dataclasses.replace(GPU, id="t4", name="NVIDIA T4", memory_bytes=16 * GIB)
-    for gpu, measured in ((small, False), (GPU, True)):
-        records = [
-            make_record(
-                100.0 * number, number * 3 * GIB, settings={"micro_batch": number}, gpu=gpu,
-                measured=measured,
-            )
-            for number in range(1, 5)
-        ]  # fmt: skip
-        folder = ResultsFolder(tmp_path, SPACE.name, gpu.id)
-        write_all(folder, records, SPACE, gpu)
-    (tmp_path / SPACE.name / "broken").mkdir()
-    (tmp_path / SPACE.name / "broken" / "best.yaml").write_text("gpu: [")
-    write_all(folder, records, SPACE, GPU)
-    opened = Opened(browser, folder.report_html)
-    opened.draw_everything()
-    page = opened.page
-    legend = " ".join(page.locator("#gpus .legendtext").all_text_contents())
-    assert legend == "a6000 (measured) t4 (predicted)"
-    rows = page.locator("section:has(#gpus) tbody tr")
-    assert rows.count() == 2
-    assert rows.locator("a").get_attribute("href") == "../t4/report.html"
-    assert "cannot be read: broken" in page.inner_text("body")
     opened.check()
     page.close()

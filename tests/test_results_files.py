@@ -17,7 +17,6 @@ from results_samples import GPU, SPACE, make_record, make_search, write_all
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB, printable, significant
-from tuner.report.figures import KnobFigure, knob_figures
 from tuner.report.plot import pareto_png
 from tuner.report.report import report_html
 from tuner.searches import store
@@ -179,29 +178,33 @@ def test_every_trial_is_a_point_and_a_row():
             assert rows[index][speed] == pytest.approx(y, rel=1e-4)
 
 
-def starred(knob: KnobFigure) -> tuple[str, float]:
-    """The value at which a figure has its star, and how high the star is."""
-    axis = knob.figure["layout"]["xaxis2"]
-    star = next(t for t in knob.figure["data"] if t.get("marker", {}).get("symbol") == "star")
-    return axis["ticktext"][axis["tickvals"].index(star["x"][0])], star["y"][0]
-
-
-@pytest.mark.parametrize("speeds", [(300, 300), (300, 299.9), (250, 300), (300, 250)])
-@pytest.mark.parametrize("objective", ["throughput", "memory"])
-def test_the_caption_of_a_knob_names_the_value_of_its_star(speeds, objective):
-    values, sizes = ("adamw_8bit", "paged_adamw_8bit"), (40 * GIB, 30 * GIB)
+def test_each_parameter_has_a_point_for_what_fits_at_each_of_its_values():
     records = [
-        make_record(speed, size, settings={"optimizer": value})
-        for value, speed, size in zip(values, speeds, sizes, strict=True)
+        make_record(speed, size, settings={"optimizer": value, "micro_batch": batch})
+        for value, batch, speed, size in (
+            ("adamw_8bit", 1, 300, 40 * GIB),
+            ("paged_adamw_8bit", 1, 250, 30 * GIB),
+            ("paged_adamw_8bit", 2, 200, 30 * GIB),
+            ("adamw_torch", 4, 900, 90 * GIB),  # does not fit
+        )
     ]
-    view = build_view(records, SPACE, GPU, objectives=[objective])
-    knob = next(knob for knob in knob_figures(view) if knob.name == "optimizer")
-    value, speed = starred(knob)
-    assert value == str(view.best.configuration["optimizer"])
-    words = re.split(r"[;,.] ", knob.summary.rstrip("."))
-    if words[0] != f"Fastest that fits: {significant(speed)} samples/s at {value}":
-        assert words[1] == f"recommended: {significant(speed)} at {value}"
-    assert len(set(words)) == len(words)
+    view = build_view(records, SPACE, GPU)
+    figure = render(records).data["figures"]["knobs"]
+    optimizer, batch = (trace for trace in figure["data"])
+    assert sorted(figure["layout"]["yaxis"]["ticktext"]) == ["micro_batch", "optimizer"]
+    if figure["layout"]["yaxis"]["ticktext"][0] == "micro_batch":
+        optimizer, batch = batch, optimizer
+    assert optimizer["hovertext"] == ["paged_adamw_8bit", "adamw_8bit"]
+    assert batch["hovertext"] == ["2", "1"]
+    fastest = view.best.evidence.speed.samples_per_s
+    for trace in (optimizer, batch):
+        assert trace["x"][1] == pytest.approx(fastest, rel=1e-4)
+        assert trace["marker"]["symbol"] == ["circle", "star"]
+
+
+def test_nothing_to_compare_is_no_figure_of_parameters():
+    assert "knobs" not in render([make_record(300, settings={"micro_batch": 1})]).data["figures"]
+    assert "knobs" not in render([]).data["figures"]
 
 
 def test_memory_speed_and_verdict_are_the_first_columns_of_all_configurations():
@@ -257,8 +260,10 @@ def test_names_are_shown_as_text():
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert EVIL[:20] in "".join(page.text)
     assert page.data["trials"]["rows"][0][-1] == printable(EVIL) != EVIL
-    ticks = page.data["figures"]["knob-0"]["layout"]["xaxis"]["ticktext"]
-    assert not [text for text in ticks if "<" in text or "$" in text]  # plotly reads both
+    knobs = page.data["figures"]["knobs"]
+    texts = knobs["layout"]["yaxis"]["ticktext"]
+    texts += [text for trace in knobs["data"] for text in (*trace["text"], *trace["hovertext"])]
+    assert not [text for text in texts if "<" in text or "$" in text]  # plotly reads both
     assert pareto_png(view).startswith(b"\x89PNG")
 
 

@@ -219,30 +219,6 @@ def _facts(record: Any) -> tuple[Any, Any]:
     return space, gpu
 
 
-# --- results of other GPU types --------------------------------------------------------------
-
-
-def neighbour_inputs() -> st.SearchStrategy[bytes]:
-    found = _files("results/*/*/best.yaml")
-    return damaged(found, form="yaml", values=("a6000", "predicted", "micro_batch > 1"))
-
-
-def read_neighbour(path: Path) -> None:
-    """What a report shows of it, beside the fronts of others."""
-    from tuner.report.other_gpus import read_other_gpus
-    from tuner.searches.store import ResultsFolder
-
-    beside = path.parent / "scratch" / "neighbours" / "space"
-    table = next(iter(sorted(ROOT.glob("results/*/*/pareto.csv"))))
-    (beside / "other").mkdir(parents=True, exist_ok=True)
-    (beside / "other" / "best.yaml").write_bytes(path.read_bytes())
-    (beside / "other" / "pareto.csv").write_bytes(table.read_bytes())
-    found = read_other_gpus(ResultsFolder(beside.parent, "space", "own"), ["micro_batch"])
-    assert len(found.fronts) + len(found.unreadable) == 1
-    for front in found.fronts:
-        json.dumps([front.memory_bytes, front.epoch_s, front.conditions], allow_nan=False)
-
-
 # --- profiles and measured tables ------------------------------------------------------------
 
 
@@ -458,7 +434,6 @@ def plan_changes(path: Path) -> None:
 
 
 TARGETS: Sequence[Target] = (
-    Target("neighbour", "best.yaml", neighbour_inputs, read_neighbour),
     Target("space", "input.yaml", space_inputs, read_space),
     Target("expression", "input.txt", expression_inputs, read_expression),
     Target("journal", "trials.jsonl", journal_inputs, read_a_journal),

@@ -7,19 +7,17 @@ import json
 
 import pytest
 from device_fakes import measured
-from results_samples import GPU, SPACE, make_record, make_search
+from results_samples import GPU, SPACE, make_record
 
 from tuner.core.records import Outcome, Source, Status, TrialRecord
 from tuner.core.units import GIB
 from tuner.report.prediction_error import (
     QUANTITIES,
     pairs,
-    prediction_error_figure,
     prediction_errors,
     verdict_text,
     verdicts,
 )
-from tuner.report.report import report_html
 from tuner.searches.best import recommend
 from tuner.searches.journal import latest
 from tuner.searches.view import Kind, build_view
@@ -116,23 +114,3 @@ class TestAgreement:
         assert (found.right, found.too_large, found.too_small, found.count) == (2, 1, 1, 4)
         text = verdict_text(found)
         assert "2 of 4 trials; 1 did not fit, contrary to the prediction; 1 fitted" in text
-
-
-class TestReport:
-    def test_shows_each_measured_trial_against_its_prediction(self):
-        simulated = list(make_search(6))
-        records = [measured(r, device=NAME, factor=1.1) for r in simulated if r.fits]
-        view = build_view([*simulated, *records], SPACE, GPU, command="tuner search")
-        figure = prediction_error_figure(view)
-        assert figure is not None
-        points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
-        assert [len(trace["x"]) for trace in points] == [len(records)] * 2
-        for index, x, y in zip(*(points[0][k] for k in ("customdata", "x", "y")), strict=True):
-            outcome = view.records[index].outcome
-            assert x == pytest.approx(outcome.measurement.memory.device_bytes / GIB, rel=1e-4)
-            assert y == pytest.approx(outcome.prediction.memory.device_bytes / GIB, rel=1e-4)
-        page = report_html(view)
-        assert "Predicted against measured" in page
-        assert "device memory" in page
-        assert f"<td>{1 / 1.1:.3f}</td>" in page
-        assert "Every number on this page is" not in page

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tuner.core.records import Measurement, Prediction, Source, Status, TrialRecord
-from tuner.core.units import GIB
-from tuner.report.plot import COLORS, PLAIN_TICKS, plotly_data
-from tuner.searches.facts import rounded
-from tuner.searches.view import Kind, View
 
 Evidence = Prediction | Measurement
 
@@ -157,56 +151,3 @@ def verdict_text(found: Verdicts) -> str:
     if found.too_small:
         text += f"; {found.too_small} fitted, contrary to the prediction"
     return text
-
-
-def prediction_error_figure(view: View) -> dict[str, Any] | None:
-    """Predicted against measured memory and step time; None unless a trial has both.
-
-    One panel each with the line of a perfect prediction. Step times span decades, so both of their
-    axes are logarithmic.
-    """
-    from plotly.subplots import make_subplots  # only where a report is written
-
-    index_of = {record.trial_id: index for index, record in enumerate(view.records)}
-    found = pairs(view.records)
-    if not found:
-        return None
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
-    memory, _, step = QUANTITIES
-    panels = ((memory, GIB, "GiB", "linear"), (step, 1.0, "s", "log"))
-    for column, (quantity, unit, name, scale) in enumerate(panels, start=1):
-        xs = [quantity.value(pair.measured) / unit for pair in found]
-        ys = [quantity.value(pair.predicted) / unit for pair in found]
-        ends = [min(xs + ys) / 1.1, max(xs + ys) * 1.1]
-        place = {"row": 1, "col": column}
-        line = {"color": COLORS[Kind.OUTSIDE], "width": 1.2, "dash": "dash"}
-        figure.add_scatter(
-            x=ends, y=ends, mode="lines", line=line, hoverinfo="skip", showlegend=False, **place
-        )
-        figure.add_scatter(
-            x=[rounded(x) for x in xs],
-            y=[rounded(y) for y in ys],
-            mode="markers",
-            customdata=[index_of[pair.record.trial_id] for pair in found],
-            meta=name,
-            hovertemplate="predicted %{y:.4g} %{meta}, measured %{x:.4g} %{meta}<br>"
-            "%{text}<extra></extra>",
-            marker={"size": 8, "color": COLORS[Kind.FITS], "opacity": 0.75},
-            showlegend=False,
-            **place,
-        )
-        title = f"{quantity.label}, {name}"
-        ticks = {**PLAIN_TICKS, **(_log_ticks(*ends) if scale == "log" else {})}
-        figure.update_xaxes(title=f"measured {title}", type=scale, **ticks, **place)
-        figure.update_yaxes(title=f"predicted {title}", type=scale, **ticks, **place)
-    margin = {"l": 64, "r": 16, "t": 10, "b": 52}
-    figure.update_layout(template="none", margin=margin, hovermode="closest")
-    return plotly_data(figure)
-
-
-def _log_ticks(low: float, high: float) -> dict[str, Any]:
-    """Ticks at 1, 2 and 5 of each decade: plotly.js would write the 2 of 0.2 as "2"."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 2, 5)]
-    values = [step for step in steps if low <= step <= high]
-    return {"tickvals": values, "ticktext": [f"{value:,.6g}" for value in values]}

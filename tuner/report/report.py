@@ -12,27 +12,11 @@ from markupsafe import Markup
 from tuner.core.expressions import all_of
 from tuner.core.records import MemoryCategory, TrialRecord
 from tuner.core.units import GIB, MIB, format_duration, format_gib, format_size, significant
-from tuner.report.figures import knob_figures
+from tuner.report.figures import knobs_figure
 from tuner.report.front_figure import axes_of, front_figure, objective_figure
 from tuner.report.html import all_shown, page_environment, plotlyjs
 from tuner.report.memory_timeline import timeline_figure
-from tuner.report.other_gpus import (
-    OtherGpus,
-    front_of,
-    gpu_rows,
-    gpus_figure,
-    has_emulated,
-    same_conditions,
-)
 from tuner.report.plot import labels, subtitle
-from tuner.report.prediction_error import (
-    pairs,
-    prediction_error_figure,
-    prediction_error_rows,
-    verdict_text,
-    verdicts,
-)
-from tuner.report.progress_figure import progress, progress_figure, progress_text
 from tuner.report.table import front_row, level_rows, stage_rows, value_text
 from tuner.searches.best import BestTrial, near_tie_text
 from tuner.searches.cost import COLUMNS, row_texts, trade_text
@@ -59,7 +43,6 @@ _MORE_COLORS = tuple(MEMORY_COLORS.values())
 MAX_FRONT_ROWS = 60
 LEAST_SHOWN_BYTES = MIB // 20
 """Smaller sizes would be shown as 0.0 MiB."""
-NO_OTHER_GPUS = OtherGpus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +55,24 @@ class Part:
     color: str | None
 
 
-def report_html(
-    view: View, *, timeline: MemoryTimeline | None = None, other_gpus: OtherGpus = NO_OTHER_GPUS
-) -> str:
+def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
     """The report as HTML text. Every name in it is shown as text, whatever it contains.
 
-    `timeline` is the memory of the recommended configuration over a step, where it is known;
-    `other_gpus` are the results on other GPU types. The page asks nothing of the network, and its
-    content security policy forbids it to.
+    `timeline` is the memory of the recommended configuration over a step, where it is known. The
+    page asks nothing of the network, and its content security policy forbids it to.
     """
-    knobs = knob_figures(view)
     every_level = levels(view)
-    rows = progress(view)
-    fronts = [front_of(view), *other_gpus.fronts] if other_gpus.fronts else []
     more = {
-        "gpus": gpus_figure(fronts, lines=view.is_default),
         "timeline": timeline_figure(timeline, view.best.memory_bytes, MEMORY_COLORS)
         if timeline and view.best
         else None,
-        "prediction_error": prediction_error_figure(view),
-        "progress": progress_figure(rows),
+        "knobs": knobs_figure(view),
     }
     page = {
         "trials": all_shown(_trials(view)),
         "figures": {
             "front": front_figure(view) if view.is_default else objective_figure(view),
             **{name: figure for name, figure in more.items() if figure},
-            **{f"knob-{index}": knob.figure for index, knob in enumerate(knobs)},
         },
     }
     # Nothing in an inlined script may close its element.
@@ -127,20 +101,12 @@ def report_html(
             level_count=len(every_level),
             stages=stage_rows(view),
             front_title=_front_title(view),
-            knobs=knobs,
-            prediction_error_rows=prediction_error_rows(pairs(view.records)),
-            verdicts=verdict_text(verdicts(view.records)),
             page=page,
-            progress_text=progress_text(rows) if more["progress"] else "",
             estimate_command=_estimate_command(view),
             use_commands=_use_commands(view),
             runs=_runs(view),
             versions=_versions(view),
             plotlyjs=library,
-            gpu_rows=gpu_rows(fronts),
-            emulated_fronts=has_emulated(fronts),
-            same_conditions=same_conditions(fronts) if fronts else None,
-            unreadable=other_gpus.unreadable,
             value_text=value_text,
             format_duration=format_duration,
             format_gib=format_gib,

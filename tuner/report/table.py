@@ -65,11 +65,6 @@ def cell(value: KnobValue | None) -> str:
     return _QUOTE + text if is_text and text.strip(" ").startswith((*_FORMULA, _QUOTE)) else text
 
 
-def cell_value(text: str) -> str:
-    """The inverse of `cell`, as text."""
-    return text.removeprefix(_QUOTE)
-
-
 def value_text(value: KnobValue | None) -> str:
     """A configuration value as people write it: true, nf4, q_proj+v_proj; "" for None."""
     if value is None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from tuner.report.front_figure import objective_png
 from tuner.report.memory_timeline import TimelineOf, load_or_trace, timeline_json
-from tuner.report.other_gpus import read_other_gpus
 from tuner.report.plot import pareto_png
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
@@ -15,38 +12,15 @@ from tuner.searches.store import ResultsFolder, utf8, write_atomically
 from tuner.searches.view import View
 
 
-def write_view(
-    folder: ResultsFolder,
-    view: View,
-    *,
-    timeline_of: TimelineOf | None = None,
-    written_together: Collection[str] = (),
-) -> None:
+def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | None = None) -> None:
     """Write table, best, picture and report of what `view` shows.
 
-    `timeline_of` works out the memory over a step of what is recommended. `written_together`
-    are the GPU types whose reports are written with this one, and which it links to.
+    `timeline_of` works out the memory over a step of what is recommended.
 
     The small files come first. Each replaces its predecessor in one step, so whoever
     reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
     disk refuses one.
     """
-    write_tables(folder, view)
-    draw = pareto_png if view.is_default else objective_png
-    write_atomically(folder.pareto_png, draw(view))
-    timeline = None
-    if view.best is not None and timeline_of is not None:
-        timeline = load_or_trace(folder.memory_timeline, view.best, timeline_of)
-        if timeline is not None:
-            write_atomically(folder.memory_timeline, utf8(timeline_json(timeline, view.best)))
-    others = read_other_gpus(folder, view.knobs, written_together)
-    write_atomically(
-        folder.report_html, utf8(report_html(view, timeline=timeline, other_gpus=others))
-    )
-
-
-def write_tables(folder: ResultsFolder, view: View) -> None:
-    """Write `pareto.csv` and `best.yaml`: milliseconds, for use while a search runs."""
     write_atomically(folder.pareto_csv, utf8(pareto_csv(view)))
     text = best_yaml(
         view.best,
@@ -57,3 +31,11 @@ def write_tables(folder: ResultsFolder, view: View) -> None:
         notes=view.notes,
     )
     write_atomically(folder.best_yaml, utf8(text))
+    draw = pareto_png if view.is_default else objective_png
+    write_atomically(folder.pareto_png, draw(view))
+    timeline = None
+    if view.best is not None and timeline_of is not None:
+        timeline = load_or_trace(folder.memory_timeline, view.best, timeline_of)
+        if timeline is not None:
+            write_atomically(folder.memory_timeline, utf8(timeline_json(timeline, view.best)))
+    write_atomically(folder.report_html, utf8(report_html(view, timeline=timeline)))

@@ -234,8 +234,7 @@ def report(
     """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
 
     Runs no trial. Without --where, the search's conditions stay. --gpu all draws every searched GPU
-    type, --gpu a6000,t4 the named ones; each report shows the others too. Exit code 1 if nothing
-    tried fits.
+    type, --gpu a6000,t4 the named ones. Exit code 1 if nothing tried fits.
     """
     targets = selected.targets()
     from tuner.app.search.result_files import redraw  # the pages of a report

@@ -24,12 +24,14 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
 from tuner.report.memory_timeline import TimelineOf
-from tuner.report.other_gpus import MAX_BYTES
-from tuner.report.writing import write_tables, write_view
+from tuner.report.writing import write_view
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import View, build_view
+
+MAX_BYTES = 16 * 1024 * 1024
+"""A larger `best.yaml` is none."""
 
 
 @contextlib.contextmanager
@@ -111,18 +113,10 @@ class Contents:
 
 
 def write_results(contents: Sequence[Contents]) -> list[View]:
-    """Write every file of each folder, and return the views that they show.
-
-    All tables are written first: each report also shows the fronts of the other GPU types.
-    """
+    """Write every file of each folder, and return the views that they show."""
     views = [build_view(one.records, one.facts, one.target.gpu, **one.how) for one in contents]
-    folders = [one.target.folder for one in contents]
-    if len(contents) > 1:
-        for folder, view in zip(folders, views, strict=True):
-            write_tables(folder, view)
-    together = [folder.path.name for folder in folders]
-    for one, folder, view in zip(contents, folders, views, strict=True):
-        write_view(folder, view, timeline_of=one.timeline_of, written_together=together)
+    for one, view in zip(contents, views, strict=True):
+        write_view(one.target.folder, view, timeline_of=one.timeline_of)
     return views
 
 
