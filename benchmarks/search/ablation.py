@@ -1,18 +1,20 @@
 """What each constant of the guided search is worth: `python -m benchmarks.search.ablation`.
 
 Plays five worlds with five seeds each, once as it is and once for each constant with another
-value, and prints a table. A search that never reaches 99 % counts as 45 trials.
+value, and writes ablation.csv. A search that never reaches 99 % counts as 45 trials.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,11 @@ from benchmarks.search.tables import Table, load_table
 from benchmarks.search.tasks import ALL_WORLDS
 from tuner.space import load_space
 
+TABLE = Path(__file__).with_name("ablation.csv")
+_COLUMNS = (
+    "constant", "as_it_is", "here", "trials_to_99", "regret_12_percent", "worst_regret_12",
+    "regret_40_percent", "worst_regret_40", "oom_percent",
+)  # fmt: skip
 WORLDS = ("pair", "dark", "own-17", "noise-15", "levels-30")
 SEEDS, TRIALS, NEVER = range(5), 40, 45
 
@@ -88,29 +95,30 @@ def changes(only: str | None) -> Iterator[Change]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search.ablation")
     parser.add_argument("--only", help="constants, separated by commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     table = load_table(load_space("qlora27b"), "a100_80gb")
     every = list(changes(arguments.only))
-    print("| constant | as it is | here | trials to 99 % | regret after 12 | after 40 | OOM |")
-    print("|---|---|---|---:|---:|---:|---:|")
     context = get_context("spawn")
-    with ProcessPoolExecutor(arguments.jobs, mp_context=context, max_tasks_per_child=1) as pool:
+    with (
+        TABLE.open("w", encoding="utf-8", newline="") as file,
+        ProcessPoolExecutor(arguments.jobs, mp_context=context, max_tasks_per_child=1) as pool,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_COLUMNS)
         for change, found in zip(every, pool.map(partial(row, table), every), strict=True):
-            names = ("as it is", "", "")
+            names = ["all as they are", "", ""]
             if change is not None:
                 module, name, value = change
                 usual = getattr(import_module(f"tuner.searches.guided.{module}"), name)
-                names = (f"`{name}`", *("..." if np.ndim(v) else f"{v:g}" for v in (usual, value)))
-            trials, early, worst, late, last, oom = found
-            print(
-                f"| {' | '.join(names)} | {trials:.1f} | {early:.1%} ({worst:.1%}) "
-                f"| {late:.1%} ({last:.1%}) | {oom:.1%} |",
-                flush=True,
-            )
+                names = [name, *("..." if np.ndim(v) else f"{v:g}" for v in (usual, value))]
+            trials, *shares = found
+            line = [*names, f"{trials:.1f}", *(f"{100 * share:.1f}" for share in shares)]
+            writer.writerow(line)
+            print(*line, sep="  ", flush=True)
 
 
 if __name__ == "__main__":
