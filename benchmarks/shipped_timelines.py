@@ -3,7 +3,7 @@
 `python -m benchmarks.shipped_timelines MODEL...` compiles each model with the methods, kinds
 of GPUs and checkpointing of `covered`, in minutes a model, and adds what is not in the file yet;
 with `--anew` what is there is made again, as a change of what is traced needs. `--space` adds the
-baseline of a search space and its single changes, for `tuner explain`.
+baseline of a search space.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 from tuner.app.estimate import one_configuration
-from tuner.app.predicting import REENTRANT, allowed, alternatives
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
 from tuner.cost.compiled import CompiledPasses
@@ -122,13 +121,11 @@ def _settings() -> Iterator[Settings]:
         yield {**TRAINER, **method, **part}
 
 
-def explained(space: SearchSpace, gpu: Gpu) -> Iterator[Configuration]:
-    """The baseline of a search space and its single changes, as far as the GPU type runs them."""
+def of_space(space: SearchSpace, gpu: Gpu) -> Iterator[Configuration]:
+    """The baseline of a search space, if the GPU type runs it."""
     baseline = configure(space, {}, strict=False)
-    changes = [{}, *alternatives(space, baseline)]
-    if REENTRANT in space.terms:
-        changes.append({REENTRANT: True})
-    yield from (found for _, found in allowed(space, gpu, baseline, changes))
+    if not check_supported(baseline, gpu):
+        yield baseline
 
 
 def main() -> int:
@@ -173,7 +170,7 @@ def main() -> int:
     for space in map(load_space, arguments.spaces):
         names = [str(name) for name in space.choices["optimizer"]]
         chosen = {"names": names, "scaled": (False, True)}
-        add(space.predicted_model(), of_spaces, partial(explained, space), **chosen)
+        add(space.predicted_model(), of_spaces, partial(of_space, space), **chosen)
     write(FILE, versions, passes, optimizers, of_spaces)
     number = sum(map(len, (*passes.values(), *of_spaces.values())))
     print(f"{FILE.stat().st_size:,} bytes, {number:,} structures")

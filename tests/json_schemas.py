@@ -60,7 +60,6 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
         ("--predict", *TINY[2:], "--gpu-memory", "600MiB", "--largest", "lora_rank", *PROGRAM),
     ),
     "search": (("--space", "tiny_cpu", *TINY[2:], *ONE_STRUCTURE, "--quiet", "--fresh"),),
-    "explain": (("--space", "tiny_cpu", *TINY[2:], *ONE_STRUCTURE),),
     "gpus": ((), ("a6000",), ("cpu",)),
     "models": ((), ("tiny-llama-3m",), ("qwen3-8b",)),
     "spaces": ((), ("qlora27b",), ("naics_embedder",)),

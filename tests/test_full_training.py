@@ -81,8 +81,7 @@ def test_gradients_of_tied_weights_are_added_in_place():
         recorder.enter(Phase.BACKWARD, 0, 0)
         logits.sum().backward()
     backward = [b for b in recorder.timeline.blocks if b.born_phase is Phase.BACKWARD]
-    large = sorted(b.made_by for b in backward if b.size_bytes == weight.nbytes)
-    assert large == ["aten::_to_copy", "aten::embedding_dense_backward"]
+    assert sum(b.size_bytes == weight.nbytes for b in backward) == 2
 
 
 def test_a_gradient_that_others_hold_is_not_added_to():
@@ -94,9 +93,9 @@ def test_a_gradient_that_others_hold_is_not_added_to():
         recorder.enter(Phase.BACKWARD, 0, 0)
         # The sum's gradient goes to both; the exponential's comes while `later` still waits.
         (torch.exp(first) + (first + later)).sum().backward()
-    assert "aten::add" in {
-        b.made_by for b in recorder.timeline.blocks if b.born_phase is Phase.BACKWARD
-    }
+    timeline = recorder.timeline
+    in_backward = [op for op in timeline.ops if timeline.marks[op.mark].phase is Phase.BACKWARD]
+    assert "add" in {timeline.works[op.work].name for op in in_backward}
 
 
 def test_full_training_is_not_the_smallest_rank():

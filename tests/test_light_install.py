@@ -56,12 +56,12 @@ FROM_WHAT_SHIPS = (
     ("check", "--gpu", "rtx4090", SCRIPT, "llama-3.2-1b"),
     ("check", "--gpu", "all", SCRIPT, "llama-3.2-1b"),
     ("estimate", "--model", "qwen3-0.6b", "--gpu", "rtx4090", "--qlora", "--batch-size", "2"),
-    ("explain", *RESULTS),
+    ("estimate", *RESULTS),
     ("tune", "--predict", "--gpu", "rtx4090", SCRIPT, "qwen3-0.6b"),
 )
 ASK = (
     ("estimate", "--model", "mistral-7b-v0.3", "--gpu", "rtx4090"),
-    ("explain", *RESULTS, "--model", "qwen3-8b"),
+    ("estimate", *RESULTS, "--model", "qwen3-8b"),
     ("search", *RESULTS),
     ("calibrate",),
     ("models", "hollow", "tiny-llama-3m", "hollow"),

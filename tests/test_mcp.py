@@ -22,7 +22,6 @@ from mcp import Client, StdioServerParameters
 
 from tuner.app.cli.main import run
 from tuner.app.cli.mcp import answered, skill_file, tools
-from tuner.app.cli.mcp_text import explain_text
 from tuner.core.errors import MODULES, install_command
 
 ROOT = Path(__file__).parents[1]
@@ -50,8 +49,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "too large": ("estimate", {"model": "qwen3-8b", "full": True, **GPU}),
     "best": ("best", {"space": "qlora27b", "gpu": "a6000"}),
     "nothing fits": ("best", {"space": "qlora27b", "gpu": "a6000", "max_memory": "1GiB"}),
-    "explain": ("explain", {"space": "qlora27b", "gpu": "a6000"}),
-    "explain another": ("explain", {"space": "qlora27b", "gpu": "a6000", "model": "qwen3-8b"}),
+    "not shipped": ("estimate", {"model": "qwen3-8b", "set": {"optimizer": "adafactor"}, **GPU}),
     "no file": ("check", {"program": ["nosuch.py"], **GPU}),
     "an option": ("check", {"program": ["--help"], **GPU}),
     "no GPU": ("estimate", {"model": "qwen3-8b", "gpu": "rtx4091"}),
@@ -107,7 +105,7 @@ def text(result: Any) -> str:
 
 def test_its_tools_are_commands_with_schemas(session, project):
     found = {tool.name: tool for tool in session["tools"]}
-    assert [*found] == ["check", "estimate", "best", "explain"]
+    assert [*found] == ["check", "estimate", "best"]
     for tool in found.values():
         assert tool.annotations.read_only_hint
         assert str(project) in tool.description, "where relative paths begin"
@@ -135,7 +133,7 @@ def test_a_question_has_a_paragraph_and_the_answer_of_the_command(session, name)
         ("all GPUs", 2, "gpu is one GPU type"),
         ("run", 2, "'run' was unexpected"),
         ("no tool", 2, "unknown tool 'search'"),
-        ("explain another", 3, install_command("all")),
+        ("not shipped", 3, install_command("all")),
         ("nothing fits", 1, "hint:"),
     ],
 )
@@ -145,22 +143,6 @@ def test_an_error_has_its_hint_and_its_exit_code(session, name, code, said):
     assert result.structured_content is None
     assert said in text(result)
     assert f"Exit code {code}: " in text(result)
-
-
-def test_an_explanation_from_a_shipped_timeline_says_what_is_not_told(session):
-    found, told = session["explain"].structured_content, text(session["explain"])
-    assert found["prediction"]["method"].startswith("compiled timeline")
-    assert sum(part["bytes"] for part in found["breakdown"]) == device_bytes(found["prediction"])
-    listed = sum(each["total_bytes"] for each in found["largest_allocations"])
-    assert 0.5 < listed / device_bytes(found["prediction"]) < 1
-    assert {each["place"] for each in found["largest_allocations"]} == {""}
-    assert "Not told: tensor, operator and module of each allocation" in told
-    assert "lora_rank=384" in told
-    assert not any(change["set"] == {"lora_rank": 384} for change in found["changes_that_fit"])
-
-
-def device_bytes(prediction: dict[str, Any]) -> int:
-    return prediction["memory"]["device_bytes"]
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, code: int, printed: dict[str, Any], **more: Any) -> Any:
@@ -191,31 +173,6 @@ def test_a_program_is_run_by_a_process_of_its_own(tmp_path, monkeypatch):
     answer = answered(tools(may_run=True), "check", question)
     assert "file not found: nosuch.py" in answer.text
     assert "Exit code 2: " in answer.text
-
-
-def test_an_explanation_names_changes_within_the_minimums_first():
-    change = {"device_bytes": 2 << 30, "throughput_lost": -0.1, "below_floors": []}
-    below = {**change, "set": {"max_length": 256}, "below_floors": ["max_length >= 1024"]}
-    explained = {
-        "fits": True,
-        "breakdown": [{"category": "weights", "bytes": 1 << 30}],
-        "changes_that_fit": [
-            below,
-            {**change, "set": {"micro_batch": 2}},
-            {**change, "set": {"lora_rank": 64}, "throughput_lost": 0.2},
-        ],
-        "pairs_that_fit": [],
-        "slowed_by": [],
-        "not_told": [],
-        "prediction": {
-            "memory": {"device_bytes": 3 << 30}, "limit_bytes": 8 << 30, "margin_bytes": 0,
-            "gpu": "t4", "intervals": {},
-        },
-    }  # fmt: skip
-    said = explain_text(explained)
-    assert "Faster changes that fit: micro_batch=2 (2.00 GiB, +10% speed)." in said
-    assert "below the space's minimums: max_length=256." in said
-    assert "lora_rank" not in said
 
 
 def test_a_program_runs_only_where_server_and_question_say_so():

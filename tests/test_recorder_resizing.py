@@ -48,11 +48,10 @@ def test_a_label_outlives_a_change_of_size():
     with recorder:
         recorder.start()
         tensor = torch.empty(2 * MIB, dtype=torch.uint8, device="meta")
-        recorder.label(tensor, MemoryCategory.GRADIENTS, "layer.weight")
+        recorder.label(tensor, MemoryCategory.GRADIENTS)
         tensor.untyped_storage().resize_(6 * MIB)
     last = recorder.timeline.blocks[-1]
     assert (last.size_bytes, last.category) == (6 * MIB, MemoryCategory.GRADIENTS)
-    assert last.place == "layer.weight"
 
 
 def test_sizes_are_followed_while_it_records_only():

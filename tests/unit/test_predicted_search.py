@@ -37,7 +37,7 @@ class Tracer:
 
     def trace(self, configurations: Sequence[Configuration]) -> list[Predicted]:
         self.asked += [configuration.key for configuration in configurations]
-        return [Predicted(each, self.truth[each.key], each) for each in configurations]
+        return [Predicted(each, self.truth[each.key]) for each in configurations]
 
 
 @pytest.fixture(scope="module")

@@ -100,13 +100,6 @@ def peak_memory(
     )
 
 
-def live_at_peak(timeline: Timeline) -> list[Block]:
-    """The blocks that are allocated when most is, those that are managed memory left out."""
-    live = memory_history(timeline).allocated
-    peak_at = max(range(len(live)), key=live.__getitem__)
-    return [b for b in timeline.blocks if not b.paged and _is_live(b, peak_at)]
-
-
 def _is_live(block: Block, event: int) -> bool:
     return block.born_event <= event and not 0 <= block.died_event <= event
 

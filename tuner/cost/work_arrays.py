@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,14 +67,6 @@ class WorkArrays:
             bytes_moved=self.bytes_moved[:, places],
             shapes=self.shapes[:, :, places],
         )
-
-    def beside(self, others: WorkArrays) -> WorkArrays:
-        """These operators, and then `others`, at the same points."""
-        both = (
-            np.concatenate([getattr(self, part.name), getattr(others, part.name)])
-            for part in fields(self)
-        )
-        return WorkArrays(*both)
 
     def of(self, chosen: NDArray[np.bool_]) -> WorkArrays:
         """Some of the operators, at all points."""

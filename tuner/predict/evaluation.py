@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,6 @@ from tuner.cost.speed.roofline import (
     KernelTimes,
     Roofline,
     StepTimes,
-    StepWork,
     optimizer_time,
     pass_times,
     whole_step,
@@ -108,42 +106,6 @@ class Evaluation:
         if peak_phase is Phase.OPTIMIZER:
             breakdown[MemoryCategory.TEMPORARY] += optimizer.peak_bytes - optimizer.state_bytes
         return self._memory(place, added, breakdown, phases, peak_phase, optimizer)
-
-    def blocks_at_peak(
-        self, index: int, optimizer: CompiledOptimizer
-    ) -> list[tuple[int, int, MemoryCategory]]:
-        """Size, number and category of the blocks that are live at the peak of one configuration.
-
-        Without those of the optimizer, which are known in all only.
-        """
-        place, accumulates = int(self._place[index]), bool(self._accumulation[index] > 1)
-        phase = Phase(self.memory(index, optimizer).peak_phase)
-        if phase is Phase.OPTIMIZER:
-            live = self._passes.ends[2 if accumulates else 1]
-        else:
-            rows = self._rows(accumulates)[phase]
-            live = self._passes.counts[rows[self._live[rows, place].argmax()]]
-        found: Counter[tuple[int, MemoryCategory]] = Counter()
-        for category, size in zip(*np.nonzero(live), strict=True):
-            size_bytes = round(float(self._block_bytes[size, place]))
-            found[size_bytes, CATEGORIES[category]] += int(live[category, size])
-        return [(size, count, category) for (size, category), count in found.items() if size]
-
-    def work(self, optimizer: CompiledOptimizer) -> StepWork:
-        """The work of a step, where all configurations are at one point."""
-        updates, executions = work_arrays(optimizer)
-        passes, none = self._passes.executions, np.zeros(len(executions), dtype=np.int64)
-        works = self._works.beside(updates)
-        return StepWork(
-            passes=works,
-            executions=np.concatenate(
-                [passes, np.broadcast_to(none, (*passes.shape[:2], len(none)))], axis=2
-            ),
-            optimizer=works,
-            optimizer_executions=np.concatenate(
-                [np.zeros(passes.shape[2], dtype=np.int64), executions]
-            ),
-        )
 
     def forward_memory(
         self, index: int, optimizer: CompiledOptimizer, layers: int | None

@@ -24,7 +24,7 @@ from tuner.cost.speed.roofline import (
     pass_times,
     step_times,
 )
-from tuner.cost.step_details import MemoryTimeline, OperatorTime, PhaseSpan, most_expensive
+from tuner.cost.step_details import MemoryTimeline, PhaseSpan, most_expensive
 from tuner.predict.predict import Subject, grad_accum_of, require_supported, step_work
 from tuner.space.models.catalogue import architecture
 
@@ -61,29 +61,23 @@ def trace_timeline(
     work, allow_tf32 = step_work(traced), configuration["precision"] == "tf32"
     seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
     timeline = timeline_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
-    return replace(timeline, operators=operators_of(work, configuration, gpu, kernel_times))
-
-
-def operators_of(
-    work: StepWork, configuration: Configuration, gpu: Gpu, times: KernelTimes
-) -> tuple[OperatorTime, ...]:
-    """The operators that take most of an optimizer step with this work."""
-    allow_tf32, grad_accum = configuration["precision"] == "tf32", grad_accum_of(configuration)
+    grad_accum = grad_accum_of(configuration)
     whole = step_times(
         work,
         gpu,
         grad_accum=np.array([grad_accum]),
         allow_tf32=allow_tf32,
-        kernel_times=times,
+        kernel_times=kernel_times,
     )
-    return most_expensive(
+    operators = most_expensive(
         work,
         gpu,
-        times,
+        kernel_times,
         grad_accum=grad_accum,
         step_s=float(whole.step_s[0]),
         allow_tf32=allow_tf32,
     )
+    return replace(timeline, operators=operators)
 
 
 def timeline_of(

@@ -17,7 +17,7 @@ import numpy as np
 
 from tuner.core.errors import InputError, UnavailableError, install_command
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Doubt, MemoryCategory, Phase, Prediction
+from tuner.core.records import Configuration, Doubt, Phase, Prediction
 from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.setup.optimizers import OPTIMIZERS
@@ -28,7 +28,6 @@ from tuner.cost.rank_memory import with_nccl
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.processor import on_its_device
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.cost.speed.roofline import StepWork
 from tuner.predict import cache
 from tuner.predict.cache import (
     build_optimizer,
@@ -179,35 +178,6 @@ class Predictor:
             for structure, passes in self._passes.items()
             if isinstance(passes, CompiledPasses)
         }
-
-    def answers(self, configuration: Configuration, gpu: Gpu) -> bool:
-        """True unless tracing is needed, and the libraries for it are missing."""
-        if can_trace():
-            return True
-        if _is_traced_in_full(configuration):
-            return False
-        structure = self._structure(configuration, gpu)
-        self._load(structure)
-        passes = self._passes.get(structure)
-        try:
-            return isinstance(passes, CompiledPasses) and bool(
-                self._optimizer(configuration, passes)
-            )
-        except UnavailableError:
-            return False
-
-    def details(
-        self, configuration: Configuration, gpu: Gpu
-    ) -> tuple[list[tuple[int, int, MemoryCategory]], StepWork]:
-        """Size, number and category of the blocks at the peak, and the work of a step."""
-        self.predict([configuration], gpu)
-        structure = self._structure(configuration, gpu)
-        passes = self._passes[structure]
-        assert isinstance(passes, CompiledPasses)
-        optimizer = self._optimizer(configuration, passes)
-        known = self._replayed[structure]
-        evaluation = Evaluation(passes, structure, [configuration], gpu, known)
-        return evaluation.blocks_at_peak(0, optimizer), evaluation.work(optimizer)
 
     @property
     def at_once(self) -> int:

@@ -46,7 +46,6 @@ from tuner.report.terminal.render import echo
 GROUPS = {
     "Check": {
         "check": "Check whether your program fits on a GPU.",
-        "explain": "Explain why a configuration doesn't fit, and what would.",
         "diff": "Compare what your program needs under two library versions.",
     },
     "Choose a GPU": {

@@ -29,7 +29,6 @@ from tuner.app.cli.mcp_text import TEXTS
 from tuner.app.targets import ALL
 from tuner.core.environment import own_python
 from tuner.core.errors import (
-    DISTRIBUTION,
     EXIT_BAD_INPUT,
     EXIT_CODES,
     EXIT_FOUND,
@@ -195,18 +194,6 @@ TOOLS = (
         ("--space", "--gpu", "--results", "--where", "--max-memory", "--headroom", "--objective"),
         ("space", "gpu"),
     ),
-    CommandTool(
-        "explain",
-        "Where the memory of a configuration of a search space goes, which single changes would "
-        "make it fit or faster, and what slows it. Parameters that aren't set are those of the "
-        "space's baseline. It is traced with the libraries of "
-        f"{DISTRIBUTION}[all]: seconds, up to a minute for a large model. Without them "
-        "timelines that ship answer, of spaces qlora27b, gemma2_2b, qwen7b_lora and cot8b_h100, "
-        "and `not_told` says what they leave out; for others, `check` and `estimate` say where "
-        "the memory goes.",
-        ("--space", "--gpu", "--results", "--model", "--set", "--margin"),
-        ("space", "gpu"),
-    ),
 )
 
 
@@ -227,7 +214,7 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
 def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
     """Answer an agent's questions: an MCP server on stdin and stdout.
 
-    Its tools are check, estimate, best and explain. They write no file outside of tuner's
+    Its tools are check, estimate and best. They write no file outside of tuner's
     cache, and run no program: with --allow-run, `check` runs one on an emulated GPU if asked to.
     """
     if as_skill:

@@ -62,37 +62,10 @@ def best_text(data: Data) -> str:
     return " ".join((head, *_sentences("To use it", [f"`{each}`" for each in data["use"]])))
 
 
-def explain_text(data: Data) -> str:
-    """The verdict, the largest parts of the memory, changes that fit, and what slows it."""
-    prediction = data["prediction"]
-    verdict = Verdict.FITS if data["fits"] else Verdict.DOES_NOT_FIT
-    parts = {part["category"]: part["bytes"] for part in data["breakdown"]}
-    changes = data["changes_that_fit"] or data["pairs_that_fit"]
-    if data["fits"]:
-        changes = [each for each in changes if each["throughput_lost"] < 0]
-    within = [
-        f"{settings_text(each['set'])} ({_gib(each['device_bytes'])}, "
-        f"{-each['throughput_lost']:+.0%} speed)"
-        for each in changes
-        if not each["below_floors"]
-    ]
-    below = [settings_text(each["set"]) for each in changes if each["below_floors"]]
-    slowed = [note["text"] for note in data["slowed_by"]]
-    texts = (
-        *_sentences("Faster changes that fit" if data["fits"] else "Changes that fit", within),
-        *_sentences("Also, below the space's minimums", below),
-        *_sentences("Slowed by", slowed),
-        *_sentences("Not told", data["not_told"]),
-    )
-    head = _verdict_text(str(verdict), prediction, ())
-    return " ".join((head, f"{memory_text(parts)}.", *texts))
-
-
 TEXTS: Mapping[str, Callable[[Data], str]] = {
     "check": check_text,
     "estimate": estimate_text,
     "best": best_text,
-    "explain": explain_text,
 }
 """By command."""
 

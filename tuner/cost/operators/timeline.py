@@ -25,13 +25,8 @@ class Block:
     """Managed memory of a paged optimizer: no torch counter sees it."""
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
-    made_by: str = ""
-    """The operator whose result it holds ("aten::mm"); empty for what was there before."""
     stream: int = 0
     """The stream that it was allocated on; what one has freed, another does not get."""
-    place: str = ""
-    """The parameter that it belongs to, or the module in whose forward it was made, by name;
-    empty without a name."""
 
 
 MASK = " with mask"

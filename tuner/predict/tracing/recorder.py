@@ -76,8 +76,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
-        self.place = ""
-        """The place noted for new blocks; see `Block.place`."""
         self._padded = padded
         self._kernels = kernels
         self._vocab_size = vocab_size
@@ -122,20 +120,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._recomputing = before
             self._survivors_are_activations(first_block)
 
-    def label(self, tensor: torch.Tensor, category: MemoryCategory, place: str = "") -> None:
+    def label(self, tensor: torch.Tensor, category: MemoryCategory) -> None:
         """Say what a tensor's storage is; storages created before the recorder are added."""
         block = self._block_of(tensor)
         block.category = category
-        if place:
-            block.place = place
         if block.dtype is None:
             block.shape, block.dtype = tuple(tensor.shape), tensor.dtype
-
-    def name(self, tensor: torch.Tensor, place: str) -> None:
-        """Say which parameter a tensor is; storages that are not known stay so."""
-        index = self._live.get(tensor.untyped_storage()._cdata)
-        if index is not None:
-            self.timeline.blocks[index].place = place
 
     def mark_paged(self, tensor: torch.Tensor) -> None:
         """Say that a storage is managed memory, outside of torch's allocator."""
@@ -277,7 +267,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             block = self._add(storage)
             block.is_logits = self._may_be_logits(tensor, func)
             block.shape, block.dtype = tuple(tensor.shape), tensor.dtype
-            block.made_by, block.place = func._schema.name, self.place
         return fresh
 
     def _may_be_logits(self, tensor: torch.Tensor, func: Any) -> bool:
@@ -314,7 +303,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage.nbytes():
             self._live[storage._cdata] = len(self.timeline.blocks)
             block = self._append_block(storage.nbytes())
-            for name in ("category", "place", "shape", "dtype", "made_by"):
+            for name in ("category", "shape", "dtype"):
                 setattr(block, name, getattr(before, name))
 
     def _end(self, index: int) -> None:

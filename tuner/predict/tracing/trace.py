@@ -30,7 +30,7 @@ from tuner.predict.tracing.device_path import (
     int8_products_on_cpu,
 )
 from tuner.predict.tracing.fake_ranks import fake_ranks
-from tuner.predict.tracing.model import model_faults, named_modules
+from tuner.predict.tracing.model import model_faults
 from tuner.predict.tracing.recorder import Recorder
 from tuner.predict.training.base import Workload
 from tuner.predict.training.known_values import KnownValues
@@ -81,9 +81,7 @@ class MetaEnvironment:
     def materialize(self, model: Any) -> None:
         """All weights are in memory as a checkpoint leaves them."""
         self._recorder.start()
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            self._recorder.label(tensor, MemoryCategory.WEIGHTS, name)
-        for tensor in quantized_tensors(model):
+        for tensor in (*model.parameters(), *model.buffers(), *quantized_tensors(model)):
             self._recorder.label(tensor, MemoryCategory.WEIGHTS)
 
     def enter(self, phase: Phase, micro_step: int) -> None:
@@ -142,15 +140,14 @@ def trace(
     ):
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
-        with named_modules(recorder, session.model):
-            # DeepSpeed keeps buffers from one micro-step to the next, which leave their gaps.
-            session.optimizer_step(min(rounds, ZERO_ROUNDS) if parallelism.zero_stage else 1)
-            _label_optimizer_state(recorder, session.optimizer)
-            environment.optimizer_step = 1
-            session.optimizer_step(2 if accumulates else 1)
-            if configuration.get("eval_batch"):
-                environment.optimizer_step = 2
-                session.evaluate()
+        # DeepSpeed keeps buffers from one micro-step to the next, which leave their gaps.
+        session.optimizer_step(min(rounds, ZERO_ROUNDS) if parallelism.zero_stage else 1)
+        _label_optimizer_state(recorder, session.optimizer)
+        environment.optimizer_step = 1
+        session.optimizer_step(2 if accumulates else 1)
+        if configuration.get("eval_batch"):
+            environment.optimizer_step = 2
+            session.evaluate()
     return Trace(
         timeline=recorder.timeline,
         micro_steps=2 if accumulates else 1,
@@ -281,17 +278,17 @@ def _setup(
 
 
 def _label_trainable(recorder: Recorder, session: Any) -> None:
-    trainable = {p: name for name, p in session.model.named_parameters() if p.requires_grad}
     is_full = session.trainable_params == session.total_params
     category = MemoryCategory.WEIGHTS if is_full else MemoryCategory.ADAPTERS
 
     def label_gradient(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:  # DeepSpeed has taken it already
-            recorder.label(parameter.grad, MemoryCategory.GRADIENTS, trainable[parameter])
+            recorder.label(parameter.grad, MemoryCategory.GRADIENTS)
 
-    for parameter, name in trainable.items():
-        recorder.label(parameter, category, name)
-        parameter.register_post_accumulate_grad_hook(label_gradient)
+    for parameter in session.model.parameters():
+        if parameter.requires_grad:
+            recorder.label(parameter, category)
+            parameter.register_post_accumulate_grad_hook(label_gradient)
 
 
 @contextlib.contextmanager

@@ -56,8 +56,19 @@ def print_evidence(
     if breakdown_s:
         echo()
         print_breakdown(
-            f"time of one optimizer step ({evidence.source})", breakdown_s, format_duration
+            f"time of one optimizer step ({evidence.source})",
+            {_IN_WORDS.get(name, name): seconds for name, seconds in breakdown_s.items()},
+            format_duration,
         )
+
+
+_IN_WORDS = {
+    "launch": "launch: the GPU waits for the host",
+    "recompute": "recompute: forward again, checkpointed",
+    "dequantise": "dequantise: unpack weights",
+    "elementwise": "elementwise: norms, copies, masks",
+}
+"""Parts of a step's time that need a word more."""
 
 
 def fits_text(evidence: Evidence, budget: MemoryBudget, *, fits: bool) -> str:
