@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tuner.app.listener import quiet_libraries
 from tuner.app.plausible import say
 from tuner.app.search.plan import SearchPlan
 from tuner.app.target import (
@@ -20,15 +22,22 @@ from tuner.app.target import (
     sorted_by_use,
     with_margin,
 )
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
+from tuner.cost.speed.profile import DeviceProfile, find_profile
 from tuner.report.memory_timeline import TimelineOf
 from tuner.report.writing import write_view
+from tuner.searches.best import BestTrial
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import View, build_view
+from tuner.space import SearchSpace
+from tuner.space.gpus import Gpu
+
+if TYPE_CHECKING:
+    from tuner.cost.step_details import MemoryTimeline
 
 MAX_BYTES = 16 * 1024 * 1024
 """A larger `best.yaml` is none."""
@@ -123,13 +132,14 @@ def write_results(contents: Sequence[Contents]) -> list[View]:
 def redraw(targets: Sequence[Target], where: tuple[str, ...] = ()) -> list[View]:
     """Write table, recommendation, picture and report of each target again; return their views.
 
-    Nothing is traced or run: the numbers come from the journal, and the memory over a step is shown
-    only if the search kept it for the configuration that is recommended now. Without `where`, the
+    No trial runs: the numbers come from the journal. The memory over a step is traced, unless the
+    search kept that of the configuration that is recommended now. Without `where`, the
     conditions, the command and the notes of the search stay, as in `best.yaml`. Raises
     `UnavailableError` if a target was not searched, and `InputError` for an invalid condition;
     nothing is written then.
     """
-    return write_results([_contents(target, where) for target in targets])
+    with quiet_libraries():
+        return write_results([_contents(target, where) for target in targets])
 
 
 def _contents(target: Target, where: tuple[str, ...]) -> Contents:
@@ -147,8 +157,31 @@ def _contents(target: Target, where: tuple[str, ...]) -> Contents:
             "command": "".join(_texts([search.get("command")])),
             "notes": _texts(search.get("notes")),
         },
-        lambda best: None,
+        functools.partial(_timeline_if_known, target),
     )
+
+
+def timeline_of(
+    space: SearchSpace, gpu: Gpu, profile: DeviceProfile | None, best: BestTrial
+) -> MemoryTimeline | None:
+    """The memory timeline of `best` in its limiting stage; None for the user's own code."""
+    from tuner.predict.memory_timeline import trace_timeline
+    from tuner.predict.predict import resolve_subject
+
+    if not space.predictable:
+        return None
+    stages = space.stage_configurations(best.configuration)
+    configuration = stages.get(best.evidence.limiting_stage or "", best.configuration)
+    subject = resolve_subject(space.workload, space.predicted_model())
+    return trace_timeline(subject, configuration, gpu, profile=profile)
+
+
+def _timeline_if_known(target: Target, best: BestTrial) -> MemoryTimeline | None:
+    """`timeline_of`; None, too, where the model of an earlier search is no longer there."""
+    try:
+        return timeline_of(target.space, target.gpu, find_profile(target.gpu), best)
+    except TunerError:
+        return None
 
 
 def _kept(path: Path) -> Mapping[str, Any]:

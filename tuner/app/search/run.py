@@ -11,7 +11,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
@@ -19,20 +18,15 @@ from tuner.app.plausible import excluded_text
 from tuner.app.search.options import without_effect
 from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
 from tuner.app.search.prepare import Predictors, Prepared, prepare
-from tuner.app.search.result_files import Contents, journal_of, write_results
+from tuner.app.search.result_files import Contents, journal_of, timeline_of, write_results
 from tuner.app.target import sorted_by_use, stale_text, with_margin
 from tuner.app.verifying import verify_all
 from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.core.records import TrialRecord
-from tuner.searches.best import BestTrial
 from tuner.searches.journal import JournalWriter
 from tuner.searches.progress import Progress
 from tuner.searches.request import SearchOutcome, SearchRequest, write_pruned
 from tuner.searches.view import View
-
-if TYPE_CHECKING:
-    from tuner.cost.step_details import MemoryTimeline
-
 
 HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"
 
@@ -285,19 +279,5 @@ def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Cont
                 *filter(None, [excluded_text(known.aside)]),
             ],
         },
-        functools.partial(timeline_of, plan),
+        functools.partial(timeline_of, plan.part.space, target.gpu, plan.profile),
     )
-
-
-def timeline_of(plan: SearchPlan, best: BestTrial) -> MemoryTimeline | None:
-    """The memory timeline of `best` in its limiting stage; None for the user's own code."""
-    from tuner.predict.memory_timeline import trace_timeline
-    from tuner.predict.predict import resolve_subject
-
-    space = plan.part.space
-    if not space.predictable:
-        return None
-    stages = space.stage_configurations(best.configuration)
-    configuration = stages.get(best.evidence.limiting_stage or "", best.configuration)
-    subject = resolve_subject(space.workload, space.predicted_model())
-    return trace_timeline(subject, configuration, plan.target.gpu, profile=plan.profile)
