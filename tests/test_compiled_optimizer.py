@@ -83,7 +83,7 @@ def test_state_in_blocks_of_a_few_mib_has_rests():
 
 def test_work_is_that_of_the_trace(both):
     compiled, timeline = both
-    counts = optimizer_executions_of(timeline, step=1)
+    counts = optimizer_executions_of(timeline)
     works = WorkArrays.of_works(timeline.works)
     arrays, executions = work_arrays(compiled)
     assert executions.sum() == counts.sum()
@@ -96,7 +96,7 @@ def test_time_is_that_of_the_trace(both, gpu):
     """Kernels shorter than the shortest a GPU can run count each, not all as one."""
     compiled, timeline = both
     arrays, executions = work_arrays(compiled)
-    counts = optimizer_executions_of(timeline, step=1)
+    counts = optimizer_executions_of(timeline)
     works, target = WorkArrays.of_works(timeline.works), get_gpu(gpu)
     ours, full = (
         numbers @ Roofline().seconds(kernels, target, allow_tf32=False, streams=True)

@@ -10,14 +10,13 @@ from estimate_samples import configuration, tiny_config
 
 from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK, Work
-from tuner.cost.speed.l2 import KEPT
 from tuner.cost.speed.rates import (
     MASKED,
     MASKED_DIFFERS,
     matmul_peak,
     power_limit,
 )
-from tuner.cost.speed.roofline import Efficiency, Roofline
+from tuner.cost.speed.roofline import KEPT, Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.predict import Subject, predict
 from tuner.predict.training import get_workload

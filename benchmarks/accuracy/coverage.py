@@ -41,7 +41,6 @@ from tuner.cost.interval import (
     Observation,
     in_quadrature,
     log_evidence,
-    weighed,
 )
 
 NOTHING, BEFORE_TRIALS = "nothing, the shipped prior", "nothing, the prior of trials"
@@ -181,8 +180,41 @@ def probable_priors(
     for group in groups:
         evidence += _evidence(group, quantity, tuple(spread_sds))
     return [
-        (share, replace(prior, source=source)) for share, prior in weighed(candidates, evidence)
+        (share, replace(prior, source=source)) for share, prior in _weighed(candidates, evidence)
     ]
+
+
+def _weighed(
+    candidates: Sequence[ErrorPrior], evidence: NDArray[np.float64]
+) -> list[tuple[float, ErrorPrior]]:
+    """The candidates with their probabilities by their log evidence, most probable first.
+
+    Before it all are equally probable. Of groups of observations, which are independent, `evidence`
+    is the sum of `log_evidence`. What is below a ten-thousandth of the most probable is left out.
+    """
+    shares = np.exp(evidence - evidence.max())
+    ordered = sorted(range(len(candidates)), key=lambda i: -shares[i])
+    kept = [i for i in ordered if shares[i] > 1e-4]
+    total = sum(float(shares[i]) for i in kept)
+    return [(float(shares[i]) / total, candidates[i]) for i in kept]
+
+
+def _unseen(priors: Sequence[tuple[float, ErrorPrior]]) -> Calibration:
+    """Expectation for a GPU of a type never seen: priors, each with its probability.
+
+    A few GPU types say little of how much GPU types differ. Instead of the one prior that
+    suits them best, all that suit them count, each as far as it does, so that the interval
+    also contains the doubt about the prior (the heavy tails that Student's t has when a
+    scale comes from few values).
+    """
+    parts = [(share, Calibration.fit((), prior)) for share, prior in priors]
+    return Calibration(
+        np.concatenate([part._bias for _, part in parts]),
+        np.concatenate([part._spread for _, part in parts]),
+        np.concatenate([share * part._weight for share, part in parts]),
+        count=0,
+        fixed_cost=0.0,
+    )
 
 
 @cache
@@ -363,7 +395,7 @@ def lines(
             shipped = Calibration.fit((), PROGRAM_PRIOR)
             best[PROGRAM] = [(1.0, program_prior(members))]
         else:
-            unseen = {gpu: Calibration.unseen(found) for gpu, found in probable.items()}
+            unseen = {gpu: _unseen(found) for gpu, found in probable.items()}
             shipped = Calibration.fit((), start)
         ways = {
             NOTHING if quantity == STEP else BEFORE_TRIALS: uncalibrated(members, shipped),
@@ -424,7 +456,7 @@ def _prior_cells(name: str, found: Sequence[tuple[float, ErrorPrior]]) -> list[s
     prior = found[0][1]
     ends = [
         f"{calibration.factors.low:.3f} to {calibration.factors.high:.3f}"
-        for calibration in (Calibration.fit((), prior), Calibration.unseen(found))
+        for calibration in (Calibration.fit((), prior), _unseen(found))
     ]
     return [name, *map(str, (prior.bias_scale, prior.spread, prior.spread_sd)), *ends]
 

@@ -25,7 +25,7 @@ from tuner.core.records import (
     TrialRecord,
 )
 from tuner.core.setup.schemas import memory_order
-from tuner.predict.shortlist import shortlist
+from tuner.predict.candidates import shortlist
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.goals import staircase
 from tuner.searches.proposer import Proposer

@@ -172,14 +172,14 @@ def test_simulated_trials_teach_nothing():
 
 def test_running_out_of_memory_lowers_the_probability_of_fitting():
     tight = predicted(45)
-    before = Calibrations().probability_of_fitting(tight, SPACE)
+    before = Calibrations().probabilities_of_fitting([tight], SPACE)[0]
     ran_out = trial(1, memory=None, status=Status.OOM, prediction=predicted(45))
     after = calibrations_from([ran_out])
-    assert after.probability_of_fitting(tight, SPACE) < before - 0.05
+    assert after.probabilities_of_fitting([tight], SPACE)[0] < before - 0.05
     # Reserved memory is bounded as well, and step time says nothing.
     assert {key[0] for key in after.learned} == {DEVICE, RESERVED}
     fitted = calibrations_from([trial(n, prediction=predicted(45)) for n in range(5)])
-    assert fitted.probability_of_fitting(tight, SPACE) > before
+    assert fitted.probabilities_of_fitting([tight], SPACE)[0] > before
 
 
 def test_memory_that_ran_out_as_predicted_counts_when_a_device_refused_it():
@@ -238,7 +238,7 @@ def test_probabilities_of_many_predictions_are_those_of_each():
     predictions.append(replace(predicted(46), gpu="a100_80gb", budget=MemoryBudget(80 * GIB)))
     predictions.append(learned.apply(predicted(46), SPACE))
     many = learned.probabilities_of_fitting(predictions, SPACE)
-    each = [learned.probability_of_fitting(p, SPACE) for p in predictions]
+    each = [learned.probabilities_of_fitting([p], SPACE)[0] for p in predictions]
     np.testing.assert_allclose(many, each, atol=1e-9)
     assert list(many[:6]) == sorted(many[:6], reverse=True)
     assert many[0] > 0.99

@@ -153,7 +153,7 @@ def test_oversized_block_is_refused_from_20_mib_of_waste_on():
 def test_cached_segments_are_released_under_a_limit():
     allocator = allocator_after(30, limit_bytes=40 * MIB)
     allocator.malloc(32 * MIB)
-    assert (allocator.reserved_bytes, allocator.retries) == (32 * MIB, 1)
+    assert allocator.reserved_bytes == 32 * MIB
     assert allocator.peak_reserved_bytes == 32 * MIB
 
 
@@ -168,20 +168,20 @@ def test_a_segment_in_use_is_not_released():
     first, _ = allocator.malloc(6 * MIB), allocator.malloc(6 * MIB)
     allocator.free(first)
     assert allocator.malloc(30 * MIB) is None
-    assert (allocator.reserved_bytes, allocator.retries) == (20 * MIB, 1)
+    assert allocator.reserved_bytes == 20 * MIB
 
 
 def test_one_oversized_block_is_released_before_everything_is():
     allocator = allocator_after(40, 100, settings=SPLIT_32, limit_bytes=150 * MIB)
     allocator.malloc(60 * MIB)
-    # Giving back the 100 MiB block was enough: no retry, and 40 MiB stay cached.
-    assert (allocator.reserved_bytes, allocator.retries) == (100 * MIB, 0)
+    # Giving back the 100 MiB block was enough: 40 MiB stay cached.
+    assert allocator.reserved_bytes == 100 * MIB
 
 
 def test_several_oversized_blocks_are_released_largest_first():
     allocator = allocator_after(34, 40, 50, settings=SPLIT_32, limit_bytes=130 * MIB)
     allocator.malloc(80 * MIB)
-    assert (allocator.reserved_bytes, allocator.retries) == ((34 + 80) * MIB, 0)
+    assert allocator.reserved_bytes == (34 + 80) * MIB
 
 
 # -- expandable segments --------------------------------------------------------------------
@@ -242,7 +242,6 @@ def test_growth_of_both_options_together_matches_a_real_gpu():
     assert {cycle: reserved[cycle] for cycle in measured} == measured
     assert allocator.allocated_bytes == 296 * MIB
     assert allocator.peak_reserved_bytes == 16_000 * MIB
-    assert allocator.retries == 1
 
 
 # -- replay ---------------------------------------------------------------------------------
@@ -253,15 +252,13 @@ def test_replay_reports_peaks():
     result = replay(events, [12 * MIB, 30 * MIB, 10 * MIB])
     assert result.peak_allocated_bytes == 42 * MIB
     assert result.peak_reserved_bytes == 42 * MIB
-    assert (result.out_of_memory_at, result.requested_bytes, result.retries) == (None, None, 0)
+    assert result.out_of_memory_at is None
 
 
 def test_replay_names_the_request_that_did_not_fit():
     events = [(0, +1), (1, +1), (1, -1), (2, +1), (2, -1)]
     result = replay(events, [12 * MIB, 10 * MIB, 20 * MIB + 7], limit_bytes=30 * MIB)
     assert result.out_of_memory_at == 3
-    assert result.requested_bytes == 20 * MIB + 7
-    assert result.retries == 1
     assert result.peak_allocated_bytes == 22 * MIB
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.core.records import Configuration, Memory, MemoryBudget, Prediction, Speed
-from tuner.predict.shortlist import NEAR_LIMIT, shortlist
+from tuner.predict.candidates import NEAR_LIMIT, shortlist
 
 LIMIT, MARGIN = 1000, 30
 

@@ -30,14 +30,20 @@ from tuner.cost.calibrate import step_factors
 from tuner.cost.compiled import CATEGORIES, SEGMENTS
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES, cublas_workspace_bytes
 from tuner.cost.memory_interval import MEMORY_ERRORS
-from tuner.cost.speed.l2 import CACHED, KEPT, KEPT_ENDS
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
     matmul_peak,
     power_limit,
     rate_of,
 )
-from tuner.cost.speed.roofline import TRAFFIC_SHARE, Efficiency, Roofline
+from tuner.cost.speed.roofline import (
+    CACHED,
+    KEPT,
+    KEPT_ENDS,
+    TRAFFIC_SHARE,
+    Efficiency,
+    Roofline,
+)
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer, work_arrays
 from tuner.predict.compiler.structure import LARGEST_GPU_BYTES, Structure, kernels_like
 from tuner.predict.portable import (

@@ -40,18 +40,15 @@ class AllocatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of a replay: peaks in bytes, and how often the allocator had to give memory back.
+    """Result of a replay: peaks in bytes.
 
-    `out_of_memory_at` is the index of the event that did not fit under the limit, with the
-    size asked for in `requested_bytes`; None when all fitted. `retries` counts the times that
-    cached segments were released to make room (`num_alloc_retries` in PyTorch's statistics).
+    `out_of_memory_at` is the index of the event that did not fit under the limit; None when all
+    fitted.
     """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    retries: int = 0
     out_of_memory_at: int | None = None
-    requested_bytes: int | None = None
     allocated_bytes: tuple[int, ...] = ()
     """`memory_allocated` after each event, where it was asked for."""
     reserved_bytes: tuple[int, ...] = ()
@@ -111,7 +108,6 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
-        self.retries = 0
 
     def malloc(self, size_bytes: int, stream: int = 0) -> _Block | None:
         """Take a block of at least `size_bytes` on `stream`."""
@@ -124,7 +120,6 @@ class CachingAllocator:
             block = self._grow(size, pool)
         if block is None:
             self.release_cached()
-            self.retries += 1
             block = self._grow(size, pool)
         if block is None:
             return None
@@ -345,7 +340,7 @@ def replay(
     """
     allocator = CachingAllocator(settings, limit_bytes=limit_bytes)
     held: dict[int, _Block] = {}
-    failed_at = requested = None
+    failed_at = None
     allocated: list[int] = []
     reserved: list[int] = []
     for position, (index, sign) in enumerate(events):
@@ -358,7 +353,7 @@ def replay(
         else:
             block = allocator.malloc(sizes_bytes[index], streams[index] if streams else 0)
             if block is None:
-                failed_at, requested = position, sizes_bytes[index]
+                failed_at = position
                 break
             held[index] = block
         if keep_history:
@@ -367,9 +362,7 @@ def replay(
     return Replay(
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
-        retries=allocator.retries,
         out_of_memory_at=failed_at,
-        requested_bytes=requested,
         allocated_bytes=tuple(allocated),
         reserved_bytes=tuple(reserved),
     )

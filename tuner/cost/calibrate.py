@@ -209,21 +209,11 @@ class Calibrations:
             prior_of(quantity, has_profile=uses_profile(prediction.method))
         )
 
-    def probability_of_fitting(
-        self, prediction: Prediction, space: str, limit_bytes: int | None = None
-    ) -> float:
-        """The probability that device memory stays within the limit (by default the GPU's)."""
-        raw = uncorrected(prediction)
-        limit = raw.budget.limit_bytes if limit_bytes is None else limit_bytes
-        return self.of(DEVICE, raw, space).probability_of_fitting(raw.memory.device_bytes, limit)
-
-    def probabilities_of_fitting(
-        self, predictions: Sequence[Prediction], space: str, limit_bytes: int | None = None
-    ) -> Floats:
-        """`probability_of_fitting` of many predictions at once, shape (predictions,)."""
+    def probabilities_of_fitting(self, predictions: Sequence[Prediction], space: str) -> Floats:
+        """The probability of each that its device memory is within the limit: (predictions,)."""
         groups: dict[tuple[Calibration, int], list[tuple[int, int]]] = {}
         for place, prediction in enumerate(map(uncorrected, predictions)):
-            limit = prediction.budget.limit_bytes if limit_bytes is None else limit_bytes
+            limit = prediction.budget.limit_bytes
             group = groups.setdefault((self.of(DEVICE, prediction, space), limit), [])
             group.append((place, prediction.memory.device_bytes))
         fitting = np.empty(len(predictions))

@@ -145,24 +145,6 @@ class Calibration:
             bias.ravel(), spread.ravel(), weight.ravel(), count=len(data), fixed_cost=fixed_cost
         )
 
-    @classmethod
-    def unseen(cls, priors: Sequence[tuple[float, ErrorPrior]]) -> Calibration:
-        """Expectation for a GPU of a type never seen: priors, each with its probability.
-
-        A few GPU types say little of how much GPU types differ. Instead of the one prior that
-        suits them best, all that suit them count, each as far as it does, so that the interval
-        also contains the doubt about the prior (the heavy tails that Student's t has when a
-        scale comes from few values).
-        """
-        parts = [(share, cls.fit((), prior)) for share, prior in priors]
-        return cls(
-            np.concatenate([part._bias for _, part in parts]),
-            np.concatenate([part._spread for _, part in parts]),
-            np.concatenate([share * part._weight for share, part in parts]),
-            count=0,
-            fixed_cost=0.0,
-        )
-
     @property
     def factors(self) -> Interval:
         """Measured over predicted (with fixed costs): what `correct` multiplies by."""
@@ -173,20 +155,12 @@ class Calibration:
         factors, base = self._factors, predicted + self.fixed_cost * units
         return Interval(base * factors.low, base * factors.median, base * factors.high)
 
-    def probability_above(self, predicted: float, limit: float) -> float:
-        """The probability that the measured value exceeds `limit`, for one unit."""
-        return float(self.probabilities_above(np.array([predicted]), limit)[0])
-
     def probabilities_above(self, predicted: Floats, limit: float) -> Floats:
-        """`probability_above` of many predictions at once."""
+        """The probability of each that its measured value exceeds `limit`, for one unit."""
         places, cumulative = self._table
         ratios = np.log(limit / (predicted + self.fixed_cost))
         above: Floats = 1.0 - np.interp(ratios, places, cumulative)
         return above
-
-    def probability_of_fitting(self, predicted: float, limit_bytes: float) -> float:
-        """The probability that what is predicted to take `predicted` bytes is within the limit."""
-        return 1.0 - self.probability_above(predicted, limit_bytes)
 
     def _tabulate(self) -> tuple[Floats, Floats]:
         """The predictive distribution function of log(measured / predicted), at many places."""
@@ -298,19 +272,6 @@ def log_evidence(
     with_data = _log_posterior(bias_axis, spread_axis, data, prior)
     without = _log_posterior(bias_axis, spread_axis, (), prior)
     return _log_sum(with_data) - _log_sum(without)
-
-
-def weighed(candidates: Sequence[ErrorPrior], evidence: Floats) -> list[tuple[float, ErrorPrior]]:
-    """The candidates with their probabilities by their log evidence, most probable first.
-
-    Before it all are equally probable. Of groups of observations, which are independent, `evidence`
-    is the sum of `log_evidence`. What is below a ten-thousandth of the most probable is left out.
-    """
-    shares = _relative(evidence)
-    ordered = sorted(range(len(candidates)), key=lambda i: -shares[i])
-    kept = [i for i in ordered if shares[i] > 1e-4]
-    total = sum(float(shares[i]) for i in kept)
-    return [(float(shares[i]) / total, candidates[i]) for i in kept]
 
 
 def _log_sum(log_weight: Floats) -> float:

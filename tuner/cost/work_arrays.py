@@ -81,8 +81,8 @@ class WorkArrays:
         )
 
 
-def executions_of(timeline: Timeline, *, step: int) -> NDArray[np.int64]:
-    """Executions of each operator of a trace in a step's passes: (segments, 2, W).
+def executions_of(timeline: Timeline) -> NDArray[np.int64]:
+    """Executions of each operator in the passes of the second step: (segments, 2, W).
 
     The second axis tells operators that repeat a checkpointed forward from all others.
     """
@@ -90,16 +90,16 @@ def executions_of(timeline: Timeline, *, step: int) -> NDArray[np.int64]:
     for op in timeline.ops:
         mark = timeline.marks[op.mark]
         segment = Segment(mark.phase, mark.micro_step)
-        if mark.step == step and segment in SEGMENTS:
+        if mark.step == 1 and segment in SEGMENTS:
             counts[SEGMENTS.index(segment), int(op.recompute), op.work] += 1
     return counts
 
 
-def optimizer_executions_of(timeline: Timeline, *, step: int) -> NDArray[np.int64]:
-    """Executions of each operator of a trace in a step's optimizer phase: (W,)."""
+def optimizer_executions_of(timeline: Timeline) -> NDArray[np.int64]:
+    """Executions of each operator in the update of the second step: (W,)."""
     counts = np.zeros(len(timeline.works), dtype=np.int64)
     for op in timeline.ops:
         mark = timeline.marks[op.mark]
-        if mark.step == step and mark.phase is Phase.OPTIMIZER:
+        if mark.step == 1 and mark.phase is Phase.OPTIMIZER:
             counts[op.work] += 1
     return counts

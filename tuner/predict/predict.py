@@ -387,9 +387,9 @@ def step_work(traced: Trace) -> StepWork:
     works = WorkArrays.of_works(timeline.works)
     return StepWork(
         passes=works,
-        executions=executions_of(timeline, step=1),
+        executions=executions_of(timeline),
         optimizer=works,
-        optimizer_executions=optimizer_executions_of(timeline, step=1),
+        optimizer_executions=optimizer_executions_of(timeline),
     )
 
 

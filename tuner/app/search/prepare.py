@@ -18,7 +18,6 @@ from tuner.app.search.supported import has_program_prior
 from tuner.app.target import sorted_by_use
 from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.units import format_duration, format_size
-from tuner.predict.shortlist import shortlist
 from tuner.predict.stages import hardest_first
 from tuner.program.program import read_program
 from tuner.searches.names import DEFAULT_SEARCHER
@@ -267,6 +266,8 @@ SHORTLIST_SHARE = 0.75
 
 def _initial(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[Configuration]:
     """The first configurations to try: the space's baseline, then the predicted short list."""
+    from tuner.predict.candidates import shortlist  # numpy
+
     space = plan.part.space
     baseline = baseline_of(space)
     if plan.options.searcher == DEFAULT_SEARCHER:  # it starts from the predicted front by itself

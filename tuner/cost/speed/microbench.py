@@ -44,14 +44,14 @@ class Stopwatch:
     device: torch.device
     per_figure_s: float = 0.06
 
-    def time(self, call: Callable[[], Any], *, min_samples: int = 5) -> Timing:
+    def time(self, call: Callable[[], Any]) -> Timing:
         """Seconds of one call when many follow each other."""
         for _ in range(2):
             call()
         once_s = self._sample(call, 1)
         calls = max(1, min(_MAX_CALLS, int(_SAMPLE_S / max(once_s, 1e-7))))
         samples = int(self.per_figure_s / max(calls * once_s, 1e-7))
-        samples = max(min_samples if once_s < self.per_figure_s else 3, min(_MAX_SAMPLES, samples))
+        samples = max(5 if once_s < self.per_figure_s else 3, min(_MAX_SAMPLES, samples))
         times = [self._sample(call, calls) for _ in range(samples)]
         return self._timing(times)
 

@@ -247,7 +247,7 @@ class WorkTable:
     def _counted(self, timeline: Timeline, pairs: list[tuple[Work, Work]]) -> Any:
         numbers = {pair: number for number, pair in enumerate(self.pairs)}
         counts = np.zeros((len(SEGMENTS), 2, len(self.pairs)), dtype=np.int64)
-        executions = executions_of(timeline, step=1)
+        executions = executions_of(timeline)
         for work in np.flatnonzero(executions.any(axis=(0, 1))).tolist():
             number = numbers.get(pairs[work])
             if number is None:

@@ -140,7 +140,7 @@ def _quantities(
     )
     state = sum(settled_size(size) * number for size, number in states.items())
     paged = sum(block.size_bytes for block in timeline.blocks if block.paged)
-    counts = optimizer_executions_of(timeline, step=1).tolist()
+    counts = optimizer_executions_of(timeline).tolist()
     work: dict[str, NDArray[np.int64]] = {}
     for item, count in zip(timeline.works, counts, strict=True):
         amount = np.array([count, count * item.bytes_moved, count * item.flops], dtype=np.int64)

@@ -8,12 +8,14 @@ optimizer. Nothing is approximated here; a trace and a real run execute this sam
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
@@ -23,7 +25,6 @@ from tuner.predict.training.causal_lm_model import build_model, build_skeleton
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.encoders import require_positions
 from tuner.predict.training.images import Images, images_of
-from tuner.predict.training.offloading import OffloadedShapes
 from tuner.predict.training.parallel import Ranks, distribute
 from tuner.predict.training.quantized import logical_numel
 from tuner.predict.training.session import ModelSession, embedding_weights
@@ -56,7 +57,7 @@ class CausalLMSession(ModelSession):
         self._reference = reference
         self._offloading: AbstractContextManager[Any] = contextlib.nullcontext()
         if settings.recompute.on_host:
-            self._offloading = OffloadedShapes(model)
+            self._offloading = _OffloadedShapes(model)
         self._outputs: Any = None
         self._flops: StepFlops | None = None
 
@@ -354,3 +355,58 @@ def _language_parts(model: Any, model_config: Any) -> list[nn.Module]:
         towers = [model.get_decoder(), model.get_output_embeddings()]
     named = (item for tower in towers for item in tower.named_modules())
     return [module for name, module in named if "original_module" not in name.split(".")]
+
+
+_LEAST_BYTES = 1024
+"""`min_offload_size`: smaller tensors stay."""
+
+_STASHED = 5
+"""`max_fwd_stash_size`: tensors whose copies to the host may be under way; the last ones stay."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A tensor by its layout; it is on the device while its copy is under way."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    stashed: torch.Tensor | None
+
+
+class _OffloadedShapes(saved_tensors_hooks):
+    """Frees what a forward pass saves, and allocates it again in the backward pass.
+
+    As torchtune 0.6.1 does (training/_activation_offloading.py, `OffloadActivations`, with
+    streams), for tensors without data. One training has one of it, for all its forward passes.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._stash: deque[_Held] = deque()
+        self._own = {tensor.untyped_storage()._cdata for tensor in model.parameters()}
+        self._words = model.get_input_embeddings().weight.shape[0]
+        super().__init__(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        # The loss and the output head are outside, in torchtune's recipes.
+        is_own = tensor.untyped_storage()._cdata in self._own
+        is_logits = tensor.dim() > 1 and tensor.shape[-1] == self._words
+        if is_own or is_logits or not tensor.is_floating_point() or tensor.nbytes < _LEAST_BYTES:
+            return tensor
+        held = _Held(tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor)
+        self._stash.append(held)
+        if len(self._stash) > _STASHED:
+            self._stash.popleft().stashed = None
+        return held
+
+    def _unpack(self, held: Any) -> torch.Tensor:
+        if isinstance(held, torch.Tensor):
+            return held
+        found: torch.Tensor | None = held.stashed
+        if found is None:
+            found = torch.empty_strided(
+                held.size, held.stride, dtype=held.dtype, device=held.device
+            )
+        held.stashed = None
+        return found
