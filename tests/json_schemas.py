@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.cli.main import run
-from tuner.report.reported import schema as reported_run
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "schemas"
@@ -185,14 +184,8 @@ def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
     return found
 
 
-ROW = "reported-run"
-"""The schema of a row to share, which its type makes."""
-
-
 def command_schema(command: str) -> dict[str, Any]:
     """The schema of a command, from what it prints for each of its arguments here."""
-    if command == ROW:
-        return reported_run()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"tuner {command.partition('-')[0]} --json",
@@ -202,6 +195,6 @@ def command_schema(command: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for chosen in sys.argv[1:] or [*COMMANDS, ROW]:
+    for chosen in sys.argv[1:] or COMMANDS:
         text = json.dumps(command_schema(chosen), indent=1) + "\n"
         (FOLDER / f"{chosen}.json").write_text(text)

@@ -1,4 +1,4 @@
-"""A training beside its prediction: what is said once, the row, and that nothing is raised."""
+"""A training beside its prediction: what is said once, and that nothing is raised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from nvml_fakes import FakeNvml
 
 import tuner
-from tuner.app import reported
 from tuner.app.cli.main import run
 from tuner.core.units import GIB, MIB, format_size
 from tuner.emulator.here import DEVICE_VARIABLE
@@ -21,7 +20,7 @@ from tuner.integrations import transformers as for_transformers
 from tuner.integrations.expected import Asked, expected_of
 from tuner.integrations.lightning import _StepReports as LightningEvents
 from tuner.integrations.transformers import TunerCallback
-from tuner.report.reported import problems_of, read_row
+from tuner.space.models.catalogue import get_entry
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,10 +45,6 @@ def alone(monkeypatch, tmp_path):
     for name in ("TUNER_TRIAL", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    reported._reporter.cache_clear()
-    yield
-    reported._reporter.cache_clear()
 
 
 @pytest.fixture
@@ -113,9 +108,7 @@ def told(capsys) -> str:
     return capsys.readouterr().err
 
 
-def test_a_run_as_predicted_is_said_once_and_its_row_can_be_given_away(
-    clock, a6000, capsys, tmp_path
-):
+def test_a_run_as_predicted_is_said_once(clock, a6000, capsys):
     reporter = Reporter(PREDICTED)
     train(clock, reporter, steps=40)
     text = told(capsys)
@@ -123,13 +116,7 @@ def test_a_run_as_predicted_is_said_once_and_its_row_can_be_given_away(
     assert "after 10 steps" in text
     assert "memory  11.00 GiB, 11.00 GiB predicted (90 %: 10.00 GiB to 12.00 GiB)" in text
     assert "nothing is off" in text
-    row = read_row(tmp_path / "tuner-run.json")
-    assert row.measured.step_s == pytest.approx(1.0)
-    assert row.predicted.step_s == 1.0
-    assert row.gpu == "a6000"
-    assert row.disturbed == []
-    assert list(problems_of(row)) == []
-    assert run(["report-run", "tuner-run.json", "--to", "rows"]) == 0
+    assert not list(Path().iterdir())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +137,6 @@ def test_what_is_off_has_its_cause(clock, a6000, capsys, change, how, cause, sai
     text = told(capsys)
     assert said in text
     assert f"{cause}: " in text if cause else "cause unknown" in text
-    assert read_row(Path("tuner-run.json")).disturbed == ([cause] if cause else [])
 
 
 def test_a_busy_processor_is_named(clock, capsys, monkeypatch):
@@ -169,16 +155,15 @@ def test_memory_that_a_container_hides_is_the_catalogues(clock, a6000, capsys):
     assert f"another process: {format_size(used)} of the GPU are used by others: " in text
 
 
-def test_without_a_prediction_causes_are_said_and_no_row_is_written(clock, a6000, capsys, tmp_path):
+def test_without_a_prediction_causes_are_said(clock, a6000, capsys):
     train(clock, Reporter(), wait_s=1.0)
     text = told(capsys)
     assert "no prediction: give one by prediction=" in text
     assert "input-bound" in text
-    assert not (tmp_path / "tuner-run.json").exists()
 
 
 def test_evaluation_and_saving_are_no_waiting_for_data(clock, a6000, capsys):
-    callback = TunerCallback(PREDICTED, row=False)
+    callback = TunerCallback(PREDICTED)
     control, state = SimpleNamespace(), SimpleNamespace(is_world_process_zero=True)
     model = torch.nn.Linear(2, 2)
     args = SimpleNamespace(output_dir="", per_device_train_batch_size=2, bf16=False, fp16=False,
@@ -197,7 +182,7 @@ def test_evaluation_and_saving_are_no_waiting_for_data(clock, a6000, capsys):
 
 
 def test_lightning_adds_its_batches_up_to_steps(clock, a6000, capsys):
-    callback = LightningEvents(prediction=PREDICTED, row=False)
+    callback = LightningEvents(prediction=PREDICTED)
     trainer = SimpleNamespace(global_step=0, is_global_zero=True, default_root_dir=".")
     callback.on_train_start(trainer, None)
     for index in range(24):  # an optimizer step in every second batch
@@ -214,29 +199,23 @@ def test_lightning_adds_its_batches_up_to_steps(clock, a6000, capsys):
     assert "input-bound: 33% of the time" in text
 
 
-def test_lengths_of_the_data_are_no_measure_of_the_longest(clock, capsys, tmp_path):
+def test_shorter_rows_are_no_measure_of_the_longest(clock, capsys):
     watch = TunerCallback({**PREDICTED, "gpu": "cpu"})._reporter.watch
-    watch.begin(lambda: watching.RunFacts({"max_length": 64, "loss": "nll"}, lengths="data"))
+    watch.begin(lambda: watching.RunFacts(is_shorter=True))
     for _ in range(12):
         clock.now += 0.3
         watch.ended()
     assert "step    300 ms, 1.0 s predicted, of the longest rows" in (text := told(capsys))
     assert "(off)" not in text
-    row = read_row(tmp_path / "tuner-run.json")
-    assert (row.lengths, row.configuration["max_length"]) == ("data", 64)
-    assert "loss" not in row.configuration
 
 
-def test_a_prediction_of_another_gpu_is_none(clock, a6000, capsys, tmp_path):
+def test_a_prediction_of_another_gpu_is_none(clock, a6000, capsys):
     train(clock, Reporter({**PREDICTED, "gpu": "t4"}))
     assert "no prediction: it is for t4, and this is a6000" in told(capsys)
-    assert not (tmp_path / "tuner-run.json").exists()
 
 
 def test_another_training_than_the_predicted_one_is_named(clock, capsys):
-    callback = TunerCallback(
-        {**PREDICTED, "gpu": "cpu", "configuration": {"micro_batch": 8}}, row=False
-    )
+    callback = TunerCallback({**PREDICTED, "gpu": "cpu", "configuration": {"micro_batch": 8}})
     watch = callback._reporter.watch
     watch.begin(lambda: watching.RunFacts({"micro_batch": 2}))
     for _ in range(12):
@@ -283,13 +262,12 @@ def test_predictions_are_read_from_files_and_objects(tmp_path, capsys):
     file = expected_of(path)
     checked = expected_of(tuner.check(program, gpu="rtx4090", predict=True, changes=False))
     assert file.numbers == checked.numbers
-    assert file.model == "tiny-llama-3m"
     assert file.own_words["micro_batch"] == checked.own_words["micro_batch"] == 16
     emulated = expected_of({"program": {
         "source": "emulated", "gpu": "t4", "time": {"step_s": 0.5}, "settings": {"micro_batch": 2},
         "devices": [{"device_bytes": 3, "peak_reserved_bytes": 2, "peak_allocated_bytes": 1}],
     }})  # fmt: skip
-    assert emulated.numbers.source == "emulated"
+    assert emulated.source == "emulated"
     assert emulated.numbers.device_bytes == 3
 
 
@@ -307,20 +285,19 @@ def trained(tmp_path):
         default_data_collator,
     )
 
-    def train(callback, *, steps: int = 12, secret: str = "") -> None:
+    def train(callback) -> None:
         config = LlamaConfig(
             hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, vocab_size=100, name_or_path=secret,
+            num_key_value_heads=2, vocab_size=100,
         )  # fmt: skip
         ids = list(range(32))
         rows = [{"input_ids": ids, "labels": ids, "attention_mask": [1] * 32}] * 64
         arguments = TrainingArguments(
-            output_dir=str(tmp_path / (secret or "out")),
+            output_dir=str(tmp_path),
             per_device_train_batch_size=2,
-            max_steps=steps,
+            max_steps=12,
             report_to=[],
             use_cpu=True,
-            run_name=secret or None,
             save_strategy="no",
             disable_tqdm=True,
         )
@@ -340,25 +317,22 @@ class Answered(Asked):
 
     asked: tuple = ()
 
-    def __init__(self, model, gpu, knobs):
-        Answered.asked = (model, gpu, knobs)
+    def __init__(self, config, gpu, knobs):
+        Answered.asked = (config, gpu, knobs)
 
     def ready(self, wait_s=0.0):
         return wait_s > 0
 
     def result(self):
-        return expected_of(
-            {**PREDICTED, "model": None, "gpu": "cpu", "configuration": self.asked[2]}
-        )
+        return expected_of({**PREDICTED, "gpu": "cpu", "configuration": self.asked[2]})
 
     def close(self): ...
 
 
-def test_the_real_trainer_is_predicted_from_its_own_objects(trained, monkeypatch, capsys, tmp_path):
+def test_the_real_trainer_is_predicted_from_its_own_objects(trained, monkeypatch, capsys):
     monkeypatch.setattr(for_transformers, "Asked", Answered)
     monkeypatch.setattr(for_transformers, "_gpu_id", lambda: "cpu")
-    monkeypatch.setenv("WANDB_API_KEY", "acme-key")
-    trained(TunerCallback(), secret="acme-secret")
+    trained(TunerCallback())
     text = told(capsys)
     assert "after 12 steps" in text  # the prediction was not ready at the tenth
     assert "settings: " not in text
@@ -368,15 +342,9 @@ def test_the_real_trainer_is_predicted_from_its_own_objects(trained, monkeypatch
         "cpu", 2, 2, 32,
     )  # fmt: skip
     assert (knobs["lora_rank"], knobs["precision"], knobs["loss"]) == (0, "fp32", "transformers")
-    path = tmp_path / "acme-secret" / "tuner-run.json"
-    row = read_row(path)
-    assert "acme" not in path.read_text()
-    assert row.architecture["hidden_size"] == 32
-    assert row.lengths == "full"
-    assert list(problems_of(row)) == []
 
 
-def test_accelerates_loop_has_three_lines(capsys, tmp_path):
+def test_accelerates_loop_has_three_lines(capsys):
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -391,15 +359,15 @@ def test_accelerates_loop_has_three_lines(capsys, tmp_path):
         optimizer.zero_grad()
         reporter.step(samples=2)
     assert "after 10 steps" in told(capsys)
-    assert read_row(tmp_path / "tuner-run.json").steps == 8
 
 
 @pytest.mark.proof
 def test_the_prediction_of_a_run_is_made_by_a_process_of_its_own(capsys):
-    asked = Asked("tiny-llama-3m", "rtx4090", {"micro_batch": 2, "grad_accum": 1, "lora_rank": 0})
+    config = get_entry("tiny-llama-3m").config
+    asked = Asked(config, "rtx4090", {"micro_batch": 2, "grad_accum": 1, "lora_rank": 0})
     assert asked.ready(120.0)
     assert asked.result().configuration["micro_batch"] == 2
-    wrong = Asked("tiny-llama-3m", "nosuch", {})
+    wrong = Asked(config, "nosuch", {})
     assert wrong.ready(120.0)
     with pytest.raises(tuner.UnavailableError, match="nosuch"):
         wrong.result()

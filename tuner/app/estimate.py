@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.app.reported import corrected_by_rows
 from tuner.app.target import Target, comparable, with_model
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
@@ -43,8 +42,7 @@ class Estimate:
     """The prediction of one configuration, and of each of its `stages`.
 
     `corrected_by` is the number of trials whose measurements corrected the prediction;
-    `prediction.corrections` has the factors. `corrected_by_rows` is that of reported runs, which
-    correct it where no trials of one's own do.
+    `prediction.corrections` has the factors.
     """
 
     space: SearchSpace
@@ -53,7 +51,6 @@ class Estimate:
     prediction: Prediction
     stages: StagedPrediction | None = None
     corrected_by: int = 0
-    corrected_by_rows: int = 0
 
     @property
     def fits(self) -> bool:
@@ -88,7 +85,6 @@ class Estimate:
             "verdict": str(self.prediction.verdict),
             **self.prediction.to_answer(),
             "corrected_by": self.corrected_by,
-            "corrected_by_rows": self.corrected_by_rows,
             "configuration": self.configuration.to_dict(),
             "versions": predicted_stack(),
         }
@@ -206,13 +202,6 @@ def corrected(found: Estimate, results: Path) -> Estimate:
     if prediction is found.prediction:
         return found
     return dataclasses.replace(found, prediction=prediction, corrected_by=corrector.trials)
-
-
-def corrected_by_others(found: Estimate) -> Estimate:
-    """`found`, corrected by reported runs that come with tuner; see `corrected_by_rows`."""
-    how = (found.prediction, found.space.model, found.space.workload, found.configuration)
-    prediction, count = corrected_by_rows(*how)
-    return dataclasses.replace(found, prediction=prediction, corrected_by_rows=count)
 
 
 def correction_text(trials: int, factors: str = "") -> str:

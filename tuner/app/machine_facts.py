@@ -84,7 +84,7 @@ class MachineFacts:
 
 def installed() -> dict[str, str | None]:
     """The installed version of each of `LIBRARIES`; None where it is not installed."""
-    return {name: version_of(name) for name in LIBRARIES}
+    return {name: _version_of(name) for name in LIBRARIES}
 
 
 def tested() -> dict[str, str]:
@@ -124,7 +124,7 @@ def _bounds(requirements: list[str]) -> Iterator[tuple[str, str]]:
                 yield needed.name.lower(), bound.version
 
 
-def version_of(name: str) -> str | None:
+def _version_of(name: str) -> str | None:
     """The installed version of a package; None where it is not installed."""
     try:
         return metadata.version(name)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.app.pinned import pinned_doubts
-from tuner.app.reported import corrected_by_rows, rows_text
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue, Phase, Prediction, Verdict
@@ -252,11 +251,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         for (program, plan), alike in zip(planned, found, strict=False):
             loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
             more = (plan.doubts | self._pinned_doubts) - doubts_of(WORKLOAD, plan.configuration)
-            prediction, others = corrected_by_rows(
-                widened(loaded, more), plan.model, WORKLOAD, plan.configuration
-            )
-            if others:
-                plan = dataclasses.replace(plan, notes=(rows_text(others), *plan.notes))  # noqa: PLW2901
+            prediction = widened(loaded, more)
             answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
         for place, one in enumerate(answers):
             if one.prediction.memory.peak_phase == Phase.EVALUATION and not one.prediction.fits:

@@ -287,18 +287,6 @@ def calibrations_from(records: Iterable[TrialRecord]) -> Calibrations:
     return Calibrations({key: Calibration.fit(seen, priors[key]) for key, seen in groups.items()})
 
 
-def calibrations_of(
-    observations: Iterable[Observation], prediction: Prediction, space: str
-) -> Calibrations:
-    """Learn from observations beside predictions made like this one, under the name `space`."""
-    groups: dict[_Key, list[Observation]] = {}
-    for one in observations:
-        groups.setdefault(_key(one.quantity, prediction, space), []).append(one)
-    return Calibrations(
-        {k: Calibration.fit(seen, prior_of(k[0], has_profile=k[-1])) for k, seen in groups.items()}
-    )
-
-
 def _trial_key(record: TrialRecord) -> tuple[str, str, str]:
     return record.space, record.gpu, record.configuration.key
 

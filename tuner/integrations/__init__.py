@@ -1,7 +1,7 @@
 """Callbacks for existing training code, and a plugin of pytest.
 
-In a trial they report each step. Outside of one they compare the training with its prediction, say
-once what is off and why, and write a row to share. Names are loaded at their first use: pytest
+In a trial they report each step. Outside of one they compare the training with its prediction,
+and say once what is off and why. Names are loaded at their first use: pytest
 imports this package in every environment that has tuner.
 """
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from tuner.core.environment import own_python
 from tuner.core.errors import InputError, UnavailableError
-from tuner.report.reported import PredictedNumbers
 
 Prediction = Any
 """A file that `tuner check --json` or `tuner estimate --json` wrote, its content, or the object
@@ -23,15 +22,25 @@ _SIZES = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """A prediction and its settings; `model` and `gpu` are None if they aren't said."""
+class Numbers:
+    """The peaks of one GPU in bytes, and seconds per optimizer step; None is unknown."""
 
-    numbers: PredictedNumbers
+    step_s: float | None = None
+    device_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A prediction and its settings; `gpu` is None if it isn't said."""
+
+    source: str
+    numbers: Numbers
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     configuration: Mapping[str, Any] = field(default_factory=dict)
     own_words: Mapping[str, Any] = field(default_factory=dict)
     """The settings as the trainer has them: DPO's micro-batch is of pairs, not of sequences."""
-    model: str | None = None
     gpu: str | None = None
 
 
@@ -69,46 +78,38 @@ def expected_of(given: Prediction) -> Expected:
 
 
 def _predicted(data: Mapping[str, Any]) -> Expected:
-    numbers = PredictedNumbers(
-        step_s=data["step_s"],
-        **{name: data["memory"][name] for name in _SIZES},
-        has_profile="device profile" in data["method"],
-        is_corrected=bool(data.get("corrections")),
-    )
     return Expected(
-        numbers,
+        "predicted",
+        Numbers(data["step_s"], **{name: data["memory"][name] for name in _SIZES}),
         {name: tuple(ends) for name, ends in data.get("intervals", {}).items()},
         data.get("configuration", {}),
-        model=data.get("model"),
         gpu=data.get("gpu"),
     )
 
 
 def _emulated(data: Mapping[str, Any]) -> Expected:
     most = max(data["devices"], key=lambda one: one["device_bytes"])
-    numbers = PredictedNumbers(
-        step_s=(data.get("time") or {}).get("step_s"),
-        **{name: most[name] for name in _SIZES},
-        source="emulated",
+    step_s = (data.get("time") or {}).get("step_s")
+    return Expected(
+        "emulated",
+        Numbers(step_s, **{name: most[name] for name in _SIZES}),
+        configuration=data.get("settings") or {},
+        gpu=data.get("gpu"),
     )
-    return Expected(numbers, configuration=data.get("settings") or {}, gpu=data.get("gpu"))
 
 
 class Asked:
-    """A process that predicts `knobs` of a model meanwhile, by `tuner estimate`.
+    """A process that predicts `knobs` of a model's `config` meanwhile, by `tuner estimate`.
 
     It has the lowest priority, and nothing of it comes into the training's own process.
     """
 
-    def __init__(self, model: str | Mapping[str, Any], gpu: str, knobs: Mapping[str, Any]) -> None:
-        """`model` is a name of the catalogue, or the content of a config.json."""
+    def __init__(self, config: Mapping[str, Any], gpu: str, knobs: Mapping[str, Any]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tuner-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
-        if not isinstance(model, str):
-            (folder / "config.json").write_text(json.dumps(model, default=str))
-            model = str(folder)
+        (folder / "config.json").write_text(json.dumps(config, default=str))
         settings = [f"--set={name}={_word(value)}" for name, value in knobs.items()]
-        command = own_python("tuner", "estimate", "--model", model, "--gpu", gpu)
+        command = own_python("tuner", "estimate", "--model", str(folder), "--gpu", gpu)
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             self._process = subprocess.Popen(  # noqa: S603 - tuner itself
                 [*command, "--json", *settings],

@@ -10,11 +10,9 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tuner.integrations.reporting import Reporter, callback_class
-from tuner.integrations.watching import RunFacts
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Their classes are not each other's, and a trainer takes only its own."""
@@ -46,21 +44,14 @@ class _StepReports:
     """Reports each optimizer step to the trial, and stops training after enough of them.
 
     Outside of a trial it compares the training after 10 steps with `prediction`, a file of
-    `tuner check --json` or the result of `tuner.check` or `tuner.estimate`, says once what is off
-    and why, and writes a row to share to `row` (True: tuner-run.json in `default_root_dir`, False:
-    none). `batch_size` overrides that of the first tensor of a batch.
+    `tuner check --json` or the result of `tuner.check` or `tuner.estimate`, and says once what is
+    off and why. `batch_size` overrides that of the first tensor of a batch.
     """
 
-    def __init__(
-        self,
-        batch_size: int | None = None,
-        *,
-        prediction: Any = None,
-        row: str | Path | bool = True,
-    ) -> None:
+    def __init__(self, batch_size: int | None = None, *, prediction: Any = None) -> None:
         super().__init__()
         self._batch_size = batch_size
-        self._reporter = Reporter(prediction, row=row)
+        self._reporter = Reporter(prediction)
         self._samples = 0
         self._steps_seen = 0
 
@@ -71,7 +62,7 @@ class _StepReports:
             self._reporter.watch.stop()
             return
         self._reporter.parameters(pl_module)
-        self._reporter.watch.begin(lambda: RunFacts(folder=Path(trainer.default_root_dir)))
+        self._reporter.watch.begin()
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int

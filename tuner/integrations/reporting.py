@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from tuner.emulator.here import is_emulated
@@ -54,14 +53,13 @@ class Reporter:
 
     Outside of a trial, steps are timed and compared with `prediction` after some of them: a file
     of `tuner check --json`, or the result of `tuner.check` or `tuner.estimate`. What is off is said
-    once on standard error, and `row` is the file of a row to share (True: tuner-run.json, False:
-    none). A loop of one's own, with or without Accelerate, takes its batches from `batches(loader)`
-    and calls `step(samples=8)` after each optimizer step.
+    once on standard error. A loop of one's own, with or without Accelerate, takes its batches from
+    `batches(loader)` and calls `step(samples=8)` after each optimizer step.
     """
 
-    def __init__(self, prediction: Any = None, *, row: str | Path | bool = True) -> None:
+    def __init__(self, prediction: Any = None) -> None:
         text = os.environ.get(_TRIAL)
-        self.watch = RunWatch(prediction, row)
+        self.watch = RunWatch(prediction)
         # An emulated device measures nothing, and an outer trial listens itself.
         if text is not None or is_emulated() or not _is_first():
             self.watch.stop()

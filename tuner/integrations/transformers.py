@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import UnavailableError
 from tuner.integrations.expected import Asked
 from tuner.integrations.reporting import Reporter, callback_class
 from tuner.integrations.watching import RunFacts
-from tuner.report.reported import public_model
 
 
 def __getattr__(name: str) -> Any:
@@ -38,16 +36,16 @@ def _callback_class() -> type:
 class _StepReports:
     """Reports each optimizer step to the trial, and stops training after enough of them.
 
-    Outside of a trial it compares the training after 10 steps with its prediction, says once what
-    is off and why, and writes a row to share to `row` (True: tuner-run.json in `output_dir`, False:
-    none). `prediction` is a file of `tuner check --json`, or the result of `tuner.check` or
-    `tuner.estimate`; by default the run's own objects are predicted in another process.
+    Outside of a trial it compares the training after 10 steps with its prediction, and says once
+    what is off and why. `prediction` is a file of `tuner check --json`, or the result of
+    `tuner.check` or `tuner.estimate`; by default the run's own objects are predicted in another
+    process.
 
     Samples are micro-batch x accumulation x processes; tokens need `include_num_input_tokens_seen`.
     """
 
-    def __init__(self, prediction: Any = None, *, row: str | Path | bool = True) -> None:
-        self._reporter = Reporter(prediction, row=row)
+    def __init__(self, prediction: Any = None) -> None:
+        self._reporter = Reporter(prediction)
         self._tokens_seen = 0
 
     def on_train_begin(
@@ -103,17 +101,8 @@ def facts_of(arguments: Any, model: Any, loader: Any) -> RunFacts:
     lengths = _lengths(getattr(loader, "dataset", None))
     if lengths:
         knobs["max_length"] = max(lengths)
-    # A name of the catalogue that this architecture has, else the fields.
-    name = str(fields.pop("_name_or_path", ""))
-    public = public_model(name, fields)["model"]
-    return RunFacts(
-        knobs,
-        public,
-        fields,
-        None if not lengths else "full" if min(lengths) == max(lengths) else "data",
-        Path(arguments.output_dir or "."),
-        lambda: _asked(arguments, public or fields, knobs),
-    )
+    is_shorter = bool(lengths) and min(lengths) < max(lengths)
+    return RunFacts(knobs, is_shorter, lambda: _asked(arguments, fields, knobs))
 
 
 def _lengths(dataset: Any) -> list[int]:
@@ -154,7 +143,7 @@ def _quantized(model: Any, quantization: Any) -> dict[str, Any]:
     return found
 
 
-def _asked(arguments: Any, model: str | Mapping[str, Any], knobs: Mapping[str, Any]) -> Asked:
+def _asked(arguments: Any, config: Mapping[str, Any], knobs: Mapping[str, Any]) -> Asked:
     """Start predicting these settings. Raises `UnavailableError` where they do not suffice."""
     from tuner.core.setup.schemas import SCHEMAS
     from tuner.program.trainers.trl import is_before
@@ -178,7 +167,7 @@ def _asked(arguments: Any, model: str | Mapping[str, Any], knobs: Mapping[str, A
         "effective_batch": batch,
     }
     terms = SCHEMAS["causal_lm"].terms
-    return Asked(model, _gpu_id(), {n: value for n, value in wanted.items() if n in terms})
+    return Asked(config, _gpu_id(), {n: value for n, value in wanted.items() if n in terms})
 
 
 def _gpu_id() -> str:

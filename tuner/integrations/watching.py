@@ -1,4 +1,4 @@
-"""Compares a training with its prediction, says once what is off and why, and writes a row.
+"""Compares a training with its prediction, and says once what is off and why.
 
 Nothing here raises into the training: a failure is one line on standard error, and then silence.
 """
@@ -12,19 +12,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from tuner.core import nvml
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_duration, format_size
-from tuner.integrations.expected import Asked, Expected, Prediction, expected_of
-from tuner.report.reported import Disturbance, MeasuredNumbers, ReportedRun
+from tuner.integrations.expected import Asked, Expected, Numbers, Prediction, expected_of
 
 STEPS, WARMUP = 10, 2
 """Steps after which the comparison is made, and those of them that are not timed."""
-
-ROW_FILE = "tuner-run.json"
 
 WAITING = 0.10
 """A training is input-bound that waits for data for this share of its time,"""
@@ -52,15 +48,13 @@ P = ParamSpec("P")
 class RunFacts:
     """A training as its objects describe it; what they do not tell is empty.
 
-    `knobs` are settings by tuner's names. `ask` starts the prediction of the run's own objects,
-    and raises a `TunerError` where they do not suffice.
+    `knobs` are settings by tuner's names. `is_shorter` is true of data whose examples may be
+    shorter than `max_length`. `ask` starts the prediction of the run's own objects, and raises a
+    `TunerError` where they do not suffice.
     """
 
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    model: str | None = None
-    config: Mapping[str, Any] | None = None
-    lengths: Literal["full", "data"] | None = None
-    folder: Path = Path()
+    is_shorter: bool = False
     ask: Callable[[], Asked] | None = None
 
 
@@ -69,7 +63,6 @@ class DeviceNumbers:
     """The memory of this process on its GPU, in bytes, and what else the driver tells of it."""
 
     numbers: Mapping[str, int]
-    name: str = ""
     gpu: str | None = None
     total_bytes: int = 0
     others_bytes: int | None = None
@@ -98,10 +91,9 @@ def guarded(
 class RunWatch:
     """Watches one training from `begin` to its comparison after `STEPS` steps, or to its `end`."""
 
-    def __init__(self, prediction: Prediction = None, row: str | Path | bool = True) -> None:
-        """`row` is the file of the row: True for `ROW_FILE` in the run's folder, False for none."""
+    def __init__(self, prediction: Prediction = None) -> None:
         self.is_over = False
-        self._given, self._row = prediction, row
+        self._given = prediction
         self._expected: Expected | None = None
         self._why_not = "give one by prediction="
         self._asked: Asked | None = None
@@ -204,22 +196,18 @@ class RunWatch:
             self._why_not = f"it is for {planned_gpu}, and this is {device.gpu}"
         timed = self._steps_s[WARMUP:][-(STEPS - WARMUP) :]
         waits = self._waits_s[WARMUP:][-len(timed) :]
-        measured = MeasuredNumbers(
-            step_s=statistics.median(timed),
-            data_wait_fraction=sum(waits) / (sum(waits) + sum(timed)),
-            **device.numbers,
-        )
-        causes = dict(self._causes(measured, device))
+        measured = Numbers(statistics.median(timed), **device.numbers)
+        waiting = sum(waits) / (sum(waits) + sum(timed))
+        causes = dict(self._causes(measured, device, waiting))
         lines = [f"after {len(self._steps_s)} steps, measured beside predicted:"]
         lines += self._numbers(measured)
         lines += [f"  {cause}: {text}" for cause, text in causes.items()]
         if not causes and self._expected is not None:
             is_off = any(line.endswith("(off)") for line in lines)
             lines.append(f"  {_UNEXPLAINED if is_off else 'nothing is off'}")
-        lines += self._written(measured, device, list(causes), len(timed))
         say("\n".join(lines))
 
-    def _numbers(self, measured: MeasuredNumbers) -> Iterator[str]:
+    def _numbers(self, measured: Numbers) -> Iterator[str]:
         """A line for memory and for time; "(off)" marks one outside of its 90 % interval."""
         shown: tuple[tuple[str, str, Callable[[float], str]], ...] = (
             ("memory", "device_bytes", lambda value: format_size(round(value))),
@@ -238,15 +226,15 @@ class RunWatch:
             low, high = ends or (predicted / UNSAID, predicted * UNSAID)
             shown_ends = f" (90 %: {text(low)} to {text(high)})" if ends else ""
             # Shorter rows take less, of which nothing is predicted.
-            is_off = value > high or (value < low and self._facts.lengths != "data")
-            longest = ", of the longest rows" if self._facts.lengths == "data" else ""
-            source = f"{self._expected.numbers.source}{longest}"
+            is_off = value > high or (value < low and not self._facts.is_shorter)
+            longest = ", of the longest rows" if self._facts.is_shorter else ""
+            source = f"{self._expected.source}{longest}"
             off = " (off)" if is_off else ""
             yield f"  {label:<7} {text(value)}, {text(predicted)} {source}{shown_ends}{off}"
 
     def _causes(
-        self, measured: MeasuredNumbers, device: DeviceNumbers
-    ) -> Iterator[tuple[Disturbance, str]]:
+        self, measured: Numbers, device: DeviceNumbers, waiting: float
+    ) -> Iterator[tuple[str, str]]:
         expected = self._expected
         if differing := self._differing():
             own = expected.own_words if expected is not None else {}
@@ -279,7 +267,6 @@ class RunWatch:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if device.gpu == PROCESSOR and load > BUSY_LOAD * cores:
             yield "another process", f"{load:.0f} processes and threads want {cores} processors"
-        waiting = measured.data_wait_fraction or 0.0
         busy = statistics.fmean(self._busy[WARMUP:]) if self._busy[WARMUP:] else None
         if waiting > WAITING:
             yield (
@@ -307,53 +294,6 @@ class RunWatch:
             if name in planned and name not in _NOT_COMPARED and not is_same(planned[name], value)
         }
 
-    def _written(
-        self,
-        measured: MeasuredNumbers,
-        device: DeviceNumbers,
-        disturbed: list[Disturbance],
-        steps: int,
-    ) -> Iterator[str]:
-        """Write the row; lines about its file."""
-        from tuner import __version__
-        from tuner.app.machine_facts import version_of
-        from tuner.app.reported import shared_memory
-        from tuner.report.reported import (
-            PACKAGES,
-            public,
-            public_configuration,
-            public_model,
-            public_versions,
-        )
-
-        expected, facts = self._expected, self._facts
-        assert facts is not None
-        if expected is None or self._row is False:
-            return
-        gpu = device.gpu or expected.gpu or "unknown"
-        versions = {name: version_of(name) for name in PACKAGES}
-        # A prediction is in tuner's own words; what differs is known of the run itself.
-        knobs = {**facts.knobs, **expected.configuration, **self._differing()}
-        row = ReportedRun(
-            schema=2,
-            gpu=gpu,
-            workload="causal_lm",
-            configuration=public_configuration("causal_lm", knobs),
-            versions=public_versions({**versions, "tuner": __version__}),
-            measured=measured,
-            predicted=expected.numbers,
-            device=device.name,
-            gpu_memory_bytes=shared_memory(gpu, device.total_bytes),
-            lengths=facts.lengths,
-            steps=steps,
-            disturbed=disturbed,
-            **public_model(facts.model or expected.model, facts.config),
-        )
-        path = facts.folder / ROW_FILE if self._row is True else Path(self._row)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(public(row).to_json() + "\n", encoding="utf-8")
-        yield f"  row     {path}: to share it, `tuner report-run {path}` (nothing was sent)"
-
 
 _UNEXPLAINED = "cause unknown: neither gaps in memory, nor another process, nor waiting for data"
 
@@ -377,13 +317,11 @@ def _cuda_index() -> int | None:
 
 def device_numbers(reader: nvml.DeviceReader | None) -> DeviceNumbers:
     """The numbers of the GPU of this process, or the name of its processor, without memory."""
-    from tuner.core import host
     from tuner.space.gpus import match_device
 
     index = _cuda_index()
     if index is None:
-        total = host.usable_memory_bytes()
-        return DeviceNumbers({}, host.cpu_name(), PROCESSOR, total)
+        return DeviceNumbers({}, PROCESSOR)
     cuda = sys.modules["torch"].cuda
     name, total = cuda.get_device_name(index), cuda.get_device_properties(index).total_memory
     reserved = cuda.max_memory_reserved(index)
@@ -406,7 +344,6 @@ def device_numbers(reader: nvml.DeviceReader | None) -> DeviceNumbers:
             "peak_reserved_bytes": reserved,
             "peak_allocated_bytes": cuda.max_memory_allocated(index),
         },
-        name,
         None if gpu is None else gpu.id,
         total,
         others,

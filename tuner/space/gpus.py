@@ -86,11 +86,6 @@ def load_catalogue(extra: Path | None = None) -> Mapping[str, Gpu]:
     return MappingProxyType(dict(_load(extra).gpus))
 
 
-def shipped_catalogue() -> Mapping[str, Gpu]:
-    """The GPU types that come with tuner, by id."""
-    return MappingProxyType(dict(_load_shipped().gpus))
-
-
 def get_gpu(
     text: str,
     *,

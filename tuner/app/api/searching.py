@@ -14,7 +14,6 @@ from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import (
     Estimate,
     corrected,
-    corrected_by_others,
     estimate_configuration,
     one_configuration,
 )
@@ -237,8 +236,7 @@ def estimate(  # noqa: PLR0913 - one argument for each option
     Give knob values by name, or in `settings` if another argument has that name. Others have the
     value of the space's baseline, or the default without a space. Trials of the space that ran on
     this GPU type correct the prediction (`Estimate.corrected_by`), where the folder `results` has
-    some, and else agreeing runs that others reported (`corrected_by_rows`); `results=None` leaves
-    it as predicted. The other arguments are those of
+    some; `results=None` leaves it as predicted. The other arguments are those of
     `tuner.search`. Raises `InputError` for wrong arguments, and if the GPU cannot run the
     configuration at all.
     """
@@ -252,10 +250,9 @@ def estimate(  # noqa: PLR0913 - one argument for each option
         found = estimate_configuration(
             read, configuration, device, margin_fraction=fraction, profile=profile
         )
-        if results is None:
+        if results is None or space is None:
             return found
-        own = corrected(found, Path(results)) if space is not None else found
-        return corrected_by_others(own)
+        return corrected(found, Path(results))
 
 
 def _named(space: str | Path | SearchSpace) -> str | SearchSpace:

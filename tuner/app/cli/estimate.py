@@ -29,14 +29,12 @@ from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import (
     Estimate,
     corrected,
-    corrected_by_others,
     correction_text,
     estimate_configuration,
     exchanging_each,
     one_configuration,
 )
 from tuner.app.listener import quiet_libraries
-from tuner.app.reported import rows_text
 from tuner.core.records import Configuration, MemoryCategory, Verdict, parse_margin
 from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.units import format_duration, format_size
@@ -133,8 +131,6 @@ def command(  # noqa: PLR0913 - one argument for each option
         )
         if calibrated and space is not None:
             found = corrected(found, results)
-        if calibrated:
-            found = corrected_by_others(found)
         each = None if as_json else exchanging_each(found, profile)
     if as_json:
         print_json(found.to_dict())
@@ -228,16 +224,14 @@ def _unmodelled_text(found: Estimate) -> str:
 
 
 def _correction_text(found: Estimate) -> str:
-    """The trials or reported runs that corrected it, and by how much; empty without any."""
-    if not found.corrected_by and not found.corrected_by_rows:
+    """The trials that corrected it, and by how much; empty without any."""
+    if not found.corrected_by:
         return ""
     factors = ", ".join(
         f"{label} x {found.prediction.corrections[name]:.2f}"
         for name, label in _CORRECTED.items()
         if name in found.prediction.corrections
     )
-    if found.corrected_by_rows:
-        return f"{rows_text(found.corrected_by_rows)}: {factors}".removeprefix("corrected ")
     return correction_text(found.corrected_by, factors).removeprefix("corrected ")
 
 

@@ -68,7 +68,6 @@ GROUPS = {
         "trial": "Train one configuration for a few steps.",
         "emulate": "Run your program, with its output, on an emulated GPU.",
         "calibrate": "Measure this machine's GPU to improve its predictions.",
-        "report-run": "Export measured runs to share.",
     },
     "Cluster": {
         "node-resources": "Print the GPU types of this machine for `ray start`.",
@@ -94,7 +93,7 @@ _SHARED = {
     "apply": ("apply", "export"),
     "catalogues": ("gpus", "spaces"),
     "machine": ("calibrate", "node-resources", "doctor"),
-    "results": ("best", "show", "report", "report-run"),
+    "results": ("best", "show", "report"),
 }
 """Modules of several commands, which have the names of these; others have one, `command`."""
 

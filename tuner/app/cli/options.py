@@ -199,9 +199,6 @@ price_option = click.option(
 gpu_options = together(_gpu_and_memory(_TARGET), price_option)
 """`--gpu`, `--gpu-memory` and `--price`."""
 
-some_gpu_options = together(_gpu_and_memory(_TARGET, required=False), price_option)
-"""The same, of a command that can do without."""
-
 any_gpu_options = together(_gpu_and_memory(f"{_TARGET} {_ALL_GPUS}", required=False), price_option)
 """The same options, and all GPU types without them."""
 
@@ -328,7 +325,7 @@ calibration_option = click.option(
     is_flag=True,
     default=True,
     flag_value=False,
-    help="Don't correct predictions by trials in the results folder, or by reported runs.",
+    help="Don't correct predictions by trials in the results folder.",
 )
 
 seed_option = click.option(

@@ -1,9 +1,8 @@
-"""`tuner best`, `show`, `report` and `report-run`: answers from the journal of a search."""
+"""`tuner best`, `show` and `report`: answers from the journal of a search."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -253,53 +252,3 @@ def report(
     if is_opened:
         click.launch(str(files[0]))
     return EXIT_FOUND if any(view.best for view in views) else EXIT_NOTHING_FITS
-
-
-@subcommand(
-    "report-run",
-    "tuner report-run --space tiny_cpu --gpu cpu",
-    "tuner report-run outputs/tuner-run.json --to benchmarks/reported_runs",
-)
-@click.argument(
-    "files", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path, dir_okay=False)
-)
-@target_options(required=False)
-@click.option(
-    "--to",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
-    help="Write each row to a file of its own in this folder.",
-)
-def report_run(*, files: tuple[Path, ...], selected: Selected, folder: Path | None) -> int:
-    """Export measured runs to share, with predicted numbers beside measured ones.
-
-    FILEs are rows that a callback of tuner.integrations wrote. Without one, rows are made of the
-    measured trials of --space on --gpu, the fastest first. A row is a line of JSON with the model's
-    public name, the GPU, settings, versions, memory and time; no path, data, other name or date.
-    Nothing is sent: to share rows, open a pull request that adds them to benchmarks/reported_runs/.
-
-    Exit codes: 0 exported, 1 a row is implausible, 2 bad input, 3 nothing was measured.
-    """
-    from tuner.app.reported import row_of_file, rows_of_trials
-    from tuner.report.reported import looks_of, problems_of
-
-    if not files and (selected.space is None or selected.gpu_name is None):
-        raise click.UsageError("Missing argument 'FILE', or options '--space' and '--gpu'.")
-    rows = [row_of_file(path) for path in files] or rows_of_trials(selected.target())
-    refused = 0
-    for row in rows:
-        problems = list(problems_of(row))
-        refused += bool(problems)
-        for text in (*problems, *looks_of(row)):
-            echo(f"{row.file_name}: {text}", err=True)
-        if folder is None:
-            echo(row.to_json())
-        elif not problems:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / row.file_name).write_text(row.to_json() + "\n", encoding="utf-8")
-            echo(str(folder / row.file_name))
-    plural = "s" if len(rows) > 1 else ""
-    told = f", {refused} implausible" if refused else ""
-    echo(f"{len(rows)} measured run{plural}{told}; nothing was sent", err=True)
-    return EXIT_NOTHING_FITS if refused else EXIT_FOUND

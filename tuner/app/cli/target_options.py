@@ -18,7 +18,6 @@ from tuner.app.cli.options import (
     gpu_options,
     model_option,
     results_option,
-    some_gpu_options,
     space_option,
     together,
 )
@@ -56,14 +55,9 @@ class Selected:
 
 def target_options(
     model_help: str = "Model the search was run with, if you overrode it.",
-    *,
-    required: bool = True,
 ) -> Callable[[_Decorated], _Decorated]:
     """`--space`, `--gpu`, `--gpu-memory`, `--price`, `--model` and `--results` as `selected`."""
-    gpu = gpu_options if required else some_gpu_options
-    options = together(
-        space_option(required=required), gpu, model_option(model_help), results_option
-    )
+    options = together(space_option(), gpu_options, model_option(model_help), results_option)
     return lambda function: options(gathered(function, "selected", Selected))
 
 
