@@ -136,7 +136,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     )
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
-    return run_search(targets, options, as_json=as_json, quiet=quiet, dry=False)
+    return run_search(targets, options, as_json=as_json, quiet=quiet)
 
 
 def _refuse_of_trials() -> None:
