@@ -53,7 +53,7 @@ def test_operators_on_integers_return_what_the_cpu_returns(session: Session) -> 
     program = str(ROOT / "tests" / "values_operators.py")
     on_cpu, emulated = answer(None, program, "cpu"), answer(session, program, "cuda")
 
-    assert len(on_cpu) > 90
+    assert len(on_cpu) > 70
     assert {name: emulated[name] for name in on_cpu} == on_cpu
 
 

@@ -237,17 +237,6 @@ def test_what_concerns_the_machine_goes_to_trainer_where_a_space_has_it(tmp_path
     assert "dataloader_num_workers" not in settings("trl")
 
 
-@pytest.mark.parametrize("changes", VARIANTS)
-def test_accelerate_reads_its_file(changes, tmp_path):
-    from accelerate.commands.config.config_args import ClusterConfig
-
-    path = tmp_path / "accelerate.yaml"
-    path.write_text(export("accelerate", subject(**changes)).text)
-    config = ClusterConfig.from_yaml_file(str(path))
-    assert config.mixed_precision == {**QLORA, **changes}["mixed_precision"]
-    assert config.num_processes == 1
-
-
 @pytest.mark.parametrize(
     ("changes", "kind", "sharded"),
     [
@@ -378,21 +367,6 @@ def test_zero_is_said_by_every_tool_that_starts_deepspeed(tmp_path):
         assert not any(line.startswith("distributed") for line in left), name
 
 
-@pytest.mark.parametrize(
-    ("strategy", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero3", "DEEPSPEED")]
-)
-def test_accelerate_starts_ranks_as_they_were_predicted(strategy, kind):
-    found = settings("accelerate", gpus_per_trial=2, distributed=strategy)
-    assert (found["distributed_type"], found["num_processes"]) == (kind, 2)
-    # Neither was told of a strategy on one GPU.
-    assert settings("accelerate", distributed=strategy)["distributed_type"] == "NO"
-    stage = {"zero3": 3}.get(strategy, 0)
-    assert (
-        settings("deepspeed", gpus_per_trial=2, distributed=strategy)["zero_optimization"]["stage"]
-        == stage
-    )
-
-
 def _with(changes):
     return lambda name: settings(name, **changes)
 
@@ -416,16 +390,6 @@ def test_a_value_is_written_or_named_as_left_out(name):
     left_out = {line.partition(" ")[0] for line in exported.left_out}
     for knob, value in WITNESSES.items():
         assert (knob in left_out) != (str(value) in body), knob
-
-
-@pytest.mark.parametrize("name", [n for n in FORMATS if n != "command"])
-def test_full_training_has_no_line_of_adapters(name):
-    full = {"lora_rank": 0, "precision": "bf16", "mixed_precision": "no", "padding": "none"}
-    exported = export(name, subject(**full))
-    text = "\n".join(line for line in exported.text.splitlines() if not line.startswith("#"))
-    assert "lora" not in text.lower()
-    if FORMATS[name].workloads:  # the others say nothing of the model
-        assert not [line for line in exported.left_out if line.startswith("lora")]
 
 
 def test_tools_are_told_to_train_all_weights():
@@ -473,12 +437,6 @@ def test_every_name_of_the_vocabulary_is_accounted_for():
         found = ExportInput(configuration.replace(new_term=7), "causal_lm", None, "t")
         left_out = export(name, found).left_out
         assert name == "command" or any(line.startswith("new_term = 7:") for line in left_out)
-
-
-def test_command_line_is_quoted_for_a_shell():
-    assert export("command", subject()).text == (
-        "--micro_batch 2 --lora_targets q_proj v_proj --double_quant true\n"
-    )
 
 
 def test_a_tool_for_language_models_refuses_other_workloads():
