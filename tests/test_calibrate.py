@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from types import SimpleNamespace
 
@@ -120,18 +121,25 @@ def test_without_a_gpu_calibrate_says_what_can_be_measured():
         measure_device("cuda:0")
 
 
-def test_the_command_writes_the_profile_and_prints_json(tmp_path):
+@pytest.fixture
+def tiny(monkeypatch):
+    """The command measures a few tiny shapes."""
+    measuring = functools.partial(measure_device, smoke=True)
+    monkeypatch.setattr("tuner.predict.measure_device.measure_device", measuring)
+
+
+def test_the_command_writes_the_profile_and_prints_json(tiny, tmp_path):
     path = tmp_path / "cpu.yaml"
-    arguments = ["--device", "cpu", "--smoke", "--json", "--output", str(path)]
+    arguments = ["--device", "cpu", "--json", "--output", str(path)]
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)
     summary = json.loads(result.stdout)
     assert summary["path"] == str(path)
     assert load_profile(path).peak_flops_per_s("fp32") == summary["peak_flops_per_s"]["fp32"]
 
 
-def test_the_command_uses_the_profile_folder_by_default(tmp_path, monkeypatch):
+def test_the_command_uses_the_profile_folder_by_default(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_PROFILES", str(tmp_path))
-    result = CliRunner().invoke(command, ["--device", "cpu", "--smoke"], catch_exceptions=False)
+    result = CliRunner().invoke(command, ["--device", "cpu"], catch_exceptions=False)
     (written,) = tmp_path.iterdir()
     assert written.name.startswith("cpu_")
     assert "best TFLOP/s" in result.stdout

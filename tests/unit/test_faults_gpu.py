@@ -15,7 +15,6 @@ from nvml_fakes import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, Fake
 from tuner.app.cli.main import run
 from tuner.app.device import local_gpus, lost_gpus
 from tuner.app.doctor import examine
-from tuner.app.machine_facts import MachineFacts, Severity
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Status
@@ -127,8 +126,8 @@ class TestCommands:
     @pytest.mark.parametrize("code", LOST)
     def test_doctor_has_it_as_a_problem(self, driver, code):
         driver.lost = {0: code, 1: code}
-        found = [f for f in examine(MachineFacts(lost=tuple(lost_gpus()))) if f.check == "GPU"]
-        assert [f.level for f in found] == [Severity.PROBLEM, Severity.PROBLEM]
+        found = [f for f in examine(print) if f.check == "GPU"]
+        assert [f.level for f in found] == ["problem", "problem"]
         assert "xid" in found[0].fix
 
     def test_node_resources_names_it_and_offers_the_other(self, driver, capsys):

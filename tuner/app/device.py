@@ -52,18 +52,13 @@ _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """A CUDA device of this machine; `gpu` is its type, None when it is unknown.
-
-    `used_bytes` and `processes` are what it holds now; None and empty unless asked for.
-    """
+    """A CUDA device of this machine; `gpu` is its type, None when it is unknown."""
 
     index: int
     name: str
     total_bytes: int
     compute_capability: tuple[int, int]
     gpu: Gpu | None = None
-    used_bytes: int | None = None
-    processes: tuple[nvml.DeviceProcess, ...] = ()
 
 
 def find_gpu(

@@ -31,7 +31,6 @@ _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 _CGROUP_FACTS = Path("/sys/fs/cgroup/memory.stat")
 _OWN_FACTS = Path("/proc/self/status")
 _CPU_TIMES = Path("/proc/stat")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing is put there
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -113,14 +112,6 @@ def cpu_times() -> CpuTimes | None:
     # proc(5): user nice system idle iowait irq softirq steal guest guest_nice; guests are in user.
     ticks = [int(text) for text in _CPU_TIMES.read_text().split("\n", 1)[0].split()[1:9]]
     return CpuTimes(sum(ticks) - ticks[3] - ticks[4], sum(ticks))
-
-
-def shared_memory_bytes() -> int | None:
-    """Size of the shared memory through which data loaders hand batches over; None without."""
-    if not _SHARED_MEMORY.is_dir():
-        return None
-    facts = os.statvfs(_SHARED_MEMORY)
-    return facts.f_blocks * facts.f_frsize
 
 
 def _cgroup_used_bytes() -> int | None:

@@ -3,107 +3,42 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from tuner.app import machine_facts
 from tuner.app.cli.options import DURATION, json_option, subcommand
 from tuner.app.device import LocalGpu, local_gpus, lost_gpus
 from tuner.app.doctor import examine
 from tuner.app.listener import quiet_libraries
-from tuner.app.machine_facts import MachineFacts, Severity
-from tuner.app.own_settings import own_settings
-from tuner.app.probe import probe
-from tuner.core import host, nvml
 from tuner.core.errors import EXIT_FOUND, EXIT_UNAVAILABLE
 from tuner.core.records.reading import written
 from tuner.core.units import format_duration, format_gib, significant
 from tuner.cost.speed.profile import DeviceProfile, profile_path, profiles_folder
 from tuner.report.terminal.render import echo, print_fields, print_json
 
-_DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
 
-
-@subcommand(
-    "doctor",
-    "tuner doctor",
-    "tuner doctor --config conf/config.yaml --json",
-)
-@click.option(
-    "--config",
-    "files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="Your configuration file (YAML, JSON, Python), checked for slow settings. "
-    "Can be repeated.",
-)
+@subcommand("doctor", "tuner doctor", "tuner doctor --json")
 @json_option
-def doctor(*, files: tuple[Path, ...], as_json: bool) -> int:
-    """Check driver, libraries, free memory and settings that cost speed.
+def doctor(*, as_json: bool) -> int:
+    """Check libraries and driver, and train a tiny model on each GPU, as a search would.
 
     Each line is ok, a warning or a problem, with what to do about it. Exit code 3 if there is a
     problem.
     """
-    own = [finding for path in files for finding in own_settings(path, host.usable_cpus())]
-    findings = [*examine(gather()), *own]
-    worst = EXIT_UNAVAILABLE if any(f.level is Severity.PROBLEM for f in findings) else EXIT_FOUND
+    findings = list(examine(lambda line: echo(line, err=True)))
+    worst = EXIT_UNAVAILABLE if any(f.level == "problem" for f in findings) else EXIT_FOUND
     if as_json:
         print_json({"ok": worst == EXIT_FOUND, "findings": list(map(written, findings))})
         return worst
     lines = []
     for finding in findings:
-        lines.append((f"{finding.level!s:9}{finding.check}", finding.text))
+        lines.append((f"{finding.level:9}{finding.check}", finding.text))
         lines.append(("", f"-> {finding.fix}" if finding.fix else ""))
     print_fields(lines)
-    counts = [
-        sum(f.level is level for f in findings) for level in (Severity.PROBLEM, Severity.WARNING)
-    ]
-    echo(f"\n{_number(counts[0], 'problem')}, {_number(counts[1], 'warning')}")
     return worst
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
-
-
-def gather() -> MachineFacts:
-    """Facts about this machine. PyTorch is examined in a separate process."""
-    found = local_gpus()
-    identity = nvml.device_identity(found[0].index) if found else None
-    return MachineFacts(
-        devices=tuple(map(_in_use, found)),
-        lost=tuple(lost_gpus()),
-        driver=identity.driver if identity else None,
-        driver_cuda=nvml.driver_cuda_version() if found else None,
-        has_device_files=_DEVICE_FILES.is_dir() and any(_DEVICE_FILES.iterdir()),
-        probe=probe(),
-        versions=machine_facts.installed(),
-        tested=machine_facts.tested(),
-        least=machine_facts.least(),
-        environment=dict(os.environ),
-        flash_attn=find_spec("flash_attn") is not None,
-        cpus=host.usable_cpus(),
-        host_total_bytes=host.usable_memory_bytes(),
-        host_available_bytes=host.available_memory_bytes(),
-        shared_bytes=host.shared_memory_bytes(),
-    )
-
-
-def _in_use(device: LocalGpu) -> LocalGpu:
-    """The device with its memory in use and its processes."""
-    use = nvml.device_use(device.index)
-    return replace(
-        device,
-        used_bytes=use.used_bytes if use else None,
-        processes=nvml.device_processes(device.index) or (),
-    )
 
 
 DEFAULT_BUDGET_S = 90.0
@@ -135,13 +70,8 @@ DEFAULT_BUDGET_S = 90.0
     metavar="TIME",
     help="Time after which remaining measurements are skipped.  [default: 90s]",
 )
-@click.option(
-    "--smoke", is_flag=True, help="Test the code, not the device, with a few tiny shapes."
-)
 @json_option
-def calibrate(
-    *, device: str, output: Path | None, budget_s: float, smoke: bool, as_json: bool
-) -> None:
+def calibrate(*, device: str, output: Path | None, budget_s: float, as_json: bool) -> None:
     """Measure a GPU in about a minute and save the figures as its device profile.
 
     Measures matrix products of many shapes, memory traffic, attention, 4-bit and 8-bit
@@ -155,7 +85,7 @@ def calibrate(
         from tuner.predict.measure_device import measure_device
 
         profile = measure_device(
-            device, budget_s=budget_s, smoke=smoke, report=lambda line: echo(line, err=True)
+            device, budget_s=budget_s, report=lambda line: echo(line, err=True)
         )
     path = output or profile_path(profile.gpu or profile.device)
     profile.save(path)

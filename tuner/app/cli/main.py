@@ -76,7 +76,7 @@ GROUPS = {
         "gpus": "List the GPU types, or print one.",
         "models": "List the models that work offline, or print one.",
         "spaces": "List the search spaces, or print one.",
-        "doctor": "Check drivers, libraries and settings of this machine.",
+        "doctor": "Check that trials run on this machine.",
         "mcp": "Answer an agent's questions, as an MCP server.",
     },
 }
