@@ -119,10 +119,15 @@ def _find(space: SearchSpace, configuration: Configuration, program: Program) ->
             values |= {knob: configuration[knob]} if knob in configuration else {}
     wanted = [(n, s) for e, s in table for n in sorted(space.condition(e).names)]
     wanted += [(name, "") for name in space.knobs if "." not in name]
+    # The effective batch is that of the values that are written.
+    implied = {n for text in space.derived.values() for n in space.condition(text).names}
     lacking = {
         f"{name} in {stage}" if stage else name: stages[stage][name]
         for name, stage in wanted
-        if (name, stage) not in spoken and name not in values
+        if (name, stage) not in spoken
+        and name not in values
+        and name not in implied
+        and stages[stage].get(name, "") != ""
     }
     return _Found({**own, **settings}, values, lacking)
 
