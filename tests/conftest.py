@@ -18,6 +18,7 @@ from job_server import TOKEN
 from started import end_all
 from whole_tables import checked
 
+from tuner.emulator.toolchain import unavailable
 from tuner.report.terminal.tables import Sheet
 
 settings.register_profile(
@@ -53,6 +54,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = in_order(items)
+    if reason := unavailable():
+        for item in items:
+            if item.get_closest_marker("emulator"):
+                item.add_marker(pytest.mark.skip(reason=str(reason)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFirst | None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.emulator.toolchain import unavailable
-
-needs_emulator = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
-"""Skipped, and says why, without a CUDA build of PyTorch or a compiler."""
+needs_emulator = pytest.mark.emulator
+"""Skipped, and says why, without a CUDA build of PyTorch or a compiler (conftest.py)."""
 
 TRAINING = """
 import torch

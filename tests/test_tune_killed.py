@@ -133,8 +133,9 @@ def test_a_search_that_is_killed_ends_as_one_that_was_not(tmp_path, calm, kind):
     if kind == "driver":
         process.kill()
     else:
-        wait_for(lambda: bool(broken.workers()) or process.poll() is not None)
-        os.kill(broken.workers()[0], signal.SIGKILL)
+        found: list[int] = []  # a worker has this name only while it trains
+        wait_for(lambda: found.extend(broken.workers()) or bool(found))
+        os.kill(found[0], signal.SIGKILL)
     before = broken.ended()
     assert process.wait(LONG_S) == (-signal.SIGKILL if kind == "driver" else 0), broken.said()
     assert "Traceback" not in broken.said() or kind == "driver"
