@@ -39,7 +39,7 @@ CPU = ("--space", "tiny_cpu", "--gpu", "cpu")
 
 COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
     "best": (LARGE, GEMMA, ("--space", "naics_embedder", "--gpu", "rtx6000"), CPU),
-    "show": (GEMMA, (*GEMMA, "--levels"), ("--space", "naics_embedder", "--gpu", "rtx6000"), CPU),
+    "show": (GEMMA, ("--space", "naics_embedder", "--gpu", "rtx6000"), CPU),
     "estimate": (
         TINY,
         (*TINY, "--set", "precision=nf4", "--set", "optimizer=paged_adamw_8bit"),
@@ -113,7 +113,6 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
     "needed": OBJECT,
     "reentrant_checkpointing": OBJECT,
     "notes": STRINGS,
-    "stale": STRINGS,
     "left_out": STRINGS,
     "searched": STRINGS,
     "below_floors": STRINGS,

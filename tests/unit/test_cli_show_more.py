@@ -1,4 +1,4 @@
-"""`tuner show` and `best` over other objectives, per level, and with stale trials."""
+"""`tuner show` and `best` over other objectives, and beside stale trials."""
 
 from __future__ import annotations
 
@@ -43,18 +43,8 @@ class TestStale:
     def test_is_left_out_and_said(self, folder, capsys):
         assert run(["show", *TARGET]) == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert "1 trial of other versions (torch 1.0) left out; --stale includes them" in text
+        assert "1 trial of other versions (torch 1.0) left out" in text
         assert "950" not in text
-        assert shown(capsys)["stale"] == []
-
-    def test_is_among_the_others_and_marked_on_request(self, folder, capsys):
-        assert run(["show", *TARGET, "--stale"]) == 0
-        out = capsys.readouterr().out
-        assert "*~ " in out
-        assert "~ stale: of other library versions" in out
-        answer = shown(capsys, "--stale")
-        assert answer["stale"] == ["older-1"]
-        assert [r["trial_id"] for r in answer["front"]] == ["older-1"]
 
     def test_is_never_recommended(self, folder, capsys):
         assert run(["best", *TARGET, "--json"]) == 0
@@ -64,16 +54,6 @@ class TestStale:
     def test_can_be_shown_alone(self, folder, capsys):
         assert run(["show", *TARGET, "older-1"]) == 0
         assert "other versions than the newest trials" in capsys.readouterr().out
-
-
-def test_levels_have_fronts_of_their_own(folder, capsys):
-    assert run(["show", *TARGET, "--levels"]) == 0
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "none of 1 fits" in out
-    found = shown(capsys, "--levels")["levels"]
-    lengths = [(level["level"]["max_length"], len(level["front"])) for level in found]
-    assert lengths == [(16, 2), (32, 1), (64, 0)]
 
 
 class TestObjectives:

@@ -48,9 +48,7 @@ def numbers(text: str) -> set[str]:
     return set(re.findall(r"(?<!\S)[+-]?\d[\d.,]*%?(?!\S)", text))
 
 
-@pytest.mark.parametrize(
-    "command", ["gpus", "models", "spaces", "show", "show --levels", "best", "best --gpu all"]
-)
+@pytest.mark.parametrize("command", ["gpus", "models", "spaces", "show", "best", "best --gpu all"])
 def test_each_number_is_one_of_the_widest_terminal(command, tmp_path, monkeypatch, capsys):
     write_samples(tmp_path)
     monkeypatch.chdir(tmp_path)

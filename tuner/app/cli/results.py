@@ -19,7 +19,6 @@ from tuner.report.terminal.evidence import more_text, print_comparison, print_ev
 from tuner.report.terminal.front import (
     counts_text,
     print_front,
-    print_levels,
     record_dict,
 )
 from tuner.report.terminal.recommendation import print_recommendation
@@ -27,7 +26,7 @@ from tuner.report.terminal.render import echo, print_fields, print_json, setting
 from tuner.searches.best import check_text
 from tuner.searches.facts import gpus_text
 from tuner.searches.objectives import require_known
-from tuner.searches.view import View, build_view, levels
+from tuner.searches.view import View, build_view
 
 
 @subcommand(
@@ -72,17 +71,12 @@ def best(
     "show",
     "tuner show --space qlora27b --gpu a6000",
     "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
-    "tuner show --space qlora27b --gpu a6000 --levels",
     "tuner show --space qlora27b --gpu a6000 --objective cost",
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False)
 @target_options()
 @where_option
 @objective_option
-@click.option("--levels", "by_level", is_flag=True, help="One front per level of rank and length.")
-@click.option(
-    "--stale", "with_stale", is_flag=True, help="Include trials of other library versions."
-)
 @json_option
 def show(
     *,
@@ -90,8 +84,6 @@ def show(
     selected: Selected,
     where: tuple[str, ...],
     objectives: tuple[str, ...],
-    by_level: bool,
-    with_stale: bool,
     as_json: bool,
 ) -> None:
     """Print the front of a search, or everything known about one TRIAL."""
@@ -100,11 +92,6 @@ def show(
     if trial_id is not None:
         _show_trial(target, _find((*old, *records), trial_id), old, as_json=as_json)
         return
-    note = f"{stale_text(old, records)} left out; --stale includes them" if old else ""
-    stale: frozenset[str] = frozenset()
-    if with_stale:
-        note, stale = "", frozenset(record.trial_id for record in old)
-        records = (*old, *records)
     view = build_view(
         records,
         target.facts,
@@ -115,7 +102,7 @@ def show(
     )
     require_known(view.records, view.objectives)
     if as_json:
-        print_json(_front_dict(target, view, stale, by_level=by_level))
+        print_json(_front_dict(target, view))
         return
     print_fields(
         [
@@ -123,46 +110,27 @@ def show(
             ("GPU", target.gpu.name),
             ("where", all_of(view.conditions)),
             ("of all", counts_text(view.records)),
-            ("stale", note),
+            ("stale", f"{stale_text(old, records)} left out" if old else ""),
         ]
     )
-    if by_level:
-        echo()
-        print_levels(view)
-        return
     if not view.front:
         met = [r for r in view.records if target.space.matches(r.configuration, where)]
         raise nothing_fits_error(target, met, view.conditions)
     echo()
-    print_front(view, stale=stale)
+    print_front(view)
 
 
-def _front_dict(
-    target: Target, view: View, stale: frozenset[str], *, by_level: bool
-) -> dict[str, Any]:
+def _front_dict(target: Target, view: View) -> dict[str, Any]:
     return {
         "space": target.space.name,
         "gpu": target.gpu.id,
         "source": view.source,
         "conditions": list(view.conditions),
         "trials": len(view.records),
-        "stale": sorted(r.trial_id for r in view.records if r.trial_id in stale),
         "objectives": [objective.name for objective in view.objectives],
         "front": [record_dict(record) for record in view.front],
-        **({"levels": _levels_dict(view)} if by_level else {}),
         "best": view.best.to_dict() if view.best else None,
     }
-
-
-def _levels_dict(view: View) -> list[dict[str, Any]]:
-    return [
-        {
-            "level": dict(level.values),
-            "trials": level.trials,
-            "front": [record.trial_id for record in level.front()],
-        }
-        for level in levels(view)
-    ]
 
 
 def _show_trial(
@@ -216,18 +184,16 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
 
 @subcommand(
     "report",
-    "tuner report --space qlora27b --gpu a6000 --open",
+    "tuner report --space qlora27b --gpu a6000",
     "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
 )
 @target_options()
 @where_option
-@click.option("--open", "is_opened", is_flag=True, help="Open the report in a browser.")
 @json_option
 def report(
     *,
     selected: Selected,
     where: tuple[str, ...],
-    is_opened: bool,
     as_json: bool,
 ) -> int:
     """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
@@ -249,6 +215,4 @@ def report(
         )
     else:
         print_fields([(view.gpu.id, str(path)) for view, path in zip(views, files, strict=True)])
-    if is_opened:
-        click.launch(str(files[0]))
     return EXIT_FOUND if any(view.best for view in views) else EXIT_NOTHING_FITS

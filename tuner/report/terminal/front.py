@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.core.expressions import show
 from tuner.core.records import Source, Status, TrialRecord
 from tuner.core.units import GIB, format_duration, format_size, printable, significant
 from tuner.report.front_figure import axes_of, points_of
@@ -18,7 +17,7 @@ from tuner.report.terminal.tables import print_rows, print_settings
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import OF_ONE, counted_gpus
 from tuner.searches.front import UNDECIDED, room_bytes
-from tuner.searches.view import SHOWN_LEVELS, Kind, View, levels
+from tuner.searches.view import Kind, View
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
 
@@ -30,11 +29,10 @@ _MAIN_NUMBERS = _NUMBERS[:3]
 """Numbers that fit beside the settings in 80 columns."""
 
 
-def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
+def print_front(view: View) -> None:
     """The front as a table and as a picture: what differs between its configurations, in numbers.
 
-    The knobs are columns where the screen is wide enough, else one column of settings. `stale`
-    are ids of trials to mark as those of other library versions.
+    The knobs are columns where the screen is wide enough, else one column of settings.
     """
     if not view.front:
         return
@@ -51,7 +49,6 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     rows = []
     for record in view.front:
         mark = "*" if view.best and view.best.configuration == record.configuration else ""
-        mark += "~" if record.trial_id in stale else ""
         mark += "?" if record in undecided else ""
         others = [significant(o.value(record) or 0.0) for o in more]
         rows.append(((mark, *_numbers(record, view), *others), record.configuration))
@@ -69,38 +66,7 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
         echo(f"? {UNDECIDED}")
     if any(counted_gpus(record.configuration) > 1 for record in view.front):
         echo(f"of several GPUs {OF_ONE}")
-    if any(record.trial_id in stale for record in view.front):
-        echo("~ stale: of other library versions than the newest trials")
     print_plot(view)
-
-
-def print_levels(view: View) -> None:
-    """One front for each level of rank and length, as one table; says so where there is none."""
-    found = levels(view)
-    if not found:
-        echo("There are no levels: no capacity knob (rank, length) has two values here.")
-        return
-    shown = [(level, level.front()) for level in found[:SHOWN_LEVELS]]
-    names = list(dict.fromkeys(name for level, _ in shown for name in level.values))
-    echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
-    echo(f"{_front_text(view)}; floors do not apply")
-    echo()
-    numbers = (*names, *_MAIN_NUMBERS)
-    rows: list[Sequence[str]] = []
-    knobs = [name for name in view.space.knobs or view.knobs if name not in names]
-    on_front = [record for _, front in shown for record in front]
-    varying, _ = differing(knobs, [record.configuration for record in on_front])
-    for level, front in shown:
-        values = [show(level.values[name]) if name in level.values else "" for name in names]
-        if not front:
-            rows.append((*values, *[""] * len(_MAIN_NUMBERS), f"none of {level.trials} fits"))
-        for record in front:
-            settings = settings_text(record.configuration, varying)
-            rows.append((*values, *_numbers(record, view)[: len(_MAIN_NUMBERS)], settings))
-            values = [""] * len(names)
-    print_rows([*numbers, "settings"], rows, right=numbers, drop=("epoch",))
-    if len(found) > SHOWN_LEVELS:
-        echo(f"and {len(found) - SHOWN_LEVELS} more levels, which --json lists")
 
 
 def _front_text(view: View) -> str:
