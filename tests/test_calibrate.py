@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -12,17 +12,42 @@ from click.testing import CliRunner
 
 from tuner.app.cli.machine import calibrate as command
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.units import MIB
 from tuner.cost.speed import microbench
-from tuner.cost.speed.measure_plan import cuda_plan, fitting
+from tuner.cost.speed.measure_plan import (
+    AttentionCase,
+    cpu_plan,
+    cuda_plan,
+    fitting,
+    product_shapes,
+)
 from tuner.cost.speed.microbench import Stopwatch
 from tuner.cost.speed.profile import load_profile
+from tuner.predict import measure_device as measuring
 from tuner.predict.measure_device import measure_device
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread():
+def _few_tiny_shapes():
+    plan = dataclasses.replace(
+        cpu_plan(),
+        shapes=tuple(product_shapes(tokens=(64,), widths=((64, 64), (16, 64)))),
+        largest_traffic_bytes=MIB,
+        weights=((64, 64),),
+        attention=(AttentionCase("flash", "fp32", 2, 4, 32, 32),),
+        per_figure_s=0.005,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "cpu_plan", lambda: plan)
+        patch.setattr(measuring, "_with_reference", lambda profile, report: profile)
+        patch.setattr(measuring, "_with_link", lambda profile, report: profile)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(_few_tiny_shapes):
     """Threads of a busy machine wait for each other: milliseconds for an operator of nothing."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,7 +57,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def profile(_one_thread):
-    return measure_device("cpu", smoke=True, budget_s=900.0)
+    return measure_device("cpu", budget_s=900.0)
 
 
 def test_the_processor_is_measured(profile):
@@ -53,7 +78,7 @@ def test_the_processor_is_measured(profile):
 def test_rates_are_work_over_time(monkeypatch):
     timing = microbench.Timing(0.25, 0.5)
     monkeypatch.setattr(Stopwatch, "time", lambda self, call, **known: timing)
-    profile = measure_device("cpu", smoke=True, budget_s=900.0)
+    profile = measure_device("cpu", budget_s=900.0)
     for rate in profile.matmul:
         assert rate.flops_per_s == pytest.approx(2 * rate.m * rate.n * rate.k / 0.25)
         assert rate.spread == 0.5
@@ -105,7 +130,7 @@ def test_a_gpu_is_asked_only_for_what_it_can_do(capability, dtypes):
 
 def test_time_that_runs_out_leaves_a_profile_without_the_rest():
     with pytest.raises(UnavailableError, match="no matrix product"):
-        measure_device("cpu", smoke=True, budget_s=0.0)
+        measure_device("cpu", budget_s=0.0)
 
 
 def test_devices_that_do_not_exist_are_refused():
@@ -121,14 +146,7 @@ def test_without_a_gpu_calibrate_says_what_can_be_measured():
         measure_device("cuda:0")
 
 
-@pytest.fixture
-def tiny(monkeypatch):
-    """The command measures a few tiny shapes."""
-    measuring = functools.partial(measure_device, smoke=True)
-    monkeypatch.setattr("tuner.predict.measure_device.measure_device", measuring)
-
-
-def test_the_command_writes_the_profile_and_prints_json(tiny, tmp_path):
+def test_the_command_writes_the_profile_and_prints_json(tmp_path):
     path = tmp_path / "cpu.yaml"
     arguments = ["--device", "cpu", "--json", "--output", str(path)]
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)
@@ -137,7 +155,7 @@ def test_the_command_writes_the_profile_and_prints_json(tiny, tmp_path):
     assert load_profile(path).peak_flops_per_s("fp32") == summary["peak_flops_per_s"]["fp32"]
 
 
-def test_the_command_uses_the_profile_folder_by_default(tiny, tmp_path, monkeypatch):
+def test_the_command_uses_the_profile_folder_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_PROFILES", str(tmp_path))
     result = CliRunner().invoke(command, ["--device", "cpu"], catch_exceptions=False)
     (written,) = tmp_path.iterdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import pty
 import random
 import runpy
@@ -94,8 +93,7 @@ def test_a_gpu_older_than_the_kernels_of_pytorch_refuses_them(tmp_path: Path) ->
 
 @needs_emulator
 def test_a_training_is_followed_for_three_steps(tmp_path: Path, installed_python: Path) -> None:
-    snapshot = tmp_path / "memory.pickle"
-    found = run(tmp_path, TRAINING, "--snapshot", str(snapshot), installed=installed_python)
+    found = run(tmp_path, TRAINING, installed=installed_python)
 
     assert (found["ended"], found["steps"], found["exit"], found["fits"]) == ("steps", 3, 0, True)
     assert found["source"] == "emulated"
@@ -116,7 +114,6 @@ def test_a_training_is_followed_for_three_steps(tmp_path: Path, installed_python
     assert by_kind["optimizer_state"] == "program.py:12", by_kind
     files = {row["where"].partition(":")[0] for row in use["allocations"]}
     assert files == {"program.py", "the backward pass"}
-    assert pickle.loads(snapshot.read_bytes())["device_traces"]  # PyTorch's format
 
 
 NAMES = """

@@ -14,6 +14,7 @@ from tuner.emulator import Machine
 from tuner.program.launch import read_launch
 from tuner.program.program import read_program
 from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import resolve_config
 from tuner.space.models.hollow import write_hollow
 
 # Every example is longer than the maximum length: what is compared is not how long the data is.
@@ -104,7 +105,10 @@ def test_a_trainer_takes_what_is_predicted_of_its_settings(
 ) -> None:
     # In fp32, which not all trainers load as it is; in bf16 to be quantised.
     dtype = "float32" if name == "dpo_lora" else "bfloat16"
-    write_hollow("tiny-llama-3m", tmp_path / "model", dtype=dtype)
+    config = resolve_config("tiny-llama-3m")
+    config.dtype = dtype
+    config.save_pretrained(tmp_path / "config")
+    write_hollow(str(tmp_path / "config"), tmp_path / "model")
     (tmp_path / "train.py").write_text(HEAD + PROGRAMS[name])
     (tmp_path / "fsdp.yaml").write_text(FSDP2)
     folder = str(Path(sys.executable).parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -114,9 +115,9 @@ def model_folder(folder, name, **changes):
     return str(folder)
 
 
-def written(tmp_path, name="llama", *, changes=None, **options):
+def written(tmp_path, name="llama", *, changes=None):
     source = model_folder(tmp_path / "source", name, **(changes or {}))
-    return write_hollow(source, tmp_path / "hollow", **options)
+    return write_hollow(source, tmp_path / "hollow")
 
 
 def loaded(found, auto, **options):
@@ -280,36 +281,39 @@ def test_a_conversation_marks_what_the_assistant_says(tmp_path):
     assert out["input_ids"][0] == tokenizer.bos_token_id
 
 
-def test_a_tokenizer_that_is_named_is_copied(tmp_path):
+def tokenizer_beside(folder: str, found) -> None:
+    for path in found.folder.glob("*.j*"):
+        if path.name.startswith(("tokenizer", "chat_template")):
+            shutil.copy(path, folder)
+
+
+def test_a_tokenizer_beside_the_configuration_is_copied(tmp_path):
     source = written(tmp_path)
-    other = write_hollow(str(tmp_path / "source"), tmp_path / "other", tokenizer=str(source.folder))
-    assert other.tokenizer == f"copied from {source.folder}"
+    tokenizer_beside(str(tmp_path / "source"), source)
+    other = write_hollow(str(tmp_path / "source"), tmp_path / "other")
+    assert other.tokenizer == f"copied from {tmp_path / 'source'}"
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (other.folder / name).read_bytes() == (source.folder / name).read_bytes()
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
-    large = written(tmp_path)
     small = model_folder(tmp_path / "small", "llama", vocab_size=300)
+    tokenizer_beside(small, written(tmp_path))
     with pytest.raises(InputError, match="has 600 tokens, and the model 300"):
-        write_hollow(small, tmp_path / "refused", tokenizer=large.folder)
-    with pytest.raises(InputError, match="neither a folder nor"):
-        write_hollow(small, tmp_path / "refused", tokenizer="nobody/nothing")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="cannot be read"):
-        write_hollow(small, tmp_path / "refused", tokenizer=tmp_path / "empty")
+        write_hollow(small, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 
 def test_a_tokenizer_that_means_ill_is_read_in_another_process(tmp_path):
-    found = written(tmp_path)
-    (found.folder / "tokenizer.json").write_text("[" * 100_000)  # RecursionError, where it is read
+    source = tmp_path / "source"
+    tokenizer_beside(str(source), written(tmp_path))
+    (source / "tokenizer.json").write_text("[" * 100_000)  # RecursionError, where it is read
     with pytest.raises(InputError, match="cannot be read"):
-        write_hollow(str(tmp_path / "source"), tmp_path / "refused", tokenizer=found.folder)
-    (found.folder / "tokenizer.json").unlink()
-    os.mkfifo(found.folder / "tokenizer.json")
+        write_hollow(str(source), tmp_path / "refused")
+    (source / "tokenizer.json").unlink()
+    os.mkfifo(source / "tokenizer.json")
     with pytest.raises(InputError, match="is not a file"):
-        write_hollow(str(tmp_path / "source"), tmp_path / "refused", tokenizer=found.folder)
+        write_hollow(str(source), tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 
@@ -389,18 +393,15 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     folder = tmp_path / "hollow"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights of somebody")
-    for overwrite in (False, True):
-        with pytest.raises(InputError, match="not empty and not a hollow checkpoint"):
-            written(tmp_path, overwrite=overwrite)
+    with pytest.raises(InputError, match="not empty and not a hollow checkpoint"):
+        written(tmp_path)
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hollow", "source"]
 
 
-def test_a_hollow_folder_is_replaced_only_on_request(tmp_path):
+def test_a_hollow_folder_is_replaced(tmp_path):
     written(tmp_path)
-    with pytest.raises(InputError, match="already"):
-        written(tmp_path)
-    assert written(tmp_path, "qwen3", overwrite=True).parameters
+    assert written(tmp_path, "qwen3").parameters
     assert resolve_config(str(tmp_path / "hollow")).model_type == "qwen3"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hollow", "source"]
 
@@ -485,7 +486,3 @@ def test_the_command_answers_programs_and_refuses_with_code_2(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["folder"] == str(tmp_path / "gpt2")
     assert found["parameters"] == 102_714
-    assert run(arguments) == 2
-    assert "--overwrite" in capsys.readouterr().err
-    assert run([*arguments, "--overwrite", "--dtype", "bfloat16"]) == 0
-    assert json.loads(capsys.readouterr().out)["dtype"] == "bfloat16"

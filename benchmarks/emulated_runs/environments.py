@@ -121,6 +121,6 @@ def offer(hub: Path, model: str) -> None:
     revision = "0" * 40
     folder = hub / "hub" / f"models--{model.replace('/', '--')}"
     if not (folder / "refs" / "main").exists():
-        write_hollow(model, folder / "snapshots" / revision, overwrite=True)
+        write_hollow(model, folder / "snapshots" / revision)
         (folder / "refs").mkdir(exist_ok=True)
         (folder / "refs" / "main").write_text(revision)

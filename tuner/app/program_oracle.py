@@ -269,7 +269,6 @@ class ProgramRuns(ProgramOracle[Emulation]):
     and is judged by the memory of the host too, if that is given.
     """
 
-    seed: int = 0
     timeout_s: float | None = None
     whole: bool = False
     host_memory_bytes: int | None = None
@@ -309,7 +308,6 @@ class ProgramRuns(ProgramOracle[Emulation]):
         machine = Machine(
             self.gpu,
             self.gpus or launch.processes or 1,
-            seed=self.seed,
             margin_fraction=self.margin_fraction,
         )
         tail = Tail()

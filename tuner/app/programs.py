@@ -47,7 +47,6 @@ def check(  # noqa: PLR0913 - one argument for each option
     predict: bool = False,
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
-    seed: int = 0,
     report: Report = lambda text: None,
     answered: Answered = lambda found, needed: None,
 ) -> CheckedProgram:
@@ -73,7 +72,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
-            how = (margin_fraction, seed, timeout_s, whole, host_memory_bytes)
+            how = (margin_fraction, timeout_s, whole, host_memory_bytes)
             with ProgramRuns(read, gpu, gpus, *how) as runs:
                 return check_program(runs, improve=improve, report=report, answered=answered)
         except UnavailableError as error:
@@ -145,7 +144,6 @@ def emulate(
     steps: int = 3,
     margin_fraction: float | None = None,
     all_ranks: bool = False,
-    seed: int = 0,
     **how: Any,
 ) -> Emulation:
     """Run a script, a notebook or any command on an emulated `gpu`; `how` as in `Machine.run`."""
@@ -159,7 +157,6 @@ def emulate(
         gpus or launch.processes or 1,
         machines=launch.machines,
         all_ranks=all_ranks,
-        seed=seed,
         margin_fraction=margin_fraction,
     )
     if Path(program[0]).suffix not in PYTHON:

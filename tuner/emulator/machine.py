@@ -84,7 +84,6 @@ class Machine:
         *,
         steps: int = 3,
         timeout_s: float | None = None,
-        snapshot: Path | None = None,
         whole: bool = False,
         roomy: bool = False,
         repeats: float = 1.0,
@@ -101,7 +100,6 @@ class Machine:
         ended after `timeout_s`, and once `stopped` returns True; all its processes have ended when
         this returns or raises.
 
-        - `snapshot` is the file for a memory snapshot of PyTorch.
         - A `whole` run goes on after the steps: its data loaders serve the batches that decide its
           memory, so that it soon comes to its evaluation, its saving and its end
           (inside/shortening.py). The person's files stay as they are (inside/scratch.py).
@@ -118,8 +116,6 @@ class Machine:
         program = _find(command[0], cwd, told.get("PATH"))
         torch = find_torch(interpreter_of(program, told.get("PATH")))
         settings: dict[str, Any] = {"steps": steps, "machines": self.machines, "whole": whole}
-        if snapshot is not None:
-            settings["snapshot"] = str(snapshot.absolute())
         room = settings["room"] = ROOM if roomy else 1
         started = time.monotonic()
         with Session(

@@ -74,16 +74,16 @@ class _Survey:
 
 
 def measure_device(
-    device: str, *, budget_s: float = 90.0, smoke: bool = False, report: Report = lambda line: None
+    device: str, *, budget_s: float = 90.0, report: Report = lambda line: None
 ) -> DeviceProfile:
-    """Measure "cuda:0" or "cpu". `smoke` measures a few tiny shapes, to try the code.
+    """Measure "cuda:0" or "cpu".
 
     Raises `UnavailableError` without such a device.
     """
     started = time.monotonic()
     torch_device = _torch_device(device)
     use_before = device_use(torch_device.index or 0) if torch_device.type == "cuda" else None
-    plan = _plan(torch_device, smoke)
+    plan = _plan(torch_device)
     watch = Stopwatch(torch_device, plan.per_figure_s)
     survey = _Survey(watch, started + budget_s, report)
     microbench.spin_up(watch)
@@ -111,7 +111,7 @@ def measure_device(
         skipped=tuple(survey.skipped),
         duration_s=time.monotonic() - started,
     )
-    if torch_device.type == "cpu" and not smoke:
+    if torch_device.type == "cpu":
         profile = _with_reference(profile, report)
         profile = _with_link(profile, report)
     return replace(profile, duration_s=time.monotonic() - started)
@@ -169,9 +169,9 @@ def _torch_device(text: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _plan(device: torch.device, smoke: bool) -> MeasurePlan:
-    if device.type == "cpu" or smoke:
-        return cpu_plan(smoke=smoke)
+def _plan(device: torch.device) -> MeasurePlan:
+    if device.type == "cpu":
+        return cpu_plan()
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return cuda_plan(torch.cuda.get_device_capability(device), free_bytes)
 

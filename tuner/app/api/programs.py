@@ -59,7 +59,6 @@ def check(  # noqa: PLR0913 - one argument for each option
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
     gpu_memory: int | str | None = None,
-    seed: int = 0,
 ) -> Check:
     """Check whether a program fits on a GPU, and suggest a change: `tuner check`.
 
@@ -82,7 +81,6 @@ def check(  # noqa: PLR0913 - one argument for each option
         predict=predict,
         model=model,
         settings=settings,
-        seed=seed,
     )
     return Check(*(getattr(found, each.name) for each in fields(found)))
 
@@ -96,9 +94,7 @@ def emulate(  # noqa: PLR0913 - one argument for each option
     margin: float | str | None = None,
     timeout_s: float | None = None,
     all_ranks: bool = False,
-    snapshot: str | Path | None = None,
     gpu_memory: int | str | None = None,
-    seed: int = 0,
 ) -> Emulation:
     """Run a program on an emulated GPU for a few steps: `tuner emulate`.
 
@@ -119,8 +115,6 @@ def emulate(  # noqa: PLR0913 - one argument for each option
         margin_fraction=parse_margin(as_share(margin, "margin"), device),
         timeout_s=timeout_s,
         all_ranks=all_ranks,
-        snapshot=None if snapshot is None else Path(snapshot),
-        seed=seed,
     )
 
 

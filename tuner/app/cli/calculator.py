@@ -11,9 +11,9 @@ from tuner.report.terminal.render import print_fields
 from tuner.searches.store import utf8, write_atomically
 
 
-@subcommand("calculator", "tuner calculator --out calculator.html")
+@subcommand("calculator", "tuner calculator --output calculator.html")
 @click.option(
-    "--out",
+    "--output",
     "path",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     default="calculator.html",

@@ -16,7 +16,6 @@ from tuner.app.cli.options import (
     margin_option,
     model_option,
     require_gpu,
-    seed_option,
     set_option,
     subcommand,
     verbose_option,
@@ -88,7 +87,6 @@ if TYPE_CHECKING:
 )
 @model_option("With --predict: the model, if the program doesn't name it.")
 @set_option
-@seed_option
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
 @verbose_option
 @json_option

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +13,6 @@ from tuner.app.cli.options import (
     gpus_option,
     json_option,
     margin_option,
-    seed_option,
     subcommand,
 )
 from tuner.app.programs import emulate
@@ -47,13 +45,6 @@ from tuner.space.gpus import get_gpu
 @click.option(
     "--timeout", "timeout_s", type=DURATION, metavar="TIME", help="Stop it after this time."
 )
-@click.option(
-    "--snapshot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write PyTorch's memory snapshot, for pytorch.org/memory_viz.",
-)
-@seed_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(

@@ -13,7 +13,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from tuner.core.errors import (
     unknown,
 )
 from tuner.core.expressions import show
-from tuner.report.terminal.render import echo, print_json
+from tuner.report.terminal.render import echo
 
 Schema = dict[str, Any]
 
@@ -207,11 +206,10 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
     return found
 
 
-@subcommand("mcp", "tuner mcp", "tuner mcp --config", "tuner mcp --skill")
+@subcommand("mcp", "tuner mcp", "tuner mcp --skill")
 @click.option("--allow-run", "may_run", is_flag=True, help="Let `check` run programs, if asked to.")
-@click.option("--config", "as_config", is_flag=True, help="Print a client's configuration instead.")
 @click.option("--skill", "as_skill", is_flag=True, help="Print SKILL.md for an agent instead.")
-def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
+def command(*, may_run: bool, as_skill: bool) -> None:
     """Answer an agent's questions: an MCP server on stdin and stdout.
 
     Its tools are check, estimate and best. They write no file outside of tuner's
@@ -219,11 +217,6 @@ def command(*, may_run: bool, as_config: bool, as_skill: bool) -> None:
     """
     if as_skill:
         echo(skill_file().read_text("utf-8"), nl=False)
-        return
-    if as_config:
-        program = Path(sys.executable).with_name("tuner")
-        words = ["mcp", *(["--allow-run"] if may_run else [])]
-        print_json({"mcpServers": {"tuner": {"command": str(program), "args": words}}})
         return
     try:
         import mcp.server.stdio  # noqa: F401

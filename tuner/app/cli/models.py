@@ -71,32 +71,15 @@ def _show(model: str, as_json: bool) -> None:
     short_help="Write a checkpoint with holes in place of its weights.",
     epilog=examples(
         "tuner models hollow llama-3.1-8b ./llama-3.1-8b",
-        "tuner models hollow ./my-model ./my-hollow-model --dtype float16",
-        "tuner models hollow qwen3-8b ./qwen3-8b --tokenizer ./qwen3-tokenizer",
     ),
 )
 @click.argument("model")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--dtype",
-    metavar="TYPE",
-    help="bfloat16, float16 or float32.  [default: the published checkpoint's]",
-)
-@click.option(
-    "--tokenizer",
-    metavar="NAME",
-    help="Tokenizer to copy: a folder, or a model in the local Hugging Face cache.  [default: the "
-    "model's own if available locally, else a byte-level one]",
-)
-@click.option("--overwrite", is_flag=True, help="Replace a hollow checkpoint in FOLDER.")
 @json_option
 def hollow(
     *,
     model: str,
     folder: Path,
-    dtype: str | None,
-    tokenizer: str | None,
-    overwrite: bool,
     as_json: bool,
 ) -> None:
     """Write a checkpoint of a model that takes no disk: holes in place of its weights.
@@ -107,7 +90,7 @@ def hollow(
     from tuner.space.models.hollow import write_hollow
 
     with quiet_libraries():
-        found = write_hollow(model, folder, dtype=dtype, tokenizer=tokenizer, overwrite=overwrite)
+        found = write_hollow(model, folder)
     if as_json:
         print_json({**dataclasses.asdict(found), "folder": str(found.folder)})
     else:

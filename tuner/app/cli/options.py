@@ -328,10 +328,6 @@ calibration_option = click.option(
     help="Don't correct predictions by trials in the results folder.",
 )
 
-seed_option = click.option(
-    "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."
-)
-
 gpus_option = click.option(
     "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
 )

@@ -69,19 +69,18 @@ def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> MeasurePl
     )
 
 
-def cpu_plan(*, smoke: bool = False) -> MeasurePlan:
+def cpu_plan() -> MeasurePlan:
     """Small shapes: enough for the tiny models that are trained on a CPU."""
-    widths = ((64, 64), (16, 64)) if smoke else ((512, 512), (2048, 512), (16, 512))
-    tokens = (64,) if smoke else (128, 512)
-    length = 32 if smoke else 256
     return MeasurePlan(
         dtypes=("fp32", "bf16", "fp16", "int8"),
-        shapes=tuple(product_shapes(tokens=tokens, widths=widths)),
-        largest_traffic_bytes=MIB if smoke else 64 * MIB,
-        weights=((64, 64),) if smoke else ((512, 512),),
-        attention=(AttentionCase("flash", "fp32", 2, 4, length, 32),),
+        shapes=tuple(
+            product_shapes(tokens=(128, 512), widths=((512, 512), (2048, 512), (16, 512)))
+        ),
+        largest_traffic_bytes=64 * MIB,
+        weights=((512, 512),),
+        attention=(AttentionCase("flash", "fp32", 2, 4, 256, 32),),
         memory_bytes=256 * MIB,
-        per_figure_s=0.005 if smoke else 0.05,
+        per_figure_s=0.05,
     )
 
 

@@ -53,7 +53,6 @@ def activate() -> None:
 
         follower = Follower(
             steps=settings["steps"],
-            snapshot=settings.get("snapshot"),
             whole=settings.get("whole", False),
             pricer=ACTIVE.get("pricer"),
             mode=mode,

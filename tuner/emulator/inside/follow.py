@@ -86,7 +86,6 @@ class Follower:
         self,
         *,
         steps: int,
-        snapshot: str | None,
         whole: bool = False,
         pricer: Any = None,
         mode: Any = None,
@@ -99,7 +98,6 @@ class Follower:
         self._evaluates = False
         self._interrupted = FORWARD
         self._calls_train = 0
-        self._snapshot_file = snapshot
         self._pricer = pricer
         self._mode = mode
         self._arrived = Arrived(self._note_vocabulary, self._note_looked_up)
@@ -416,8 +414,6 @@ class Follower:
         if self._told or not uses_cuda():
             return False
         self._told = True
-        if self._snapshot_file:
-            self._memory.save(self._snapshot_file)
         times = [self._started, *self._walls]
         host = self._host
         send(

@@ -11,7 +11,6 @@ import functools
 import inspect
 import itertools
 import os
-import pickle
 import sys
 import time
 from collections import Counter
@@ -195,14 +194,6 @@ class MemoryWatch:
     def note_backward(self, line: str | None) -> None:
         """Note the program's line that starts a backward pass now."""
         self._backward_line.append((_now_us(), line))
-
-    @guarded("the snapshot of the memory")
-    def save(self, path: str) -> None:
-        """Write PyTorch's memory snapshot, for its viewer (pytorch.org/memory_viz)."""
-        snapshot = torch.cuda.memory._snapshot()
-        snapshot["device_traces"] = self._history(snapshot["device_traces"])
-        with Path(path).open("wb") as file:
-            pickle.dump(snapshot, file)
 
     def _history(self, traces: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
         return [[*self._kept.get(number, ()), *trace] for number, trace in enumerate(traces)]

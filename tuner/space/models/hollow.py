@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.core.errors import InputError, UnavailableError, unknown
+from tuner.core.errors import InputError, UnavailableError
 from tuner.core.sparse import TensorEntry, disk_bytes, is_hollow, write_shards
 from tuner.space.models.catalogue import auto_class, resolve_config
 from tuner.space.models.hollow_tokenizer import add_tokenizer
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HollowCheckpoint", "is_hollow", "write_hollow"]
 
-DTYPES = ("bfloat16", "float16", "float32")
 
 _NAMES = {
     "torch.float64": "F64",
@@ -72,36 +71,23 @@ class HollowCheckpoint:
     processor: str | None
 
 
-def write_hollow(
-    model: str,
-    folder: Path | str,
-    *,
-    dtype: str | None = None,
-    tokenizer: Path | str | None = None,
-    overwrite: bool = False,
-) -> HollowCheckpoint:
-    """Write a hollow checkpoint of `model` to `folder`.
+def write_hollow(model: str, folder: Path | str) -> HollowCheckpoint:
+    """Write a hollow checkpoint of `model`, anything that `resolve_config` takes, to `folder`.
 
-    `model` is anything that `resolve_config` takes. `dtype` is one of `DTYPES`, by default that
-    of the published checkpoint. `tokenizer` names a folder to copy it from; by default it is that
-    of the model in the local Hugging Face cache, else one is made. An existing folder that is not
-    empty is refused; `overwrite` replaces it where it is a hollow checkpoint itself.
+    A folder that is not empty is refused, and replaced where it is a hollow checkpoint itself.
 
-    Raises `InputError` for an unknown model or dtype, a quantised checkpoint, and a folder that
-    is in use; `UnavailableError` where the file system has no holes. Nothing is half-written.
+    Raises `InputError` for an unknown model, a quantised checkpoint, and a folder that is in use;
+    `UnavailableError` where the file system has no holes. Nothing is half-written.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
     config = resolve_config(model)
     _require_plain(config, model)
     target = Path(folder).expanduser().absolute()
-    _require_free(target, overwrite)
+    _require_free(target)
     with _sibling(target) as made:
-        tensors = _write_config(config, dtype, made)
+        tensors = _write_config(config, made)
         _require_loads(config, tensors)
         files = write_shards(made, tensors)
-        source = Path(tokenizer).expanduser() if tokenizer is not None else None
-        spoken = add_tokenizer(made, config, model=model, source=source)
+        spoken = add_tokenizer(made, config, model=model)
         parameters = sum(tensor.elements for tensor in tensors)
         note = _NOTE.format(model=model, parameters=parameters, tokenizer=spoken.tokenizer)
         (made / "HOLLOW.md").write_text(note, encoding="utf-8")
@@ -133,23 +119,16 @@ def _require_plain(config: PreTrainedConfig, model: str) -> None:
     )
 
 
-def _require_free(target: Path, overwrite: bool) -> None:
+def _require_free(target: Path) -> None:
     """Raise unless `target` may become a hollow checkpoint without a loss."""
     if not target.exists() and not target.is_symlink():
         return
     if not target.is_dir():
         raise InputError(f"{str(target)!r} is not a folder")
-    if not any(target.iterdir()):
-        return
-    if not is_hollow(target):
+    if any(target.iterdir()) and not is_hollow(target):
         raise InputError(
             f"folder {str(target)!r} is not empty and not a hollow checkpoint",
             hint="name a new folder",
-        )
-    if not overwrite:
-        raise InputError(
-            f"folder {str(target)!r} holds a hollow checkpoint already",
-            hint="replace it with --overwrite, or name a new folder",
         )
 
 
@@ -177,15 +156,13 @@ def _put_in_place(made: Path, target: Path) -> None:
     made.rename(target)  # over an empty folder this is one step
 
 
-def _write_config(config: PreTrainedConfig, dtype: str | None, folder: Path) -> list[TensorEntry]:
+def _write_config(config: PreTrainedConfig, folder: Path) -> list[TensorEntry]:
     """Let transformers save the model without its weights; the tensors that it would have saved.
 
     So the configuration, the generation settings and the names are those that it writes itself:
     experts apart, tied weights once, prefixes as published.
     """
-    import torch
-
-    model = build_on_meta(config, getattr(torch, dtype) if dtype else config.dtype)
+    model = build_on_meta(config, config.dtype)
     _restore_prefixes(model)
     with _kept_in_place_of_files() as kept, _no_progress_bars():
         model.save_pretrained(folder, max_shard_size="1000TB")

@@ -86,16 +86,13 @@ class Spoken:
     processor: str | None
 
 
-def add_tokenizer(
-    folder: Path, config: PreTrainedConfig, *, model: str, source: Path | None
-) -> Spoken:
-    """Put a tokenizer into `folder`: that of `source`, else the model's own, else one is made.
+def add_tokenizer(folder: Path, config: PreTrainedConfig, *, model: str) -> Spoken:
+    """Put a tokenizer into `folder`: the model's own, else one is made.
 
-    `source` is a folder, or a model in the local Hugging Face cache; the model's own is beside
-    its configuration or in that cache. Raises `InputError` where `source` has no tokenizer, or
-    one with more tokens than the model.
+    The model's own is beside its configuration or in the local Hugging Face cache. Raises
+    `InputError` where it cannot be read or has more tokens than the model.
     """
-    found = _own(model) if source is None else _given(source)
+    found = _own(model)
     if found is None:
         _save_made(folder, config)
         return Spoken(MADE, add_processor(folder, config))
@@ -115,15 +112,6 @@ def _own(model: str) -> Path | None:
         return Path(model) if any(Path(model).glob("tokenizer*.json")) else None
     names = entry.names if entry is not None else (model,)
     return next((path for name in names if (path := _cached(name))), None)
-
-
-def _given(source: Path) -> Path:
-    found = source if source.is_dir() else _own(str(source))
-    if found is None:
-        raise InputError(
-            f"tokenizer {str(source)!r} is neither a folder nor in the local Hugging Face cache"
-        )
-    return found
 
 
 def _cached(name: str) -> Path | None:
@@ -158,7 +146,7 @@ def _require_fits(folder: Path, config: PreTrainedConfig, source: Path) -> None:
     if tokens > rows:
         raise InputError(
             f"the tokenizer in {str(source)!r} has {tokens:,} tokens, and the model {rows:,}",
-            hint="name the tokenizer of this model, or none",
+            hint="put the tokenizer of this model beside its configuration, or none",
         )
 
 
