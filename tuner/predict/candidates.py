@@ -78,8 +78,6 @@ def inert_knobs(
     configurations: Sequence[Configuration],
     predictions: Sequence[Prediction],
     knobs: Sequence[str],
-    *,
-    tolerance: float = TOLERANCE,
 ) -> list[InertKnob]:
     """The inert ones of `knobs`, from a prediction of each configuration.
 
@@ -93,7 +91,7 @@ def inert_knobs(
     found = []
     for column, knob in enumerate(knobs):
         others = np.delete(codes, column, axis=1)
-        rows, equal = _groups(others, numbers, tolerance)
+        rows, equal = _groups(others, numbers)
         if len(rows) and equal.all():
             found.append(InertKnob(knob, len(rows)))
             continue
@@ -118,7 +116,7 @@ def _coded(
 
 
 def _groups(
-    others: NDArray[np.int64], numbers: NDArray[np.float64], tolerance: float
+    others: NDArray[np.int64], numbers: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Groups of two and more that agree in all other knobs, and whether their numbers do too."""
     if not len(others):
@@ -127,7 +125,7 @@ def _groups(
     low, high = (np.full((len(rows), 2), bound) for bound in (np.inf, -np.inf))
     np.minimum.at(low, group.ravel(), numbers)
     np.maximum.at(high, group.ravel(), numbers)
-    equal = (high - low <= tolerance * high).all(axis=1)
+    equal = (high - low <= TOLERANCE * high).all(axis=1)
     several = sizes > 1
     return rows[several], equal[several]
 

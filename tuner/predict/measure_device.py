@@ -141,10 +141,10 @@ def _with_link(profile: DeviceProfile, report: Report) -> DeviceProfile:
     return replace(profile, link_bytes_per_s=link)
 
 
-def _taken_by_others(seconds: float = 0.5) -> float:
+def _taken_by_others() -> float:
     """The share of the processors that is in use while this process waits."""
     before = host.cpu_times()
-    time.sleep(seconds)
+    time.sleep(0.5)
     after = host.cpu_times()
     if before is None or after is None or after.total == before.total:
         return 0.0

@@ -55,7 +55,7 @@ def compiled(arguments: Arguments, name: str = "torch_compile") -> dict[str, Kno
     """The effect of `torch_compile` of TrainingArguments, which its backend or mode implies."""
     backend, mode = (arguments.take(f"{name}_{word}") for word in ("backend", "mode"))
     if backend not in (*_UNSET, "inductor"):
-        arguments.refuse(f"{name}_backend", f"is {backend}; predicted: inductor, or {EMULATE}")
+        arguments.refuse(f"{name}_backend", f"is {backend}; only inductor has a bound: {EMULATE}")
     if mode not in (*_UNSET, "default"):
         text = f"{arguments.where(f'{name}_mode')}: CUDA graphs, and products chosen by trial"
         arguments.found.left_out.append(text)
@@ -70,9 +70,9 @@ def compiled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
     call = training["compiled"]
     # `compiled` knows the words of TrainingArguments.
     values = {f"torch_compile_{name}": value for name, value in call.values.items()}
-    found = compiled(Arguments(call.title, values, call.found))
+    compiled(Arguments(call.title, values, call.found))
     call.found.left_out += [call.where(n) for n in call.values if n in ("dynamic", "options")]
-    return {"torch_compile": True, **found}
+    return {"torch_compile": True}
 
 
 def preference(knobs: dict[str, Any]) -> str:

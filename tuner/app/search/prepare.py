@@ -357,7 +357,9 @@ def _inert(
 
     if not predictions:
         return ()
-    found = inert_knobs(plan.part.supported, predictions, tuple(plan.part.knobs))
+    terms = plan.part.space.terms  # predictions say nothing of a knob that they leave out
+    knobs = tuple(name for name in plan.part.knobs if terms[name].modelled)
+    found = inert_knobs(plan.part.supported, predictions, knobs)
     notes = tuple(f"{inert} (predicted)" for inert in found)
     for note in notes:
         listener.note(note)

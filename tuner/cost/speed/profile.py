@@ -137,9 +137,9 @@ class DeviceProfile:
         """The best measured rate of products in `dtype` ("bf16"); None if none was measured."""
         return max((r.flops_per_s for r in self.matmul if r.dtype == dtype), default=None)
 
-    def bandwidth_bytes_per_s(self, kind: str = "elementwise") -> float | None:
-        """The rate of the largest measured traffic of `kind`; None if none was measured."""
-        rates = [r for r in self.traffic if r.kind == kind]
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """The rate of the largest measured elementwise traffic; None if none was measured."""
+        rates = [r for r in self.traffic if r.kind == "elementwise"]
         return max(rates, key=lambda r: r.size_bytes).bytes_per_s if rates else None
 
     def save(self, path: Path) -> None:

@@ -53,7 +53,7 @@ def launch(program: Program, options: dict[str, Any]) -> Launch:
     if backend == "inductor":
         found.knobs = {"torch_compile": True}
     elif backend != "no":
-        text = f"is {backend}; predicted: inductor, or {EMULATE}"
+        text = f"is {backend}; only inductor has a bound: {EMULATE}"
         found.problems.append(Problem(text, "accelerate's dynamo_backend"))
     for name, what in _NOT_PREDICTED.items():
         if is_true(options.get(name)):
