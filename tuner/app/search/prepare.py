@@ -209,7 +209,7 @@ def _predicted_s(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[fl
     return [s for s, prediction in zip(times, predictions, strict=True) if prediction.fits]
 
 
-def _known_number(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> int:
+def _known_number(plan: SearchPlan, known: Sequence[TrialRecord]) -> int:
     """Number of known trials that count for this search: the same kind, within its conditions."""
     own = {configuration.key for configuration in plan.part.supported}
     return sum(
