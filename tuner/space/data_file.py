@@ -1,104 +1,49 @@
-"""Token lengths of a JSONL file: from a column that holds them, or counted with a tokenizer."""
+"""Token lengths of a JSONL file, from a column that holds them."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 from tuner.core.errors import InputError, Problem, nearest
 from tuner.space.lengths import TokenLengths
-from tuner.space.models.guarded import TokenCounter
-
-CHAT_COLUMN = "messages"
-TEXT_COLUMNS = (("text",), ("prompt", "completion"))
-"""Columns looked for after `messages`, in this order, when none is named: the names that
-TRL's trainers give to conversations, plain text, and a prompt with its completion."""
 
 MAX_TOKENS = 2**31 - 1
 """A length above this is no number of tokens."""
 
-GROUP_EXAMPLES = 512
-GROUP_CHARACTERS = 4 * 2**20
-"""Texts are counted in groups of at most about this size: enough to keep the threads of a fast
-tokenizer busy, little to hold in memory."""
 
-_Numbered: TypeAlias = Iterator[tuple[int, Mapping[str, Any]]]
-
-
-def read_lengths(
-    path: Path | str,
-    *,
-    tokenizer: str | None = None,
-    length_column: str | None = None,
-    text_column: str | Sequence[str] | None = None,
-) -> TokenLengths:
+def read_lengths(path: Path | str, length_column: str | None) -> TokenLengths:
     """The token lengths of the examples of a JSONL file, which is read line by line.
 
-    With `length_column`, that column holds whole numbers of tokens. Otherwise `tokenizer`
-    (a folder, or a model in the local Hugging Face cache) counts them: of the texts of
-    `text_column`, joined as they are when there are several; without it of `messages` rendered
-    by the tokenizer's chat template, of `text`, or of `prompt` and `completion`, whichever the
-    first line has. Columns that hold messages are joined and rendered, too. An end-of-text
-    token that a trainer appends itself is not counted.
-
-    Raises `InputError` for contradicting arguments, and with the file, line and reason of every
-    malformed line (up to `MAX_PROBLEMS`).
+    `length_column` holds whole numbers of tokens. Raises `InputError` without one, and with the
+    file, line and reason of every malformed line (up to `MAX_PROBLEMS`).
     """
     path = Path(path)
-    columns = (text_column,) if isinstance(text_column, str) else tuple(text_column or ())
-    _check_arguments(tokenizer, length_column, columns)
     problems = LineProblems(path)
     found = records(path, problems)
     first = next(found, None)
     if first is None:
         problems.raise_any()
         raise InputError(f"data file {str(path)!r} holds no examples")
-    numbered = itertools.chain((first,), found)
-    counts: Counter[int]
-    if length_column is not None:
-        counts = _read_column(numbered, length_column, problems)
-    elif tokenizer is not None:
-        counts = _count_texts(numbered, _layout(first, columns, path), tokenizer, problems)
-    else:
-        raise _nothing_counts(first[1], path)
+    if length_column is None:
+        numbers = [name for name, value in first[1].items() if type(value) is int]
+        raise InputError(
+            f"the number of tokens of the examples in {str(path)!r} is unknown",
+            hint="name a column of token counts with --length-column "
+            f"(whole numbers on the first line: {_names(numbers)})",
+        )
+    counts = _read_column(itertools.chain((first,), found), length_column, problems)
     problems.raise_any()
     return TokenLengths.from_counts(counts)
 
 
-def _check_arguments(
-    tokenizer: str | None, length_column: str | None, columns: Sequence[str]
-) -> None:
-    if length_column is not None and (tokenizer is not None or columns):
-        raise InputError(
-            f"the length column {length_column!r} already holds the number of tokens",
-            hint="leave the tokenizer and the text column out, or the length column",
-        )
-    if columns and tokenizer is None:
-        raise InputError(
-            f"the texts of {', '.join(columns)} need a tokenizer to be counted",
-            hint="name one with --tokenizer",
-        )
-
-
-def _nothing_counts(record: Mapping[str, Any], path: Path) -> InputError:
-    numbers = [name for name, value in record.items() if type(value) is int]
-    column = f" (whole numbers on the first line: {_names(numbers)})" if numbers else ""
-    return InputError(
-        f"the number of tokens of the examples in {str(path)!r} is unknown",
-        hint="name a tokenizer with --tokenizer, or a column of token counts with "
-        f"--length-column{column}",
-    )
-
-
-# --- lengths that are given ------------------------------------------------------------------
-
-
-def _read_column(numbered: _Numbered, column: str, problems: LineProblems) -> Counter[int]:
+def _read_column(
+    numbered: Iterator[tuple[int, Mapping[str, Any]]], column: str, problems: LineProblems
+) -> Counter[int]:
     counts: Counter[int] = Counter()
     for line, record in numbered:
         if column not in record:
@@ -125,108 +70,6 @@ def _names(columns: Iterable[str]) -> str:
     """Some column names, safe to print: they come from a file that may be anything."""
     short = [name if len(name) <= 40 else name[:40] + "..." for name in list(columns)[:12]]
     return ", ".join(n if n.isprintable() else repr(n) for n in short) or "none"
-
-
-# --- lengths that are counted ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """The columns that hold the text of an example, or its conversation."""
-
-    columns: tuple[str, ...]
-    chat: bool
-
-
-def _layout(first: tuple[int, Mapping[str, Any]], columns: tuple[str, ...], path: Path) -> _Layout:
-    """The layout of a file by its first record; every other line must have the same."""
-    line, record = first
-    if not columns:
-        candidates = ((CHAT_COLUMN,), *TEXT_COLUMNS)
-        columns = next((c for c in candidates if all(n in record for n in c)), ())
-    if not columns:
-        raise InputError(
-            f"{path}:{line}: no column messages, text, or prompt and completion "
-            f"(there are: {_names(record)})",
-            hint="say which column holds the text with --text-column",
-        )
-    chat = all(isinstance(record.get(column), list) for column in columns)
-    return _Layout(columns, chat or columns == (CHAT_COLUMN,))
-
-
-def _count_texts(
-    numbered: _Numbered, layout: _Layout, tokenizer: str, problems: LineProblems
-) -> Counter[int]:
-    counts: Counter[int] = Counter()
-    with TokenCounter(tokenizer) as counter:
-        if layout.chat and not counter.has_chat_template:
-            raise InputError(
-                f"tokenizer {tokenizer!r} has no chat template, and {layout.columns[0]} holds "
-                "conversations",
-                hint="use the tokenizer of an instruction-tuned model, or a column of text with "
-                "--text-column",
-            )
-        for texts in _groups(_texts(numbered, layout, counter, problems)):
-            # A chat template writes the special tokens itself; a plain text is given them.
-            counts.update(counter.count(texts, special=not layout.chat))
-    return counts
-
-
-def _texts(
-    numbered: _Numbered, layout: _Layout, counter: TokenCounter, problems: LineProblems
-) -> Iterator[str]:
-    for line, record in numbered:
-        missing = [column for column in layout.columns if column not in record]
-        if missing:
-            problems.add(line, _missing(missing[0], record))
-            continue
-        try:
-            if layout.chat:
-                parts = [_messages(record[column], column) for column in layout.columns]
-                text = counter.render([m for part in parts for m in part], record.get("tools"))
-            else:
-                text = "".join(_text(record[column], column) for column in layout.columns)
-            text.encode()  # half of a surrogate pair is JSON, but no text
-        except UnicodeEncodeError:
-            problems.add(line, "the text has half of a surrogate pair, which is no character")
-        except ValueError as error:
-            problems.add(line, str(error))
-        else:
-            yield text
-
-
-def _text(value: object, column: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{column} is {type_name(value)}, and not a string")
-    return value
-
-
-def _messages(value: object, column: str) -> list[dict[str, Any]]:
-    """`value`, if it is a list of messages with role and content. Raises `ValueError`."""
-    if not isinstance(value, list) or not value:
-        shown = "an empty list" if value == [] else type_name(value)
-        raise ValueError(f"{column} is {shown}, and not a list of messages")
-    for i, message in enumerate(value):
-        if not isinstance(message, dict):
-            raise ValueError(f"{column}[{i}] is {type_name(message)}, and not a message")
-        if not isinstance(message.get("role"), str):
-            raise ValueError(f"{column}[{i}] has no role")
-        if "content" not in message and "tool_calls" not in message:
-            raise ValueError(f"{column}[{i}] has no content")
-    return value
-
-
-def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    group: list[str] = []
-    characters = 0
-    for text in texts:
-        group.append(text)
-        characters += len(text)
-        if len(group) >= GROUP_EXAMPLES or characters >= GROUP_CHARACTERS:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
 
 
 MAX_LINE_BYTES = 64 * 2**20

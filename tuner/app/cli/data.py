@@ -18,7 +18,6 @@ from tuner.app.cli.options import (
     subcommand,
     together,
 )
-from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError
 from tuner.program.vocabulary import settings_for
 from tuner.report.terminal.render import count, echo, print_fields, print_json
@@ -35,27 +34,22 @@ class DataFile:
     """A file of training data, as the options name it; `path` is None without one."""
 
     path: Path | None
-    tokenizer: str | None
     length_column: str | None
-    text_column: tuple[str, ...]
 
     def lengths(self) -> TokenLengths | None:
         """The token lengths of its examples; None without a file.
 
-        Raises `InputError` for a file that cannot be read, and for columns of no file.
+        Raises `InputError` for a file that cannot be read, and for a column of no file.
         """
         if self.path is None:
-            if self.tokenizer or self.length_column or self.text_column:
-                raise InputError(
-                    "a tokenizer or a column needs a file to read", hint="name it with --data"
-                )
+            if self.length_column:
+                raise InputError("a column needs a file to read", hint="name it with --data")
             return None
-        with quiet_libraries():
-            return read_lengths(**dataclasses.asdict(self))
+        return read_lengths(self.path, self.length_column)
 
 
 def data_options(function: _Decorated) -> _Decorated:
-    """`--data`, `--tokenizer`, `--length-column` and `--text-column` as `data`."""
+    """`--data` and `--length-column` as `data`."""
     return _data_options(gathered(function, "data", DataFile))
 
 
@@ -67,20 +61,7 @@ _data_options = together(
         metavar="FILE",
         help="JSONL file of examples, instead of the space's lengths.",
     ),
-    click.option(
-        "--tokenizer",
-        metavar="NAME",
-        help="Tokenizer to count with: a folder, or a model in the local Hugging Face cache.",
-    ),
     click.option("--length-column", metavar="COLUMN", help="Column with numbers of tokens."),
-    click.option(
-        "--text-column",
-        "text_column",
-        multiple=True,
-        metavar="COLUMN",
-        help="Column of text or messages; repeatable, the texts are joined. "
-        "[default: messages, text, or prompt and completion]",
-    ),
 )
 
 
@@ -92,7 +73,6 @@ MAX_COLUMNS = 6
     "data",
     "tuner data --space qlora27b",
     "tuner data --space qlora27b --data train.jsonl --length-column n_tokens",
-    "tuner data --space qlora27b --data train.jsonl --tokenizer ./my-model",
 )
 @space_option()
 @data_options

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tuner.core.errors import InputError
+from tuner.core.files import read_file
 from tuner.space.models.catalogue import get_entry
-from tuner.space.models.guarded import TokenCounter
 from tuner.space.models.hollow_processor import IMAGE_TOKENS, add_processor
 from tuner.space.models.positions import table_positions
-from tuner.space.models.tokenizer import check_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+MAX_FILE_BYTES = 256 << 20
+"""Limit for one file of a tokenizer; the largest published one has 33 MB."""
 
 MADE = "made: byte-level; token counts are not the real tokenizer's"
 
@@ -128,20 +129,23 @@ def _cached(name: str) -> Path | None:
 
 
 def _copy(source: Path, folder: Path) -> None:
-    check_files(source)
     for file in sorted({path for pattern in _FILES for path in source.glob(pattern)}):
-        if file.is_file():
-            shutil.copyfile(file, folder / file.name)
+        if not file.is_dir():
+            (folder / file.name).write_bytes(read_file(file, MAX_FILE_BYTES))
 
 
 def _require_fits(folder: Path, config: PreTrainedConfig, source: Path) -> None:
+    """Compare the tokens in tokenizer.json, which is read as data, with the rows of the model."""
+    file = folder / "tokenizer.json"
+    if not file.exists() and (any(folder.glob("vocab.*")) or any(folder.glob("*.model"))):
+        return  # an older form, which only its own library reads
     try:
-        with TokenCounter(str(folder)) as counter:  # in another process: it may mean ill
-            tokens = counter.tokens
-    except InputError as error:
-        raise InputError(
-            f"the tokenizer in {str(source)!r} cannot be read: {error.message}", hint=error.hint
-        ) from error
+        read = json.loads(file.read_bytes())
+        # A mapping of tokens to their numbers, or a list of tokens with their scores.
+        known = {one if isinstance(one, str) else one[0] for one in read["model"]["vocab"]}
+        tokens = len(known | {one["content"] for one in read["added_tokens"]})
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise InputError(f"the tokenizer in {str(source)!r} cannot be read: {error}") from error
     rows = _rows(config)
     if tokens > rows:
         raise InputError(
