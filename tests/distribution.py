@@ -29,6 +29,7 @@ APART = (
 """Files whose tests share nothing that takes long to make; the longest first."""
 
 TOGETHER = (
+    "tests/test_extending.py",
     "tests/test_tune_killed.py",
     "tests/test_ray_jobs.py",
     "tests/test_tune_search.py",

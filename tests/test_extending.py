@@ -58,6 +58,7 @@ def python(clone: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_traced(clone: Path) -> None:
     """And the model and the GPU of the page, in the same run."""
     found = {}
@@ -71,6 +72,7 @@ def test_an_optimizer_is_traced(clone: Path) -> None:
     assert states[0] > states[1] == 0
 
 
+@pytest.mark.slow
 def test_a_trainer_is_read_and_written(clone: Path) -> None:
     text = tuner(clone, "export", "--space", "qlora27b", "--gpu", "a6000", "--format", "notes")
     assert "# For: notes train FILE" in text
@@ -98,6 +100,7 @@ print(json.dumps([prediction.speed.samples_per_s for prediction in found]))
 """
 
 
+@pytest.mark.proof
 def test_a_strategy_proposes(clone: Path) -> None:
     baseline, *rates = json.loads(python(clone, "-c", PROPOSED))
     assert baseline < min(rates)

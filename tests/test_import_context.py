@@ -31,7 +31,7 @@ print("contexts:", len(begun))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("module", "contexts"),
     [

@@ -108,7 +108,7 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
     assert answer["best"]["verified"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_ctrl_c_in_the_middle_of_a_trial_leaves_no_process(folder):
     process = start(*SEARCH, "--trials", "9", "--budget", "60s", "--quiet")
     until = time.monotonic() + 600

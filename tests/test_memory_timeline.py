@@ -72,7 +72,7 @@ def test_figure_stacks_the_categories_and_names_the_phases(subject):
     assert {a["text"] for a in figure["layout"]["annotations"]} >= {"forward", "backward"}
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_results_folder_keeps_the_course_and_traces_only_another_recommendation(subject, tmp_path):
     timeline = trace_timeline(subject, knobs(), get_gpu("a6000"))
     folder, asked = ResultsFolder(tmp_path, SPACE.name, GPU.id), []

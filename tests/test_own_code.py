@@ -69,7 +69,7 @@ def search(space: str, trials: int) -> list:
     return records
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_loop_that_knows_nothing_of_tuner_is_tuned(folder):
     shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
     records = search("own_loop.yaml", 2)

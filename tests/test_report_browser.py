@@ -233,7 +233,7 @@ STRUCTURE = """() => {
 }"""
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_text_in_any_field_is_shown_and_adds_nothing_to_the_page(browser, tmp_path):
     structures = []
     for name, text in (("plain", "word"), ("evil", EVIL)):
@@ -270,7 +270,7 @@ def test_text_in_any_field_is_shown_and_adds_nothing_to_the_page(browser, tmp_pa
     assert evil["names"] == plain["names"]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_accessibility_checker_finds_nothing(browser, report, tmp_path, scheme):
     from axe_playwright_python.sync_playwright import Axe

@@ -95,7 +95,7 @@ def test_a_trial_that_cannot_be_recommended_measures_one_step_and_says_why(measu
     assert Measurement.from_dict(found.to_dict()) == found
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_trial_that_is_dominated_measures_one_step_and_says_why(measured):
     found = measured(Instructions(GiveUp(front=((0, 1e12),))))
     assert (found.stopped_by, found.warmup_steps, found.steps) == ("dominated", 2, 1)

@@ -208,7 +208,7 @@ def test_a_search_ends_with_a_verification_and_takes_the_next_best_where_it_fail
     assert again.reused == 8
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_search_verifies_in_its_workers(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     result = search(request(verify=True, trials=4, max_concurrent=1, initial=FITTING[:1]))

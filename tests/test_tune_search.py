@@ -164,7 +164,7 @@ class TestSearch:
         with pytest.raises(OSError, match="No space left"):
             search(request(), on_record=full)
 
-    @pytest.mark.slow
+    @pytest.mark.proof
     def test_time_limit_lets_running_trials_end(self):
         result, journal = run(FakeFactory(sleep_s=0.5), trials=40, time_limit_s=2)
         assert result.stopped_by is StoppedBy.TIME_LIMIT

@@ -105,7 +105,7 @@ def test_settings_that_the_file_does_not_cover_are_refused(without_torch, settin
         job.traced([configuration(**settings)], get_gpu("rtx4090"))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("settings", [{"precision": "bf16", "micro_batch": 2}, TRL])
 def test_the_file_has_what_is_compiled_now(settings, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
