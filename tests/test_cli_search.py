@@ -56,7 +56,7 @@ def test_search_then_best_then_show_then_again(folder, capsys):
     assert "15 configurations that the GPU cannot run: precision bf16" in text
     for part in ("lora_rank >= 8 (floors of the space", "predicted, not measured", " done, ",
                  "Pareto front (predicted)", "Recommended (predicted)", "14.56 GiB",
-                 "margin", "an epoch of 1,000 examples", "USD an epoch, ",
+                 "headroom", "an epoch of 1,000 examples", "USD an epoch, ",
                  "tuner show --space tiny.yaml --gpu t4"):  # fmt: skip
         assert part in text, part
 
@@ -85,7 +85,7 @@ def test_search_then_best_then_show_then_again(folder, capsys):
 
     # Another margin is taken into account everywhere, and nothing is traced again for that.
     before = (results / "trials.jsonl").read_text()
-    again = start(*SEARCH, "--gpu", "t4", "--margin", "99%", "--json")
+    again = start(*SEARCH, "--gpu", "t4", "--headroom", "99%", "--json")
     out, err = again.communicate(timeout=600)
     assert again.returncode == 1
     assert f"{len(traced)} traces from results/tiny/t4/trials.jsonl" in " ".join(err.split())

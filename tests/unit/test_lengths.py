@@ -72,7 +72,7 @@ def test_a_search_measures_on_the_lengths_that_were_asked_for():
     from tuner.app.search.prepare import measure_options
 
     given = SimpleNamespace(
-        budget_s=None, timeout_s=None, weights=None, wait_s=None, lengths="data", whole_steps=True
+        budget_s=None, timeout_s=None, weights=None, lengths="data", whole_steps=True
     )
     found = measure_options(Measuring("cuda:0", ("GPU",), (1,), {}), given)
     assert (found.lengths, found.whole_steps, found.timeout_s) == ("data", True, None)

@@ -83,9 +83,10 @@ def test_a_device_in_use_is_refused_with_names(install):
     assert "never ends other people's processes" in caught.value.hint
 
 
-def test_a_device_in_use_is_waited_for(install):
+def test_a_device_in_use_is_waited_for(install, monkeypatch):
+    monkeypatch.setattr(preflight, "SETTLE_S", 20.0)
     driver = install(Driver((TRAINER,), (TRAINER,), (), used_bytes=0))
-    assert wait(wait_for_device_s=20.0)
+    assert wait()
     assert len(driver.looks) == 3
 
 

@@ -62,7 +62,7 @@ def recommended_of(
     Raises `NothingFitsError`, which says how much memory is missing.
     """
     conditions = check_conditions(target, criteria.where)
-    share = parse_margin(criteria.headroom, target.gpu, what="headroom")
+    share = parse_margin(criteria.headroom, target.gpu)
     if share is not None:
         margin = MemoryBudget.of(target.gpu.memory_bytes, share).margin_bytes
         records = tuple(with_margin(record, margin) for record in records)

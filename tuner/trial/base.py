@@ -142,7 +142,6 @@ class MeasureOptions:
     - `lengths` is "full" (every sequence has the longest length, as predictions assume) or "data"
       (the job's lengths in the timed steps; the warm-up has the longest all the same, so that
       the peak is that of the worst batch).
-    - `wait_for_device_s` is the longest wait for a device that others use.
     - `instructions` are those of the current trial.
     """
 
@@ -157,7 +156,6 @@ class MeasureOptions:
     memory_limit_bytes: int | None = None
     weights: str = "synthetic"
     lengths: Literal["full", "data"] = "full"
-    wait_for_device_s: float = 0.0
     instructions: Instructions = PLAIN
 
 

@@ -30,9 +30,9 @@ def wait_for_device(options: MeasureOptions, given_up_within: Waiting) -> bool:
     """Wait until the device is free; False if the trial was given up meanwhile.
 
     Raises `UnavailableError`, with the names of the processes that hold the device, if it isn't
-    free after `options.wait_for_device_s`.
+    free after `SETTLE_S`.
     """
-    until_s = time.monotonic() + max(options.wait_for_device_s, SETTLE_S)
+    until_s = time.monotonic() + SETTLE_S
     while (text := obstacle(options)) is not None:
         left_s = until_s - time.monotonic()
         if left_s <= 0:

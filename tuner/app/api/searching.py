@@ -58,7 +58,6 @@ class SearchArguments(TypedDict, total=False):
     memory_limit: int | str | None
     budget_s: float | None
     timeout_s: float | None
-    wait_s: float | None
     weights: str | None
     lengths: Literal["full", "data"] | None
     whole_steps: bool
@@ -125,8 +124,8 @@ def search(
       `metrics_port` and `dashboard` let others watch, as the options of the same names do.
     - `gpu_memory` and `price` (USD an hour) replace the catalogue's, of one type; `memory_limit`
       is what a real trial may use ("auto": what the type has, where a larger GPU stands in).
-    - `budget_s`, `timeout_s`, `wait_s`, `weights`, `lengths` and `whole_steps` say how a real
-      trial runs, as the options of the same names do.
+    - `budget_s`, `timeout_s`, `weights`, `lengths` and `whole_steps` say how a real trial runs,
+      as the options of the same names do.
     - `progress` prints how far it is, by default in a notebook and in a terminal; `on_progress`
       is called with the same at each change, by GPU id. What it raises ends the search.
 

@@ -99,7 +99,7 @@ def print_plan(
             ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
             to_try,
             ("left out", _left_out_text(part)),
-            ("margin", f"{format_gib(plan.margin_bytes)} of memory to keep free (--margin)"),
+            ("headroom", f"{format_gib(plan.margin_bytes)} of memory to keep free (--headroom)"),
             ("known", _known_text(plan, known)),
             ("numbers", _numbers_text(plan)),
         ],

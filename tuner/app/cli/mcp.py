@@ -174,7 +174,7 @@ TOOLS = (
         "check",
         "Whether a training program fits on a GPU, with the change that makes it fit or makes it "
         "faster. Its settings are read, and it isn't run.",
-        ("--gpu", "--gpu-memory", "--gpus", "--margin", "--model", "--set"),
+        ("--gpu", "--gpu-memory", "--gpus", "--headroom", "--model", "--set"),
         ("program", "gpu"),
         {"program": PROGRAM, "model": MODEL},
     ),
@@ -182,7 +182,7 @@ TOOLS = (
         "estimate",
         "Memory, speed and whether it fits, of one model and GPU with settings that you name "
         "rather than a program.",
-        ("--model", "--gpu", "--lora", "--qlora", "--full", "--set", "--gpu-memory", "--margin"),
+        ("--model", "--gpu", "--lora", "--qlora", "--full", "--set", "--gpu-memory", "--headroom"),
         ("model", "gpu"),
         {"model": MODEL},
     ),

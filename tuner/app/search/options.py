@@ -101,7 +101,7 @@ class SearchOptions:
         "SHARE",
         of_trials=True,
     )
-    margin: str | None = _field("--margin", "text", "Memory to keep free. [default: 3%]", "SHARE")
+    margin: str | None = _field("--headroom", "text", "Memory to keep free. [default: 3%]", "SHARE")
     verify: bool = _field(
         "--no-verify",
         "off",
@@ -191,13 +191,6 @@ class SearchOptions:
         "Weights of real trials: synthetic, hub, or the folder of a "
         "checkpoint.  [default: synthetic]",
         "WHICH",
-        rare=True,
-    )
-    wait_s: float | None = _field(
-        "--wait",
-        "duration",
-        "Max. time to wait for a busy device.  [default: 3s]",
-        "TIME",
         rare=True,
     )
     lengths: str | None = _field(

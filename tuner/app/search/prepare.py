@@ -254,7 +254,6 @@ def measure_options(
         budget_s=budget,
         timeout_s=options.timeout_s,
         weights=options.weights,
-        wait_for_device_s=options.wait_s,
         lengths=options.lengths,
         whole_steps=options.whole_steps,
     )

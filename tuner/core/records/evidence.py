@@ -56,8 +56,8 @@ class MemoryBudget:
         return Verdict.TIGHT
 
 
-def parse_margin(text: str | None, gpu: Gpu, *, what: str = "margin") -> float | None:
-    """Read a margin such as "3%" or "2GiB" as a fraction of the memory of `gpu`; None for None.
+def parse_margin(text: str | None, gpu: Gpu) -> float | None:
+    """Read a headroom such as "3%" or "2GiB" as a fraction of the memory of `gpu`; None for None.
 
     Raises `InputError` for a number without unit (3 could be 3 % or 0.03) and for all the memory.
     """
@@ -71,10 +71,10 @@ def parse_margin(text: str | None, gpu: Gpu, *, what: str = "margin") -> float |
             fraction = parse_bytes(text) / gpu.memory_bytes
     except InputError:
         raise InputError(
-            f"{what} {text!r} is not a share of the memory", hint="write for example 3% or 2GiB"
+            f"headroom {text!r} is not a share of the memory", hint="write for example 3% or 2GiB"
         ) from None
     if fraction >= 1:
-        raise InputError(f"{what} {text!r} leaves nothing of the memory of {gpu.name}")
+        raise InputError(f"headroom {text!r} leaves nothing of the memory of {gpu.name}")
     return fraction
 
 
