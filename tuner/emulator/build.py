@@ -183,7 +183,7 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
     folder.mkdir()
     make = _Compiler(compiler, flags, folder)
     make.library(CORE, *map(make.object, ("device.c", "answers.c", "host.c", "modes.c")))
-    make.library(START, make.object("start.c"))
+    make.library(START, make.object("start.c"), make.object("files.c"))
     make.library("libnvidia-ml.so.1", make.object("nvml.c"), core=True)
     driver = make.object("driver.c")
     asked = _asked_of_driver(torch) - _defined(driver)

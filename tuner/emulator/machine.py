@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -36,7 +37,7 @@ from tuner.emulator.ending import find_ending, of_first_steps, own_fault
 from tuner.emulator.generation import declared_engine, decode_loops
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
 from tuner.emulator.rates import multiprocessor_of
-from tuner.emulator.session import Account, Session
+from tuner.emulator.session import Account, Session, apart
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
 
@@ -102,7 +103,7 @@ class Machine:
 
         - A `whole` run goes on after the steps: its data loaders serve the batches that decide its
           memory, so that it soon comes to its evaluation, its saving and its end
-          (inside/shortening.py). The person's files stay as they are (inside/scratch.py).
+          (inside/shortening.py). The person's files stay as they are (device/files.c).
         - `roomy` measures how much a program needs that does not fit: it runs with `ROOM` times
           the memory, and the verdict uses the real one.
         - `host_memory_bytes` is the memory of the host, by default this machine's; a `whole` run
@@ -118,14 +119,26 @@ class Machine:
         settings: dict[str, Any] = {"steps": steps, "machines": self.machines, "whole": whole}
         room = settings["room"] = ROOM if roomy else 1
         started = time.monotonic()
-        with Session(
-            dataclasses.replace(self.gpu, memory_bytes=room * self.gpu.memory_bytes),
-            count=self.count,
-            torch=torch,
-            seed=self.seed,
-            one_rank=self.count * self.machines > 1 and not self.all_ranks,
-            settings=settings,
-        ) as session:
+        if whole and _is_static(program):
+            raise UnavailableError(
+                f"your files can't be kept apart from {program}, which is linked statically",
+                hint="give the command of the training itself, such as: python train.py",
+            )
+        with contextlib.ExitStack() as stack:
+            folder = None
+            if whole:
+                folder, told = stack.enter_context(apart(told, Path(cwd or ".")))
+            session = stack.enter_context(
+                Session(
+                    dataclasses.replace(self.gpu, memory_bytes=room * self.gpu.memory_bytes),
+                    count=self.count,
+                    torch=torch,
+                    seed=self.seed,
+                    one_rank=self.count * self.machines > 1 and not self.all_ranks,
+                    settings=settings,
+                    folder=folder,
+                )
+            )
             variables = session.environment(told)
             task = ProgramTask(
                 command=(program, *command[1:]),
@@ -221,6 +234,19 @@ def _find(name: str, cwd: Path | None, path: str | None) -> str:
     if found is None:
         raise InputError(f"there is no program {name!r}", hint="name one that is on PATH")
     return found
+
+
+def _is_static(program: str) -> bool:
+    """True for a program that no library can be loaded into."""
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    with Path(program).open("rb") as file:
+        try:
+            parts = ELFFile(file).iter_segments()
+            return not any(part.header.p_type == "PT_INTERP" for part in parts)
+        except ELFError:  # a script, whose first line names its interpreter
+            return False
 
 
 def interpreter_of(program: str, path: str | None = None) -> str:

@@ -1,21 +1,24 @@
 """One emulated machine: its devices, the accounts of its processes, and their reports.
 
-All shared data is in memory files of this process, which the others open through /proc. However
-this process ends, no data is left, and programs that still run end themselves.
+All shared data is in memory files of this process, which the others open through /proc: however
+this process ends, no data is left. Programs whose files are kept apart may not look there, and have
+the data among these files. Programs that still run end themselves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tuner.core.errors import InputError
+from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.cost.library_memory import nccl_bytes
 from tuner.emulator.build import START, build
@@ -36,6 +39,7 @@ EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
 SETTINGS_VARIABLE = "TUNER_EMULATOR_SETTINGS"
 PACKAGE_VARIABLE = "TUNER_EMULATOR_PACKAGE"
 ASYNC_LOADING = "HF_DEACTIVATE_ASYNC_LOAD"
+FILES_VARIABLE = "TUNER_FILES"
 
 MOST_DEVICES = 64
 _NCCL_RANKS = 8
@@ -126,11 +130,54 @@ class Account:
     """The time of the refusal, by `time.monotonic_ns`."""
 
 
+def _shared_file(name: str, folder: Path | None) -> tuple[int, str]:
+    """A file that is shared with emulated processes, and the path by which they open it."""
+    if folder is None:
+        file = os.memfd_create(f"tuner-emulator-{name}")
+        return file, f"/proc/{os.getpid()}/fd/{file}"
+    path = folder / name
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), str(path)
+
+
+CACHES = ("HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that name folders of caches, which emulated programs share with others."""
+
+
+@contextlib.contextmanager
+def apart(base: Mapping[str, str], cwd: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder for the files of a program in `cwd`, and `base` with what keeps them apart.
+
+    What it writes, changes and deletes is so for itself and the processes that it starts, and for
+    nobody else (device/files.c). Caches, which downloads fill, stay where they are.
+    """
+    home = Path(base.get("HOME") or Path.home())
+    inductor = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
+    told = {"TORCHINDUCTOR_CACHE_DIR": str(inductor), **base}
+    kept = [*filter(None, map(told.get, CACHES)), home / ".cache", home / ".triton"]
+    with tempfile.TemporaryDirectory(prefix="tuner-scratch-", ignore_cleanup_errors=True) as made:
+        scratch = Path(made).resolve()
+        for name in ("new", "gone", "tmp"):
+            (scratch / name).mkdir()
+        (scratch / "changed").write_bytes(bytes(8))
+        shared = [Path(one).resolve() for one in kept]
+        shared = [one for one in shared if one.is_dir() and not cwd.resolve().is_relative_to(one)]
+        yield (
+            scratch,
+            {
+                **told,
+                "TMPDIR": str(scratch / "tmp"),
+                FILES_VARIABLE: str(scratch),
+                "TUNER_FILES_KEPT": "\n".join(map(str, [*shared, "/dev", "/proc", "/sys"])),
+            },
+        )
+
+
 class Session:
     """`count` emulated devices of one type; a context manager.
 
     `seed` seeds the made-up values. With `one_rank`, one process stands for all ranks of a training
     (inside/one_rank.py). `settings` are read by the emulated processes (`tuner.emulator.inside`).
+    `folder` is that of `apart`, if the program's files are kept apart.
     Raises `UnavailableError` if nothing can be emulated, and `InputError` for a GPU type that
     cannot be emulated.
     """
@@ -144,6 +191,7 @@ class Session:
         seed: int = 0,
         one_rank: bool = False,
         settings: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
     ) -> None:
         if not 1 <= count <= MOST_DEVICES:
             raise InputError(f"{count} GPUs cannot be emulated", hint=f"1 to {MOST_DEVICES} can be")
@@ -157,12 +205,12 @@ class Session:
         }
         self._libraries = build(torch or find_torch())
         config = _config(gpu, count, seed, one_rank)
-        self._file = os.memfd_create("tuner-emulator")
+        self._file, self._place = _shared_file("device", folder)
         os.ftruncate(self._file, ctypes.sizeof(_Shared))
         self._memory = mmap.mmap(self._file, ctypes.sizeof(_Shared))
         self._shared = _Shared.from_buffer(self._memory)
         self._shared.config = config
-        self._events = os.memfd_create("tuner-emulator-events")
+        self._events, self._events_place = _shared_file("events", folder)
         self._read = 0
 
     def __enter__(self) -> Session:
@@ -182,16 +230,19 @@ class Session:
         self._file = -1
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """`base` with the variables that a program on this machine needs."""
+        """`base` with the variables that a program on this machine needs.
+
+        Raises `UnavailableError` if its files are to be kept apart (`apart`) and can't be.
+        """
         before = dict(os.environ if base is None else base)
-        me = f"/proc/{os.getpid()}/fd"
         paths = [str(ON_PATH), *filter(None, [before.get("PYTHONPATH")])]
         return {
             **before,
             "PYTHONPATH": os.pathsep.join(paths),
-            **self._preloaded(before.get("LD_PRELOAD")),
-            DEVICE_VARIABLE: f"{me}/{self._file}",
-            EVENTS_VARIABLE: f"{me}/{self._events}",
+            **self._preloaded(before),
+            DEVICE_VARIABLE: self._place,
+            EVENTS_VARIABLE: self._events_place,
+            "TUNER_EMULATOR_OWNER": str(os.getpid()),
             LIBRARIES_VARIABLE: str(self._libraries),
             SETTINGS_VARIABLE: json.dumps(self._settings),
             PACKAGE_VARIABLE: str(Path(__file__).parents[2]),
@@ -202,12 +253,17 @@ class Session:
             "TRITON_LIBCUDA_PATH": str(self._libraries),
         }
 
-    def _preloaded(self, theirs: str | None) -> dict[str, str]:
-        """The variables that keep the emulator where a program sets PYTHONPATH itself."""
+    def _preloaded(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The variables of device/start.c and device/files.c, which LD_PRELOAD loads first."""
         library = str(self._libraries / START)
         if " " in library or ":" in library:  # LD_PRELOAD separates its paths by both
+            if FILES_VARIABLE in base:
+                raise UnavailableError(
+                    f"your files can't be kept apart: {library!r} has a space or a colon",
+                    hint="set TUNER_CACHE to a folder without",
+                )
             return {}
-        preloaded = ":".join(filter(None, [library, theirs]))
+        preloaded = ":".join(filter(None, [library, base.get("LD_PRELOAD")]))
         return {"TUNER_EMULATOR_PATH": str(ON_PATH), "LD_PRELOAD": preloaded}
 
     def accounts(self) -> list[Account]:

@@ -25,8 +25,8 @@ from tuner.emulator.inside.lines import called_around, in_a_forward, program_lin
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
-from tuner.emulator.inside.scratch import Scratch
 from tuner.emulator.inside.shortening import Shortening
+from tuner.emulator.inside.sparse_saving import save_sparsely
 from tuner.emulator.inside.steps import Steps
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
@@ -94,7 +94,6 @@ class Follower:
         self._memory = MemoryWatch(steps if whole else 0)
         self._shortening = self._shortened() if whole and steps else None
         self._host: HostMemory | None = None
-        self._scratch = Scratch()
         self._evaluates = False
         self._interrupted = FORWARD
         self._calls_train = 0
@@ -273,7 +272,8 @@ class Follower:
         self._memory.note_step()
         if self._shortening is not None:
             self._shortening.note_step()
-            self._scratch.begin()
+            if self._done == 1:
+                save_sparsely()
             if self._done == self._steps:
                 self._end_in_time()
         if self._steps and self._done >= self._steps and not self._goes_on:

@@ -83,8 +83,7 @@ def _watch() -> None:
     # A runner of trials ends them itself, and forks them from a process of one thread.
     if "TUNER_RUNNER" in os.environ:
         return
-    # The session's memory file is named by its owner: /proc/PID/fd/N.
-    owner = int(os.environ["TUNER_EMULATOR"].split("/")[2])
+    owner = int(os.environ["TUNER_EMULATOR_OWNER"])
     if owner == os.getpid():
         return
     try:
