@@ -171,6 +171,25 @@ def test_private_parts_of_ray_are_named_in_one_module():
     assert f"\nray=={tested[1]}." in (ROOT / "constraints.txt").read_text()
 
 
+def test_one_module_starts_python():
+    """It leaves out the current folder; only what people run themselves gets a plain Python."""
+
+    def naming(pattern: str) -> set[str]:
+        return {module_name(path) for path in FILES if re.search(pattern, path.read_text("utf-8"))}
+
+    home = "tuner.core.environment"
+    assert naming(r"\bsys\.executable\b|from sys import|\b_base_executable\b") == {home}
+    assert naming(r"\bthis_python\b") == {
+        home,
+        "tuner.app.stacks",
+        "tuner.core.host",
+        "tuner.emulator.machine",
+        "tuner.emulator.toolchain",
+        "tuner.integrations.pytest_plugin",
+        "tuner.program.program",
+    }
+
+
 def test_heavy_libraries_are_imported_where_they_are_used():
     wrong = [
         f"{path}:{line}: {name}"

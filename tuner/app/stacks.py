@@ -8,13 +8,13 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.core.environment import isolated, this_python
 from tuner.core.errors import InputError
 from tuner.core.supervised import Tail
 from tuner.emulator import Machine
@@ -152,7 +152,7 @@ def _command(python: Path, program: Sequence[str]) -> Iterator[list[str]]:
 def _packages(python: Path) -> dict[str, str]:
     """The distributions that are installed for an interpreter, with their versions."""
     answer = subprocess.run(  # noqa: S603 - the user's own environment
-        [python, "-c", _PACKAGES],
+        isolated(_PACKAGES, python=python),
         capture_output=True,
         check=True,
         timeout=_ANSWER_WITHIN_S,
@@ -201,4 +201,4 @@ def _lines(allocations: Sequence[EmulatedAllocation]) -> tuple[int, ...]:
 
 def this_stack() -> Path:
     """The environment that this program itself runs in."""
-    return Path(sys.executable)
+    return Path(this_python())

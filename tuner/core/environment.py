@@ -29,10 +29,42 @@ def trial_environment(threads: int) -> dict[str, str]:
     return {**DEVICE_ORDER, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
 
 
-def own_python(module: str, *words: str) -> list[str]:
-    """The command that runs a module of tuner in a process of its own.
+_MODULE = (
+    "import runpy, sys; sys.path[:] = sys.argv.pop(1).split(':');"
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
-    -P: no module of the folder that it starts in (click.py) stands for a library.
+
+def this_python() -> str:
+    """The Python that runs this, for your own programs, which find what they always find."""
+    return sys.executable
+
+
+def isolated(code: str, *words: str, python: str | Path | None = None) -> list[str]:
+    """The command that runs `code` where no file of any folder stands for a library."""
+    return [str(python or sys.executable), "-I", "-c", code, *words]
+
+
+def own_python(module: str, *words: str) -> list[str]:
+    """The command that runs a module of tuner in a process of its own, `isolated`.
+
+    It finds the libraries that are found here, but none in the current folder or the script's.
+    """
+    main, home = sys.modules["__main__"], Path(__file__).parents[2]
+    script = getattr(main, "__file__", None) if main.__spec__ is None else None
+    others = [folder for folder in (Path(), Path(script or "").parent) if folder.exists()]
+    path = [
+        str(folder)
+        for folder in (Path(each).absolute() for each in sys.path)
+        if folder == home or (folder.exists() and not any(map(folder.samefile, others)))
+    ]
+    return isolated(_MODULE, os.pathsep.join(path), module, *words)
+
+
+def your_python(module: str, *words: str) -> list[str]:
+    """The command that runs a module of tuner which imports your code by PYTHONPATH.
+
+    -P: no file of the folder that it starts in (click.py) stands for a library.
     """
     return [sys.executable, "-P", "-m", module, *words]
 

@@ -9,13 +9,13 @@ import ctypes
 import os
 import platform
 import shutil
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from tuner.core import nvml
+from tuner.core.environment import this_python
 from tuner.core.errors import UnavailableError
 from tuner.core.processes import descendants
 from tuner.core.units import KIB
@@ -54,8 +54,8 @@ def find_program(name: str, path: str | None = None) -> str | None:
     """
     found = shutil.which(name, path=path)
     if found is None and os.sep not in name:
-        found = shutil.which(str(Path(sys.executable).with_name(name)))
-    return sys.executable if found is None and name == "python" else found
+        found = shutil.which(str(Path(this_python()).with_name(name)))
+    return this_python() if found is None and name == "python" else found
 
 
 def give_back_freed() -> None:

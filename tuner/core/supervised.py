@@ -10,13 +10,12 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import IO, Any, Literal
 
-from tuner.core.environment import search_path
+from tuner.core.environment import own_python
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.outcome import signal_name
 from tuner.core.processes import end_marked
@@ -88,17 +87,19 @@ class Tail:
 
 
 def start_helper(
-    words: Sequence[str], output: IO[Any] | int | None, environment: Mapping[str, str]
+    command: Sequence[str],
+    output: IO[Any] | int | None,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
-    """Start a module of tuner as a process, and return it with a connection to it.
+    """Start the `command` of a module of tuner, and return the process with a connection to it.
 
-    `words` are Python's arguments; the last one, which is added, is the descriptor of the process's
-    end of the connection. It prints to `output`, by default to the output of this process.
+    Its last argument, which is added, is the descriptor of the process's end of the connection. It
+    prints to `output`, by default to the output of this process.
     """
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - this program itself
-            [sys.executable, *words, str(theirs.fileno())],
+            [*command, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -114,10 +115,8 @@ class _Supervisor:
     """The process of `tuner.core.supervisor`, as seen from here."""
 
     def __init__(self, output: IO[Any] | None) -> None:
-        # -P: the folder that this process is in may have files of any name.
-        words = ("-P", "-m", "tuner.core.supervisor", str(os.getpid()))
-        environment = {**os.environ, "PYTHONPATH": search_path()}
-        self.process, self.connection = start_helper(words, output, environment)
+        command = own_python("tuner.core.supervisor", str(os.getpid()))
+        self.process, self.connection = start_helper(command, output)
 
     def end(self) -> ProgramEnd | CannotStart | None:
         """Have the program ended, if it runs; None if the supervisor didn't answer."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tuner.core.environment import search_path
+from tuner.core.environment import search_path, your_python
 from tuner.core.errors import InputError, UnavailableError
 from tuner.emulator.emulation import EmulatedDeviceUse, Emulation
 from tuner.emulator.ending import Ended
@@ -88,7 +88,7 @@ def call(run: Run, function: Callable[..., Value], *args: Any, **kwargs: Any) ->
     with tempfile.TemporaryDirectory(prefix="tuner-call-") as folder:
         place = (function.__module__, getattr(module, "__file__", None), called)
         Path(folder, _FUNCTION).write_bytes(pickle.dumps(place))
-        command = (sys.executable, "-m", __spec__.name, folder)
+        command = your_python(__spec__.name, folder)
         emulation = run(command, {"PYTHONPATH": search_path()})
         answer = Path(folder, _ANSWER)
         content = answer.read_bytes() if answer.exists() else None

@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tuner.core.environment import this_python
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.host import find_program
@@ -264,7 +264,7 @@ def interpreter_of(program: str, path: str | None = None) -> str:
             words = [found for word in words[1:2] if (found := shutil.which(word, path=path))]
         if words and Path(words[0]).name.startswith("python"):
             return words[0]
-    return sys.executable
+    return this_python()
 
 
 def _inputs(

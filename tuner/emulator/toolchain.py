@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from packaging.version import Version
 
+from tuner.core.environment import isolated, this_python
 from tuner.core.errors import UnavailableError
 
 OLDEST_TORCH = (2, 8)
@@ -39,11 +39,12 @@ class TorchBuild:
         return self.folder.parent
 
 
-def find_torch(python: str = sys.executable) -> TorchBuild:
-    """The CUDA build of PyTorch that the interpreter `python` would import; nothing is imported.
+def find_torch(python: str | None = None) -> TorchBuild:
+    """The CUDA build of PyTorch that `python`, by default this one, would import, unimported.
 
     Raises `UnavailableError`, with the command that installs it, if there is none.
     """
+    python = python or this_python()
     folder = _torch_folder(python)
     if folder is None:
         raise UnavailableError(
@@ -109,7 +110,7 @@ def _torch_folder(python: str) -> Path | None:
 
     # An empty folder: a file called torch.py beside the program must not be taken for PyTorch.
     ran = subprocess.run(  # noqa: S603 - the user program's interpreter
-        [python, "-I", "-c", _FIND], capture_output=True, text=True, check=False
+        isolated(_FIND, python=python), capture_output=True, text=True, check=False
     )
     if ran.returncode != 0:
         raise UnavailableError(

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Imports tuner before it enters a folder with the files of a stranger.
-_CHECK = "import os, sys; from tuner.app.cli.main import main; os.chdir(sys.argv.pop(1)); main()"
+from tuner.core.environment import own_python
 
 
 def main(commit: str) -> int:
@@ -74,9 +73,9 @@ def _listed(value: Any) -> list[Any]:
 
 def _check(folder: Path, options: Sequence[str], words: Sequence[str]) -> tuple[int, str]:
     """The exit code of `tuner check`, and its answer."""
-    command = [sys.executable, "-I", "-c", _CHECK, str(folder), "check", "--predict"]
-    command += ["--no-changes", "--quiet", "--json", *options, "--", *words]
-    done = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, check=False)  # noqa: S603
+    command = own_python("tuner", "check", "--predict", "--no-changes", "--quiet", "--json")
+    command += [*options, "--", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
     if not done.stdout:
         return done.returncode, " ".join(done.stderr.split())[:300]
     found = json.loads(done.stdout)

@@ -93,11 +93,13 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def _run_again(config: pytest.Config, environment: dict[str, str]) -> int:
+    from tuner.core.environment import this_python
+
     given = config.invocation_params
     # `python -m pytest` finds modules in the working folder, and `pytest` doesn't.
     options = [] if {"", str(given.dir)} & set(sys.path) else ["-P"]
     process = subprocess.Popen(  # noqa: S603 - pytest itself
-        [sys.executable, *options, "-m", "pytest", *map(str, given.args)],
+        [this_python(), *options, "-m", "pytest", *map(str, given.args)],
         cwd=given.dir,
         env=environment,
     )

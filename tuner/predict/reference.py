@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.core.environment import own_python
 from tuner.core.errors import UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.host import give_back_freed, peak_resident_bytes, resident_bytes
@@ -113,7 +114,7 @@ def run_reference(points: Sequence[tuple[str, int, int]] = POINTS) -> list[Refer
     """
     # One thread until the fork: numpy's linear algebra would start others.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-m", __name__, json.dumps(points)]
+    command = own_python(__name__, json.dumps(points))
     try:
         ended = subprocess.run(  # noqa: S603 - this program itself
             command,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from tuner.core.environment import this_python
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.host import find_program
@@ -74,7 +74,7 @@ def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = 
     first = Path(words[0])
     if first.suffix in PYTHON:
         files = {words[0]: _opened(folder / words[0]), **_files_in(folder, words[1:])}
-        return _with_read(Program((sys.executable, *words), files, folder=folder))
+        return _with_read(Program((this_python(), *words), files, folder=folder))
     if first.suffix in SETTINGS_FILES:
         return _tool(folder, words, is_run=is_run)
     if is_run and find_program(words[0]) is None:

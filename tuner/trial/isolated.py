@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Self
 
-from tuner.core.environment import joined, masked, search_path, secret_values
+from tuner.core.environment import joined, masked, search_path, secret_values, your_python
 from tuner.core.errors import UnavailableError
 from tuner.core.outcome import Ending, classify, signal_name, unavailable
 from tuner.core.processes import end_marked, oom_kills, oom_kills_since
@@ -207,7 +207,7 @@ class _Warm:
         # A command gets the user's own environment, and imports nothing here.
         threads = {} if start.job.command is not None else ONE_THREAD
         self._process, self._connection = start_helper(
-            ("-m", "tuner.trial.warm"),
+            your_python("tuner.trial.warm"),
             self._log,
             {
                 **os.environ,

@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from statistics import median
 
+from tuner.core.environment import own_python
 from tuner.core.errors import UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Memory, MemoryCategory
@@ -90,15 +91,14 @@ def measure_link() -> float:
     Raises `UnavailableError` where the two do not come to a result.
     """
     store = os.memfd_create("tuner-link")
-    # Gloo listens on the loopback interface only.
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     started = [
         subprocess.Popen(  # noqa: S603 - this program itself
-            [sys.executable, "-m", __name__, str(rank), str(store)],
+            own_python(__name__, str(rank), str(store)),
             pass_fds=[store],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            # Gloo listens on the loopback interface only.
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         )
         for rank in range(_RANKS)
     ]

@@ -29,6 +29,7 @@ from tuner.searches.ray.private import (
     in_own_groups,
     nodes_not_printed,
     on_localhost,
+    same_modules,
     started,
 )
 from tuner.searches.watch import LOCALHOST, Watch
@@ -103,7 +104,7 @@ def connected(
         if address is None:
             folder = stack.enter_context(scratch_folder())
         stack.callback(_shut_down, undisturbed)
-        with undisturbed():
+        with undisturbed(), same_modules():
             if address is None:
                 url = started(lambda: _start(folder, cpus, gpus, watch))
             else:

@@ -11,10 +11,12 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -27,6 +29,7 @@ from ray.air.execution.resources import placement_group
 from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
+from ray.job_config import JobConfig
 
 from tuner.core.errors import TunerError, UnavailableError
 
@@ -68,6 +71,27 @@ def on_localhost() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def same_modules() -> Iterator[None]:
+    """Let workers of a connection that is made inside import from where this process does.
+
+    Ray adds the current folder, before all others, and under `uv run` a copy of it.
+    """
+    serialized = JobConfig._serialize
+
+    def without_folder(job: JobConfig) -> Any:
+        here = Path.cwd()
+        if here not in map(Path.absolute, map(Path, sys.path)):
+            job._py_driver_sys_path = [p for p in job._py_driver_sys_path if Path(p) != here]
+        return serialized(job)
+
+    with (
+        mock.patch.object(JobConfig, "_serialize", without_folder),
+        mock.patch.object(ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", False),
+    ):
+        yield
 
 
 @contextlib.contextmanager
