@@ -1,10 +1,11 @@
-"""What holds for every test: the user's own cache and profiles are left alone, nothing is timed,
-signals do what they do in a terminal, and tables lose nothing."""
+"""What holds for every test: it has a home of its own, nothing is timed, signals do what they do in
+a terminal, and tables lose nothing."""
 
 from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,16 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("tuner")
+
+# Your own GPU types, profiles and caches decide no test, and no test changes them.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process that starts them
+    _home = tempfile.TemporaryDirectory(prefix="tuner-home-", ignore_cleanup_errors=True)
+    _index = Path("~/.config/pip/pip.conf").expanduser()
+    if _index.is_file():  # says where packages come from
+        os.environ.setdefault("PIP_CONFIG_FILE", str(_index))
+    for _name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "TUNER_GPUS"):
+        os.environ.pop(_name, None)
+    os.environ["HOME"] = _home.name
 
 # Under nohup, or in the background of a script, these are ignored; what is started inherits that.
 for _number, _handler in (
