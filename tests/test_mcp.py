@@ -1,11 +1,12 @@
 """`tuner mcp`, asked by the client of the package `mcp` over stdio, without the extra `[all]`.
 
-One session answers all questions: the modules of `[all]` can't be imported in its server.
+One session answers all questions: the modules of `[all]` can't be imported in its processes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -13,9 +14,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from documents import blocks, commands
 from mcp import Client, StdioServerParameters
@@ -25,12 +29,6 @@ from tuner.app.cli.mcp import answered, skill_file, tools
 from tuner.core.errors import MODULES, install_command
 
 ROOT = Path(__file__).parents[1]
-SERVER = """
-import json, sys
-sys.modules.update(dict.fromkeys(json.loads(sys.argv.pop(1))))  # they can't be imported
-from tuner.app.cli.main import main
-main()
-"""
 GPU = {"gpu": "rtx4090"}
 UNSEEN = """
 from trl import SFTTrainer
@@ -60,8 +58,24 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+SERVER = """
+import json, sys
+sys.modules.update(dict.fromkeys(json.loads(sys.argv.pop(1))))  # they can't be imported
+from tuner.app.cli import mcp
+from tuner.app.cli.main import main
+mcp.own_python = lambda module, *words: [sys.executable, *sys.orig_argv[1:4], *words]
+main()
+"""
 TUNER = ("-c", SERVER, json.dumps([*MODULES]))
 """Arguments of Python for `tuner`."""
+
+SLOW_SERVER = """
+import tuner.app.cli.mcp as module
+from tuner.app.cli.main import main
+module.own_python = lambda *words: ["sh", "-c", "echo $$ >> started; sleep 600 & wait"]
+main()
+"""
+"""A server whose commands take long."""
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +161,12 @@ def test_an_error_has_its_hint_and_its_exit_code(session, name, code, said):
 
 def asked(monkeypatch: pytest.MonkeyPatch, code: int, printed: dict[str, Any], **more: Any) -> Any:
     """The answer to a check that ended so."""
-    done = (code, json.dumps(printed), "")
-    monkeypatch.setattr("tuner.app.cli.mcp._run_here", lambda words: done)
-    monkeypatch.setattr("tuner.app.cli.mcp._run_apart", lambda words: done)
+    return asked_of(monkeypatch, (code, json.dumps(printed), ""), **more)
+
+
+def asked_of(monkeypatch: pytest.MonkeyPatch, done: tuple[int, str, str], **more: Any) -> Any:
+    """The answer to a check that printed so."""
+    monkeypatch.setattr("tuner.app.cli.mcp._run", lambda words, stopped: done)
     question = {"program": ["train.py"], **GPU, **more}
     return answered(tools(may_run=True), "check", question)
 
@@ -183,6 +200,105 @@ def test_a_program_runs_only_where_server_and_question_say_so():
     assert able.words(question) == quiet.words(question)
     assert able.words({**question, "run": True}) == ["check", "--gpu=rtx4090", *tail]
     assert "executes its code" in able.input_schema()["properties"]["run"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("check", {"program": ["train.py"], "set": {f"k{n}": n for n in range(100_000)}}, "longer"),
+        ("estimate", {"model": ",".join(["qwen3-8b"] * 2000)}, "longer than 16,000"),
+        ("x" * 10_000_000, {}, "longer"),
+        ("check", {"program": "train.py 'a"}, "No closing quotation"),
+        ("check", {"program": ["train.py\0"]}, "null byte"),
+        ("check", {"program": "[" * 10_000}, "Exit code 2: "),
+        ("check", {"program": ["train.py"], "set": {f"k{n}": {} for n in range(900)}}, "..."),
+    ],
+)
+def test_arguments_are_bounded_and_no_error_repeats_them(name, given, said):
+    answer = answered(tools(may_run=False), name, {**GPU, **given})
+    assert answer.data is None
+    assert said in answer.text
+    assert len(answer.text) < 10_000
+
+
+def test_an_answer_is_bounded(monkeypatch, session):
+    failed = asked_of(monkeypatch, (2, "", "error: " + "x" * 10_000_000))
+    assert failed.text.startswith("error: ")
+    assert len(failed.text) < 10_000
+    cut = asked_of(monkeypatch, (0, '{"source": "pred', ""))
+    assert cut.data is None
+    assert "the answer is too long, or not whole" in cut.text
+    assert "Exit code 3: " in cut.text
+
+
+@pytest.fixture
+def slow_call(tmp_path) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """A server that answers a call, and the processes of that call."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SLOW_SERVER, "mcp", "--allow-run"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with server:
+        versions = {"protocolVersion": "2025-06-18", "capabilities": {}}
+        client = {"clientInfo": {"name": "test", "version": "1"}}
+        send(server, id=1, method="initialize", params={**versions, **client})
+        assert json.loads(server.stdout.readline())["id"] == 1
+        send(server, method="notifications/initialized")
+        call(server, 2)
+        yield server, running(tmp_path, 1)
+        server.kill()
+
+
+def send(server: subprocess.Popen[bytes], **message: Any) -> None:
+    server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+    server.stdin.flush()
+
+
+def call(server: subprocess.Popen[bytes], number: int) -> None:
+    arguments = {"program": ["train.py"], "run": True, **GPU}
+    params = {"name": "check", "arguments": arguments}
+    send(server, id=number, method="tools/call", params=params)
+
+
+def running(folder: Path, number: int) -> list[int]:
+    """The processes of the command that began as the one of this number."""
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        with contextlib.suppress(FileNotFoundError, IndexError):
+            shell = int((folder / "started").read_text().splitlines()[number - 1])
+            if children := psutil.Process(shell).children():
+                return [shell, *(child.pid for child in children)]
+        time.sleep(0.02)
+    raise AssertionError("it did not begin")
+
+
+def are_gone(pids: list[int]) -> bool:
+    until_s = time.monotonic() + 20
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return not any(map(psutil.pid_exists, pids))
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "end of stdin"])
+def test_a_call_ends_with_its_server(slow_call, how):
+    server, pids = slow_call
+    if how == "end of stdin":
+        server.stdin.close()
+    else:
+        server.send_signal(signal.Signals[how])
+    server.wait(20)
+    assert are_gone(pids)
+
+
+def test_a_call_ends_when_it_is_cancelled_and_the_next_begins(slow_call, tmp_path):
+    server, pids = slow_call
+    call(server, 3)
+    send(server, method="notifications/cancelled", params={"requestId": 2})
+    assert running(tmp_path, 2)
+    assert are_gone(pids)
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -38,7 +39,7 @@ StoppedBy = Literal["timeout", "caller"]
 class ProgramTask:
     """A program to run: its command line, all its environment, its folder (None: this one).
 
-    - `mark` ("NAME=value") is in the environment of all its processes, and of no other.
+    - `mark` ("NAME=value") is added to the environment of its processes, and is in no other's.
     - `is_quiet` keeps the end of its output instead of printing it; `run_supervised` sets it.
     - When `timeout_s` is over, `tell_signal` is sent to those of its processes that have a handler
       for it; they get `TELL_WITHIN_S` to send their results and to end.
@@ -90,11 +91,13 @@ def start_helper(
     command: Sequence[str],
     output: IO[Any] | int | None,
     environment: Mapping[str, str] | None = None,
+    errors: IO[Any] | None = None,
 ) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
     """Start the `command` of a module of tuner, and return the process with a connection to it.
 
     Its last argument, which is added, is the descriptor of the process's end of the connection. It
-    prints to `output`, by default to the output of this process.
+    prints to `output`, by default to the output of this process, and its errors to `errors`, by
+    default there too.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -103,7 +106,7 @@ def start_helper(
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=output,
+            stderr=output if errors is None else errors,
             # Ctrl-C in the terminal reaches this process only, which decides.
             start_new_session=True,
             env=environment,
@@ -111,61 +114,84 @@ def start_helper(
     return process, Connection(ours.detach())
 
 
-class _Supervisor:
-    """The process of `tuner.core.supervisor`, as seen from here."""
+class Supervised:
+    """A program that has been started under `tuner.core.supervisor`, and ends with this process."""
 
-    def __init__(self, output: IO[Any] | None) -> None:
+    def __init__(
+        self,
+        task: ProgramTask,
+        output: IO[Any] | None = None,
+        errors: IO[Any] | None = None,
+    ) -> None:
         command = own_python("tuner.core.supervisor", str(os.getpid()))
-        self.process, self.connection = start_helper(command, output)
+        self.process, self._connection = start_helper(command, output, errors=errors)
+        self._mark = task.mark
+        with contextlib.suppress(ConnectionError):  # it has ended, as `end` tells
+            self._connection.send(task)
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """True once the program has ended, after at most `within_s` seconds."""
+        try:
+            return self._connection.poll(within_s)
+        except ConnectionError:
+            return True
 
     def end(self) -> ProgramEnd | CannotStart | None:
         """Have the program ended, if it runs; None if the supervisor didn't answer."""
         answer = None
         with contextlib.suppress(ConnectionError):  # it has answered meanwhile
-            if not self.connection.poll():
-                self.connection.send(None)
+            if not self._connection.poll():
+                self._connection.send(None)
         with contextlib.suppress(EOFError, ConnectionError):
-            if self.connection.poll(2 * END_WITHIN_S + _ANSWER_WITHIN_S):
-                answer = self.connection.recv()
-        self.connection.close()
+            if self._connection.poll(2 * END_WITHIN_S + _ANSWER_WITHIN_S):
+                answer = self._connection.recv()
+        self._connection.close()
         try:
             self.process.wait(_ANSWER_WITHIN_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if answer is None:
+            end_marked(self._mark, deadline_s=END_WITHIN_S)
         return answer
+
+    def abandon(self) -> None:
+        """Have the program ended, without waiting for it."""
+        self._connection.close()
+        threading.Thread(target=self.process.wait, daemon=True).start()  # reaps it
 
 
 def run_supervised(
     task: ProgramTask,
     *,
     output: IO[Any] | Tail | None = None,
+    errors: IO[Any] | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> ProgramEnd:
     """Run a program until it ends, its time is over, or `stopped` says so.
 
     Its standard input is empty, it has no terminal, and it prints to `output`, by default to the
-    output of this process; a `Tail` keeps the end of it. When this function returns or raises, no
-    process, temporary file or shared memory of the program is left. Raises `InputError` if it can't
-    be started, and `UnavailableError` if its supervisor was killed.
+    output of this process; a `Tail` keeps the end of it. Its errors go to `errors`, by default
+    there too. When this function returns or raises, no process, temporary file or shared memory of
+    the program is left. Raises `InputError` if it can't be started, and `UnavailableError` if its
+    supervisor was killed.
     """
     tail = output if isinstance(output, Tail) else None
-    supervisor = _Supervisor(None if isinstance(output, Tail) else output)
+    program = Supervised(
+        replace(task, is_quiet=tail is not None),
+        None if isinstance(output, Tail) else output,
+        errors,
+    )
     answer: ProgramEnd | CannotStart | None = None
     try:
-        supervisor.connection.send(replace(task, is_quiet=tail is not None))
-        while not supervisor.connection.poll(_LOOK_EVERY_S) and not stopped():
+        while not program.has_ended(_LOOK_EVERY_S) and not stopped():
             pass
-    except ConnectionError:  # it has ended
-        pass
     finally:
-        answer = supervisor.end()
-        if answer is None:
-            end_marked(task.mark, deadline_s=END_WITHIN_S)
+        answer = program.end()
     if isinstance(answer, CannotStart):
         raise InputError(f"{task.command[0]!r} cannot be run: {answer.reason}")
     if answer is None:
-        code = supervisor.process.returncode
+        code = program.process.returncode
         how = signal_name(-code) if code < 0 else f"exit code {code}"
         raise UnavailableError(
             f"the process that watches the program was ended ({how})",

@@ -76,6 +76,8 @@ def _run(
             program = _Program(task, found, (connection.fileno(), alive))
         except OSError as error:
             return CannotStart(error.strerror or str(error))
+        except ValueError as error:  # a null byte in its command line
+            return CannotStart(str(error))
         try:
             stopped_by = program.follow(task)
         finally:
@@ -181,9 +183,10 @@ def _started(task: ProgramTask, found: Leftovers, output: int | None) -> int:
         _, most = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # no gigabytes of core files
 
+    name, _, value = task.mark.partition("=")
     process = subprocess.Popen(  # noqa: S603 - the user's own program
         task.command,
-        env={**task.environment, **found.environment},
+        env={**task.environment, **found.environment, name: value},
         cwd=task.cwd,
         stdin=subprocess.DEVNULL,
         stdout=output,

@@ -7,38 +7,39 @@ has its output schema, and a paragraph is made of the answer. Nothing is predict
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shlex
 import signal
-import subprocess
-import traceback
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
 import tuner
 from tuner.app.cli.helping import subcommand
-from tuner.app.cli.main import load, run
+from tuner.app.cli.main import load
 from tuner.app.cli.mcp_text import TEXTS
 from tuner.app.targets import ALL
 from tuner.core.environment import own_python
 from tuner.core.errors import (
-    EXIT_BAD_INPUT,
     EXIT_CODES,
     EXIT_FOUND,
     EXIT_INTERRUPTED,
     EXIT_UNAVAILABLE,
     InputError,
+    TunerError,
     UnavailableError,
     install_command,
     unknown,
 )
 from tuner.core.expressions import show
+from tuner.core.supervised import ProgramTask, run_supervised
 from tuner.report.terminal.render import echo
 
 Schema = dict[str, Any]
@@ -228,7 +229,8 @@ def command(*, may_run: bool, as_skill: bool) -> None:
     import anyio
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The thread that reads stdin can't be woken, and an orderly end would wait for it.
+        # The thread that reads stdin can't be woken, and an orderly end would wait for it. The
+        # command of a call ends with this process.
         signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
     anyio.run(_serve, tools(may_run=may_run))
 
@@ -256,7 +258,7 @@ async def _serve(offered: Mapping[str, CommandTool]) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
 
-    one_at_a_time = anyio.Lock()  # what a command prints goes where all of the process prints
+    one_at_a_time = anyio.Lock()  # each may take all memory that there is
 
     async def listed(context: Any, params: Any) -> Any:
         return types.ListToolsResult(
@@ -273,9 +275,13 @@ async def _serve(offered: Mapping[str, CommandTool]) -> None:
         )
 
     async def called(context: Any, params: Any) -> Any:
-        async with one_at_a_time:
-            given = (offered, params.name, params.arguments or {})
-            answer = await anyio.to_thread.run_sync(answered, *given)
+        stop = threading.Event()
+        given = (offered, params.name, params.arguments or {}, stop.is_set)
+        try:
+            async with one_at_a_time:
+                answer = await anyio.to_thread.run_sync(answered, *given, abandon_on_cancel=True)
+        finally:
+            stop.set()  # it was cancelled, or stdin has ended
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=answer.text)],
             structured_content=answer.data,
@@ -293,6 +299,15 @@ async def _serve(offered: Mapping[str, CommandTool]) -> None:
         await server.run(*streams, server.create_initialization_options())
 
 
+CALL_S = 600.0
+"""A call has no answer after this time."""
+MOST_ARGUMENT_CHARS = 16_000
+"""Length of a tool's name and its arguments as JSON."""
+MOST_JSON_BYTES = 1 << 20
+"""More structured content than this is refused."""
+MOST_CHARS = 8_000
+"""Length of an answer's text."""
+
 NOTED = ("ignored: ", "warning: ")
 """Lines of a command that has an answer begin so where it warns; the others tell its progress."""
 
@@ -305,71 +320,102 @@ class ToolAnswer:
     data: dict[str, Any] | None = None
 
 
-def answered(offered: Mapping[str, CommandTool], name: str, given: Mapping[str, Any]) -> ToolAnswer:
-    """The answer to a call, whatever is wrong with it."""
+def answered(
+    offered: Mapping[str, CommandTool],
+    name: str,
+    given: Mapping[str, Any],
+    stopped: Callable[[], bool] = lambda: False,
+) -> ToolAnswer:
+    """The answer to a call, whatever is wrong with it; none is needed once it is `stopped`."""
     from jsonschema import Draft202012Validator
 
-    tool = offered.get(name)
-    if tool is None:
-        return _failed(EXIT_BAD_INPUT, f"error: {unknown('tool', name, offered)}")
-    given = {name: _unquoted(value) for name, value in given.items()}
-    wrong = [
-        f"{error.json_path}: {error.message}"
-        for error in Draft202012Validator(tool.input_schema()).iter_errors(given)
-    ]
-    if wrong:
-        return _failed(EXIT_BAD_INPUT, f"error: {'; '.join(wrong)}")
-    gpu = given.get("gpu", "")
-    if gpu == ALL or "," in gpu:
-        error = InputError("gpu is one GPU type", hint="call once for each type")
-        return _failed(EXIT_BAD_INPUT, f"error: {error}")
-    words = tool.words(given)
-    code, printed, said = (_run_apart if given.get("run") else _run_here)(words)
+    try:
+        tool, words = _asked(offered, name, given)
+        code, printed, said = _run(words, stopped)
+    except TunerError as error:
+        return _failed(error.exit_code, f"error: {error}")
     if not printed:
         return _failed(code, said)
-    data = json.loads(printed)
+    try:
+        data = json.loads(printed)
+    except ValueError:  # it was killed, or printed more than is read
+        return _failed(EXIT_UNAVAILABLE, f"{said}\nerror: the answer is too long, or not whole")
     notes = [f"{line}." for line in said.splitlines() if line.startswith(NOTED)]
     text = " ".join((TEXTS[tool.command](data), *notes))
     if not Draft202012Validator(tool.output_schema()).is_valid(data):  # clients would refuse it
         return _failed(code, f"{text} Its JSON is left out: a fault of tuner's own.")
+    text = text[:MOST_CHARS]
     return ToolAnswer(text if code == EXIT_FOUND else f"{text} {_code_text(code)}", data)
+
+
+def _asked(
+    offered: Mapping[str, CommandTool], name: str, given: Mapping[str, Any]
+) -> tuple[CommandTool, list[str]]:
+    """The tool of a call and its command line. Raises `InputError`."""
+    from jsonschema import Draft202012Validator
+
+    if len(json.dumps((name, given))) > MOST_ARGUMENT_CHARS:
+        raise InputError(
+            f"the arguments are longer than {MOST_ARGUMENT_CHARS:,} characters of JSON",
+            hint="ask about one program or model",
+        )
+    tool = offered.get(name)
+    if tool is None:
+        raise unknown("tool", name, offered)
+    given = {name: _unquoted(value) for name, value in given.items()}
+    if wrong := [
+        f"{error.json_path}: {error.message}"
+        for error in Draft202012Validator(tool.input_schema()).iter_errors(given)
+    ]:
+        raise InputError("; ".join(wrong))
+    gpu = given.get("gpu", "")
+    if gpu == ALL or "," in gpu:
+        raise InputError("gpu is one GPU type", hint="call once for each type")
+    try:
+        return tool, tool.words(given)
+    except ValueError as error:  # no line of a shell
+        raise InputError(f"program: {error}") from error
 
 
 def _unquoted(value: Any) -> Any:
     """A list or an object that a client sent as text."""
     if isinstance(value, str) and value.startswith(("[", "{")):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             return json.loads(value)
     return value
 
 
 def _failed(code: int, said: str) -> ToolAnswer:
-    return ToolAnswer(f"{said.strip()}\n{_code_text(code)}")
+    said = said.strip()
+    if len(said) > MOST_CHARS:
+        half = MOST_CHARS // 2
+        said = f"{said[:half]}\n...\n{said[-half:]}"
+    return ToolAnswer(f"{said}\n{_code_text(code)}")
 
 
 def _code_text(code: int) -> str:
     return f"Exit code {code}: {EXIT_CODES.get(code, 'a fault of its own')}."
 
 
-def _run_here(words: Sequence[str]) -> tuple[int, str, str]:
-    """The exit code, stdout and stderr of a command that runs in this process, which stays warm."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = run(words)
-        except Exception:  # noqa: BLE001 - the server goes on, and the client is told
-            traceback.print_exc()
-            return EXIT_UNAVAILABLE, "", err.getvalue()
-    return code, out.getvalue(), err.getvalue()
+def _run(words: Sequence[str], stopped: Callable[[], bool]) -> tuple[int, str, str]:
+    """The exit code, stdout and stderr of a command, which ends when it is `stopped`.
 
-
-def _run_apart(words: Sequence[str]) -> tuple[int, str, str]:
-    """The same in a process of its own: a program that runs there prints, and takes signals."""
-    done = subprocess.run(  # noqa: S603 - tuner itself
-        own_python("tuner", *words),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+    It has a process of its own: a program that runs there prints, takes signals and memory.
+    """
+    task = ProgramTask(
+        command=tuple(own_python("tuner", *words)),
+        environment=dict(os.environ),
+        mark=f"TUNER_CALL={uuid.uuid4().hex}",
+        timeout_s=CALL_S,
     )
-    return done.returncode, done.stdout, done.stderr
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        end = run_supervised(task, output=out, errors=err, stopped=stopped)
+        if end.stopped_by == "timeout":
+            return EXIT_UNAVAILABLE, "", f"error: no answer after {CALL_S / 60:.0f} minutes"
+        printed, said = (_start_of(file) for file in (out, err))
+    return end.exit_status, printed, said
+
+
+def _start_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(MOST_JSON_BYTES).decode(errors="replace")
