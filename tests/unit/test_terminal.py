@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,22 @@ def in_terminal(*arguments: str, **more: str) -> str:
     return found.decode("utf-8").replace("\r\n", "\n")
 
 
+def screen(text: str) -> list[str]:
+    """The lines that stay on a terminal that was written to; it has no last line."""
+    lines, row, column = [""], 0, 0
+    for control, clears, ups, plain in re.findall(
+        r"(\r|\n)|\x1b\[(2K)|\x1b\[(\d+)A|\x1b\[[?\d;]*[a-zA-Z]|([^\x1b\r\n]+)", text
+    ):
+        row = max(0, row + (control == "\n") - int(ups or 0))
+        lines += [""] * (row + 1 - len(lines))
+        column = 0 if control else column
+        if clears:
+            lines[row] = ""
+        lines[row] = lines[row][:column].ljust(column) + plain + lines[row][column + len(plain) :]
+        column += len(plain)
+    return [line.rstrip() for line in lines]
+
+
 def in_pipe(*arguments: str, **more: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False,
@@ -98,6 +115,18 @@ class TestProgress:
         text = in_terminal("-c", SHOWS)
         assert "\x1b[" in text
         assert "40/40 done" in text
+
+    @pytest.mark.parametrize("err", [True, False])
+    def test_a_line_that_is_said_meanwhile_stays_on_the_screen(self, err):
+        said = f"""
+        if done % 10 == 5:
+            time.sleep(0.4)  # it is drawn
+            echo("dashboard: http://127.0.0.1:%d" % done, err={err})
+"""
+        imported = "import time; from tuner.report.terminal.render import echo"
+        shown = screen(in_terminal("-c", imported + SHOWS + said))
+        for done in (5, 15, 25, 35):
+            assert f"dashboard: http://127.0.0.1:{done}" in shown
 
     def test_in_a_terminal_that_is_not_drawn_over_it_is_lines(self):
         text = in_terminal("-c", SHOWS, CI="true")

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from tuner.core import files as scratch
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import OWNER, scratch_folder
 from tuner.searches.ray import cluster
 from tuner.searches.ray.cluster import connected, cpus_for, quiet
+from tuner.searches.watch import Watch
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,44 @@ def test_a_server_that_is_no_cluster_is_refused_before_ray_waits_for_it(monkeypa
         connected(address, cpus=1),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [("token", "dashboard: http://localhost:8265 (`ray get-auth-token` prints the token that"),
+     ("disabled", "dashboard: http://localhost:8265")],
+)  # fmt: skip
+def test_the_dashboard_is_told_with_its_token(monkeypatch, mode, told):
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr(cluster, "_start", lambda *_: "localhost:8265")
+    said = []
+    with connected(None, cpus=1, watch=Watch(dashboard=True, tell=said.append)):
+        assert len(said) == 1
+        assert said[0].startswith(told)
+        assert ("token" in said[0]) == (mode == "token")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Exception("Cannot include dashboard with missing packages."), "No module named 'aiohttp'"),
+        (Exception("Failed to start the dashboard\nlog"), "Failed to start the dashboard"),
+    ],
+)
+def test_a_dashboard_that_fails_ends_no_search(monkeypatch, error, told):
+    missing = ImportError("No module named 'aiohttp'") if "missing" in str(error) else None
+    monkeypatch.setattr(ray._private.utils, "get_dashboard_dependency_error", lambda: missing)
+
+    def start(folder, cpus, gpus, watch) -> str:
+        if watch.dashboard:
+            raise error
+        return ""
+
+    monkeypatch.setattr(cluster, "_start", start)
+    said = []
+    with connected(None, cpus=1, watch=Watch(dashboard=True, tell=said.append)):
+        assert len(said) == 1
+        assert said[0].startswith(f"warning: no dashboard: {told}")
 
 
 def test_silence_ends_with_the_block():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
@@ -21,7 +22,11 @@ MAX_FIELD_WIDTH = 100
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """A line of text, in which no name or message can make the terminal do anything."""
-    click.echo(printable(text), err=err, nl=nl)
+    stream = sys.stderr if err else sys.stdout
+    # A live display shows the line above itself. click would write to the stream below it, and the
+    # display would erase the line.
+    above = stream if hasattr(stream, "rich_proxied_file") else None
+    click.echo(printable(text), file=above, err=err, nl=nl)
 
 
 def print_json(value: Any) -> None:

@@ -12,7 +12,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +27,7 @@ from tuner.searches.ray.private import (
     few_helpers,
     grows,
     in_own_groups,
+    no_dashboard,
     nodes_not_printed,
     on_localhost,
     same_modules,
@@ -105,10 +106,7 @@ def connected(
             folder = stack.enter_context(scratch_folder())
         stack.callback(_shut_down, undisturbed)
         with undisturbed(), same_modules():
-            if address is None:
-                url = started(lambda: _start(folder, cpus, gpus, watch))
-            else:
-                url = _join(address)
+            url = _started(folder, cpus, gpus, watch) if address is None else _join(address)
         _tell(watch, url)
         yield
 
@@ -141,6 +139,19 @@ def offer(address: str) -> Offer:
         return Offer(dict(ray.cluster_resources()), grows())
 
 
+def _started(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
+    """Start a cluster as `_start` does, without its dashboard if that fails."""
+    try:
+        return started(lambda: _start(folder, cpus, gpus, watch))
+    except Exception as error:
+        if not watch.dashboard:
+            raise
+        missing = no_dashboard()
+        reason = f"{missing}; `pip install 'ray[default]'`" if missing else error
+        watch.tell(f"warning: no dashboard: {str(reason).strip().splitlines()[0]}")
+    return started(lambda: _start(folder, cpus, gpus, replace(watch, dashboard=False)))
+
+
 def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
     """Start a cluster on this machine; return the address of its dashboard, or ""."""
     if said := keep_private():
@@ -171,7 +182,9 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
 def _tell(watch: Watch, dashboard: str) -> None:
     """Tell the addresses of the dashboard and the metrics of the connected cluster."""
     if watch.dashboard and dashboard:
-        watch.tell(f"dashboard: http://{dashboard}")
+        has_token = os.environ.get("RAY_AUTH_MODE", "token").lower() == "token"
+        token = " (`ray get-auth-token` prints the token that it asks for)" if has_token else ""
+        watch.tell(f"dashboard: http://{dashboard}{token}")
     if watch.metrics_port is not None:
         (node,) = ray.nodes()
         watch.tell(f"metrics: http://{LOCALHOST}:{node['MetricsExportPort']}/metrics")

@@ -152,6 +152,11 @@ def few_helpers(*, watched: bool) -> Iterator[None]:
         yield
 
 
+def no_dashboard() -> ImportError | None:
+    """The library that Ray's dashboard lacks; None without one."""
+    return ray_utils.get_dashboard_dependency_error()
+
+
 def node_here() -> Node | None:
     """The node that this process started or joined; None without one.
 
