@@ -292,12 +292,23 @@ class Plain:
                 os.kill(os.getpid(), signal.SIGKILL)
         if job.model == "patient":  # helpers need more than a moment on a busy machine
             processes.GRACE_S = 120.0
+        self.imported_in = os.getpid()
+        if job.model == "native":  # a thread that Python did not start
+            libc = ctypes.CDLL(None)
+            pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+            assert libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, pause, None) == 0
         if job.model == "threads":
             threading.Thread(target=time.sleep, args=(600,), name="sleeper", daemon=True).start()
 
     def measure(
         self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
     ) -> Measurement:
+        if "hangs_forked" in configuration:
+            is_fork = os.getpid() != self.imported_in
+            report({"is_fork": is_fork})
+            if is_fork:
+                set_ahead(Path(os.environ[CLOCK]), 30.0)
+                time.sleep(600)
         act = getattr(Acts(configuration, report), str(configuration["act"]))
         result: Measurement = act()
         return result

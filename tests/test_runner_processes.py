@@ -346,6 +346,28 @@ def test_a_process_with_threads_is_not_forked():
         runner.run(acting("good"))
 
 
+def test_threads_of_libraries_are_named_and_refuse_no_trial():
+    with new_runner("native") as runner:
+        outcome = runner.run(acting("good"))
+    assert outcome.status is Status.OK
+    (note,) = outcome.measurement.notes
+    assert note.startswith("libraries started threads before the trial: ")
+
+
+def test_where_a_fork_hangs_beside_such_threads_a_fresh_process_runs_the_trial(
+    clock_file, time_is_up
+):
+    notes = Notes()
+    with new_runner("native") as runner:
+        for _ in range(2):  # the second does not wait for a fork to hang
+            notes.clear()
+            outcome = runner.run(acting("good", hangs_forked=True), on_progress=notes)
+            assert outcome.status is Status.OK
+            assert "ran in a fresh process" in outcome.measurement.notes[-1]
+            assert notes["is_fork"] is False
+        assert "started_again" not in notes
+
+
 def test_a_token_that_a_trial_prints_is_in_no_outcome(runner, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "planted-token")
     outcome = runner.run(acting("raise_it", kind="RuntimeError", text="for planted-token: 401"))

@@ -7,10 +7,12 @@ that started it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -157,6 +159,27 @@ def _children_of(pid: int) -> list[int]:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.NoSuchProcess:
         return []
+
+
+def processor_s(root: int) -> float:
+    """Processor time in seconds that a process and its descendants have used (proc(5))."""
+    ticks = 0
+    for pid in (root, *descendants(root)):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def native_threads() -> tuple[str, ...]:
+    """The names of this process's threads that Python did not start (proc(5))."""
+    python = {thread.native_id for thread in threading.enumerate()}
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if int(task.name) not in python:
+                names.append((task / "comm").read_text().strip())
+    return tuple(sorted(names))
 
 
 def tell(pid: int, number: int, *, below: int) -> bool:

@@ -92,18 +92,19 @@ def start_helper(
     output: IO[Any] | int | None,
     environment: Mapping[str, str] | None = None,
     errors: IO[Any] | None = None,
+    keep: Sequence[int] = (),
 ) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
     """Start the `command` of a module of tuner, and return the process with a connection to it.
 
     Its last argument, which is added, is the descriptor of the process's end of the connection. It
     prints to `output`, by default to the output of this process, and its errors to `errors`, by
-    default there too.
+    default there too. It also gets the descriptors `keep`.
     """
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - this program itself
             [*command, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *keep],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output if errors is None else errors,

@@ -27,7 +27,8 @@ from tuner.trial.said import FAILED, Said, tell
 class ChildTask:
     """The task of a child, with the descriptors to write to and those to close.
 
-    `environment` has variables that it gets in addition to those of its parent.
+    `environment` has variables that it gets in addition to those of its parent. A child `is_fresh`
+    if it is no fork: then it has imported nothing.
     """
 
     body: TrialBody
@@ -39,6 +40,7 @@ class ChildTask:
     log: int
     foreign: tuple[int, ...]
     environment: Mapping[str, str]
+    is_fresh: bool = False
 
 
 def child_main(task: ChildTask) -> NoReturn:
@@ -53,7 +55,8 @@ def child_main(task: ChildTask) -> NoReturn:
 
 def _settle(task: ChildTask) -> None:
     """Start a new session that ends with the parent and keeps nothing of it but its code."""
-    os.setsid()
+    if not task.is_fresh:  # it has a session
+        os.setsid()
     die_with(task.parent)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -77,6 +80,8 @@ def _settle(task: ChildTask) -> None:
 
 def _measure(task: ChildTask, report: Report) -> Measurement:
     _settle(task)
+    if task.is_fresh:
+        task.body.prepare(task.job, task.options)
     return task.body.measure(task.job, task.configuration, task.options, report)
 
 

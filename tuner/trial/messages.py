@@ -25,7 +25,7 @@ class TrialBody(Protocol):
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
         """Called once, in the process from which trials are forked: import what they need.
 
-        Must leave this process with one thread, and must not touch a device. Raises `TunerError`
+        Must start no thread of Python's, and must not touch a device. Raises `TunerError`
         if no trial of the job can run.
         """
 

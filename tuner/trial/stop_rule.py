@@ -100,6 +100,9 @@ def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
 NEEDED_S = "needed_s"
 """The name of the fact that a trial reports after its first step: seconds for all its steps."""
 
+STARTED_AGAIN = "started_again"
+"""The name of the fact that a trial's process hung and was replaced: its time begins again."""
+
 FIRST_STEP_WITHIN_S = 600.0
 """Time limit for loading and the first step, which has two micro-steps at most. A slower trial
 hangs, or is too slow to be useful."""
@@ -125,6 +128,8 @@ class Deadline:
 
     def hear(self, facts: Mapping[str, Any], now_s: float) -> None:
         """Take facts of the trial into account: its steps may need more time."""
+        if STARTED_AGAIN in facts:
+            self._started_s = now_s
         if self._by_pace and NEEDED_S in facts:
             needed_s = now_s - self._started_s + SLACK * float(facts[NEEDED_S])
             self.limit_s = min(max(self.limit_s, needed_s), LONGEST_S)

@@ -1,14 +1,18 @@
 """The warm process: has imported everything once, and forks one child for each trial.
 
-It has one thread and never touches a device, so that a fork of it is a clean start that costs
-milliseconds. It outlives its trials and nothing else: when the process that started it ends,
-however that ends, it ends its trial with all that the trial started, and itself.
+It has one thread of Python's and never touches a device, so that a fork of it is a clean start
+that costs milliseconds. If libraries have started threads of their own, a fork may find their
+locks held: one that hangs is replaced by a fresh process, as are those after it. It outlives its
+trials and nothing else: when the process that started it ends, however that ends, it ends its
+trial with all that the trial started, and itself.
 
-Run as `python -m tuner.trial.warm DESCRIPTOR`, with one end of a socket.
+Run as `python -m tuner.trial.warm DESCRIPTOR`, with one end of a socket. A fresh process of a trial
+is the same, with a `ChildTask` as its first message.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import gc
 import os
@@ -17,10 +21,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
+from typing import Any
 
+from tuner.core.environment import search_path, your_python
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.leftovers import Leftovers, leftovers
 from tuner.core.outcome import Ending
@@ -29,10 +35,13 @@ from tuner.core.processes import (
     end_child,
     end_children,
     has_ended,
+    native_threads,
     oom_kills,
     oom_kills_since,
+    processor_s,
 )
 from tuner.core.records import Configuration
+from tuner.core.supervised import start_helper
 from tuner.predict.training import load_object
 from tuner.trial.base import Instructions, MeasureOptions
 from tuner.trial.child import ChildTask, ProgressParser, Read, child_main
@@ -46,12 +55,14 @@ from tuner.trial.messages import (
     Stop,
     TrialBody,
 )
-from tuner.trial.stop_rule import Deadline
+from tuner.trial.stop_rule import STARTED_AGAIN, Deadline
 
 END_WITHIN_S = 20.0
 """A killed process that uses a GPU ends when the driver has taken back its memory."""
 _LOOK_AGAIN_S = 2.0
 """Interval for checking that the supervising process still lives."""
+_HANGS_S, _HANGS_BELOW_S = 20.0, 0.1
+"""A fork hangs if it has used no more than the second as processor time within the first."""
 
 
 class Stopped(enum.Enum):
@@ -59,6 +70,7 @@ class Stopped(enum.Enum):
 
     TIME_IS_UP = enum.auto()
     GIVEN_UP = enum.auto()
+    HANGS = enum.auto()
 
 
 def main() -> int:
@@ -67,7 +79,11 @@ def main() -> int:
     supervisor = os.getppid()
     become_subreaper()
     try:
-        warm = _prepared(connection.recv(), connection, supervisor)
+        message = connection.recv()
+        if isinstance(message, ChildTask):
+            connection.close()
+            child_main(message)
+        warm = _prepared(message, connection, supervisor)
         if warm is None:
             return 1
         while True:
@@ -89,7 +105,7 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> WarmProc
     try:
         body: TrialBody = load_object(start.body, "trial body")
         body.prepare(start.job, start.options)
-        _require_one_thread()
+        _require_no_threads()
     except TunerError as error:
         connection.send(CannotRun(error))
         return None
@@ -101,20 +117,33 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> WarmProc
     return WarmProcess(start, body, connection, supervisor)
 
 
-def _require_one_thread() -> None:
+def _require_no_threads() -> None:
     """A fork copies one thread only; locks that another one held stay locked in the copy."""
-    tasks = len(list(Path("/proc/self/task").iterdir()))
-    if tasks > 1:
-        names = ", ".join(thread.name for thread in threading.enumerate())
+    others = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+    if others:
         raise UnavailableError(
-            f"the process that starts trials has {tasks} threads (of Python: {names}), and must "
-            "have one",
-            hint="a library starts threads while it is imported",
+            f"the process that starts trials has threads of Python: {', '.join(others)}",
+            hint="a module starts them while it is imported; let it start them at its first use",
         )
 
 
+class _Stillness:
+    """Tells whether a process and its descendants use next to no processor time."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._used_s, self._since_s = 0.0, time.monotonic()
+
+    def hangs(self) -> bool:
+        """True if they have waited for `_HANGS_S`, as for a lock that nothing will release."""
+        used_s = processor_s(self._process)
+        if abs(used_s - self._used_s) > _HANGS_BELOW_S:
+            self._used_s, self._since_s = used_s, time.monotonic()
+        return time.monotonic() - self._since_s > _HANGS_S
+
+
 class WarmProcess:
-    """Runs trials one after the other, each in a fork of this process."""
+    """Runs trials one after the other, each in a fork of this process or in a fresh one."""
 
     def __init__(
         self, start: Start, body: TrialBody, connection: Connection, supervisor: int
@@ -123,6 +152,8 @@ class WarmProcess:
         self._body = body
         self._connection = connection
         self._supervisor = supervisor
+        self._threads = native_threads()
+        self._forks = True
         # The end of a child wakes the selector: its signal writes to this pipe.
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
@@ -136,15 +167,21 @@ class WarmProcess:
         started_s = time.monotonic()
         options = replace(self._start.options, instructions=instructions)
         deadline = Deadline(options.timeout_s, started_s)
+        stopped: Stopped | None = Stopped.HANGS
         with leftovers(os.getpid()) as found:
-            child, heard = self._fork(configuration, options, found)
-            try:
-                stopped = self._watch(child, heard, deadline, found)
-            finally:
-                found.look(now=True)
-                exit_code = end_child(child, deadline_s=END_WITHIN_S)
-                left = end_children(deadline_s=END_WITHIN_S)
-                last_facts = heard.finish()
+            while stopped is Stopped.HANGS:
+                child, heard = self._start_child(configuration, options, found)
+                try:
+                    stopped = self._watch(child, heard, deadline, found)
+                finally:
+                    found.look(now=True)
+                    exit_code = end_child(child, deadline_s=END_WITHIN_S)
+                    left = end_children(deadline_s=END_WITHIN_S)
+                    last_facts = heard.finish()
+                if stopped is Stopped.HANGS:
+                    self._forks = False
+                    deadline.hear({STARTED_AGAIN: True}, time.monotonic())
+                    self._connection.send(Reported({STARTED_AGAIN: True}))
         if last_facts:
             self._connection.send(Reported(last_facts))
         timed_out = stopped is Stopped.TIME_IS_UP
@@ -152,7 +189,7 @@ class WarmProcess:
             device=self._start.options.device,
             exit_code=exit_code,
             facts=heard.facts,
-            measurement=heard.measurement,
+            measurement=self._noted(heard.measurement),
             raised=heard.raised,
             log_tail=heard.log_tail,
             timed_out_after_s=deadline.limit_s if timed_out else None,
@@ -162,7 +199,16 @@ class WarmProcess:
             duration_s=time.monotonic() - started_s,
         )
 
-    def _fork(
+    def _noted(self, measurement: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """The measurement, with the threads beside which its process was forked."""
+        if measurement is None or not self._threads:
+            return measurement
+        note = f"libraries started threads before the trial: {', '.join(self._threads)}"
+        if not self._forks:
+            note += "; a fork beside them hung, so the trial ran in a fresh process"
+        return {**measurement, "notes": [*measurement.get("notes", ()), note]}
+
+    def _start_child(
         self, configuration: Configuration, options: MeasureOptions, found: Leftovers
     ) -> tuple[int, ProgressParser]:
         """The new child, and what will be heard of it."""
@@ -180,12 +226,27 @@ class WarmProcess:
             foreign=(*ours, lines_read, log_read),
             environment=found.environment,
         )
-        child = os.fork()
+        child = self._fresh(task) if not self._forks else os.fork()
         if child == 0:
             child_main(task)
         os.close(lines_write)
         os.close(log_write)
         return child, ProgressParser(lines_read, log_read)
+
+    def _fresh(self, task: ChildTask) -> int:
+        """A new process with a task, which imports everything once more."""
+        path = {"PYTHONPATH": self._start.python_path or ""}
+        own = replace(task, foreign=(), environment={**task.environment, **path}, is_fresh=True)
+        process, connection = start_helper(
+            your_python("tuner.trial.warm"),
+            task.log,
+            {**os.environ, "PYTHONPATH": search_path()},
+            keep=(task.lines, task.log),
+        )
+        with connection, contextlib.suppress(ConnectionError):  # it has ended, which is seen
+            connection.send(own)
+        process.returncode = 0  # it is waited for as forks are
+        return process.pid
 
     def _watch(
         self, child: int, heard: ProgressParser, deadline: Deadline, found: Leftovers
@@ -194,6 +255,7 @@ class WarmProcess:
         sources: list[int | Connection] = [heard.lines, heard.log, self._woken, self._connection]
         if found.descriptor is not None:
             sources.append(found.descriptor)
+        still = _Stillness(child) if self._threads and self._forks else None
         with selectors.DefaultSelector() as selector:
             for source in sources:
                 selector.register(source, selectors.EVENT_READ)
@@ -212,6 +274,8 @@ class WarmProcess:
                         and self._listen(heard, key.fd, deadline) is Read.END
                     ):
                         selector.unregister(key.fd)
+                if still is not None and "first_step_s" not in heard.facts and still.hangs():
+                    return Stopped.HANGS
                 if os.getppid() != self._supervisor:
                     raise EOFError("the process that supervises this one has ended")
         return None
