@@ -278,9 +278,12 @@ def score(record: TrialRecord) -> Score | None:
         over_bytes = max(over_bytes, float(outcome.requested_bytes or 0), VIOLATED)
         device_bytes = max(device_bytes, limit_bytes + over_bytes)
     samples_per_s = _samples_per_s(outcome)
-    constraints = {MEMORY_CONSTRAINT: over_bytes}
-    if outcome.status not in (Status.OK, Status.OOM):
-        constraints[OUTCOME_CONSTRAINT] = VIOLATED
+    trained = outcome.status in (Status.OK, Status.OOM)
+    # Samplers want the same constraints of every trial.
+    constraints = {
+        MEMORY_CONSTRAINT: over_bytes,
+        OUTCOME_CONSTRAINT: -VIOLATED if trained else VIOLATED,
+    }
     return Score((samples_per_s, device_bytes), constraints)
 
 

@@ -372,5 +372,5 @@ class GuidedStrategy(Strategy):
             self._candidates.place(record.configuration),
             scored.values if scored else None,
             failure=failure_of(record.outcome),
-            failed=scored is not None and OUTCOME_CONSTRAINT in scored.constraints,
+            failed=scored is not None and scored.constraints[OUTCOME_CONSTRAINT] > 0,
         )
