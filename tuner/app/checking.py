@@ -6,13 +6,14 @@ that keep the result of the training (its effective batch, adapters and lengths)
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.app.program_oracle import ProgramOracle, RunAnswer, ignored
-from tuner.core.errors import InputError
+from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.emulator.emulation import FEW
@@ -126,7 +127,9 @@ def check_program(
     base = needed or found
     notes: list[str] = []
     suggestion, least_bytes = None, None
-    evaluation = runs.smaller_evaluation(base) if improve else None
+    evaluation = None
+    with contextlib.suppress(UnavailableError):
+        evaluation = runs.smaller_evaluation(base) if improve else None
     # A change of device memory does not help a host that has too little.
     helps = _is_known(base) and not base.host_is_full and evaluation is None
     helps = helps and not (found.fits and found.time is None)  # nothing says what is faster
@@ -287,7 +290,7 @@ class _Search:
         for (size, way), answer in zip(
             wanted, self.runs.with_values(values, roomy=roomy), strict=True
         ):
-            if isinstance(answer, InputError):
+            if isinstance(answer, TunerError):
                 reasons = "; ".join(map(str, answer.problems)) or answer.message
                 problem: str | None = f"a change was not tried: {reasons}"
             elif _is_known(answer):

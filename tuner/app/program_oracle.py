@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.app.pinned import pinned_doubts
-from tuner.core.errors import InputError, UnavailableError, verdict_code
+from tuner.core.errors import TunerError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue, Phase, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
@@ -179,7 +180,7 @@ class ProgramOracle(ABC, Generic[Answer]):
 
     def with_values(
         self, wanted: Sequence[Values], *, roomy: bool
-    ) -> Sequence[Answer | InputError]:
+    ) -> Sequence[Answer | TunerError]:
         """The program with each of these changes; the reason for a change that is impossible."""
         return [self._changed(values, roomy=roomy) for values in wanted]
 
@@ -187,10 +188,10 @@ class ProgramOracle(ABC, Generic[Answer]):
         """The samples of an evaluation's batch with which it fits, where it alone does not."""
         return None
 
-    def _changed(self, values: Values, *, roomy: bool) -> Answer | InputError:
+    def _changed(self, values: Values, *, roomy: bool) -> Answer | TunerError:
         try:
             return self._ask(change(self.program, self.settings, values).after, roomy=roomy)
-        except InputError as error:
+        except TunerError as error:
             return error
 
     @abstractmethod
@@ -256,8 +257,9 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         for place, one in enumerate(answers):
             if one.prediction.memory.peak_phase == Phase.EVALUATION and not one.prediction.fits:
                 without = Configuration({**one.plan.configuration, "eval_batch": 0})
-                (steps,) = how([without], self.gpu, margin_fraction=self.margin_fraction)
-                answers[place] = dataclasses.replace(one, steps_fit=steps.fits)
+                with contextlib.suppress(UnavailableError):
+                    (steps,) = how([without], self.gpu, margin_fraction=self.margin_fraction)
+                    answers[place] = dataclasses.replace(one, steps_fit=steps.fits)
         return answers
 
 
@@ -283,7 +285,7 @@ class ProgramRuns(ProgramOracle[Emulation]):
 
     def with_values(
         self, wanted: Sequence[Values], *, roomy: bool
-    ) -> Sequence[Emulation | InputError]:
+    ) -> Sequence[Emulation | TunerError]:
         """As in `ProgramOracle`, several programs side by side."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             futures = [pool.submit(self._changed, values, roomy=roomy) for values in wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -35,6 +36,7 @@ from tuner.app.estimate import (
     one_configuration,
 )
 from tuner.app.listener import quiet_libraries
+from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, MemoryCategory, Verdict, parse_margin
 from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.units import format_duration, format_size
@@ -131,7 +133,9 @@ def command(  # noqa: PLR0913 - one argument for each option
         )
         if calibrated and space is not None:
             found = corrected(found, results)
-        each = None if as_json else exchanging_each(found, profile)
+        each = None
+        with contextlib.suppress(UnavailableError):
+            each = None if as_json else exchanging_each(found, profile)
     if as_json:
         print_json(found.to_dict())
         return
