@@ -6,27 +6,36 @@ import subprocess
 import sys
 import tomllib
 import venv
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from test_architecture import FILES, imports
 
 from tuner.app.cli.main import COMMANDS
 from tuner.core.errors import DISTRIBUTION, MODULES, install_command
 
 ROOT = Path(__file__).parents[1]
 
-# A process in which the modules of the extra cannot be imported runs each command line.
+# A process in which the modules of the extra are not found runs each command line.
 WITHOUT = """
 import contextlib, io, json, sys
-from importlib.abc import MetaPathFinder
 
-class Missing(MetaPathFinder):
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in MODULES:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name.partition(".")[0] not in MODULES:
+            return self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
 
 MODULES = json.loads(sys.argv[1])
-sys.meta_path.insert(0, Missing())
+sys.meta_path[:] = map(Without, sys.meta_path)
 from tuner.app.cli.main import run
 
 found = []
@@ -60,9 +69,12 @@ FROM_WHAT_SHIPS = (
     ("tune", "--predict", "--gpu", "rtx4090", SCRIPT, "qwen3-0.6b"),
 )
 ASK = (
-    ("estimate", "--model", "mistral-7b-v0.3", "--gpu", "rtx4090"),
+    ("estimate", "--model", "gemma-2-2b", "--gpu", "rtx4090"),
     ("estimate", *RESULTS, "--model", "qwen3-8b"),
+    ("estimate", "--model", "someone/a-model", "--gpu", "rtx4090"),
+    ("estimate", "--model", "folder", "--gpu", "rtx4090"),
     ("search", *RESULTS),
+    ("search", "--space", "own.yaml", "--gpu", "rtx4090"),
     ("calibrate",),
     ("models", "hollow", "tiny-llama-3m", "hollow"),
 )
@@ -80,13 +92,51 @@ def test_the_extra_has_the_packages_of_these_modules():
     assert not names & {line.partition(">=")[0] for line in project["dependencies"]}
 
 
+def test_every_module_that_a_base_install_lacks_is_known():
+    """But for those of other extras, and of programs, which are asked for before their import."""
+    elsewhere = (
+        "anyio deepspeed jsonschema liger_kernel mcp mcp_types pandas pytest safetensors trl"
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = {canonicalize_name(Requirement(one).name) for one in project["dependencies"]}
+    brought = packages_distributions()
+    imported = {name.partition(".")[0] for path in FILES for name, _ in imports(path)}
+    unknown = imported - {*MODULES, *elsewhere.split(), *sys.stdlib_module_names, "tuner"}
+    unknown -= {"markupsafe"}  # of jinja2
+    assert {one for one in unknown if not base & {*map(canonicalize_name, brought[one])}} == set()
+
+
+OWN = """
+name: own
+description: all of its configurations have compiled timelines
+workload: causal_lm
+model: qwen3-0.6b
+gpus: [rtx4090]
+knobs:
+  micro_batch: [1, 2]
+  gradient_checkpointing: [true, false]
+fixed: {precision: bf16, lora_rank: 16, max_length: 512, effective_batch: 16}
+derived: {grad_accum: effective_batch // micro_batch}
+objectives: [samples_per_s, device_bytes]
+"""
+
+
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "own.yaml").write_text(OWN)
+    (folder / "folder").mkdir()
+    (folder / "folder" / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(folder):
     lines = [*ANSWER, *ASK, *((name, "--help") for name in COMMANDS)]
     arguments = [sys.executable, "-c", WITHOUT, json.dumps([*MODULES]), json.dumps(lines)]
     done = subprocess.run(
         arguments,
-        cwd=tmp_path_factory.mktemp("elsewhere"),
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -113,8 +163,13 @@ def test_every_command_says_what_it_does(answers):
 def test_what_predicts_or_searches_says_what_to_install(answers, line):
     code, _, err = answers[line]
     assert code == 3
-    assert "which is not installed" in err
+    assert "not installed" in err
     assert install_command("all") in err
+
+
+def test_what_needs_the_extra_says_so_before_it_writes(answers, folder):
+    assert answers["search", "--space", "own.yaml", "--gpu", "rtx4090"][0] == 3
+    assert {path.name for path in folder.iterdir()} == {"own.yaml", "folder"}
 
 
 @pytest.mark.slow

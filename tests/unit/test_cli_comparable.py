@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,9 @@ from device_fakes import measured
 from results_samples import GPU, SPACE, make_record
 
 from tuner.app.target import comparable, sorted_by_use, stale_text, with_margin
-from tuner.core.records import Source, Status
+from tuner.core.records import Source, Status, TrialRecord
 from tuner.core.units import GIB
+from tuner.trial.base import outcome_versions
 
 TARGET = SimpleNamespace(space=SimpleNamespace(name=SPACE.name, knobs={}), gpu=GPU)
 CPU = dataclasses.replace(GPU, id="cpu", name="a processor", memory_bytes=24 * GIB)
@@ -31,6 +33,17 @@ def test_predictions_of_other_versions_go_and_measurements_stay():
     own = measured(record(2, versions={"torch": "1.0"}), device="A")
     new = record(3)
     assert comparable((old, own, new), TARGET) == (own, new)
+
+
+def test_the_build_of_a_release_is_no_other_version():
+    new = record(1, versions={"torch": "2.13.0", "model": "./a+b 12"})
+    written = {**new.to_dict(), "versions": {"torch": "2.13.0+cpu", "model": "./a+b 12"}}
+    assert TrialRecord.from_dict(written) == new
+
+
+def test_the_versions_of_trials_are_releases(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "2.13.0+cpu")
+    assert outcome_versions()["torch"] == "2.13.0"
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,9 @@ def install_command(extra: str) -> str:
 
 
 MODULES = {
+    "accelerate": "peft",
     "bitsandbytes": "bitsandbytes",
+    "huggingface_hub": "transformers",
     "optuna": "optuna",
     "peft": "peft",
     "ray": "ray",

@@ -160,11 +160,11 @@ class MeasureOptions:
 
 
 def outcome_versions() -> dict[str, str]:
-    """The versions of tuner and of each of `OUTCOME_LIBRARIES`, without missing ones."""
+    """The releases of tuner and of each of `OUTCOME_LIBRARIES`, without missing ones."""
     versions = {"tuner": __version__}
     for name in OUTCOME_LIBRARIES:
         try:
-            versions[name] = metadata.version(name)
+            versions[name] = metadata.version(name).partition("+")[0]  # not of which build
         except metadata.PackageNotFoundError:
             continue
     return versions

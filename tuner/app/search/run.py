@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
@@ -21,7 +22,7 @@ from tuner.app.search.prepare import Predictors, Prepared, prepare
 from tuner.app.search.result_files import Contents, journal_of, timeline_of, write_results
 from tuner.app.target import sorted_by_use, stale_text, with_margin
 from tuner.app.verifying import verify_all
-from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
+from tuner.core.errors import NothingFitsError, TunerError, UnavailableError, missing_extra
 from tuner.core.records import TrialRecord
 from tuner.searches.journal import JournalWriter
 from tuner.searches.progress import Progress
@@ -67,6 +68,7 @@ def run_plans(
     `NothingFitsError` if all types are refused. All journals stay valid after this error, after an
     interruption and after any other error.
     """
+    _require_libraries([plan for plan in plans if isinstance(plan, SearchPlan)])
     found: dict[str, SearchedGpu | SkippedGpu] = {}
     with contextlib.ExitStack() as journals:
         predictors = Predictors()
@@ -96,6 +98,15 @@ def run_plans(
     for one_found in _write(ran, command=command):
         found[one_found.plan.target.gpu.id] = one_found
     return [found[plan.target.gpu.id] for plan in plans]
+
+
+def _require_libraries(plans: Sequence[SearchPlan]) -> None:
+    """Raise `UnavailableError` before anything is written, not where a library is first used."""
+    traces = any(plan.part.space.predictable for plan in plans)
+    runs = not all(isinstance(plan.trials_on, Predicting) for plan in plans)
+    for name in ("torch", "transformers") * traces + ("ray", "optuna") * runs:
+        if find_spec(name) is None and (missing := missing_extra(ModuleNotFoundError(name=name))):
+            raise missing
 
 
 def _failure(result: SearchOutcome | None) -> TunerError | None:

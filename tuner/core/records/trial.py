@@ -268,4 +268,9 @@ class TrialRecord:
         }
         outcome = read(Outcome, {**data, **ran})
         # `verified_by` is the name of another record in a journal.
-        return read(cls, {**data, "outcome": outcome, "verified_by": None})
+        record = read(cls, {**data, "outcome": outcome, "verified_by": None})
+        versions = {  # older journals have the build: "2.13.0+cpu"
+            name: version if name == "model" else version.partition("+")[0]
+            for name, version in record.versions.items()
+        }
+        return replace(record, versions=versions)
