@@ -190,6 +190,10 @@ def test_a_local_folder_with_a_config_is_a_model(tmp_path):
             "text_config.num",
         ),
         ('{"model_type": "mixtral", "num_local_experts": 8000}', "8000 experts in 32"),
+        (
+            '{"model_type": "llama"' + ', "text_config": {"model_type": "llama"' * 900 + "}" * 901,
+            "recursion",
+        ),
         ('{"model_type": "llama", "x": ' + "[" * 50 + "]" * 50 + "}", "nested more than 20"),
         ('{"model_type": "llama", "x": 1' + "0" * 60 + "}", "a number of 61 digits"),
         (

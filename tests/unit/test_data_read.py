@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path):
 
 
 # --- malformed files -------------------------------------------------------------------------
+
+
+def test_pipes_and_devices_are_not_read(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="is not a file"):
+            read_lengths(path, length_column="n")
 
 
 def test_every_malformed_line_is_named(tmp_path: Path):

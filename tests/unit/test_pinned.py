@@ -88,6 +88,40 @@ def test_an_environment_pins_what_is_installed_in_it(tmp_path: Path) -> None:
         assert pins_of(path, STACK).releases == {"peft": "==0.13.2"}
 
 
+MALFORMED = {
+    "uv.lock": ("package = [1]", "package = [{name = 1, version = {}}]", "[" * 5000, "\xff"),
+    "pyproject.toml": (
+        "project = 1",
+        "[project]\ndependencies = 5",
+        "[project]\noptional-dependencies = [1]",
+        "dependency-groups = [2]",
+        "[project]\ndependencies = ['peft; " + "(" * 5000 + "']",
+    ),
+    "requirements.txt": ("peft===foo", "-r \0", "-r .", "-r /dev/zero", "peft; python_version < 1"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_file_costs_its_pins_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("HOME")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "requirements-gpu.txt").write_text("torch==1.13.1\n")
+    program = read_program([str(tmp_path / "train.py")], is_run=False)
+    for text in MALFORMED[name]:
+        (tmp_path / name).write_text(text, encoding="latin-1")
+        assert pinned_doubts(program) == {Doubt.OLD_RELEASES}
+        assert pinned_notes(program, plan_program(program))
+
+
+def test_requirements_that_name_each_other_are_read_once(tmp_path: Path) -> None:
+    for number in range(30):
+        following = f"-r {(number + 1) % 30}.txt\n"
+        (tmp_path / f"{number}.txt").write_text(f"{following}{following}trl==0.{number}\n")
+    assert pins_of(tmp_path / "0.txt", STACK).releases == {"trl": "==0.29"}
+
+
 def test_pins_are_looked_for_up_to_the_root_of_the_project(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("trl==0.12.0\n")  # of another project
     folder = tmp_path / "project" / "src"

@@ -228,6 +228,33 @@ def test_what_cannot_be_read_can_be_said(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "loop",
+    ["size = size * 2", "config['size'] = config['size'] * 2", "size = other = other * size"],
+)
+def test_a_value_that_is_made_of_itself_is_not_followed_for_ever(tmp_path, loop):
+    text = f"size = other = 1\nconfig = {{'size': size}}\nfor _ in range(4): {loop}\n"
+    text += SFT.format(f"max_length={loop.partition(' =')[0]}", "")
+    assert "which is set in several places" in refusals(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("axolotl.yml", "base_model: [a]\nadapter: {}\ndatasets: 5\nmicro_batch_size: .inf\n"),
+        ("axolotl.yml", "base_model: q\nadapter: lora\nlora_target_modules: 5\ndatasets: [{}]\n"),
+        (
+            "train.py",
+            "".join(f"b{n} = b{n + 1} * 2\n" for n in range(999)) + SFT.format("seed=b0", ""),
+        ),
+    ],
+)
+def test_malformed_values_are_an_error_with_the_file(tmp_path, name, text):
+    with pytest.raises(InputError) as caught:
+        planned(tmp_path, text, name=name)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "for batch in data:\n    model(**batch).loss.backward()\n",

@@ -191,6 +191,8 @@ def test_arguments_that_hold_data_are_left_alone(folder):
         (["broken.py"], "broken.py:1: broken Python"),
         (["broken.yaml"], "broken.yaml:2: broken YAML"),
         (["latin.py"], "latin.py:1: not text in UTF-8"),
+        (["rot13.py"], "rot13.py:1: broken Python: it says that it is rot13"),
+        (["."], "there is no program '.'"),
     ],
 )
 def test_what_is_no_program_is_said_so(words, message, folder):
@@ -199,6 +201,7 @@ def test_what_is_no_program_is_said_so(words, message, folder):
     (folder / "broken.py").write_text("B = = 4\n")
     (folder / "broken.yaml").write_text("a: [1\n")
     (folder / "latin.py").write_bytes(b"# \xe9\n")
+    (folder / "rot13.py").write_text("# coding: rot13\n")
     with pytest.raises(InputError) as refused:
         read_program(words)
     assert message in str(refused.value)

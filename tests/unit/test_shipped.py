@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tuner.app.programs import check
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration
 from tuner.predict import predictor
@@ -39,6 +40,40 @@ TRL = {
 
 def configuration(**settings: object) -> Configuration:
     return configure(default_space(MODEL, settings), settings, strict=False)
+
+
+PROGRAM = """
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+model = AutoModelForCausalLM.from_pretrained(
+    "Qwen/Qwen3-0.6B", dtype=torch.bfloat16, quantization_config=four_bit
+)
+args = SFTConfig(
+    per_device_train_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=True
+)
+lora = LoraConfig(lora_dropout=0.05, target_modules="all-linear")
+SFTTrainer(model, args, peft_config=lora).train()
+"""
+"""With dropout, only the timeline with checkpointing comes with tuner."""
+
+
+def test_a_change_without_a_timeline_is_a_note_and_costs_no_verdict(without_torch, tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    checked = check([str(tmp_path / "train.py")], get_gpu("rtx4090"), predict=True)
+    assert checked.found.fits
+    assert any("not among the compiled timelines" in note for note in checked.notes)
+
+
+def test_a_damaged_file_is_said_with_its_path(tmp_path):
+    write(tmp_path / "cut.zip", {"torch": "2.13.0"}, {}, {})
+    whole = (tmp_path / "cut.zip").read_bytes()
+    for damaged in (whole[:-30], whole[:60] + b"damage" + whole[66:], b""):
+        (tmp_path / "cut.zip").write_bytes(damaged)
+        with pytest.raises(UnavailableError, match=r"cut\.zip is damaged"):
+            assert Shipped(tmp_path / "cut.zip").versions
 
 
 def test_a_file_reads_as_it_was_written(tmp_path):

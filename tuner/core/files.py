@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import platformdirs
 
@@ -28,24 +29,31 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     `max_bytes`.
     """
     try:
-        # A pipe without a writer is not waited for either.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise InputError(f"{str(path)!r} is not a file")
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             # Its size may be none that the file system tells, or change.
-            data = b"" if found.st_size > max_bytes else file.read(max_bytes + 1)
+            data = b"" if size > max_bytes else file.read(max_bytes + 1)
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:  # a null byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"cannot read {str(path)!r}: {reason}") from error
-    if found.st_size > max_bytes or len(data) > max_bytes:
+    if size > max_bytes or len(data) > max_bytes:
         raise InputError(
             f"{str(path)!r} is larger than the {max_bytes >> 20} MiB that such a file may have"
         )
     return data
+
+
+@contextlib.contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """The file at `path`. Raises `InputError` for a pipe or a device, and `OSError` as `open`."""
+    # A pipe without a writer is not waited for either.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InputError(f"{str(path)!r} is not a file")
+        yield file
 
 
 def user_cache() -> Path | None:

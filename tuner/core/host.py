@@ -54,7 +54,7 @@ def find_program(name: str, path: str | None = None) -> str | None:
     """
     found = shutil.which(name, path=path)
     if found is None and os.sep not in name:
-        found = shutil.which(str(Path(this_python()).with_name(name)))
+        found = shutil.which(name, path=str(Path(this_python()).parent))
     return this_python() if found is None and name == "python" else found
 
 

@@ -189,7 +189,10 @@ def breaks_between(
 def is_before(pinned: str, release: Version) -> bool | None:
     """True if all releases that the specifiers allow are older, False if none is, else None."""
     for one in SpecifierSet(pinned):
-        version = Version(one.version.removesuffix(".*"))
+        try:
+            version = Version(one.version.removesuffix(".*"))
+        except InvalidVersion:  # "===" takes any text
+            continue
         if one.operator in ("==", "===", "~="):
             return version < release
         if one.operator == "<" and version <= release:

@@ -8,10 +8,12 @@ spaces alone, and one with its optimizer steps; and the versions of the librarie
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
 import importlib.util
 import io
 import json
+import lzma
 import zipfile
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.core.errors import UnavailableError, install_command
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.compiled import CompiledPasses
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer, Trained
@@ -61,7 +64,8 @@ class Shipped:
     """The timelines in one file, read as they are asked for."""
 
     def __init__(self, file: Path) -> None:
-        self._archive = zipfile.ZipFile(file) if file.exists() else None
+        with _whole(file):
+            self._archive = zipfile.ZipFile(file) if file.exists() else None
         self._members: dict[str, Any] = {}
         self._steps: dict[str, dict[str, Steps]] = {}
 
@@ -137,10 +141,20 @@ class Shipped:
     def _read(self, name: str) -> bytes | None:
         if self._archive is None:
             return None
-        try:
+        with _whole(Path(str(self._archive.filename))), contextlib.suppress(KeyError):
             return self._archive.read(name)
-        except KeyError:
-            return None
+        return None
+
+
+@contextlib.contextmanager
+def _whole(file: Path) -> Iterator[None]:
+    """Inside, a file that is cut off or damaged is an `UnavailableError`."""
+    try:
+        yield
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, lzma.LZMAError) as error:
+        raise UnavailableError(
+            f"{file} is damaged: {error}", hint=f"{install_command('all')} --force-reinstall"
+        ) from error
 
 
 @cache

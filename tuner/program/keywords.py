@@ -129,7 +129,7 @@ class CallReader:
     absent: frozenset[str] = frozenset()
     has_bf16: bool = True
     _tests: list[ast.expr] = field(default_factory=list)
-    """The tests that are being decided, which may not ask for themselves."""
+    """The tests and products that are being decided, which may not ask for themselves."""
 
     def keywords(
         self, script: Script, call: ast.Call, only: Sequence[str] = ()
@@ -295,8 +295,10 @@ class CallReader:
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
                 holds = self.truth(script, node)
                 return None if holds is None else Argument(holds, where)
-            case ast.BinOp(op=ast.Mult() | ast.FloorDiv()):
+            case ast.BinOp(op=ast.Mult() | ast.FloorDiv()) if node not in self._tests:
+                self._tests.append(node)
                 one, other = self.argument(script, node.left), self.argument(script, node.right)
+                self._tests.pop()
                 if isinstance(one.value, int) and isinstance(other.value, int) and other.value:
                     is_product = isinstance(node.op, ast.Mult)
                     made = one.value * other.value if is_product else one.value // other.value

@@ -14,7 +14,6 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from tuner.core.errors import InputError
 from tuner.core.files import read_file
 from tuner.program.program import Program
 
@@ -22,7 +21,7 @@ _LOCKS = ("uv.lock", "poetry.lock", "pdm.lock")
 _PROJECT = "pyproject.toml"
 _ENVIRONMENTS = (".venv", "venv")
 _ROOT_MARKS = (".git", _PROJECT, *_LOCKS)
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 8 << 20
 """The largest file of pins; lock files of large projects have a few MiB."""
 
 
@@ -37,19 +36,18 @@ class Pins:
 def pins_of(path: Path, libraries: Collection[str]) -> Pins:
     """The pins of these libraries in a file, or in an environment's folder or interpreter.
 
-    A file is a lock file, a pyproject.toml or requirements. Raises `InputError` or `ValueError` for
-    one that can't be read.
+    A file is a lock file, a pyproject.toml or requirements; a malformed one raises anything.
     """
     folder = _site_packages(path)
     if folder is not None:
-        there = metadata.distributions(path=[str(folder)])
+        there = [d for d in metadata.distributions(path=[str(folder)]) if d.name and d.version]
         versions = {str(canonicalize_name(d.name)): f"=={d.version}" for d in there}
         return Pins(path, {name: versions[name] for name in libraries if name in versions})
     text = read_file(path, _MOST_BYTES).decode()
     if path.suffix in (".toml", ".lock"):
         found = list(_of_toml(tomllib.loads(text)))
     else:
-        found = list(_of_requirements(path, text, {path.resolve()}))
+        found = list(_of_requirements(path, text, {path}))
     releases: dict[str, str] = {}
     for one in found:
         name = canonicalize_name(one.name)
@@ -59,8 +57,9 @@ def pins_of(path: Path, libraries: Collection[str]) -> Pins:
 
 
 def pins_near(program: Program, libraries: Collection[str]) -> list[Pins]:
-    """The pins of the program's environment, those that count most first; unreadable ones not.
+    """The pins of the program's environment, those that count most first.
 
+    They are a note on the answer, which a file or an environment that can't be read never costs.
     They are those of the interpreter that starts it, of the active environment, and up to the root
     of its project of lock files, environments, requirements and pyproject.toml.
     """
@@ -72,7 +71,7 @@ def pins_near(program: Program, libraries: Collection[str]) -> list[Pins]:
     for path in dict.fromkeys(places):
         try:
             pins = pins_of(path, libraries)
-        except (InputError, ValueError):
+        except Exception:  # noqa: BLE001, S112 - see above
             continue
         if pins.releases:
             found.append(pins)
@@ -110,7 +109,7 @@ def _folders(program: Program) -> list[Path]:
     for number, folder in enumerate((start, *start.parents)):
         if any((folder / mark).exists() for mark in _ROOT_MARKS):
             return [start, *start.parents][: number + 1]
-        if folder == Path.home():
+        if str(folder) == os.path.expanduser("~"):  # noqa: PTH111 - Path.home() may raise
             break
     return [start]
 
@@ -144,10 +143,11 @@ def _of_requirements(path: Path, text: str, read: set[Path]) -> Iterator[Require
         line = written.split(" #")[0].strip()
         option, _, named = line.partition(" ")
         if option in ("-r", "--requirement"):
-            other = (path.parent / named.strip()).resolve()
+            other = Path(os.path.realpath(path.parent / named.strip()))
             if other not in read and other.is_file():
+                read.add(other)
                 content = read_file(other, _MOST_BYTES).decode(errors="replace")
-                yield from _of_requirements(other, content, {*read, other})
+                yield from _of_requirements(other, content, read)
         elif line and not line.startswith(("-", "#")):
             yield from _parsed(line.split(" --hash")[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,19 +123,20 @@ def plan_program(
 
     that cannot be read or predicted; if not `strict`, that is left out.
     """
-    training = read_training(program, has_bf16=has_bf16(gpu))
-    reading = next((r for r in readings() if r.trainer == training.trainer), None)
-    if reading is None:
-        raise _unsupported(training, _emulated(program, gpu))
-    planned = reading.plan(training)
-    found = training.found
-    chosen = model or _beside(program, planned.model)
-    if chosen is None:
-        found.problems.append(Problem("couldn't determine the model; pass --model"))
-    else:
-        found.problems += _misnamed_in_loading(training, chosen)
-    knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
-    evaluation, unknown = evaluation_of(training, knobs)
+    with _malformed(program):
+        training = read_training(program, has_bf16=has_bf16(gpu))
+        reading = next((r for r in readings() if r.trainer == training.trainer), None)
+        if reading is None:
+            raise _unsupported(training, _emulated(program, gpu))
+        planned = reading.plan(training)
+        found = training.found
+        chosen = model or _beside(program, planned.model)
+        if chosen is None:
+            found.problems.append(Problem("couldn't determine the model; pass --model"))
+        else:
+            found.problems += _misnamed_in_loading(training, chosen)
+        knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
+        evaluation, unknown = evaluation_of(training, knobs)
     knobs |= evaluation
     said = _places_of_model(training) if model is not None else set()
     problems = [p for p in found.problems if p.where not in said and not _is_given(p, given or {})]
@@ -251,6 +253,18 @@ def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Prob
 
 def _is_unsupported(problem: Problem) -> bool:
     return any(text in problem.message for text in (EMULATE, "not predicted", "by --predict"))
+
+
+@contextlib.contextmanager
+def _malformed(program: Program) -> Iterator[None]:
+    """Inside, values of another kind than the trainer's are an `InputError`, like endless ones."""
+    try:
+        yield
+    except (
+        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+    ) as error:  # fmt: skip
+        name = program.main or next(iter(program.files), shlex.join(program.command))
+        raise InputError(f"{name}: cannot be read: {error}") from error
 
 
 def _emulated(program: Program, gpu: Gpu | None) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuner.core.errors import InputError, Problem, nearest
+from tuner.core.files import open_file
 from tuner.space.lengths import TokenLengths
 
 MAX_TOKENS = 2**31 - 1
@@ -116,7 +117,7 @@ def records(path: Path, problems: LineProblems) -> Iterator[tuple[int, Mapping[s
     cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for number, line in _lines(file, problems):
                 record = _parse(line, number, problems)
                 if record is not None:

@@ -260,10 +260,11 @@ def check_study(path: Path | None) -> None:
         return
     if not path.parent.is_dir():
         raise InputError(f"--study {str(path)!r} is in a folder that does not exist")
-    if path.is_dir():
-        raise InputError(f"--study {str(path)!r} is a folder", hint="name a file in it")
     if not path.exists():
         return
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "not a file"
+        raise InputError(f"--study {str(path)!r} is {kind}", hint="name a file")
     with path.open("rb") as file:
         start = file.readline(1000)
     if start and b'"op_code"' not in start:  # in each line of Optuna's journal files

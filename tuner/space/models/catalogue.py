@@ -308,7 +308,8 @@ def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig
         problem = " ".join(str(error).split())[:300]
         raise UnavailableError(f"model {named!r} needs a library: {problem}") from error
     except (
-        ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StrictDataclassError
+        ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+        StrictDataclassError,
     ) as error:  # fmt: skip
         if "trust_remote_code" in str(error):
             problem = "it needs its own code, which is never run"
