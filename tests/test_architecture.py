@@ -187,6 +187,7 @@ def test_one_module_starts_python():
         "tuner.emulator.toolchain",
         "tuner.integrations.pytest_plugin",
         "tuner.program.program",
+        "tuner.searches.ray.private",
     }
 
 

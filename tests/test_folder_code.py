@@ -16,7 +16,7 @@ from tuner.app.cli.main import COMMANDS
 ROOT = Path(__file__).parents[1]
 
 PLANTED = (
-    *("random.py", "json.py", "logging.py", "click.py", "msgspec.py", "numpy.py", "torch.py"),
+    *("random.py", "json.py", "signal.py", "click.py", "msgspec.py", "numpy.py", "torch.py"),
     *("tuner/__init__.py", "sitecustomize.py", "usercustomize.py", "planted.pth", "uv.toml"),
 )
 """The standard library, dependencies, tuner itself, and the files that Python and uv look for."""
@@ -38,7 +38,7 @@ QUICK = (
 )
 CPU = ("--space", "tiny_cpu", "--gpu", "cpu")
 TRAINING = (
-    ("search", *CPU, "--trials", "1", "--workers", "1"),
+    ("search", *CPU, "--trials", "1", "--workers", "1", "--dashboard"),
     ("report", *CPU),
     ("trial", *CPU),
     ("calibrate", "--device", "cpu"),

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -31,6 +31,7 @@ from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.job_config import JobConfig
 
+from tuner.core.environment import this_python
 from tuner.core.errors import TunerError, UnavailableError
 
 RAYLET, GCS_SERVER = ray_constants.PROCESS_TYPE_RAYLET, ray_constants.PROCESS_TYPE_GCS_SERVER
@@ -116,8 +117,10 @@ def placement_groups_left(leaving: Callable[[], bool]) -> Iterator[None]:
 
 
 class _OwnGroupPopen(services.ConsolePopen):  # type: ignore[misc] # Ray has no types
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, process_group=0)
+    def __init__(self, command: Sequence[str], *args: Any, **kwargs: Any) -> None:
+        if command[0] == this_python():  # -P: the dashboard's helpers look in the current folder
+            command = [command[0], "-P", *command[1:]]
+        super().__init__(command, *args, **kwargs, process_group=0)
 
 
 @contextlib.contextmanager
