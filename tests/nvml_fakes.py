@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from pynvml import NVMLError  # the real errors, with their codes and texts
 
-NOT_SUPPORTED, INVALID_ARGUMENT = 3, 2
+NOT_SUPPORTED, INVALID_ARGUMENT, FUNCTION_NOT_FOUND = 3, 2, 13
 GPU_IS_LOST, RESET_REQUIRED, UNKNOWN = 15, 16, 999
 
 
@@ -15,10 +15,12 @@ class FakeNvml:
     """The functions of `pynvml` that the program calls, with their parameters.
 
     `values` has what each answers; one that is missing is not supported by the device. `lost` has
-    the error codes that devices answer everything with, by their index.
+    the error codes that devices answer everything with, by their index. `reserved` is what the
+    driver keeps for itself; None for a driver that does not tell it apart.
     """
 
     NVMLError = NVMLError
+    nvmlMemory_v2 = 33554472  # noqa: N815
 
     def __init__(self, **values: object) -> None:
         self.values = values
@@ -51,7 +53,12 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle, version=None):
         used, total = self._value("memory", handle)
-        return SimpleNamespace(used=used, total=total)
+        reserved = self.values.get("reserved", 0)
+        if version is None:
+            return SimpleNamespace(used=used + (reserved or 0), total=total)
+        if reserved is None:
+            raise NVMLError(FUNCTION_NOT_FOUND)
+        return SimpleNamespace(used=used, total=total, reserved=reserved)
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         return SimpleNamespace(gpu=self._value("utilization", handle), memory=0)

@@ -6,6 +6,7 @@ import inspect
 import sys
 
 import pynvml
+import pytest
 from nvml_fakes import FakeNvml
 
 from tuner.core import nvml
@@ -14,7 +15,8 @@ from tuner.core.units import GIB
 
 
 def test_the_fake_has_the_drivers_signatures():
-    names = [name for name in dir(FakeNvml) if name.startswith("nvml")]
+    assert pynvml.nvmlMemory_v2 == FakeNvml.nvmlMemory_v2
+    names = [n for n in dir(FakeNvml) if n.startswith("nvml") and callable(getattr(FakeNvml, n))]
     assert len(names) > 10
     for name in names:
         real = list(inspect.signature(getattr(pynvml, name)).parameters)
@@ -49,6 +51,21 @@ def test_what_a_device_does_not_tell_is_unknown():
     reader = DeviceReader(FakeNvml(name="a GPU"), 0)
     assert reader.slowdowns() is None
     assert reader.processes() is None
+
+
+@pytest.mark.parametrize(
+    ("reserved", "used", "total"),
+    # As an H100 80GB with driver 580.159.04 answers, and as a driver before 510 would.
+    [(503_316_480, 3_407_872, 85_017_493_504), (None, 3_407_872, 85_520_809_984)],
+)
+def test_memory_that_the_driver_keeps_is_told_apart(monkeypatch, reserved, used, total):
+    driver = FakeNvml(
+        name="NVIDIA H100 80GB HBM3", memory=(3_407_872, 85_520_809_984), reserved=reserved,
+        capability=(9, 0), driver="580.159.04",
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    assert nvml.device_use() == nvml.DeviceUse(used, total, None)
+    assert nvml.device_identity().total_bytes == total
 
 
 def test_cuda_version_of_the_driver(monkeypatch):

@@ -53,8 +53,9 @@ class DeviceLostError(UnavailableError, LookupError):
 class DeviceUse:
     """Memory of a device at one moment, in bytes.
 
-    `used_bytes` is all of it, whoever holds it; `process_bytes` is what one process holds, None
-    where the driver does not tell (process ids of another namespace).
+    `used_bytes` is in use by any process, `process_bytes` by one; None where the driver does not
+    tell (process ids of another namespace). `total_bytes` is what CUDA has: the driver keeps some
+    of the card for itself, 480 MiB on an H100. Drivers before 510 count that as used.
     """
 
     used_bytes: int
@@ -115,10 +116,9 @@ def device_use(index: int = 0, *, pid: int | None = None) -> DeviceUse | None:
         if found is None:
             return None
         nvml, handle = found
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         wanted = os.getpid() if pid is None else pid
         own = [p.used_bytes for p in _processes(nvml, handle) or () if p.pid == wanted]
-        return DeviceUse(int(memory.used), int(memory.total), own[0] if own else None)
+        return DeviceUse(*_memory(nvml, handle), own[0] if own else None)
 
 
 def device_identity(index: int = 0) -> DeviceIdentity | None:
@@ -130,7 +130,7 @@ def device_identity(index: int = 0) -> DeviceIdentity | None:
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         return DeviceIdentity(
             name=_text(nvml.nvmlDeviceGetName(handle)),
-            total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            total_bytes=_memory(nvml, handle)[1],
             compute_capability=(int(major), int(minor)),
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
         )
@@ -258,6 +258,18 @@ def _visible_handle(nvml: Any, index: int) -> Any:
     if named.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(named))
     return nvml.nvmlDeviceGetHandleByUUID(named)
+
+
+def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
+    """Bytes of a device in use and in all, without those that the driver keeps for itself."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except nvml.NVMLError as error:
+        if _is_lost(error):
+            raise
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory.used), int(memory.total)
+    return int(memory.used), int(memory.total) - int(memory.reserved)
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...] | None:

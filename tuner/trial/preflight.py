@@ -13,8 +13,8 @@ from tuner.core.units import GIB, format_gib
 from tuner.trial.base import MeasureOptions
 
 IDLE_BYTES = 1 * GIB
-"""An idle device may have this much memory in use: driver, firmware, a desktop. A GPU without
-processes shows up to 0.6 GiB (nvidia-smi on an H100)."""
+"""An idle device may have this much memory in use: firmware, a desktop, and up to 0.6 GiB of
+drivers that count their own memory as used (nvidia-smi on an H100)."""
 
 SETTLE_S = 3.0
 """A busy device is refused only after this time: the driver needs a moment to free the memory of
