@@ -384,6 +384,22 @@ def test_a_busy_device_is_refused_before_anything_starts():
         assert runner.warm_pid is None
 
 
+def test_memory_of_a_trial_that_was_killed_is_waited_for():
+    looks = []
+
+    def busy(options, given_up_within):
+        looks.append(len(looks))
+        if looks[-1] in (1, 2):
+            raise UnavailableError("5 GiB of cuda:0 are in use")
+        return True
+
+    with new_runner(preflight=busy) as runner:
+        killed = runner.run(acting("hang"), on_progress=lambda facts: runner.interrupt())
+        assert killed.status is Status.INTERRUPTED
+        assert runner.run(acting("good")).status is Status.OK
+        assert len(looks) == 4
+
+
 SUPERVISOR = """
 import json, os, signal, sys
 from tuner.space.gpus import get_gpu

@@ -8,7 +8,9 @@ back all its memory. docs/notebook/trials.md says which process ends which.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import signal
 import subprocess
 import time
 import uuid
@@ -18,6 +20,7 @@ from typing import Any, Self
 
 from tuner.core.environment import joined, masked, search_path, secret_values, your_python
 from tuner.core.errors import UnavailableError
+from tuner.core.nvml import DeviceLostError, UnknownDeviceError
 from tuner.core.outcome import Ending, classify, signal_name, unavailable
 from tuner.core.processes import end_marked, oom_kills, oom_kills_since
 from tuner.core.records import Configuration, Outcome, Source, Status
@@ -31,6 +34,8 @@ START_WITHIN_S = 900.0
 """Importing libraries takes seconds; from a cold disk beside other work 300 were too few."""
 ANSWER_WITHIN_S = 60.0
 """After a trial's time is up, the warm process has this long to end it and report that."""
+FREE_WITHIN_S = 60.0
+"""The memory of a trial that was killed may be in use for this long: nobody else is to blame."""
 STARTS = 2
 """A warm process that was killed while it imported is started once more: it is not the cause."""
 _CLOSE_WITHIN_S = 30.0
@@ -79,6 +84,7 @@ class IsolatedRunner:
         self._preflight = preflight
         self._answers = answers
         self._warm: _Warm | None = None
+        self._killed_s = -math.inf
         self._interrupted, self._interrupt = Pipe(duplex=False)
         self.last_log = ""
         """The last 64 KiB that the latest trial and its helpers wrote to stdout and stderr."""
@@ -137,7 +143,7 @@ class IsolatedRunner:
         """
         self._forget_interrupt()
         self.last_log = ""
-        if not self._preflight(self._options, self._is_interrupted_within):
+        if not self._is_free():
             return classify(Ending(device=self._options.device, given_up=True))
         self.start()
         assert self._warm is not None
@@ -150,9 +156,12 @@ class IsolatedRunner:
             )
         except BaseException:
             self._drop_warm()
+            self._killed_s = time.monotonic()
             raise
         if ending.starter_died:
             self._drop_warm()
+        if ending.exit_code in (None, -signal.SIGKILL):
+            self._killed_s = time.monotonic()
         ending = ending.masked(secrets_of(self._job, configuration, self._environment))
         self.last_log = ending.log_tail
         problem = unavailable(ending)
@@ -162,6 +171,17 @@ class IsolatedRunner:
         if outcome.status in (Status.CRASHED, Status.TIMEOUT):
             self._answers(self._options)
         return outcome
+
+    def _is_free(self) -> bool:
+        """As the preflight; what may be in use by a trial that was killed is waited for."""
+        while True:
+            try:
+                return self._preflight(self._options, self._is_interrupted_within)
+            except (DeviceLostError, UnknownDeviceError):
+                raise
+            except UnavailableError:
+                if time.monotonic() > self._killed_s + FREE_WITHIN_S:
+                    raise
 
     def interrupt(self) -> None:
         """Give up the running trial, which then ends as `interrupted`."""
