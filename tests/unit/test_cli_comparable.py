@@ -78,6 +78,12 @@ def test_other_memory_is_another_gpu():
     assert comparable((record(1, gpu_memory_bytes=GIB),), TARGET) == ()
 
 
+def test_memory_of_another_driver_is_that_of_the_same_card():
+    size = TARGET.gpu.memory_bytes
+    (found,) = comparable((record(1, gpu_memory_bytes=size + 10 * 2**20),), TARGET)
+    assert found.gpu_memory_bytes == size
+
+
 def test_margin_applies_to_both_kinds():
     one = measured(record(1), device="A")
     free = GPU.memory_bytes - 30 * GIB

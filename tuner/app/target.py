@@ -24,6 +24,10 @@ from tuner.space.models.catalogue import get_entry
 
 DEFAULT_RESULTS = Path("results")
 
+DRIVERS_DIFFER = 0.0005
+"""Releases of the driver give the same card memory within this share: 81,079 and 81,089 MiB of an
+H100."""
+
 
 class CannotRunError(InputError):
     """The GPU type can't run any configuration of the search space; another type may."""
@@ -183,13 +187,15 @@ def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> s
 def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
     """`record` if it applies to the memory of `target`, adapted where necessary; else None.
 
-    A GPU type can have variants with different memory, which are searched apart. A processor's
-    memory is what the machine has now; in a container it can differ at each start.
+    A GPU type can have variants with different memory, which are searched apart; drivers differ by
+    less. A processor's memory is what the machine has now; in a container it can differ at each
+    start.
     """
     before, now = record.gpu_memory_bytes, target.gpu.memory_bytes
     if before == now:
         return record
-    if target.gpu.id != PROCESSOR or before <= 0:
+    is_alike = target.gpu.id == PROCESSOR or abs(before - now) <= DRIVERS_DIFFER * now
+    if before <= 0 or not is_alike:
         return None
     outcome = record.outcome
     if outcome.ran is None and record.source is not Source.PREDICTED and before < now:
