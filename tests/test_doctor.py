@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 from device_fakes import A6000, pretend
 
-from tuner.app import doctor
+from tuner.app import device, doctor
 from tuner.app.cli.main import run
 from tuner.app.doctor import Finding, examine
 from tuner.core import host
@@ -90,7 +90,9 @@ def test_without_a_gpu_it_says_so_and_ends_well(monkeypatch, capsys):
 def test_a_driver_that_does_not_answer_is_a_problem(monkeypatch, tmp_path, capsys):
     pretend(monkeypatch)
     (tmp_path / "0000:01:00.0").mkdir()
-    monkeypatch.setattr(doctor, "_DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(device, "_DEVICE_FILES", tmp_path)
+    with pytest.raises(UnavailableError, match="does not answer"):
+        device.this_gpu()
     assert run(["doctor", "--json"]) == 3
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] is False

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tuner.core import host, nvml
 from tuner.core.errors import InputError, UnavailableError
@@ -48,6 +49,10 @@ BUSY_SPREAD = 0.3
 width of the middle half of a reference training's step times, or the share taken by others."""
 
 _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
+
+
+_DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
+SILENT = "this machine has an NVIDIA GPU, but its driver does not answer (NVML)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +189,12 @@ def lost_gpus() -> list[str]:
     return found
 
 
+def no_gpu() -> str:
+    """Why `local_gpus` finds none. CUDA may work all the same: it needs no NVML."""
+    there = _DEVICE_FILES.is_dir() and any(_DEVICE_FILES.iterdir())
+    return SILENT if there else "this machine has no NVIDIA GPU"
+
+
 def this_gpu() -> Gpu:
     """The type of this machine's GPU.
 
@@ -193,7 +204,7 @@ def this_gpu() -> Gpu:
     devices = local_gpus()
     if not devices:
         raise UnavailableError(
-            "this machine has no NVIDIA GPU with a working driver, so --gpu auto finds none",
+            f"{no_gpu()}, so --gpu auto finds none",
             hint="--gpu cpu uses its processor; `tuner gpus` lists the types that can be "
             "predicted without one",
         )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tuner.app.device import LocalGpu, local_gpus, lost_gpus
+from tuner.app.device import SILENT, LocalGpu, local_gpus, lost_gpus, no_gpu
 from tuner.core import nvml
 from tuner.core.errors import DISTRIBUTION, TunerError
 from tuner.core.gpu import Gpu
@@ -22,7 +21,6 @@ from tuner.space import configure, load_space
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "ray", "optuna", "nvidia-ml-py")
 """Libraries that a trial, a prediction or a search needs."""
-_DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
 _SETTINGS = {"precision": "nf4", "optimizer": "adamw_8bit"}
 """Of the trial: both need kernels of bitsandbytes for the GPU."""
 _BUILD = "install a build of PyTorch for this GPU and driver (pytorch.org/get-started)"
@@ -106,9 +104,10 @@ def _least() -> dict[str, str]:
 
 
 def _no_gpu() -> Finding:
-    if _DEVICE_FILES.is_dir() and any(_DEVICE_FILES.iterdir()):
-        text = "there is an NVIDIA device, but its driver does not answer"
-        fix = "look at nvidia-smi; in a container, start it with --gpus all"
+    text = no_gpu()
+    if text == SILENT:
+        fix = "look at nvidia-smi; in a container, start it with --gpus all and "
+        fix += "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         return Finding("GPU", "problem", text, fix)
     text = "no NVIDIA GPU on this machine: all GPU numbers are predicted"
     fix = "fine for predictions; trials need a machine with the GPU, or --gpu cpu"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus
+from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus, no_gpu
 from tuner.app.search.options import Mode
 from tuner.core import host
 from tuner.core.environment import trial_environment
@@ -287,7 +287,7 @@ def _on_local_gpu(gpu: Gpu, memory_limit: int | None) -> Measuring | Predicting:
                 "--memory-limit needs a GPU to limit, and this machine has none",
                 hint="--gpu-memory predicts for another amount of memory",
             )
-        return Predicting("this machine has no NVIDIA GPU")
+        return Predicting(no_gpu())
     largest = max(devices, key=lambda d: d.total_bytes)
     there = f"{largest.name} with {format_gib(largest.total_bytes)}"
     if memory_limit is None:

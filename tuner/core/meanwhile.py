@@ -108,18 +108,16 @@ def without_context() -> Iterator[None]:
     """Libraries that are imported inside create no CUDA context.
 
     bitsandbytes asks for the compute capability while it is imported, for which PyTorch creates
-    one, and CUDA does not survive a fork. The driver's management library answers in PyTorch's
-    place.
+    one on each GPU, and CUDA does not survive a fork. The driver's management library answers in
+    PyTorch's place; where it has no answer, there is no GPU meanwhile.
     """
     from unittest import mock  # imports asyncio
 
     import torch
 
-    with environment(ASK_DRIVER):
-        identity = device_identity() if torch.cuda.is_available() else None
-        if identity is None:
-            yield
-            return
-        capability = identity.compute_capability
-        with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
-            yield
+    name, answer = "is_available", False
+    with contextlib.suppress(LookupError):  # lost, or hidden by CUDA_VISIBLE_DEVICES
+        if (identity := device_identity()) is not None:
+            name, answer = "get_device_capability", identity.compute_capability
+    with environment(ASK_DRIVER), mock.patch.object(torch.cuda, name, return_value=answer):
+        yield

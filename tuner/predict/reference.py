@@ -114,6 +114,7 @@ def run_reference(points: Sequence[tuple[str, int, int]] = POINTS) -> list[Refer
     """
     # One thread until the fork: numpy's linear algebra would start others.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""  # no context on a GPU for trainings on the processor
     command = own_python(__name__, json.dumps(points))
     try:
         ended = subprocess.run(  # noqa: S603 - this program itself

@@ -97,8 +97,8 @@ def measure_link() -> float:
             pass_fds=[store],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Gloo listens on the loopback interface only.
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            # Gloo listens on the loopback interface only; no rank has a GPU.
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""},
         )
         for rank in range(_RANKS)
     ]
