@@ -1,4 +1,4 @@
-"""The buffers of NCCL: what its source says, against published out-of-memory messages."""
+"""Buffers of NCCL as its source says, against out-of-memory messages, and sizes of contexts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tuner.core.records import Configuration
 from tuner.core.units import GIB, MIB
-from tuner.cost.library_memory import CONNECTION_BYTES, nccl_bytes
+from tuner.cost.library_memory import CONNECTION_BYTES, context_bytes, nccl_bytes
 from tuner.space.gpus import get_gpu
 
 
@@ -31,6 +32,13 @@ def test_a_connection_has_the_buffers_of_three_protocols() -> None:
 )
 def test_each_channel_has_two_neighbours_and_a_switch(gpu: str, ranks: int, mib: int) -> None:
     assert nccl_bytes(get_gpu(gpu), ranks) == mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "mib"), [("h100_sxm", "bf16", 758), ("h100_sxm", "int8", 822)]
+)
+def test_a_context_has_the_size_that_was_read(gpu: str, precision: str, mib: int) -> None:
+    assert context_bytes(get_gpu(gpu), Configuration({"precision": precision})) == mib * MIB
 
 
 def test_what_no_log_tells_is_unknown() -> None:

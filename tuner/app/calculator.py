@@ -16,7 +16,7 @@ from tuner import __version__
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Doubt, MemoryBudget
+from tuner.core.records import Configuration, Doubt, MemoryBudget
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.cost.allocator import (
     LARGE_OWN_SEGMENT_BYTES,
@@ -28,7 +28,11 @@ from tuner.cost.allocator import (
 )
 from tuner.cost.calibrate import step_factors
 from tuner.cost.compiled import CATEGORIES, SEGMENTS
-from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES, cublas_workspace_bytes
+from tuner.cost.library_memory import (
+    CUBLAS_WORKSPACE_BYTES,
+    context_bytes,
+    cublas_workspace_bytes,
+)
 from tuner.cost.memory_interval import MEMORY_ERRORS
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
@@ -216,7 +220,10 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
         "kernels": kernels.index(kernels_like(gpu.compute_capability)),
         "limit_bytes": budget.limit_bytes,
         "usable_bytes": budget.usable_bytes,
-        "context_bytes": gpu.context_bytes,
+        "context_bytes": {
+            method: context_bytes(gpu, Configuration({**options[0][1]}))
+            for method, (_, options) in METHODS.items()
+        },
         "workspace_bytes": cublas_workspace_bytes(gpu.compute_capability),
         "bandwidth": gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0),
         "l2": gpu.l2_bytes,

@@ -115,7 +115,8 @@ def without_context() -> Iterator[None]:
 
     import torch
 
-    name, answer = "is_available", False
+    name: str = "is_available"
+    answer: object = False
     with contextlib.suppress(LookupError):  # lost, or hidden by CUDA_VISIBLE_DEVICES
         if (identity := device_identity()) is not None:
             name, answer = "get_device_capability", identity.compute_capability

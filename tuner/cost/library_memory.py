@@ -1,4 +1,4 @@
-"""Device memory that CUDA libraries take for themselves: workspaces of cuBLAS, buffers of NCCL.
+"""Device memory that CUDA libraries take for themselves: workspaces, kernels, buffers of NCCL.
 
 NCCL's buffers are counted from its source (2.30): each GPU has a connection to its neighbours in
 every channel (src/transport/p2p.cc). Rings and trees use the same channels, so that a GPU has two
@@ -9,8 +9,13 @@ of connections between machines isn't counted.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tuner.core.gpu import Gpu
 from tuner.core.units import MIB
+
+if TYPE_CHECKING:  # it imports msgspec, which an emulated program may not have
+    from tuner.core.records import Configuration
 
 CUBLAS_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
 """cuBLAS workspace of PyTorch before Hopper: ":4096:2:16:8" (CUDABlas.cpp)."""
@@ -34,6 +39,17 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
     if compute_capability >= (9, 0):
         return CUBLAS_WORKSPACE_HOPPER_BYTES
     return CUBLAS_WORKSPACE_BYTES
+
+
+INT8_KERNELS_BYTES = {"h100_sxm": 64 * MIB}
+"""Kernels that the int8 products of bitsandbytes add to the context, by GPU type: 822 MiB in place
+of 758 (driver 580.159.04, CUDA 13.0, bitsandbytes 0.50.2). Other types are unknown."""
+
+
+def context_bytes(gpu: Gpu, configuration: Configuration) -> int:
+    """The context of a process that trains `configuration`, by the catalogue."""
+    is_int8 = configuration["precision"] == "int8"
+    return gpu.context_bytes + (INT8_KERNELS_BYTES.get(gpu.id, 0) if is_int8 else 0)
 
 
 CONNECTION_BYTES = 12 * MIB

@@ -220,7 +220,7 @@ def predict(
     GPU cannot run it or the model cannot be built from it.
     """
     traces = traces or Traces()
-    gpu, kernel_times, rates = on_measured_device(gpu, profile)
+    gpu, kernel_times, rates = on_measured_device(gpu, profile, configuration)
     require_supported(configuration, gpu)
     parallelism = Parallelism.of(configuration)
     traced = traces.of(subject, configuration, gpu)

@@ -344,7 +344,7 @@ class Predictor:
             in_full = partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile)
             found = [in_full(self._resolved(), configuration) for configuration in configurations]
             return [replace(p, method=f"{p.method} ({FALLBACK}: {passes})") for p in found]
-        gpu, kernel_times, rates = on_measured_device(gpu, profile)
+        gpu, kernel_times, rates = on_measured_device(gpu, profile, structure.settings)
         remarks = passes.remarks if can_trace() else (shipped().remark, *passes.remarks)
         evaluation = Evaluation(passes, structure, configurations, gpu, self._replayed[structure])
         known: dict[tuple[Any, ...], CompiledOptimizer] = {}

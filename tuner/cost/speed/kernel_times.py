@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tuner.core.gpu import Gpu
 from tuner.core.setup.common import TORCH_DTYPES
 from tuner.cost.compiled import Floats
-from tuner.cost.library_memory import PROCESSOR
+from tuner.cost.library_memory import PROCESSOR, context_bytes
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
 from tuner.cost.speed.roofline import KernelTimes, Roofline
 from tuner.cost.work_arrays import WorkArrays
+
+if TYPE_CHECKING:  # it imports msgspec, which an emulated program may not have
+    from tuner.core.records import Configuration
 
 CATALOGUE = "roofline from the GPU catalogue"
 """Method of a prediction whose kernel times come from the data sheet's peaks."""
@@ -211,12 +215,17 @@ def _both_ways(forward: float, backward: float) -> float:
     return 3.5 / (1 / forward + 2.5 / backward)
 
 
-def on_measured_device(gpu: Gpu, profile: DeviceProfile | None) -> tuple[Gpu, KernelTimes, str]:
+def on_measured_device(
+    gpu: Gpu, profile: DeviceProfile | None, configuration: Configuration | None = None
+) -> tuple[Gpu, KernelTimes, str]:
     """The GPU as measured, its kernel times, and what a prediction's method says of them.
 
-    Without a profile all come from the catalogue. The context that calibration saw replaces the
-    catalogue's; the memory stays, because the user may have set it.
+    Without a profile all come from the catalogue, with the context of `configuration`. The context
+    that calibration saw replaces the catalogue's; the memory stays, because the user may have set
+    it.
     """
+    if configuration is not None:
+        gpu = replace(gpu, context_bytes=context_bytes(gpu, configuration))
     if profile is None:
         return gpu, Roofline(), CATALOGUE
     if profile.context_bytes is not None:

@@ -126,7 +126,7 @@ const calculator = (page, numbers) => {
     };
   };
 
-  const memory = (structure, point, gpu, step, accumulates) => {
+  const memory = (structure, point, gpu, context, step, accumulates) => {
     const sizes = at(structure.sizes, point);
     const rounded = (workspace) => sizes.map((size, number) =>
       Math.ceil((number === structure.workspace ? workspace : size) / c.block_bytes - 1e-9) * c.block_bytes);
@@ -166,9 +166,9 @@ const calculator = (page, numbers) => {
     if (phase === "optimizer") breakdown.temporary += peak - state;
     const reserved = phases[phase] + extra.free;
     breakdown.allocator_overhead = reserved - sum(Object.values(breakdown));
-    breakdown.context_and_workspace += gpu.context_bytes;
+    breakdown.context_and_workspace += context;
     return {
-      allocated_bytes: phases[phase], reserved_bytes: reserved, device_bytes: reserved + gpu.context_bytes, phase,
+      allocated_bytes: phases[phase], reserved_bytes: reserved, device_bytes: reserved + context, phase,
       breakdown, paged_bytes: paged,
     };
   };
@@ -282,7 +282,7 @@ const calculator = (page, numbers) => {
     const steps = page.steps[structure.optimizers[choice.optimizer]], step = steps && stepAt(steps, rank);
     if (!step) return { options, refused: `optimizer ${choice.optimizer} at rank ${rank} is not among the timelines of this page` };
     const accumulation = Math.ceil(c.effective_batch / batch), point = [batch, length, rank];
-    const used = memory(structure, point, gpu, step, accumulation > 1);
+    const used = memory(structure, point, gpu, gpu.context_bytes[choice.method], step, accumulation > 1);
     const spent = time(structure, point, gpu, step, accumulation), samples = batch * accumulation;
     const [low, high] = deviceEnds(used, gpu);
     const fits = used.device_bytes <= gpu.usable_bytes;
