@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.app.program_oracle import ProgramRuns
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, MemoryBudget, Prediction, Speed
 from tuner.emulator.emulation import FEW, Emulation
@@ -53,15 +53,15 @@ def program_predictions(
     """
     design = _design(space, configurations)
     wanted = [_values(configuration) for configuration in design]
+    answers = runs.with_values(wanted, roomy=True)
     ran = [
         _Ran(configuration, int(values.get("grad_accum", 1)), found)  # type: ignore[arg-type]
-        for configuration, values, found in zip(
-            design, wanted, runs.with_values(wanted, roomy=True), strict=True
-        )
-        if not isinstance(found, InputError) and found.fits is not None and found.time is not None
+        for configuration, values, found in zip(design, wanted, answers, strict=True)
+        if not isinstance(found, TunerError) and found.fits is not None and found.time is not None
     ]
     if not ran:
-        raise UnavailableError(
+        missing = (answer for answer in answers if isinstance(answer, UnavailableError))
+        raise next(missing, None) or UnavailableError(
             "no run of the program reached an optimizer step",
             hint=f"its last lines: {runs.log_tail[-600:].strip()}",
         )
