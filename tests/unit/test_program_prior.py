@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tuner.app.program_prior import program_predictions
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.records import KnobValue
 from tuner.emulator.emulation import FEW, EmulatedDeviceUse, Emulation
 from tuner.emulator.step_time import EmulatedStepTime
@@ -50,16 +50,16 @@ class Runs:
     margin_fraction = None
     log_tail = "Killed"
 
-    def __init__(self, *, failing: bool = False) -> None:
+    def __init__(self, *, error: TunerError | None = None) -> None:
         self.asked: list[Mapping[str, KnobValue]] = []
-        self._failing = failing
+        self._error = error
 
     def with_values(
         self, wanted: Sequence[Mapping[str, KnobValue]], *, roomy: bool
-    ) -> list[Emulation | InputError]:
+    ) -> list[Emulation | TunerError]:
         assert roomy
         self.asked += wanted
-        return [InputError("no") if self._failing else self._found(values) for values in wanted]
+        return [self._error or self._found(values) for values in wanted]
 
     def _found(self, values: Mapping[str, KnobValue]) -> Emulation:
         device_bytes = _device_bytes(values)
@@ -108,8 +108,14 @@ def test_few_runs_predict_what_is_a_sum_of_its_settings() -> None:
 
 def test_what_never_trains_is_an_answer_with_its_last_lines() -> None:
     with pytest.raises(UnavailableError, match="no run of the program") as caught:
-        program_predictions(SPACE, list(SPACE.configurations()), Runs(failing=True))  # type: ignore[arg-type]
+        program_predictions(SPACE, list(SPACE.configurations()), Runs(error=InputError("no")))  # type: ignore[arg-type]
     assert "Killed" in str(caught.value.hint)
+
+
+def test_a_machine_that_cannot_emulate_says_why() -> None:
+    runs = Runs(error=UnavailableError("no PyTorch"))
+    with pytest.raises(UnavailableError, match="no PyTorch"):
+        program_predictions(SPACE, list(SPACE.configurations()), runs)  # type: ignore[arg-type]
 
 
 def test_a_number_that_never_varies_costs_no_run() -> None:
