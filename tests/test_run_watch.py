@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from nvml_fakes import FakeNvml
@@ -15,7 +20,7 @@ import tuner
 from tuner.app.cli.main import run
 from tuner.core.units import GIB, MIB, format_size
 from tuner.emulator.here import DEVICE_VARIABLE
-from tuner.integrations import Reporter, watching
+from tuner.integrations import Reporter, lightning, watching
 from tuner.integrations import transformers as for_transformers
 from tuner.integrations.expected import Asked, expected_of
 from tuner.integrations.lightning import _StepReports as LightningEvents
@@ -233,6 +238,51 @@ def test_a_failure_is_one_warning_and_the_training_goes_on(clock, capsys, given)
     assert text.count("tuner: warning: this run isn't compared") == 1
 
 
+class Unwritable:
+    """A stream that takes nothing."""
+
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [None, Unwritable()])
+@pytest.mark.parametrize("given", [PREDICTED, "nosuch.json", None])
+def test_nothing_is_raised_where_nothing_can_be_said(clock, monkeypatch, stream, given):
+    monkeypatch.setattr(sys, "stderr", stream)
+    train(clock, Reporter(given))
+    callback, broken = TunerCallback(given), SimpleNamespace()
+    for event in [name for name in vars(type(callback)) if name.startswith("on_")]:
+        getattr(callback, event)(broken, broken, broken)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '{"nosuch": 1}', "null"])
+def test_a_trial_that_is_not_understood_ends_no_training(clock, monkeypatch, capsys, text):
+    monkeypatch.setenv("TUNER_TRIAL", text)
+    train(clock, Reporter())
+    assert told(capsys).count("warning: ") <= 1
+
+
+def test_a_trial_that_has_gone_ends_no_training(clock, monkeypatch, capsys):
+    def closed(number, data):
+        raise BrokenPipeError
+
+    monkeypatch.setenv("TUNER_TRIAL", '{"budget_s": 1.0}')
+    reporter = Reporter()
+    with monkeypatch.context() as context:
+        context.setattr(os, "write", closed)
+        train(clock, reporter)
+    assert told(capsys).count("warning: no more of this training is reported") == 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("kind", [TunerCallback, lightning.TunerCallback])
+def test_callbacks_are_copied_while_they_watch(a6000, kind, copied):
+    callback = kind(prediction=PREDICTED)
+    callback._reporter.watch.begin(lambda: watching.RunFacts(ask=lambda: None))
+    assert copied(callback)._reporter.watch.given == PREDICTED
+    callback._reporter.watch.stop()
+
+
 def test_any_failure_of_ours_is_caught(clock, a6000, capsys, monkeypatch):
     def broken(*_):
         raise RuntimeError("the driver is gone")
@@ -316,11 +366,13 @@ class Answered(Asked):
     """A process that predicted, without the seconds that this takes."""
 
     asked: tuple = ()
+    waited_s = 0.0
 
     def __init__(self, config, gpu, knobs):
         Answered.asked = (config, gpu, knobs)
 
     def ready(self, wait_s=0.0):
+        Answered.waited_s = wait_s
         return wait_s > 0
 
     def result(self):
@@ -334,7 +386,7 @@ def test_the_real_trainer_is_predicted_from_its_own_objects(trained, monkeypatch
     monkeypatch.setattr(for_transformers, "_gpu_id", lambda: "cpu")
     trained(TunerCallback())
     text = told(capsys)
-    assert "after 12 steps" in text  # the prediction was not ready at the tenth
+    assert "after 10 steps" in text  # although the prediction was not ready then
     assert "settings: " not in text
     config, gpu, knobs = Answered.asked
     assert config["hidden_size"] == 32
@@ -342,6 +394,67 @@ def test_the_real_trainer_is_predicted_from_its_own_objects(trained, monkeypatch
         "cpu", 2, 2, 32,
     )  # fmt: skip
     assert (knobs["lora_rank"], knobs["precision"], knobs["loss"]) == (0, "fp32", "transformers")
+
+
+def test_a_training_waits_for_one_percent_of_its_time(clock, capsys):
+    class Late(Answered):
+        def ready(self, wait_s=0.0):
+            super().ready(wait_s)
+            return False
+
+    watch = Reporter().watch
+    watch.begin(lambda: watching.RunFacts(ask=lambda: Late({}, "cpu", {})))
+    for _ in range(12):
+        clock.now += 1.0
+        watch.ended()
+    watch.end()
+    assert Answered.waited_s == pytest.approx(0.12)
+    assert "no prediction: the training ended before it" in told(capsys)
+
+
+TRAINING = """
+import sys, time
+from tuner.integrations import expected, watching
+expected.own_python = lambda *words: ["sh", "-c", "echo $$ > asked; sleep 600 & wait"]
+watch = watching.RunWatch()
+watch.begin(lambda: watching.RunFacts(ask=lambda: expected.Asked({}, "cpu", {})))
+print("began", flush=True)
+sys.stdin.readline()
+began = time.perf_counter()
+for _ in range(3):
+    watch.ended()
+watch.end()
+print(time.perf_counter() - began, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "its end", "the program's end"])
+def test_a_prediction_ends_with_its_training(how, tmp_path):
+    training = subprocess.Popen(
+        [sys.executable, "-c", TRAINING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    with training:
+        assert training.stdout.readline() == b"began\n"
+        until_s = time.monotonic() + 60
+        while not (tmp_path / "asked").exists() or not (tmp_path / "asked").read_text():
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        asked = psutil.Process(int((tmp_path / "asked").read_text()))
+        left = [asked.pid, asked.ppid(), *(child.pid for child in asked.children())]
+        if how == "its end":
+            training.stdin.write(b"\n")
+            training.stdin.flush()
+            assert float(training.stdout.readline()) < 0.5  # on a busy machine
+        else:
+            training.kill() if how == "SIGKILL" else training.stdin.close()
+        until_s = time.monotonic() + 20
+        while any(map(psutil.pid_exists, left)) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert not any(map(psutil.pid_exists, left))
 
 
 def test_accelerates_loop_has_three_lines(capsys):

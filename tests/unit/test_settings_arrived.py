@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.app.program_oracle import is_same
+from tuner.program.edit.place import is_same
 
 
 @pytest.mark.parametrize(

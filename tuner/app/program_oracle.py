@@ -16,14 +16,13 @@ from tuner.core.errors import TunerError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue, Phase, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
-from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.calibrate import widened
 from tuner.cost.rank_memory import loaded_whole
 from tuner.emulator.emulation import STEPS, Emulation
 from tuner.predict.predict import doubts_of
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.program.changes import change
-from tuner.program.edit.place import is_wanted
+from tuner.program.edit.place import is_same
 from tuner.program.launch import read_launch, runnable
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
@@ -32,17 +31,6 @@ from tuner.program.settings import find_settings
 
 AT_ONCE = 2
 """Number of programs that run side by side; each keeps about one processor busy."""
-
-
-CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
-"""Values that Unsloth and Axolotl accept for gradient checkpointing, in place of true."""
-
-FLASH_KERNELS = {
-    "flash_attention_2": ("kernels-community/flash-attn2",),
-    "flash_attention_3": ("kernels-community/vllm-flash-attn3",),
-}
-"""Kernels that transformers 5.23 gets from the hub when the package of a name is not installed
-(`modeling_flash_attention_utils.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,16 +329,3 @@ def ignored(
         and knob in found.settings
         and not is_same(setting.value, found.settings[knob])
     ]
-
-
-def is_same(written: object, arrived: object) -> bool:
-    """True for a setting that took effect, perhaps under another of its names."""
-    if isinstance(written, str) and isinstance(arrived, bool):
-        return (written in CHECKPOINTING_WAYS) == arrived
-    if isinstance(written, str) and isinstance(arrived, str):
-        row = OPTIMIZERS.get(written)
-        kernels = FLASH_KERNELS.get(written, ())
-        return written == arrived or arrived in kernels or (
-            row is not None and row == OPTIMIZERS.get(arrived)
-        )  # fmt: skip
-    return is_wanted(written, arrived)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
+import sys
 import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.core.environment import own_python
+from tuner.core.environment import own_python, trial_environment
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.supervised import ProgramEnd, ProgramTask, Supervised
 
 Prediction = Any
 """A file that `tuner check --json` or `tuner estimate --json` wrote, its content, or the object
@@ -101,66 +104,77 @@ def _emulated(data: Mapping[str, Any]) -> Expected:
 class Asked:
     """A process that predicts `knobs` of a model's `config` meanwhile, by `tuner estimate`.
 
-    It has the lowest priority, and nothing of it comes into the training's own process.
+    It has the lowest priority and one thread, nothing of it comes into the training's own process,
+    and it ends with that process.
     """
 
     def __init__(self, config: Mapping[str, Any], gpu: str, knobs: Mapping[str, Any]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tuner-", ignore_cleanup_errors=True)
-        folder = Path(self._folder.name)
-        (folder / "config.json").write_text(json.dumps(config, default=str))
         settings = [f"--set={name}={_word(value)}" for name, value in knobs.items()]
-        command = own_python("tuner", "estimate", "--model", str(folder), "--gpu", gpu)
-        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-            self._process = subprocess.Popen(  # noqa: S603 - tuner itself
-                [*command, "--json", *settings],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                # The launcher's variables would make it a rank.
-                env={k: v for k, v in os.environ.items() if k not in _OF_RANKS}
-                | {"HF_HUB_OFFLINE": "1"},
-            )
-        _yield_to_others(self._process.pid)
+        asked = json.dumps(config, default=str), gpu, *settings
+        kept = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
+        self._err = tempfile.TemporaryFile()  # noqa: SIM115
+        self._program = Supervised(
+            ProgramTask(
+                command=tuple(own_python("tuner.integrations.expected", *asked)),
+                environment={**kept, **trial_environment(1), "HF_HUB_OFFLINE": "1"},
+                mark=f"TUNER_ASKED={uuid.uuid4().hex}",
+            ),
+            self._out,
+            self._err,
+        )
 
     def ready(self, wait_s: float = 0.0) -> bool:
         """True if the prediction has ended, after at most `wait_s` seconds."""
-        try:
-            self._process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self._program.has_ended(wait_s)
 
     def result(self) -> Expected:
         """The prediction. Raises `UnavailableError` with what the command said."""
-        folder = Path(self._folder.name)
-        text = (folder / "out").read_text(encoding="utf-8")
-        said = (folder / "err").read_text(encoding="utf-8").strip()
-        self.close()
-        if self._process.returncode:
+        end = self._program.end()
+        for file in (self._out, self._err):
+            file.seek(0)
+        if not isinstance(end, ProgramEnd) or end.exit_status:
+            said = self._err.read().decode(errors="replace")
             raise UnavailableError(" ".join(said.split())[-500:] or "it said nothing")
-        return expected_of(json.loads(text))
+        return expected_of(json.load(self._out))
 
     def close(self) -> None:
-        """End the process, and remove its files."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._folder.cleanup()
+        """Have the process end; it isn't waited for."""
+        self._program.abandon()
+        self._out.close()
+        self._err.close()
+
+
+def _predict() -> int | str:
+    """Print the prediction of the model whose configuration is the first argument.
+
+    Returns its exit code, or why there is none.
+    """
+    from tuner.app.cli.main import run
+    from tuner.app.device import CPU, this_cpu
+
+    os.nice(19)
+    with contextlib.suppress(OSError):  # between sessions, Linux may compare only these
+        Path("/proc/self/autogroup").write_text("19")
+    config, gpu, *words = sys.argv[1:]
+    if gpu == CPU and not this_cpu().flops:  # measuring them would disturb the training
+        return (
+            "the rates of this processor aren't known: `tuner calibrate --device cpu` measures them"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(config)
+        return run(["estimate", "--model", folder, "--gpu", gpu, "--json", *words])
 
 
 _OF_RANKS = frozenset(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
-
-
-def _yield_to_others(pid: int) -> None:
-    import psutil
-
-    try:
-        psutil.Process(pid).nice(19)
-    except (psutil.Error, OSError):
-        return  # it has ended, or priorities are not for this user to set
+"""Variables of the launcher, which would make a rank of it."""
 
 
 def _word(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(_predict())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tuner.emulator.here import is_emulated
-from tuner.integrations.watching import RunWatch
+from tuner.integrations.watching import RunWatch, say
 from tuner.trial.base import MeasureOptions
 from tuner.trial.command_progress import TAG
 from tuner.trial.stop_rule import StepTimer
@@ -21,6 +22,29 @@ _TRIAL = "TUNER_TRIAL"
 _STDOUT = 1
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def harmless(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T | None]:
+    """A method of a reporter or of a callback, whose failure is said and ends the reports.
+
+    It then returns None.
+    """
+
+    def safe(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        reporter = self if isinstance(self, Reporter) else self._reporter
+        if reporter.has_failed:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the training goes on, whatever failed here
+            reporter.has_failed = True
+            with contextlib.suppress(Exception):
+                reporter.watch.stop()
+            say(f"warning: no more of this training is reported: {error!r}")
+            return None
+
+    return functools.update_wrapper(safe, method)
 
 
 def in_trial() -> bool:
@@ -58,20 +82,33 @@ class Reporter:
     """
 
     def __init__(self, prediction: Any = None) -> None:
-        text = os.environ.get(_TRIAL)
         self.watch = RunWatch(prediction)
+        self.has_failed = False
+        self._options: MeasureOptions | None = None
+        self._timer = StepTimer(0)
+        self._steps = 0
+        self._open()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, as in the processes of a trainer that spawns them, begins anew."""
+        return Reporter, (self.watch.given,)
+
+    @harmless
+    def _open(self) -> None:
+        text = os.environ.get(_TRIAL)
         # An emulated device measures nothing, and an outer trial listens itself.
         if text is not None or is_emulated() or not _is_first():
             self.watch.stop()
-        self._options = None if text is None else MeasureOptions(**json.loads(text))
-        self._timer = StepTimer(self._options.warmup_steps if self._options else 0)
-        self._steps = 0
+        if text is not None:
+            self._options = MeasureOptions(**json.loads(text))
+            self._timer = StepTimer(self._options.warmup_steps)
 
     @property
     def is_active(self) -> bool:
         """True inside a trial."""
         return self._options is not None
 
+    @harmless
     def parameters(self, model: Any) -> None:
         """Tell how many parameters a torch module has, and how many are trained."""
         if self.is_active and model is not None:
@@ -94,6 +131,10 @@ class Reporter:
 
     def step(self, samples: float, *, tokens: float = 0, loss: float | None = None) -> bool:
         """See `report_step`."""
+        return self._step(samples, tokens, loss) or False
+
+    @harmless
+    def _step(self, samples: float, tokens: float, loss: float | None) -> bool:
         if self._options is None:
             self.watch.begin()
             self.watch.ended()
@@ -112,13 +153,15 @@ class Reporter:
 
 def callback_class(module: str, events: type, base: type) -> type:
     """A library's callback: `events` on its own `base` class."""
-    text = events.__doc__
-    return type("TunerCallback", (events, base), {"__doc__": text, "__module__": module})
+    safe = {name: harmless(event) for name, event in vars(events).items() if name[:3] == "on_"}
+    about = {"__doc__": events.__doc__, "__module__": module}
+    return type("TunerCallback", (events, base), {**safe, **about})
 
 
 def _say(values: dict[str, Any]) -> None:
     """One write: lines of several processes do not mix (pipe(7), PIPE_BUF)."""
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # the training's own output may have ended
+        sys.stdout.flush()
     os.write(_STDOUT, f"{TAG} {json.dumps(values)}\n".encode())
 
 

@@ -10,10 +10,15 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from tuner.app.device import CPU
 from tuner.core.errors import UnavailableError
+from tuner.core.setup.schemas import SCHEMAS
+from tuner.emulator.inside.arrived import settings_of_arguments, settings_of_model
 from tuner.integrations.expected import Asked
 from tuner.integrations.reporting import Reporter, callback_class
 from tuner.integrations.watching import RunFacts
+from tuner.program.trainers.trl import is_before
+from tuner.space.gpus import match_device
 
 
 def __getattr__(name: str) -> Any:
@@ -90,8 +95,6 @@ class _StepReports:
 
 def facts_of(arguments: Any, model: Any, loader: Any) -> RunFacts:
     """A Trainer's training as its objects describe it."""
-    from tuner.emulator.inside.arrived import settings_of_arguments, settings_of_model
-
     config = getattr(model, "config", None)
     fields: dict[str, Any] = {} if config is None else config.to_dict()
     knobs = {**settings_of_arguments(arguments), **settings_of_model(model)}
@@ -145,9 +148,6 @@ def _quantized(model: Any, quantization: Any) -> dict[str, Any]:
 
 def _asked(arguments: Any, config: Mapping[str, Any], knobs: Mapping[str, Any]) -> Asked:
     """Start predicting these settings. Raises `UnavailableError` where they do not suffice."""
-    from tuner.core.setup.schemas import SCHEMAS
-    from tuner.program.trainers.trl import is_before
-
     kind = type(arguments).__name__
     reasons = {
         f"{kind} of a trainer of its own": kind not in ("TrainingArguments", "SFTConfig"),
@@ -174,13 +174,7 @@ def _gpu_id() -> str:
     """The type of the device of this process. Raises `UnavailableError` if it is not known."""
     import torch
 
-    from tuner.app.device import CPU, this_cpu
-    from tuner.space.gpus import match_device
-
     if not torch.cuda.is_available():
-        if not this_cpu().flops:
-            hint = "`tuner calibrate --device cpu` measures it"
-            raise UnavailableError("the rates of this processor aren't known", hint=hint)
         return CPU
     name = torch.cuda.get_device_name()
     gpu = match_device(name, torch.cuda.get_device_properties().total_memory)

@@ -1,10 +1,12 @@
 """Compares a training with its prediction, and says once what is off and why.
 
-Nothing here raises into the training: a failure is one line on standard error, and then silence.
+Nothing here raises into the training, which waits at most 2 % of its time: a failure is one line on
+standard error, and then silence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import statistics
@@ -18,6 +20,7 @@ from tuner.core import nvml
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_duration, format_size
 from tuner.integrations.expected import Asked, Expected, Numbers, Prediction, expected_of
+from tuner.program.edit.place import is_same
 
 STEPS, WARMUP = 10, 2
 """Steps after which the comparison is made, and those of them that are not timed."""
@@ -38,8 +41,8 @@ SLOW = frozenset(
     ("hardware slowdown", "temperature (driver)", "temperature (hardware)", "power brake")
 )
 """Reasons for low clocks that say something is wrong; a power limit is a normal one."""
-LONGEST_WAIT_S = 60.0
-"""A training that ends before its prediction waits for it at most this long."""
+MOST_WAIT = 0.01
+"""A training that ends before its prediction waits for it at most this share of its time."""
 
 P = ParamSpec("P")
 
@@ -82,7 +85,8 @@ def guarded(
         try:
             function(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the training goes on, whatever failed here
-            self.stop()
+            with contextlib.suppress(Exception):
+                self.stop()
             say(f"warning: this run isn't compared with its prediction: {error}")
 
     return functools.update_wrapper(safe, function)
@@ -93,12 +97,12 @@ class RunWatch:
 
     def __init__(self, prediction: Prediction = None) -> None:
         self.is_over = False
-        self._given = prediction
+        self.given = prediction
         self._expected: Expected | None = None
         self._why_not = "give one by prediction="
         self._asked: Asked | None = None
         self._facts: RunFacts | None = None
-        self._start = self._mark = self._waited_s = 0.0
+        self._began = self._start = self._mark = self._waited_s = 0.0
         self._steps_s: list[float] = []
         self._waits_s: list[float] = []
         self._busy: list[float] = []
@@ -112,8 +116,8 @@ class RunWatch:
         if self._facts is not None:
             return
         self._facts = facts()
-        if self._given is not None:
-            self._expected = expected_of(self._given)
+        if self.given is not None:
+            self._expected = expected_of(self.given)
         elif self._facts.ask is not None:
             try:
                 self._asked = self._facts.ask()
@@ -121,7 +125,7 @@ class RunWatch:
                 self._why_not = f"{error.message}; {error.hint or self._why_not}"
         if (index := _cuda_index()) is not None:
             self._reader = nvml.open_reader(index)
-        self._start = self._mark = time.perf_counter()
+        self._began = self._start = self._mark = time.perf_counter()
 
     @guarded
     def began(self) -> None:
@@ -147,6 +151,13 @@ class RunWatch:
         """A batch was trained on, and with it (`is_step`) an optimizer step is complete."""
         if self._facts is None:
             return
+        if len(self._steps_s) < STEPS:
+            self._time(is_step=is_step)
+        if len(self._steps_s) >= STEPS and (self._asked is None or self._asked.ready()):
+            self._compare()
+            self.stop()
+
+    def _time(self, *, is_step: bool) -> None:
         if is_step and _cuda_index() is not None:
             sys.modules["torch"].cuda.synchronize()
         now = self._mark = time.perf_counter()
@@ -157,17 +168,15 @@ class RunWatch:
         self._start, self._waited_s = now, 0.0
         if self._reader is not None and (busy := self._reader.utilization()) is not None:
             self._busy.append(busy)
-        if len(self._steps_s) >= STEPS and (self._asked is None or self._asked.ready()):
-            self._compare()
-            self.stop()
 
     @guarded
     def end(self) -> None:
         """The training has ended; what ran so far is compared, if it was enough."""
         if len(self._steps_s) > WARMUP:
-            if self._asked is not None and not self._asked.ready(LONGEST_WAIT_S):
+            wait_s = MOST_WAIT * (time.perf_counter() - self._began)
+            if self._asked is not None and not self._asked.ready(wait_s):
                 self._asked.close()
-                self._asked, self._why_not = None, "predicting took too long"
+                self._asked, self._why_not = None, "the training ended before it"
             self._compare()
         self.stop()
 
@@ -194,8 +203,7 @@ class RunWatch:
         if planned_gpu is not None and device.gpu not in (None, planned_gpu):
             self._expected = None
             self._why_not = f"it is for {planned_gpu}, and this is {device.gpu}"
-        timed = self._steps_s[WARMUP:][-(STEPS - WARMUP) :]
-        waits = self._waits_s[WARMUP:][-len(timed) :]
+        timed, waits = self._steps_s[WARMUP:], self._waits_s[WARMUP:]
         measured = Numbers(statistics.median(timed), **device.numbers)
         waiting = sum(waits) / (sum(waits) + sum(timed))
         causes = dict(self._causes(measured, device, waiting))
@@ -284,8 +292,6 @@ class RunWatch:
 
     def _differing(self) -> dict[str, Any]:
         """The settings that are known of both the training and its prediction, and differ."""
-        from tuner.app.program_oracle import is_same
-
         assert self._facts is not None
         planned = self._expected.own_words if self._expected else {}
         return {
@@ -302,9 +308,10 @@ _NOT_COMPARED = frozenset(("precision", "loss", "lora_targets", "mixed_precision
 
 
 def say(text: str) -> None:
-    """One text on standard error, below a progress bar if there is one."""
-    sys.stderr.write(f"\ntuner: {text}\n")
-    sys.stderr.flush()
+    """One text on standard error, below a progress bar; lost where nothing can be written there."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"\ntuner: {text}\n")
+        sys.stderr.flush()
 
 
 def _cuda_index() -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.core.records import KnobValue
+from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.space.apply import Path
 
 Value = KnobValue | None
@@ -21,6 +22,16 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _RESERVED = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"))
 _BOOLEAN_PAIRS = (("true", "false"), ("yes", "no"), ("on", "off"))
 _ALL_LINEAR = ("all-linear",)
+
+_CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
+"""Values that Unsloth and Axolotl accept for gradient checkpointing, in place of true."""
+
+_FLASH_KERNELS = {
+    "flash_attention_2": ("kernels-community/flash-attn2",),
+    "flash_attention_3": ("kernels-community/vllm-flash-attn3",),
+}
+"""Kernels that transformers 5.23 gets from the hub when the package of a name is not installed
+(`modeling_flash_attention_utils.py`)."""
 
 
 class NotWritableError(Exception):
@@ -153,6 +164,19 @@ def is_wanted(written: object, wanted: object) -> bool:
     if isinstance(written, str) and isinstance(wanted, int | float):
         return bool(_NUMBER.fullmatch(written)) and float(written) == wanted
     return written is not None and (written == wanted or (written,) == wanted == _ALL_LINEAR)
+
+
+def is_same(written: object, arrived: object) -> bool:
+    """True for a setting that took effect, perhaps under another of its names."""
+    if isinstance(written, str) and isinstance(arrived, bool):
+        return (written in _CHECKPOINTING_WAYS) == arrived
+    if isinstance(written, str) and isinstance(arrived, str):
+        row = OPTIMIZERS.get(written)
+        kernels = _FLASH_KERNELS.get(written, ())
+        return written == arrived or arrived in kernels or (
+            row is not None and row == OPTIMIZERS.get(arrived)
+        )  # fmt: skip
+    return is_wanted(written, arrived)
 
 
 def _as_text(value: KnobValue) -> KnobValue:

@@ -157,7 +157,8 @@ def few_helpers(*, watched: bool) -> Iterator[None]:
 
 def no_dashboard() -> ImportError | None:
     """The library that Ray's dashboard lacks; None without one."""
-    return ray_utils.get_dashboard_dependency_error()
+    error: ImportError | None = ray_utils.get_dashboard_dependency_error()
+    return error
 
 
 def node_here() -> Node | None:
