@@ -105,7 +105,7 @@ WAYS = {
     "parent is missing": "import contextlib\nwith contextlib.suppress(FileNotFoundError): open('none/x', 'w'); assert 0",
     "file as folder": "import contextlib\nwith contextlib.suppress(NotADirectoryError): open('file/x', 'w'); assert 0",
     "opened before": "f = open('log', 'w'); f.write('1'); f.flush(); open('file', 'w').write('x'); f.write('2'); f.close(); assert open('log').read() == '12'",
-    "a socket": "import socket\ns = socket.socket(socket.AF_UNIX); s.bind('sock'); s.listen(); c = socket.socket(socket.AF_UNIX); c.connect('sock'); os.remove('sock')",
+    "a socket": "import socket\ns = socket.socket(socket.AF_UNIX); s.bind('sock'); s.listen(); c = socket.socket(socket.AF_UNIX); c.connect('sock'); assert s.getsockname() == 'sock' or s.getsockname() == start + '/sock'; os.remove('sock')",
     "a lock": "import fcntl\nf = open('file.lock', 'w'); fcntl.flock(f, fcntl.LOCK_EX)",
     "csv append": "import csv\ncsv.writer(open('file', 'a')).writerow([1])",
     "fileinput": "import fileinput\nfor line in fileinput.input('file', inplace=True): print('x')",

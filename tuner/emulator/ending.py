@@ -20,6 +20,9 @@ from tuner.emulator.session import Account
 OUT_OF_MEMORY = "torch.OutOfMemoryError"
 """The error type of every run that ran out of memory, whatever the program raised."""
 
+LEFT = "the program left the emulator: Python's options -I and -E ignore it; start it without"
+"""A process loaded PyTorch's CUDA libraries without the emulator's (device/start.c)."""
+
 Event = Mapping[str, Any]
 """An event that a process of the program sent (`tuner.emulator.inside.failing.send`)."""
 
@@ -92,6 +95,8 @@ def find_ending(
     if unsupported is not None:
         text = f"{unsupported['operator']} reads a value that is not emulated"
         return Ending(Ended.UNSUPPORTED, ProgramError("unsupported", text, unsupported["line"]))
+    if not steps.any and any(event["event"] == "left" for event in events):
+        return Ending(Ended.UNSUPPORTED, ProgramError("unsupported", LEFT, None))
     timed_out = timed_out or TIMEOUT in steps.stops
     # Errors after tuner stopped the program are not failures of the program.
     error = _error(events, steps, failed=status != 0 and not (timed_out or steps.stops))
@@ -130,6 +135,11 @@ class _Steps:
             if event["event"] == "step":
                 process = event["pid"], self._ranks[event["pid"]]
                 self._at_ns.setdefault(process, []).append(event["at_ns"])
+
+    @property
+    def any(self) -> bool:
+        """True if any process trained."""
+        return bool(self._at_ns)
 
     def went_on(self, pid: int, at_ns: int) -> bool:
         """True if this process, or a later one of the same rank, trained after `at_ns`."""

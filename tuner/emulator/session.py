@@ -139,7 +139,7 @@ def _shared_file(name: str, folder: Path | None) -> tuple[int, str]:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), str(path)
 
 
-CACHES = ("HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+CACHES = ("HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
 """Variables that name folders of caches, which emulated programs share with others."""
 
 
@@ -151,25 +151,17 @@ def apart(base: Mapping[str, str], cwd: Path) -> Iterator[tuple[Path, dict[str, 
     nobody else (device/files.c). Caches, which downloads fill, stay where they are.
     """
     home = Path(base.get("HOME") or Path.home())
-    inductor = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
-    told = {"TORCHINDUCTOR_CACHE_DIR": str(inductor), **base}
-    kept = [*filter(None, map(told.get, CACHES)), home / ".cache", home / ".triton"]
+    kept = [*filter(None, map(base.get, CACHES)), home / ".cache", home / ".triton"]
     with tempfile.TemporaryDirectory(prefix="tuner-scratch-", ignore_cleanup_errors=True) as made:
         scratch = Path(made).resolve()
-        for name in ("new", "gone", "tmp"):
+        for name in ("new", "gone"):
             (scratch / name).mkdir()
         (scratch / "changed").write_bytes(bytes(8))
         shared = [Path(one).resolve() for one in kept]
         shared = [one for one in shared if one.is_dir() and not cwd.resolve().is_relative_to(one)]
-        yield (
-            scratch,
-            {
-                **told,
-                "TMPDIR": str(scratch / "tmp"),
-                FILES_VARIABLE: str(scratch),
-                "TUNER_FILES_KEPT": "\n".join(map(str, [*shared, "/dev", "/proc", "/sys"])),
-            },
-        )
+        told = {**base, FILES_VARIABLE: str(scratch)}
+        told["TUNER_FILES_KEPT"] = "\n".join(map(str, [*shared, "/dev", "/proc", "/sys"]))
+        yield scratch, told
 
 
 class Session:

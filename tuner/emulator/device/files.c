@@ -199,6 +199,20 @@ static void set_up(void) {
   size_t at = snprintf(kept, sizeof kept, "%s", folder) + 1;
   for (; named && *named && at < sizeof kept - 2; at++, named += *named == '\n')
     for (; *named && *named != '\n' && at < sizeof kept - 2; named++) kept[at++] = *named;
+  const char *before = getenv("TUNER_FILES_HELD"); /* a process that is held starts held ones */
+  /* The folders that tuner makes for what the program leaves behind and what it compiles. */
+  for (int n = 0; n < 2 && before == NULL; n++) {
+    const char *one = getenv(n ? "TORCHINDUCTOR_CACHE_DIR" : "TMPDIR");
+    struct stat st;
+    if (!one || *one != '/' || at + strlen(one) > sizeof kept - 3 || sys_stat(one, &st, 1) < 0) continue;
+    at += strlen(strcpy(kept + at, one)) + 1;
+    named = getenv("TUNER_FILES_KEPT");
+    char *both = malloc((named ? strlen(named) : 0) + strlen(one) + 2);
+    if (both == NULL) return;
+    sprintf(both, "%s\n%s", named ? named : "", one);
+    setenv("TUNER_FILES_KEPT", both, 1);
+    free(both);
+  }
   snprintf(path, sizeof path, "%s/changed", folder);
   int file = (int)sys_open(path, O_RDWR | O_CLOEXEC, 0);
   if (file < 0) return;
@@ -208,7 +222,6 @@ static void set_up(void) {
   changed = shared;
   snprintf(root, sizeof root, "%s", folder);
   answer_traps();
-  const char *before = getenv("TUNER_FILES_HELD"); /* a process that is held starts held ones */
   held = before && *before == '1';
   if (before == NULL) {
     held = hold() + (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && trap()) > 0;
@@ -1068,7 +1081,8 @@ static int with_path(long call, int fd, const struct sockaddr *address, socklen_
   if (place == path || f.kept) return (int)syscall(call, fd, address, length);
   parent_of(place, folder);
   int parent = (int)sys_open(folder, O_PATH | O_CLOEXEC, 0);
-  snprintf(ours.sun_path, sizeof ours.sun_path, "/proc/self/fd/%d/%s", parent, strrchr(place, '/') + 1);
+  if (snprintf(ours.sun_path, sizeof ours.sun_path, "%s", place) >= (int)sizeof ours.sun_path)
+    snprintf(ours.sun_path, sizeof ours.sun_path, "/proc/self/fd/%d/%s", parent, strrchr(place, '/') + 1);
   int done = (int)syscall(call, fd, &ours, sizeof ours);
   int error = errno;
   syscall(SYS_close, parent);
@@ -1077,6 +1091,20 @@ static int with_path(long call, int fd, const struct sockaddr *address, socklen_
 }
 EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length) { return with_path(SYS_bind, fd, address, length); }
 EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length) { return with_path(SYS_connect, fd, address, length); }
+EXPORT int getsockname(int fd, struct sockaddr *address, socklen_t *length) {
+  struct sockaddr_un *ours = (void *)address;
+  socklen_t room = *length;
+  if (syscall(SYS_getsockname, fd, address, length) < 0) return -1;
+  if (off() || *length > room || *length <= sizeof(sa_family_t) || ours->sun_family != AF_UNIX) return 0;
+  char path[sizeof ours->sun_path + 1] = "";
+  memcpy(path, ours->sun_path, *length - sizeof(sa_family_t));
+  const char *shown = seen(path);
+  if (shown != path) {
+    strcpy(ours->sun_path, shown);
+    *length = (socklen_t)(sizeof(sa_family_t) + strlen(shown) + 1);
+  }
+  return 0;
+}
 
 /* -- programs ----------------------------------------------------------------------------------- */
 
@@ -1097,7 +1125,11 @@ static int is_static(const char *place) {
   return result;
 }
 
-static const char *const OURS[] = {"LD_PRELOAD=", "TUNER_FILES=", "TUNER_FILES_KEPT=", "TUNER_FILES_HELD="};
+/* What a process of this machine needs (session.py); a program may leave it out of an environment. */
+static const char *const OURS[] = {
+    "LD_PRELOAD=", "TUNER_FILES=", "TUNER_FILES_KEPT=", "TUNER_FILES_HELD=", "TUNER_EMULATOR=",
+    "TUNER_EMULATOR_EVENTS=", "TUNER_EMULATOR_LIBRARIES=", "TUNER_EMULATOR_SETTINGS=", "TUNER_EMULATOR_PACKAGE=",
+    "TUNER_EMULATOR_OWNER=", "TUNER_EMULATOR_PATH=", "TRITON_LIBCUDA_PATH=", "HF_DEACTIVATE_ASYNC_LOAD="};
 #define OUR_COUNT (sizeof OURS / sizeof *OURS)
 static char *ours[OUR_COUNT]; /* as they were when this process began */
 
