@@ -102,6 +102,7 @@ class Follower:
         self._arrived = Arrived(self._note_vocabulary, self._note_looked_up)
         self._decoding = Decoding(self._memory, pricer, self._generation)
         self._done = 0
+        self._ending = threading.RLock()
         enter = functools.partial(self._enter, OPTIMIZER)
         self._ends = Steps(mode, updating=enter, over=self._step_is_over)
         self._trained: Any = None
@@ -401,6 +402,7 @@ class Follower:
         self._end("unsupported", 3)
 
     def _end(self, reason: str, status: int) -> None:
+        self._ending.acquire(timeout=LONGEST_END_S)  # of another thread that trains
         self._tell(reason)
         sys.stdout.flush()
         sys.stderr.flush()
