@@ -91,12 +91,8 @@ def find_ending(
     if any(event["event"] == "fault" for event in events):
         return Ending(Ended.FAULT)
     steps = _Steps(events)
-    unsupported = next((event for event in events if event["event"] == "unsupported"), None)
-    if unsupported is not None:
-        text = f"{unsupported['operator']} reads a value that is not emulated"
-        return Ending(Ended.UNSUPPORTED, ProgramError("unsupported", text, unsupported["line"]))
-    if not steps.any and any(event["event"] == "left" for event in events):
-        return Ending(Ended.UNSUPPORTED, ProgramError("unsupported", LEFT, None))
+    if (unsupported := _unsupported(events, trained=steps.any)) is not None:
+        return Ending(Ended.UNSUPPORTED, unsupported)
     timed_out = timed_out or TIMEOUT in steps.stops
     # Errors after tuner stopped the program are not failures of the program.
     error = _error(events, steps, failed=status != 0 and not (timed_out or steps.stops))
@@ -112,6 +108,16 @@ def find_ending(
         ended = Ended.OOM if _is_memory(error, causes=False) else Ended.ERROR
         return Ending(ended, _program_error(error))
     return Ending(Ended.TIMEOUT if timed_out else _without_error(steps, status))
+
+
+def _unsupported(events: Sequence[Event], *, trained: bool) -> ProgramError | None:
+    """The first thing that can't be emulated; None if everything could be."""
+    for event in events:
+        if event["event"] == "unsupported":
+            text = f"{event['operator']} {event['why']}, which is not emulated"
+            return ProgramError("unsupported", text, event["line"])
+    left = not trained and any(event["event"] == "left" for event in events)
+    return ProgramError("unsupported", LEFT, None) if left else None
 
 
 def _without_error(steps: _Steps, status: int) -> Ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 ACTIVE: dict[str, Any] = {}
@@ -59,3 +60,7 @@ def activate() -> None:
         )
         follower.install(before_bytes)
         reads.end = follower.end_unsupported
+        # torch.cuda.memory has it, and torch.cuda.memory.MemPool calls it by that name.
+        torch.cuda.memory.change_current_allocator = lambda _: reads.refuse(
+            "an allocator of the program's own", sys._getframe(1), "takes the place of PyTorch's"
+        )

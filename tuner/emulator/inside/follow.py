@@ -65,6 +65,8 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
 
+LONGEST_END_S = 30.0
+"""A thread that ends the program waits at most this long for another that does."""
 LEAST_REST_S = 60.0
 """What comes after the first steps may take as long as they did, and at least this long."""
 

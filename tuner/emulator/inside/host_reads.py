@@ -22,6 +22,8 @@ from tuner.emulator.inside.failing import send
 from tuner.emulator.inside.lines import Unknowns, frames_of, package_of, places
 from tuner.emulator.inside.notes import is_known, origin_of
 
+READS = "reads a value from the device that its kernels would have written"
+
 _READER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 # These copy to a tensor or number of the program, and their handlers provide the values.
@@ -95,17 +97,14 @@ class HostReads:
             frame = frame.f_back
         return None
 
-    def refuse(self, name: str, frame: FrameType | None) -> int:
+    def refuse(self, name: str, frame: FrameType | None, why: str = READS) -> int:
         """End the emulation at something that is not emulated; returns 0."""
         own, library = places(frames_of(frame))
         line = own or library
         where = f" at {line}" if line else ""
-        self._library.emu_unknown(f"{name} (reads a value from the device){where}".encode())
-        send({"event": "unsupported", "operator": name, "line": line})
-        sys.stderr.write(
-            f"tuner's emulator: {name}{where} reads a value from the device that its kernels"
-            " would have written: it is not emulated\n"
-        )
+        self._library.emu_unknown(f"{name} ({why}){where}".encode())
+        send({"event": "unsupported", "operator": name, "why": why, "line": line})
+        sys.stderr.write(f"tuner's emulator: {name}{where} {why}, which is not emulated\n")
         self.end()
         return 0
 
