@@ -192,6 +192,7 @@ MODULES = (
 )
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
 @pytest.mark.parametrize("way", sorted(WAYS.keys() - NEEDS_PYTHON))
 def test_the_same_as_an_ordinary_user(library, way):
@@ -204,6 +205,7 @@ RAW = {"raw", "raw open", "safetensors"}
 """Ways that need the trap of raw system calls."""
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("way", sorted(WAYS.keys() - RAW))
 def test_the_same_where_the_kernel_holds_nothing(library, way):
     run(library, way, held=False)

@@ -41,9 +41,6 @@ from tuner.emulator.session import Account, Session, apart
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
 
-_OTHERWISE = ("device", "allocations", "growth")
-"""Fields of a device's use that are not as the process sends them."""
-
 ROOM = 8
 """A program that does not fit runs again on a GPU with this many times the memory."""
 

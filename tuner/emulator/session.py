@@ -151,7 +151,7 @@ def apart(base: Mapping[str, str], cwd: Path) -> Iterator[tuple[Path, dict[str, 
     nobody else (device/files.c). Caches, which downloads fill, stay where they are.
     """
     home = Path(base.get("HOME") or Path.home())
-    kept = [*filter(None, map(base.get, CACHES)), home / ".cache", home / ".triton"]
+    kept = [home / ".cache", home / ".triton", *(base[name] for name in CACHES if base.get(name))]
     with tempfile.TemporaryDirectory(prefix="tuner-scratch-", ignore_cleanup_errors=True) as made:
         scratch = Path(made).resolve()
         for name in ("new", "gone"):

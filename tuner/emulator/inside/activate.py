@@ -60,7 +60,12 @@ def activate() -> None:
         )
         follower.install(before_bytes)
         reads.end = follower.end_unsupported
-        # torch.cuda.memory has it, and torch.cuda.memory.MemPool calls it by that name.
-        torch.cuda.memory.change_current_allocator = lambda _: reads.refuse(
-            "an allocator of the program's own", sys._getframe(1), "takes the place of PyTorch's"
-        )
+
+        def refuse(_: Any) -> None:
+            reads.refuse(
+                "an allocator of the program's own",
+                sys._getframe(1),
+                "takes the place of PyTorch's",
+            )
+
+        torch.cuda.memory.change_current_allocator = refuse
