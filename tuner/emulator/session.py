@@ -151,14 +151,19 @@ def apart(base: Mapping[str, str], cwd: Path) -> Iterator[tuple[Path, dict[str, 
     nobody else (device/files.c). Caches, which downloads fill, stay where they are.
     """
     home = Path(base.get("HOME") or Path.home())
-    kept = [home / ".cache", home / ".triton", *(base[name] for name in CACHES if base.get(name))]
+    kept: list[str | Path] = [
+        home / ".cache",
+        home / ".triton",
+        *(base[name] for name in CACHES if base.get(name)),
+    ]
     with tempfile.TemporaryDirectory(prefix="tuner-scratch-", ignore_cleanup_errors=True) as made:
         scratch = Path(made).resolve()
         for name in ("new", "gone"):
             (scratch / name).mkdir()
         (scratch / "changed").write_bytes(bytes(8))
-        shared = [Path(one).resolve() for one in kept]
-        shared = [one for one in shared if one.is_dir() and not cwd.resolve().is_relative_to(one)]
+        here = cwd.resolve()
+        folders = [Path(one).resolve() for one in kept]
+        shared = [one for one in folders if one.is_dir() and not here.is_relative_to(one)]
         told = {**base, FILES_VARIABLE: str(scratch)}
         told["TUNER_FILES_KEPT"] = "\n".join(map(str, [*shared, "/dev", "/proc", "/sys"]))
         yield scratch, told

@@ -61,7 +61,7 @@ def activate() -> None:
         follower.install(before_bytes)
         reads.end = follower.end_unsupported
 
-        def refuse(_: Any) -> None:
+        def refuse(allocator: Any) -> None:
             reads.refuse(
                 "an allocator of the program's own",
                 sys._getframe(1),
