@@ -174,14 +174,10 @@ def _gpu_id() -> str:
     """The type of the device of this process. Raises `UnavailableError` if it is not known."""
     import torch
 
-    from tuner.app.device import CPU, this_cpu
     from tuner.space.gpus import match_device
 
     if not torch.cuda.is_available():
-        if not this_cpu().flops:
-            hint = "`tuner calibrate --device cpu` measures it"
-            raise UnavailableError("the rates of this processor aren't known", hint=hint)
-        return CPU
+        raise UnavailableError("memory and speed of a processor aren't predicted")
     name = torch.cuda.get_device_name()
     gpu = match_device(name, torch.cuda.get_device_properties().total_memory)
     if gpu is None:

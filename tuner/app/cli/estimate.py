@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
     any_gpu_options,
     calibration_option,
@@ -25,7 +24,7 @@ from tuner.app.cli.options import (
     subcommand,
     verbose_option,
 )
-from tuner.app.device import find_gpu, with_profile
+from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import (
     Estimate,
     corrected,
@@ -125,7 +124,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
     with quiet_libraries():
-        gpu, profile = with_profile(gpu, Printer(err=True))
+        profile = profile_for(gpu)
         found = estimate_configuration(
             of, configuration, gpu, margin_fraction=fraction, profile=profile
         )
