@@ -68,12 +68,12 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
 
 MAPS = frozenset((
     "apply", "baseline", "breakdown", "breakdown_s", "config", "configuration", "corrections",
-    "derived", "fixed", "flops", "intervals", "knobs", "phase_peak_bytes", "set", "settings",
+    "derived", "fixed", "flops", "intervals", "knobs", "phase_peak_bytes", "settings",
     "sources", "stages", "unsupported", "values", "versions", "other_limits",
 ))  # fmt: skip
 """Fields whose own keys are names of knobs, phases, types and the like."""
 
-SETTINGS = frozenset({"configuration", "fixed", "set", "values"})
+SETTINGS = frozenset({"configuration", "fixed", "values"})
 """Fields of any knobs' values, whichever have one here."""
 
 VALUE = {
