@@ -41,8 +41,6 @@ def _few_tiny_shapes():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "cpu_plan", lambda: plan)
-        patch.setattr(measuring, "_with_reference", lambda profile, report: profile)
-        patch.setattr(measuring, "_with_link", lambda profile, report: profile)
         yield
 
 

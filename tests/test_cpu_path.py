@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import replace
 from itertools import accumulate
@@ -23,7 +24,6 @@ from tuner.cost.speed.roofline import step_times
 from tuner.predict.compiler.structure import Structure
 from tuner.predict.predict import Subject, predict, step_work
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.reference import _Processor, two_parts
 from tuner.predict.tracing import device_path
 from tuner.predict.tracing.device_path import CpuPath
 from tuner.predict.training import get_workload
@@ -31,6 +31,28 @@ from tuner.space.models.catalogue import resolve_config
 
 PROFILE = replace(profile_of("CPU Testium 9"), context_bytes=40 * MIB, live_factor=1.5)
 CPU = processor(PROFILE)
+
+
+class _Processor:
+    """A real training's `tuner.predict.training.base.Environment`, on this processor."""
+
+    device = "cpu"
+
+    def materialize(self, model):
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                if tensor.is_floating_point():
+                    tensor.uniform_(-0.02, 0.02)
+
+    def autocast(self, dtype):
+        return torch.autocast("cpu", dtype=dtype)
+
+    def checkpoint_contexts(self, autocast_dtype):
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    def enter(self, phase, micro_step):
+        """Phases are not recorded."""
 
 
 def really_live(model, **values) -> LiveStorages:
@@ -172,15 +194,3 @@ def test_operators_and_kernels_follow_each_other_on_a_processor():
     no_launch = ProcessorKernelTimes(replace(PROFILE, launch_s=0.0))
     kernels = step_s(no_launch)
     assert step_s(slower) == pytest.approx(step_s(plain) + kernels)
-
-
-@pytest.mark.parametrize("factors", [(2.0, 3.0), (0.5, 1.0)])
-def test_two_parts_of_a_total_are_found(factors):
-    first, second = np.array([1.0, 2.0, 1.0, 5.0]), np.array([1.0, 7.0, 3.0, 2.0])
-    total = factors[0] * first + factors[1] * second
-    assert two_parts(first, second, total) == pytest.approx(factors)
-
-
-def test_no_part_of_a_total_is_negative():
-    found = two_parts([1.0, 1.0], [1.0, 4.0], [10.0, 9.0])
-    assert min(found) == 0.0 < max(found)

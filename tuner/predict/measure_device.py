@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -25,15 +25,12 @@ from tuner.cost.speed.measure_plan import (
     traffic_sizes,
 )
 from tuner.cost.speed.microbench import Stopwatch
-from tuner.cost.speed.processor import measure_link
 from tuner.cost.speed.profile import (
-    REFERENCE,
     AttentionRate,
     DeviceProfile,
     MatmulRate,
     TrafficRate,
 )
-from tuner.predict.reference import calibrated_on_reference, run_reference
 from tuner.space.gpus import match_device
 
 Report = Callable[[str], None]
@@ -98,7 +95,7 @@ def measure_device(
         raise UnavailableError(
             f"{device}: no matrix product could be measured", hint="; ".join(survey.skipped[:3])
         )
-    profile = DeviceProfile(
+    return DeviceProfile(
         **_identity(torch_device),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(torch_device),
@@ -111,44 +108,6 @@ def measure_device(
         skipped=tuple(survey.skipped),
         duration_s=time.monotonic() - started,
     )
-    if torch_device.type == "cpu":
-        profile = _with_reference(profile, report)
-        profile = _with_link(profile, report)
-    return replace(profile, duration_s=time.monotonic() - started)
-
-
-def _with_reference(profile: DeviceProfile, report: Report) -> DeviceProfile:
-    """The processor's profile with what small trainings add; with the reason where they fail."""
-    taken = _taken_by_others()
-    try:
-        profile = calibrated_on_reference(profile, run_reference())
-    except UnavailableError as error:
-        return replace(profile, skipped=(*profile.skipped, f"{REFERENCE}: {error}"))
-    report(
-        f"steps   take {profile.step_factor:.2f} times their kernels, "
-        f"and {profile.launch_s * 1e6:.2f} us an operator"
-    )
-    return replace(profile, step_spread=max(profile.step_spread or 0.0, taken))
-
-
-def _with_link(profile: DeviceProfile, report: Report) -> DeviceProfile:
-    """The profile with what two processes send each other; with the reason where they cannot."""
-    try:
-        link = measure_link()
-    except UnavailableError as error:
-        return replace(profile, skipped=(*profile.skipped, f"link: {error}"))
-    report(f"link    {link / 1e9:.2f} GB/s between two processes")
-    return replace(profile, link_bytes_per_s=link)
-
-
-def _taken_by_others() -> float:
-    """The share of the processors that is in use while this process waits."""
-    before = host.cpu_times()
-    time.sleep(0.5)
-    after = host.cpu_times()
-    if before is None or after is None or after.total == before.total:
-        return 0.0
-    return (after.busy - before.busy) / (after.total - before.total)
 
 
 def _torch_device(text: str) -> torch.device:

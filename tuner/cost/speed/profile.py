@@ -44,10 +44,6 @@ def uses_profile(method: str) -> bool:
     return METHOD in method
 
 
-REFERENCE = "reference trainings"
-"""Name in `DeviceProfile.skipped` for the source of `step_factor`."""
-
-
 @dataclass(frozen=True, slots=True)
 class MatmulRate:
     """One measured product of [m, k] and [k, n]; `spread` is the interquartile range / median."""
@@ -127,11 +123,6 @@ class DeviceProfile:
     step_spread: Share | None = None
     """Largest spread of the step times behind `step_factor`, or the share of the processors that
     others used before, if that was more."""
-
-    @property
-    def lacks_reference(self) -> bool:
-        """True of a processor's profile from a version without reference trainings."""
-        return self.step_factor is None and not any(r.startswith(REFERENCE) for r in self.skipped)
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
         """The best measured rate of products in `dtype` ("bf16"); None if none was measured."""
