@@ -28,7 +28,6 @@ from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import (
     Estimate,
     corrected,
-    correction_text,
     estimate_configuration,
     exchanging_each,
     one_configuration,
@@ -231,7 +230,8 @@ def _correction_text(found: Estimate) -> str:
         for name, label in _CORRECTED.items()
         if name in found.prediction.corrections
     )
-    return correction_text(found.corrected_by, factors).removeprefix("corrected ")
+    trials = f"{found.corrected_by} trial{'s' if found.corrected_by > 1 else ''}"
+    return f"by {trials} of this space on this GPU: {factors} (--no-calibration: as predicted)"
 
 
 _CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}
