@@ -122,7 +122,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
 """Fields of which no command here has a value: those of a GPU that measures, of trials that end."""
 
 UNKNOWN_OF_A_PROCESSOR = ("bandwidth_bytes_per_s", "link_bytes_per_s")
-"""Fields that are null until `tuner calibrate` has measured it."""
+"""Fields that are null where the device is a processor."""
 
 TYPES: Mapping[type, str] = {
     bool: "boolean",

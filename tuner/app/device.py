@@ -197,7 +197,6 @@ def _with_rates(gpu: Gpu, profile: DeviceProfile) -> Gpu:
         gpu,
         flops={p: rate for p, rate in rates.items() if rate is not None},
         bandwidth_bytes_per_s=profile.bandwidth_bytes_per_s() or math.nan,
-        link_bytes_per_s=profile.link_bytes_per_s,
         sources={**gpu.sources, "tflops": measured, "bandwidth": measured},
     )
 
