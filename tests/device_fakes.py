@@ -49,9 +49,6 @@ def profile_of(device: str, *, gpu: str | None = None, memory_bytes: int = 32 * 
             for size in (64, 512)
         ),
         traffic=(TrafficRate("elementwise", 1 << 20, 1e10, 0.01),),
-        step_factor=1.0,
-        live_factor=1.0,
-        step_spread=0.01,
     )
 
 

@@ -68,12 +68,12 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
 
 MAPS = frozenset((
     "apply", "baseline", "breakdown", "breakdown_s", "config", "configuration", "corrections",
-    "derived", "fixed", "flops", "intervals", "knobs", "phase_peak_bytes", "set", "settings",
+    "derived", "fixed", "flops", "intervals", "knobs", "phase_peak_bytes", "settings",
     "sources", "stages", "unsupported", "values", "versions", "other_limits",
 ))  # fmt: skip
 """Fields whose own keys are names of knobs, phases, types and the like."""
 
-SETTINGS = frozenset({"configuration", "fixed", "set", "values"})
+SETTINGS = frozenset({"configuration", "fixed", "values"})
 """Fields of any knobs' values, whichever have one here."""
 
 VALUE = {
@@ -122,7 +122,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
 """Fields of which no command here has a value: those of a GPU that measures, of trials that end."""
 
 UNKNOWN_OF_A_PROCESSOR = ("bandwidth_bytes_per_s", "link_bytes_per_s")
-"""Fields that are null until `tuner calibrate` has measured it."""
+"""Fields that are null where the device is a processor."""
 
 TYPES: Mapping[type, str] = {
     bool: "boolean",

@@ -19,8 +19,6 @@ class LiveStorages(TorchDispatchMode):
         self.now = self.peak = 0
         self.phases: list[tuple[Phase, int]] = []
         self.peaks: list[int] = []
-        self.names: list[str] = []
-        """Of the operators that ran."""
         self._alive: dict[int, Any] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -48,5 +46,4 @@ class LiveStorages(TorchDispatchMode):
         for item in torch.utils._pytree.tree_leaves(out):
             if isinstance(item, torch.Tensor):
                 self.add(item)
-        self.names.append(func._schema.name)
         return out

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import click
 import pytest
 
-from tuner.app.cli.main import COMMANDS, module_of
+from tuner.app.cli.helping import with_help_all
+from tuner.app.cli.main import COMMANDS, cli, load, module_of
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tuner").rglob("*.py"))
@@ -249,6 +251,24 @@ def test_quick_commands_load_no_heavy_library(arguments):
     )
     assert output.endswith("\nloaded []\n")
     assert len(output.splitlines()) > 5  # the command did answer
+
+
+def test_the_command_line_has_no_more_commands_and_options():
+    """One of each: a new command, option, page or carrier of an answer takes the place of one.
+
+    Whoever adds one names in the commit the one that goes; what is asked for here only falls.
+    """
+    assert [*COMMANDS] == [
+        "check", "diff", "estimate", "calculator", "tune", "search", "best", "show", "report",
+        "data", "apply", "export", "trial", "emulate", "calibrate", "node-resources", "gpus",
+        "models", "spaces", "doctor", "mcp",
+    ]  # fmt: skip
+    every: list[click.Command] = [cli, *(with_help_all(load(name)) for name in COMMANDS)]
+    every += [
+        each for one in every if isinstance(one, click.Group) for each in one.commands.values()
+    ]
+    names = {p.opts[0] for one in every for p in one.params if isinstance(p, click.Option)}
+    assert len(names) <= 62
 
 
 SIDE_EFFECTS = """

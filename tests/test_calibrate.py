@@ -1,10 +1,9 @@
-"""`tuner calibrate` on this machine's processor: every figure is measured for real."""
+"""`tuner calibrate`, with this machine's processor for a GPU: every figure is measured for real."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from types import SimpleNamespace
+import time
 
 import pytest
 import torch
@@ -12,11 +11,11 @@ from click.testing import CliRunner
 
 from tuner.app.cli.machine import calibrate as command
 from tuner.core.errors import InputError, UnavailableError
-from tuner.core.units import MIB
+from tuner.core.units import GIB, MIB
 from tuner.cost.speed import microbench
 from tuner.cost.speed.measure_plan import (
     AttentionCase,
-    cpu_plan,
+    MeasurePlan,
     cuda_plan,
     fitting,
     product_shapes,
@@ -24,44 +23,61 @@ from tuner.cost.speed.measure_plan import (
 from tuner.cost.speed.microbench import Stopwatch
 from tuner.cost.speed.profile import load_profile
 from tuner.predict import measure_device as measuring
+from tuner.predict.measure_device import _torch_device as torch_device
 from tuner.predict.measure_device import measure_device
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _few_tiny_shapes():
-    plan = dataclasses.replace(
-        cpu_plan(),
+class _HostStopwatch(Stopwatch):
+    """Times by the host's clock, as no GPU is here."""
+
+    def synchronize(self):
+        """The host has finished when a call returns."""
+
+    def _sample(self, call, calls):
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - started) / calls
+
+
+@pytest.fixture(autouse=True)
+def _gpu(request):
+    """A GPU whose figures are those of this processor, with one thread, for a few tiny shapes.
+
+    Threads of a busy machine wait for each other: milliseconds for an operator of nothing.
+    """
+    if "gpu" in request.keywords:
+        yield
+        return
+    plan = MeasurePlan(
+        dtypes=("fp32", "bf16", "fp16", "int8"),
         shapes=tuple(product_shapes(tokens=(64,), widths=((64, 64), (16, 64)))),
         largest_traffic_bytes=MIB,
         weights=((64, 64),),
         attention=(AttentionCase("flash", "fp32", 2, 4, 32, 32),),
-        per_figure_s=0.005,
+        memory_bytes=256 * MIB,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "cpu_plan", lambda: plan)
-        patch.setattr(measuring, "_with_reference", lambda profile, report: profile)
-        patch.setattr(measuring, "_with_link", lambda profile, report: profile)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread(_few_tiny_shapes):
-    """Threads of a busy machine wait for each other: milliseconds for an operator of nothing."""
+    identity = {"device": "NVIDIA Testium 9", "gpu": None, "memory_bytes": GIB,
+                "compute_capability": "9.9"}  # fmt: skip
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(microbench, "_FIGURE_S", 0.005)
+        patch.setattr(microbench, "_LARGEST_ROTATION", 1)
+        patch.setattr(measuring, "Stopwatch", _HostStopwatch)
+        patch.setattr(measuring, "_torch_device", lambda text: CPU)
+        patch.setattr(measuring, "_plan", lambda device: plan)
+        patch.setattr(measuring, "_identity", lambda device: identity)
+        patch.setattr(measuring, "_context_bytes", lambda device, used_before_bytes: None)
+        yield
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def profile(_one_thread):
-    return measure_device("cpu", budget_s=900.0)
-
-
-def test_the_processor_is_measured(profile):
-    assert profile.device.startswith("CPU")
+def test_every_figure_is_measured():
+    profile = measure_device("cuda:0", budget_s=900.0)
+    assert profile.device == "NVIDIA Testium 9"
     assert profile.gpu is None
     assert profile.skipped == ()
     assert {r.dtype for r in profile.matmul} == {"fp32", "bf16", "fp16", "int8"}
@@ -78,7 +94,7 @@ def test_the_processor_is_measured(profile):
 def test_rates_are_work_over_time(monkeypatch):
     timing = microbench.Timing(0.25, 0.5)
     monkeypatch.setattr(Stopwatch, "time", lambda self, call, **known: timing)
-    profile = measure_device("cpu", budget_s=900.0)
+    profile = measure_device("cuda:0", budget_s=900.0)
     for rate in profile.matmul:
         assert rate.flops_per_s == pytest.approx(2 * rate.m * rate.n * rate.k / 0.25)
         assert rate.spread == 0.5
@@ -96,8 +112,8 @@ def test_the_stopwatch_times_what_is_called(monkeypatch):
         nonlocal now_s
         now_s += 0.002
 
-    monkeypatch.setattr(microbench, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    timing = Stopwatch(CPU, per_figure_s=0.03).time(sleep)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    timing = _HostStopwatch(CPU).time(sleep)
     assert timing.typical_s == pytest.approx(0.002)
     assert timing.spread == pytest.approx(0)
 
@@ -130,25 +146,24 @@ def test_a_gpu_is_asked_only_for_what_it_can_do(capability, dtypes):
 
 def test_time_that_runs_out_leaves_a_profile_without_the_rest():
     with pytest.raises(UnavailableError, match="no matrix product"):
-        measure_device("cpu", budget_s=0.0)
+        measure_device("cuda:0", budget_s=0.0)
 
 
-def test_devices_that_do_not_exist_are_refused():
-    with pytest.raises(InputError):
-        measure_device("quantum")
-    with pytest.raises(InputError):
-        measure_device("meta")
+@pytest.mark.parametrize("device", ["quantum", "meta", "cpu"])
+def test_what_is_no_gpu_is_refused(device):
+    with pytest.raises(InputError, match=r"cannot be measured|does not exist"):
+        torch_device(device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_without_a_gpu_calibrate_says_what_can_be_measured():
-    with pytest.raises(UnavailableError, match="--device cpu"):
-        measure_device("cuda:0")
+def test_a_gpu_that_is_not_there_is_said():
+    with pytest.raises(UnavailableError, match="no CUDA device 0"):
+        torch_device("cuda:0")
 
 
 def test_the_command_writes_the_profile_and_prints_json(tmp_path):
-    path = tmp_path / "cpu.yaml"
-    arguments = ["--device", "cpu", "--json", "--output", str(path)]
+    path = tmp_path / "gpu.yaml"
+    arguments = ["--json", "--output", str(path)]
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)
     summary = json.loads(result.stdout)
     assert summary["path"] == str(path)
@@ -157,9 +172,9 @@ def test_the_command_writes_the_profile_and_prints_json(tmp_path):
 
 def test_the_command_uses_the_profile_folder_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_PROFILES", str(tmp_path))
-    result = CliRunner().invoke(command, ["--device", "cpu"], catch_exceptions=False)
+    result = CliRunner().invoke(command, [], catch_exceptions=False)
     (written,) = tmp_path.iterdir()
-    assert written.name.startswith("cpu_")
+    assert written.name == "nvidia_testium_9.yaml"
     assert "best TFLOP/s" in result.stdout
     assert "matmul" in result.stderr
 

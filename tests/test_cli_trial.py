@@ -9,20 +9,18 @@ from typing import Any
 
 import pytest
 from cli_samples import write_samples
-from device_fakes import A6000, measurement_of, pretend, profile_of
+from device_fakes import A6000, measurement_of, pretend
 from results_samples import make_memory, make_speed
 
 from tuner.app import measuring
 from tuner.app.cli import trial_run
 from tuner.app.cli.main import run
-from tuner.app.device import cpu_label
 from tuner.app.estimate import Estimate
 from tuner.app.search.supported import require_supported
 from tuner.core import host
 from tuner.core.environment import trial_environment
 from tuner.core.records import MemoryBudget, Outcome, Prediction, Status
 from tuner.core.units import GIB, MIB
-from tuner.cost.speed.profile import profile_path
 from tuner.trial.base import MeasureOptions, TrialJob
 
 TRIAL = ["trial", "--space", "tiny.yaml", "--set", "micro_batch=2"]
@@ -30,14 +28,13 @@ TRIAL = ["trial", "--space", "tiny.yaml", "--set", "micro_batch=2"]
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """The tiny space; a processor with 8 GiB and a profile; no GPU; and a runner that asks."""
+    """The tiny space; a processor with 8 GiB; no GPU; and a runner that asks."""
     write_samples(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TUNER_PROFILES", str(tmp_path / "profiles"))
     monkeypatch.setattr(host, "cpu_name", lambda: "Testium 9")
     monkeypatch.setattr(host, "usable_memory_bytes", lambda: 8 * GIB)
-    profile_of(cpu_label()).save(profile_path(cpu_label()))
     pretend(monkeypatch)
     asked = SimpleNamespace(job=None, options=None, closed=0, outcome=measured_outcome())
 
@@ -79,7 +76,7 @@ def measured_outcome(factor: float = 1.25) -> Outcome:
     return Outcome(Status.OK, measurement=measurement, duration_s=3.0)
 
 
-def test_runs_on_the_processor_and_prints_both_numbers(machine, capsys):
+def test_runs_on_the_processor_and_prints_its_numbers(machine, capsys):
     assert run([*TRIAL, "--device", "cpu", "--budget", "2s", "--timeout", "5min"]) == 0
     assert (machine.job.gpu.id, machine.job.model) == ("cpu", "./tiny-model")
     options = MeasureOptions(device="cpu", budget_s=2.0, timeout_s=300.0)
@@ -88,9 +85,7 @@ def test_runs_on_the_processor_and_prints_both_numbers(machine, capsys):
     text = capsys.readouterr().out
     assert "measured on Testium 9" in text
     rows = {line[:16].strip(): line[16:].split() for line in text.splitlines()}
-    assert rows["device memory"] == ["100.0", "MiB", "125.0", "MiB", "0.800"]
-    assert rows["optimizer step"][-1] == "0.800"
-    assert rows["samples/s"][-1] == "1.250"
+    assert rows["device memory"] == ["125.0", "MiB"]
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -127,7 +122,7 @@ def test_lengths_come_from_the_space_or_a_file(machine, tmp_path):
     assert facts.token_lengths.points[-1] == (9.0, 1.0)
 
 
-def test_json_has_both_and_nothing_of_a_search(machine, capsys):
+def test_json_has_what_was_measured_and_nothing_of_a_search(machine, capsys):
     assert run([*TRIAL, "--gpu", "cpu", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["source"], answer["device"], answer["fits"]) == (
@@ -135,7 +130,7 @@ def test_json_has_both_and_nothing_of_a_search(machine, capsys):
         "Testium 9",
         True,
     )
-    assert answer["predicted"]["memory"]["device_bytes"] == 100 * MIB
+    assert answer["predicted"] is None
     assert answer["measured"]["memory"]["device_bytes"] == 125 * MIB
     assert "trial_id" not in answer
 

@@ -108,6 +108,7 @@ def test_what_fitted_before_and_does_not_now_is_exit_code_1(
     assert "after ran out of memory" in text
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_a_program_that_fails_in_one_of_them_is_exit_code_2(
     stacks: tuple[Path, Path], diff: Callable[..., tuple[int, str]]

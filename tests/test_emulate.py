@@ -207,7 +207,10 @@ HIDDEN = {
 
 
 @needs_emulator
-@pytest.mark.parametrize("way", HIDDEN)
+@pytest.mark.parametrize(
+    "way",
+    [w if w == "nothing shows it" else pytest.param(w, marks=pytest.mark.proof) for w in HIDDEN],
+)
 def test_memory_that_runs_out_in_the_second_step_is_seen_however_it_is_hidden(
     tmp_path: Path, way: str
 ) -> None:
@@ -261,6 +264,7 @@ def test_an_error_before_the_device_is_used_is_named_with_its_line(
     }
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_the_environment_of_a_program_need_not_have_tuner(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", symlinks=True)
@@ -530,6 +534,7 @@ def test_a_launcher_ends_with_tuner_however_that_ends(tmp_path: Path, number: in
         time.sleep(0.05)
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_a_program_leaves_nothing_at_a_good_end(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -595,6 +600,7 @@ def test_a_program_whose_time_is_up_tells_its_steps(tmp_path: Path) -> None:
     assert found["devices"][0]["breakdown"]["optimizer_state"] > WEIGHTS
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_check_stops_a_run_when_its_time_is_up_and_keeps_the_end_of_its_output(
     tmp_path: Path,

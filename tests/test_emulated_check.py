@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.emulating import needs_emulator
 
 MIB = 1 << 20
@@ -74,6 +76,7 @@ def test_a_program_that_does_not_fit_gets_a_change_that_does(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} <= {"train.py", "__pycache__"}
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_a_notebook_runs_and_its_lines_are_those_of_its_cells(tmp_path: Path) -> None:
     cells = [
@@ -146,6 +149,7 @@ def test_settings_are_told_as_they_reach_the_trainer(tmp_path: Path) -> None:
     assert not values.keys() & {"grad_accum", "gradient_checkpointing"}  # which do not arrive
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_an_error_of_the_program_is_shown(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(

@@ -110,6 +110,7 @@ def test_settings_in_a_file_that_the_program_opens_are_searched(folder: Path, mo
     assert "phase: 3             # router, adapters and heads" in text
 
 
+@pytest.mark.proof
 def test_an_embedder_reads_yaml_in_folders_of_its_own(folder: Path, models: Path) -> None:
     found = check(folder, "--no-changes", "embedder/train.py", str(models / "bert"))
 

@@ -27,7 +27,12 @@ EXCHANGING = {
 
 @needs_emulator
 @pytest.mark.parametrize(
-    "strategy", ["fsdp2", "hsdp", pytest.param("zero2", marks=[ZERO, pytest.mark.slow])]
+    "strategy",
+    [
+        "fsdp2",
+        pytest.param("hsdp", marks=pytest.mark.proof),
+        pytest.param("zero2", marks=[ZERO, pytest.mark.proof]),
+    ],
 )
 def test_ranks_that_exchange_take_what_is_predicted_of_one(strategy: str) -> None:
     ranks, trained = EXCHANGING[strategy]

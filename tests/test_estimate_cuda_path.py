@@ -10,7 +10,7 @@ from torch.nn import functional as nn_functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.cost.operators.timeline import MASK
-from tuner.predict.tracing import cuda_path, device_path
+from tuner.predict.tracing import cuda_path
 from tuner.predict.tracing.cuda_path import CudaPath
 from tuner.predict.tracing.recorder import Recorder
 
@@ -173,7 +173,7 @@ def test_every_listed_operator_is_one_that_cuda_autocast_handles():
     assert {"mm", "softmax", "layer_norm"} <= handled
     # Cross entropy is made of two that are.
     parts = {"cross_entropy": ("log_softmax", "nll_loss")}
-    for function in device_path.PRODUCTS | cuda_path._TO_FP32:
+    for function in cuda_path.PRODUCTS | cuda_path._TO_FP32:
         name = function.__name__.strip("_")
         assert handled.issuperset(parts.get(name, (name,))), name
 

@@ -61,8 +61,7 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
     assert "Traceback" not in out + err
     text = " ".join(out.split())
     for part in (f"measured on {host.cpu_name()}", "3 configurations: 3 fit",
-                 "Pareto front (measured)", "Recommended (measured)",
-                 "Predicted against measured (3 trials)"):  # fmt: skip
+                 "Pareto front (measured)", "Recommended (measured)"):  # fmt: skip
         assert part in text, part
     wait_until_gone(folder)
 
@@ -79,20 +78,16 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
         assert record.outcome.measurement.checkpoint_bytes > 0
     assert "longest sequences, an evaluation, a checkpoint of" in text
     for record in records:
-        measurement, prediction = record.outcome.measurement, record.outcome.prediction
+        measurement = record.outcome.measurement
         assert measurement is not None
-        assert prediction is not None
+        assert record.outcome.prediction is None  # of a processor there is none
         assert record.device == measurement.device == host.cpu_name()
         assert record.gpu_memory_bytes == host.usable_memory_bytes()
-        assert measurement.trainable_params == prediction.trainable_params
         assert measurement.steps >= 3 or measurement.stopped_by == "dominated"
-        # Both know how much memory and time a step of this model takes, to an order.
-        assert 0.2 < prediction.memory.device_bytes / measurement.memory.device_bytes < 5
         assert measurement.speed.step_s > 0
     assert "# Every number of memory, speed, time and cost below is MEASURED" in (
         results / "best.yaml"
     ).read_text().replace(chr(10), " ")
-    assert "Predicted against measured" in (results / "report.html").read_text()
 
     assert run(["best", *TARGET, "--where", "lora_rank >= 4", "--where", "max_length >= 64",
                 "--json"]) == 0  # fmt: skip
@@ -134,4 +129,3 @@ def test_limit_that_is_too_small_is_an_oom_with_its_phase(folder, capfd):
     assert answer["phase"] in ("load", "forward", "backward", "optimizer")
     assert answer["memory_limit_bytes"] == 48 * 2**20
     assert answer["measured"] is None
-    assert answer["predicted"]["fits"] is True  # of the processor's whole memory

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 from results_samples import GPU, SPACE, make_search, write_all
 
 from tuner.core.records import MemoryCategory
-from tuner.cost.speed.processor import processor
 from tuner.cost.step_details import MemoryTimeline
 from tuner.predict.memory_timeline import MAX_POINTS, trace_timeline
 from tuner.predict.predict import predict, resolve_subject
@@ -94,12 +90,3 @@ def test_results_folder_keeps_the_course_and_traces_only_another_recommendation(
     assert len(asked) == 3
     write_all(folder, records, SPACE, GPU)
     assert "Memory over one optimizer step" not in folder.report_html.read_text()
-
-
-def test_a_processor_holds_nothing_beside_what_is_live(subject):
-    profile = replace(profile_of("CPU Testium 9"), context_bytes=0, live_factor=1.0)
-    cpu = processor(profile)
-    timeline = trace_timeline(subject, knobs(), cpu, profile=profile)
-    assert timeline.reserved_bytes == timeline.totals
-    predicted = predict(subject, knobs(), cpu, profile=profile)
-    assert max(timeline.totals) == predicted.memory.peak_allocated_bytes

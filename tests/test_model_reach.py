@@ -16,7 +16,6 @@ from tuner.app.cli.main import cli
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.core.records import MemoryCategory
-from tuner.cost.library_memory import PROCESSOR
 from tuner.predict.compiler.compile import layer_types, with_layers
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.predict import check_supported
@@ -103,14 +102,14 @@ def test_without_kernels_for_experts_gradients_of_frozen_ones_are_made():
 # -- paths of devices ------------------------------------------------------------------------
 
 
-def test_latent_attention_is_traced_on_a_processor():
+def test_latent_attention_is_traced():
     config = transformers.DeepseekV3Config(
         hidden_size=64, intermediate_size=128, moe_intermediate_size=32, num_attention_heads=4,
         num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=16,
         qk_nope_head_dim=16, v_head_dim=16, n_routed_experts=8, n_group=2, topk_group=1,
         num_experts_per_tok=2, first_k_dense_replace=1, **FEW,
     )  # fmt: skip
-    trace = traced(config, compute_capability=PROCESSOR, lora_targets=ALL, precision="fp32")
+    trace = traced(config, lora_targets=ALL, precision="fp32")
     assert trace.trainable_params > 0
 
 

@@ -37,7 +37,7 @@ BASE = {
     "pyproject.toml": f"""
 [tool.tuner]
 gpu = "rtx3060"
-margin = "3%"
+headroom = "3%"
 programs = ["train.py", "'{BAD}'", "link.py"]
 """,
 }

@@ -249,7 +249,6 @@ def _profile() -> bytes:
         "compute_capability": "8.6", "measured_at": "2026-11-21T10:00:00+00:00",
         "versions": {"torch": "2.13.0"}, "launch_s": 5e-6, "kernel_s": 2e-6,
         "context_bytes": 400_000_000, **rows, "skipped": [], "duration_s": 60.0,
-        "step_factor": 1.2, "live_factor": 1.1, "step_spread": 0.05,
     }  # fmt: skip
     return yaml.safe_dump(head, sort_keys=False).encode()
 
@@ -308,17 +307,16 @@ def _works() -> Any:
 def read_profile(path: Path) -> None:
     """Read it, and predict kernel times with it: each is a number above 0."""
     from tuner.cost.speed.kernel_times import on_measured_device
-    from tuner.cost.speed.processor import processor
     from tuner.cost.speed.profile import load_profile
     from tuner.space.gpus import get_gpu
 
     profile = load_profile(path)
-    for gpu in (get_gpu("a6000"), processor(profile)):
-        with np.errstate(all="raise", under="ignore"):
-            _, times, _ = on_measured_device(gpu, profile)
-            seconds = times.seconds(_works(), gpu, allow_tf32=False)
-        assert np.isfinite(seconds).all(), seconds
-        assert (seconds > 0).all(), seconds
+    gpu = get_gpu("a6000")
+    with np.errstate(all="raise", under="ignore"):
+        _, times, _ = on_measured_device(gpu, profile)
+        seconds = times.seconds(_works(), gpu, allow_tf32=False)
+    assert np.isfinite(seconds).all(), seconds
+    assert (seconds > 0).all(), seconds
 
 
 # --- the rest --------------------------------------------------------------------------------

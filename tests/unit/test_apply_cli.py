@@ -91,7 +91,7 @@ def test_yes_writes_and_keeps_a_dated_copy(folder, capsys):
     assert run([*APPLY, "config.yaml", "train.py"]) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "no file changes" in printed.err
+    assert "nothing changes" in printed.err
     assert len(list(folder.glob("*.bak"))) == 2
 
 
@@ -133,6 +133,19 @@ def test_what_is_in_the_way_is_said_and_the_rest_is_written(folder, capsys):
     assert "not written: train.py:1 lora_r: is set in several places" in error
     assert '"batch": 2' in Path("train.py").read_text()
     assert "batch_size: 2" in Path("config.yaml").read_text()
+
+
+def test_a_value_of_the_command_line_is_shown_there(folder, capsys):
+    Path("train.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--batch_size", type=int, default=1)\n'
+    )
+    before = contents(folder)
+    assert run([*APPLY, "--", "train.py", "--batch_size", "4"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].endswith("train.py --batch_size 2")
+    assert "only the command changes" in printed.err
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import math
 import pytest
 from device_fakes import A6000, H200, T4, UNKNOWN, pretend, profile_of
 
-from tuner.app.cli.listening import Printer
 from tuner.app.cli.main import run
-from tuner.app.device import cpu_label, find_gpu, local_gpus, with_profile
+from tuner.app.device import find_gpu, local_gpus
 from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.search.options import Mode
 from tuner.core import host
@@ -38,35 +37,25 @@ class TestProcessor:
         assert math.isnan(gpu.bandwidth_bytes_per_s)
         assert gpu.price_usd_per_hour is None
 
-    def test_has_the_rates_of_its_profile(self):
-        profile_of(cpu_label()).save(profile_path(cpu_label()))
-        gpu = find_gpu("cpu")
-        assert gpu.flops == {"fp32": 1e11, "bf16": 2e11}
-        assert gpu.bandwidth_bytes_per_s == 1e10
-        assert gpu.sources["tflops"] == "measured by tuner calibrate, 2026-05-01T12:00:00+00:00"
-
-    def test_is_measured_where_rates_are_needed_and_the_profile_is_kept(self, monkeypatch, capsys):
-        from tuner.predict import measure_device
-
-        asked = []
-
-        def measure(device, *, budget_s):
-            asked.append(device)
-            return profile_of(cpu_label())
-
-        monkeypatch.setattr(measure_device, "measure_device", measure)
-        for _ in range(2):
-            gpu, profile = with_profile(find_gpu("cpu"), Printer(err=True))
-            assert gpu.flops["bf16"] == 2e11
-            assert profile == profile_of(cpu_label())
-        assert asked == ["cpu"]
-        assert "measuring Testium 9 once" in capsys.readouterr().err
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("estimate", "--model", "qwen3-0.6b", "--gpu", "cpu"),
+            ("check", "--gpu", "cpu", "train.py"),
+            ("search", "--space", "tiny_cpu", "--gpu", "cpu", "--mode", "predict"),
+        ],
+    )
+    def test_is_not_predicted(self, arguments, capsys):
+        assert run(arguments) == 2
+        error = capsys.readouterr().err
+        assert "a processor isn't predicted" in error
+        assert "`tuner search` and `tuner trial` with --gpu cpu measure on it" in error
 
     def test_is_printed_with_what_is_known(self, capsys):
         assert run(["gpus", "cpu"]) == 0
         text = capsys.readouterr().out
         assert "Testium 9" in text
-        assert "unknown: `tuner calibrate` measures it" in text
+        assert "TFLOP/s  unknown" in text
         assert run(["gpus", "cpu", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert (answer["flops"], answer["bandwidth_bytes_per_s"]) == ({}, None)
@@ -156,7 +145,8 @@ class TestDecide:
         assert (found.device, found.resources, found.local) == ("cpu", {"CPU": 2.0}, ())
         with pytest.raises(InputError, match="2 trials at once on one processor"):
             decide(Mode.AUTO, find_gpu("cpu"), workers=2)
-        assert isinstance(decide(Mode.AUTO, find_gpu("cpu"), address="auto"), Predicting)
+        with pytest.raises(InputError, match="--address names another machine"):
+            decide(Mode.AUTO, find_gpu("cpu"), address="auto")
 
     @pytest.mark.parametrize(
         ("offered", "measures"),

@@ -285,7 +285,7 @@ def test_the_printed_line_is_the_command_with_the_pinned_releases(
     ]  # fmt: skip
 
 
-@pytest.mark.slow  # installs from the package index: a minute
+@pytest.mark.proof  # installs from the package index: a minute
 def test_experts_of_transformers_4_are_quantised_where_it_is_installed(tmp_path: Path) -> None:
     """The environment has all that this one has, beside the older releases."""
     venv.create(tmp_path / "env", with_pip=False)

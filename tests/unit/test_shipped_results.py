@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from statistics import median
 
 import pytest
 import yaml
 
 from tuner.app.cli.main import run
-from tuner.searches.store import ResultsFolder
 from tuner.space import load_space
 
 ROOT = Path(__file__).parents[2]
@@ -60,16 +58,6 @@ def test_another_folder_and_a_space_of_ones_own_have_none(elsewhere, capsys, own
 def words(page: str) -> str:
     """The text of a page in one line."""
     return " ".join((ROOT / page).read_text(encoding="utf-8").split())
-
-
-def test_the_page_on_accuracy_says_of_a_processor_what_its_trials_say():
-    records = ResultsFolder(ROOT / "results", "tiny_cpu", "cpu").read().records
-    pairs = [(r.outcome.prediction, r.outcome.measurement) for r in records]
-    memory = median(abs(p.memory.device_bytes / m.memory.device_bytes - 1) for p, m in pairs)
-    step = median(abs(p.speed.step_s / m.speed.step_s - 1) for p, m in pairs)
-    text = words("docs/accuracy.md").replace(" %", "%")
-    assert f"over the {len(records)} trials in [`results/tiny_cpu/cpu`]" in text
-    assert f"is {memory:.1%} for device memory and {step:.0%} for step time" in text
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/accuracy.md"])

@@ -137,17 +137,16 @@ def _at_key(
 ) -> Iterator[tuple[str, Setting]]:
     """The settings that a key of the space's table names, one for each file."""
     for word, source in program.files.items():
-        # A file that only code names is meant if its name is said.
-        if not is_meant(source.path, target.files) or not (
-            target.files or word not in program.mentioned
-        ):
+        # A file that only the code mentions counts where the table names it.
+        is_named = target.files or word not in program.mentioned
+        if not (is_named and is_meant(source.path, target.files)):
             continue
         found = source.find(read_key(key))
         # `Trainer(batch=config["batch"])` beside `config = {"batch": 4}`: the value stands there.
         places = [place for place in found if not place.is_reference] or found
         if not places:
             continue
-        problem, place = places[0].problem, places[0]
+        place, problem = places[0], places[0].problem
         if len(places) > 1:
             where = ", ".join(f"{p.spot} ({show_path(p.path)})" for p in places)
             problem = f"is there {len(places)} times: {where}"

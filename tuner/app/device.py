@@ -19,34 +19,9 @@ from tuner.cost.speed.profile import (
     slug_of,
 )
 from tuner.emulator.toolchain import unavailable
-from tuner.space.gpus import Gpu, as_told, get_gpu, match_device
-
-
-class Notices:
-    """Base class for notices to the user: every method does nothing."""
-
-    def say(self, text: str) -> None:
-        """Tell what happened, in one sentence. The answer holds without it."""
-
-    def warn(self, text: str) -> None:
-        """Tell what the user should hear even if all other notices are off."""
-
-    def note(self, text: str) -> None:
-        """Tell something about the space that its author may want to know."""
-
-
-UNHEARD = Notices()
-
+from tuner.space.gpus import Gpu, as_told, get_gpu, match_device, not_predicted
 
 CPU, AUTO = "cpu", "auto"
-
-CPU_BUDGET_S = 20.0
-"""Time limit for measuring the kernels of a processor without a profile. With the small trainings
-that follow, the measurement takes about 15 s."""
-
-BUSY_SPREAD = 0.3
-"""Above this spread, the processor was too busy to be measured well. The spread is the relative
-width of the middle half of a reference training's step times, or the share taken by others."""
 
 _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 
@@ -90,10 +65,7 @@ def is_cpu(gpu: Gpu) -> bool:
 
 
 def this_cpu() -> Gpu:
-    """The processor of this machine, with the rates of its device profile if it has one.
-
-    Without rates nothing can be predicted for it; results can still be read and measured.
-    """
+    """The processor of this machine, on which trials are measured and nothing is predicted."""
     gpu = _gpu_of(
         CPU,
         host.cpu_name(),
@@ -103,52 +75,17 @@ def this_cpu() -> Gpu:
             "memory": "the smaller of /proc/meminfo and the container's limit",
         },
     )
-    gpu = replace(gpu, unsupported={"tf32": _NO_TF32}, sm_count=host.usable_cpus())
-    return _with_rates(gpu, _profile_named(cpu_label()))
+    return replace(gpu, unsupported={"tf32": _NO_TF32}, sm_count=host.usable_cpus())
 
 
-def cpu_label() -> str:
-    """The processor's name as written in its device profile."""
-    return f"CPU {host.cpu_name()}"
+def profile_for(gpu: Gpu) -> DeviceProfile | None:
+    """The device profile that predictions for `gpu` use; None without one.
 
-
-def with_profile(gpu: Gpu, notices: Notices = UNHEARD) -> tuple[Gpu, DeviceProfile | None]:
-    """`gpu` and its device profile; a processor without a profile is measured now.
-
-    The rates of a processor in each precision are not published. They are measured in 15 seconds
-    and kept as by `tuner calibrate --device cpu`. Measuring imports torch.
+    Raises `InputError` for a processor, for which nothing is predicted.
     """
-    if not is_cpu(gpu):
-        return gpu, find_profile(gpu) or _profile_named(gpu.name)
-    _let_threads_sleep()
-    label = cpu_label()
-    profile = _profile_named(label)
-    if profile is None or profile.lacks_reference:
-        from tuner.predict.measure_device import measure_device
-
-        notices.say(f"measuring {gpu.name} once: it has no device profile")
-        profile = measure_device(CPU, budget_s=CPU_BUDGET_S)
-        try:
-            profile.save(profile_path(label))
-        except (OSError, UnavailableError) as error:
-            notices.warn(f"cannot keep the profile: {error}")
-    if (profile.step_spread or 0.0) > BUSY_SPREAD:
-        notices.warn(
-            f"warning: {gpu.name} was busy when measured: predicted speeds are uncertain; `tuner "
-            "calibrate --device cpu` measures again"
-        )
-    return _with_rates(gpu, profile), profile
-
-
-def _let_threads_sleep() -> None:
-    """Let waiting OpenMP threads sleep, in this process and in all processes it starts.
-
-    By default they spin. If anything else runs on the processor, such as the search itself,
-    spinning threads delay the threads that they wait for: on two busy cores, a step of a tiny
-    model took 0.7 s with sleeping threads and 3.3 s with spinning ones. The user's own setting
-    is kept.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if is_cpu(gpu):
+        raise not_predicted()
+    return find_profile(gpu) or _profile_named(gpu.name)
 
 
 # -- this machine's GPUs ----------------------------------------------------------------------
@@ -263,17 +200,14 @@ def _gpu_of(gpu_id: str, name: str, memory_bytes: int, *, sources: Mapping[str, 
     )
 
 
-def _with_rates(gpu: Gpu, profile: DeviceProfile | None) -> Gpu:
+def _with_rates(gpu: Gpu, profile: DeviceProfile) -> Gpu:
     """`gpu` with the best rates measured on it."""
-    if profile is None:
-        return gpu
     rates = {p: profile.peak_flops_per_s(p) for p in ("fp32", "tf32", "fp16", "bf16", "int8")}
     measured = _measured_at(profile)
     return replace(
         gpu,
         flops={p: rate for p, rate in rates.items() if rate is not None},
         bandwidth_bytes_per_s=profile.bandwidth_bytes_per_s() or math.nan,
-        link_bytes_per_s=profile.link_bytes_per_s,
         sources={**gpu.sources, "tflops": measured, "bandwidth": measured},
     )
 

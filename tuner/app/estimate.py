@@ -34,7 +34,7 @@ from tuner.space.load import DEFAULT_WORKLOAD
 from tuner.space.models.trainable import model_defaults
 
 if TYPE_CHECKING:
-    from tuner.cost.calibrate import Calibrations
+    pass
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -165,50 +165,23 @@ def exchanging_each(found: Estimate, profile: DeviceProfile | None) -> Estimate 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Corrector:
-    """Corrects predictions for a space on a GPU type by the `trials` of it that ran there."""
-
-    trials: int
-    _space: str
-    _calibrations: Calibrations
-
-    @classmethod
-    def of(cls, target: Target, folder: ResultsFolder) -> Corrector:
-        """The corrector by the results in `folder`.
-
-        It ignores predicted trials and those of other GPU types, devices and memory sizes. Raises
-        `InputError` for a journal that cannot be read.
-        """
-        from tuner.cost.calibrate import calibrations_from
-
-        ran = _on_device(comparable(folder.read().records, target), target.gpu)
-        return cls(len(ran), target.space.name, calibrations_from(ran))
-
-    def corrected(self, prediction: Prediction) -> Prediction:
-        """The corrected prediction; itself when no trial applies to it."""
-        found = self._calibrations.apply(prediction, self._space) if self.trials else prediction
-        return found if found.corrections else prediction
-
-
 def corrected(found: Estimate, results: Path) -> Estimate:
-    """`found`, corrected by the trials in `results` of its space on its GPU type.
+    """`found`, corrected by the trials in `results` of its space that ran on its GPU type.
 
-    Raises `InputError` for a journal that cannot be read.
+    Predicted trials and those of other devices and memory sizes don't count. Raises `InputError`
+    for a journal that cannot be read.
     """
+    from tuner.cost.calibrate import calibrations_from
+
     folder = ResultsFolder(results, found.space.name, found.gpu.id)
-    corrector = Corrector.of(Target(found.space, found.gpu, folder, ()), folder)
-    prediction = corrector.corrected(found.prediction)
-    if prediction is found.prediction:
+    target = Target(found.space, found.gpu, folder, ())
+    ran = _on_device(comparable(folder.read().records, target), found.gpu)
+    if not ran:
         return found
-    return dataclasses.replace(found, prediction=prediction, corrected_by=corrector.trials)
-
-
-def correction_text(trials: int, factors: str = "") -> str:
-    """The note on corrected predictions, with the `factors` in words."""
-    plural = "s" if trials > 1 else ""
-    by = f"{trials} trial{plural} of this space on this GPU"
-    return f"corrected by {by}{factors and f': {factors}'} (--no-calibration: as predicted)"
+    prediction = calibrations_from(ran).apply(found.prediction, found.space.name)
+    if not prediction.corrections:
+        return found
+    return dataclasses.replace(found, prediction=prediction, corrected_by=len(ran))
 
 
 def _on_device(records: Sequence[TrialRecord], gpu: Gpu) -> list[TrialRecord]:

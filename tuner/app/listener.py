@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.app.device import Notices
 from tuner.core.meanwhile import environment, log_level
 from tuner.core.records import TrialRecord
 from tuner.predict.older import use_todays_names
@@ -26,8 +25,17 @@ Searching = Callable[[Mapping[str, "Progress"]], None]
 """Called with the progress of each search that has begun, by the id of its GPU type."""
 
 
-class Listener(Notices):
+class Listener:
     """Base class for listeners to a whole search: every method does nothing."""
+
+    def say(self, text: str) -> None:
+        """Tell what happened, in one sentence. The answer holds without it."""
+
+    def warn(self, text: str) -> None:
+        """Tell what the user should hear even if all other notices are off."""
+
+    def note(self, text: str) -> None:
+        """Tell something about the space that its author may want to know."""
 
     def planned(self, plan: SearchPlan, known: tuple[TrialRecord, ...]) -> None:
         """A checked search begins; `known` are the trials of earlier searches."""

@@ -65,7 +65,6 @@ def _is_wanted(plan: SearchPlan, result: SearchOutcome) -> bool:
         and os.environ.get(SWITCH, "").lower() != "no"
         and isinstance(plan.trials_on, Predicting)
         and plan.part.space.predictable
-        and plan.target.gpu.id != "cpu"
         and result.failure is None
         and not result.interrupted
     )

@@ -93,6 +93,7 @@ class Gpu:
         if precision not in PRECISIONS:
             raise unknown("precision", precision, PRECISIONS)
         if precision == "nf4":
-            runs = "fp16" in self.flops or "bf16" in self.flops
-            return None if runs else f"NF4 computes in fp16 or bf16: {self.unsupported['fp16']}"
+            if {"fp16", "bf16"} <= self.unsupported.keys():
+                return f"NF4 computes in fp16 or bf16: {self.unsupported['fp16']}"
+            return None
         return self.unsupported.get(precision)

@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from tuner.core import nvml
 from tuner.core.environment import this_python
@@ -30,20 +29,12 @@ _CGROUP_LIMITS = (
 _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 _CGROUP_FACTS = Path("/sys/fs/cgroup/memory.stat")
 _OWN_FACTS = Path("/proc/self/status")
-_CPU_TIMES = Path("/proc/stat")
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of glibc's malloc.h."""
 _THRESHOLD_BYTES = 128 * 1024
 """Initial value of both thresholds in glibc."""
-
-
-class CpuTimes(NamedTuple):
-    """Ticks since the machine started, of all its processors: not idle, and in all."""
-
-    busy: int
-    total: int
 
 
 def find_program(name: str, path: str | None = None) -> str | None:
@@ -103,15 +94,6 @@ def available_memory_bytes() -> int | None:
     if available is None or used is None:
         return available
     return max(0, min(available, limit - used))
-
-
-def cpu_times() -> CpuTimes | None:
-    """The processors' ticks until now; the share between two readings is how busy they were."""
-    if not _CPU_TIMES.is_file():
-        return None
-    # proc(5): user nice system idle iowait irq softirq steal guest guest_nice; guests are in user.
-    ticks = [int(text) for text in _CPU_TIMES.read_text().split("\n", 1)[0].split()[1:9]]
-    return CpuTimes(sum(ticks) - ticks[3] - ticks[4], sum(ticks))
 
 
 def _cgroup_used_bytes() -> int | None:

@@ -121,13 +121,6 @@ def prior_intervals(
     device, reserved, allocated = MEMORY_ERRORS.ends(
         memory, limit_bytes=limit_bytes, measured_context=has_profile, doubts=doubts
     )
-    if memory.peak_allocated_bytes == memory.device_bytes:
-        # On a processor all three are resident bytes, which no allocator counts exactly.
-        ends = prior_factors(has_profile=has_profile)[0]
-        device = reserved = allocated = (
-            memory.device_bytes * ends[0],
-            memory.device_bytes * ends[1],
-        )
     return _named(
         device,
         reserved,
@@ -157,18 +150,12 @@ def widened(prediction: Prediction, doubts: Collection[Doubt]) -> Prediction:
     return replace(prediction, intervals=ends)
 
 
+@functools.cache
 def step_factors(*, has_profile: bool) -> Ends:
     """Range of a program's step time, over a prediction without measurements."""
-    return prior_factors(has_profile=has_profile)[-1]
-
-
-@functools.cache
-def prior_factors(*, has_profile: bool) -> tuple[Ends, ...]:
-    """The factors of the ends of the prior's intervals, in the order of `QUANTITIES`."""
-    priors = [prior_of(quantity, has_profile=has_profile) for quantity in QUANTITIES]
-    priors[-1] = priors[-1] if has_profile else PROGRAM_PRIOR
-    factors = [_prior_calibration(prior).factors for prior in priors]
-    return tuple((f.low, f.high) for f in factors)
+    prior = _STEP_PRIOR_WITH_PROFILE if has_profile else PROGRAM_PRIOR
+    factors = _prior_calibration(prior).factors
+    return factors.low, factors.high
 
 
 @functools.cache

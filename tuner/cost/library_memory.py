@@ -25,17 +25,8 @@ CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
 some of which take the smaller one on 12.0, are not told apart."""
 
 
-PROCESSOR = (0, 0)
-"""Stands for a compute capability where the device is the processor: no NVIDIA GPU has it."""
-
-
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
-    """Workspace in bytes that one cuBLAS handle takes from the caching allocator and keeps.
-
-    A processor has none.
-    """
-    if compute_capability == PROCESSOR:
-        return 0
+    """Workspace in bytes that one cuBLAS handle takes from the caching allocator and keeps."""
     if compute_capability >= (9, 0):
         return CUBLAS_WORKSPACE_HOPPER_BYTES
     return CUBLAS_WORKSPACE_BYTES
@@ -77,7 +68,7 @@ def nccl_bytes(gpu: Gpu, ranks: int) -> int | None:
     """
     if ranks == 1:
         return 0
-    if gpu.link_bytes_per_s is None or not any(gpu.compute_capability):
+    if gpu.link_bytes_per_s is None:
         return None
     neighbours = min(2, ranks - 1)
     if gpu.link_bytes_per_s <= _PCIE_BYTES_PER_S:

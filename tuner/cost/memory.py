@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from tuner.core.records import Memory, MemoryCategory, Phase
@@ -39,28 +38,19 @@ def memory_history(
     timeline: Timeline,
     *,
     settings: AllocatorSettings | None = None,
-    caching: bool = True,
     short: bool = False,
 ) -> History:
     """Memory after each event, by the allocator's rules; see `peak_memory`."""
-    if caching:
-        sizes = block_sizes(timeline)
-        streams = [block.stream for block in timeline.blocks]
-        evaluation = (m.event for m in timeline.marks if short and m.phase is Phase.EVALUATION)
-        replayed = replay(
-            timeline.events,
-            sizes,
-            streams=streams,
-            settings=settings,
-            release_at=next(evaluation, None),
-            keep_history=True,
-        )
-        return History(
-            replayed.allocated_bytes, replayed.reserved_bytes, replayed.peak_reserved_bytes
-        )
-    rounded = rounded_sizes(timeline)
-    live = tuple(accumulate(sign * rounded[index] for index, sign in timeline.events))
-    return History(live, live, max(live))
+    evaluation = (m.event for m in timeline.marks if short and m.phase is Phase.EVALUATION)
+    replayed = replay(
+        timeline.events,
+        block_sizes(timeline),
+        streams=[block.stream for block in timeline.blocks],
+        settings=settings,
+        release_at=next(evaluation, None),
+        keep_history=True,
+    )
+    return History(replayed.allocated_bytes, replayed.reserved_bytes, replayed.peak_reserved_bytes)
 
 
 def peak_memory(
@@ -68,18 +58,16 @@ def peak_memory(
     *,
     context_bytes: int,
     settings: AllocatorSettings | None = None,
-    caching: bool = True,
     short: bool = False,
 ) -> Memory:
     """Peak memory of the traced steps on a GPU.
 
     Replaying all requests through the allocator's rules gives what `max_memory_allocated` and
     `max_memory_reserved` would say: whole blocks, with the rests in them that were not worth
-    splitting off. Device memory adds `context_bytes`, which CUDA holds outside of both. Without
-    `caching` nothing is kept beside what is live, as on a processor. Where memory is `short`, the
-    allocator gives back what the steps left free before an evaluation.
+    splitting off. Device memory adds `context_bytes`, which CUDA holds outside of both. Where
+    memory is `short`, the allocator gives back what the steps left free before an evaluation.
     """
-    history = memory_history(timeline, settings=settings, caching=caching, short=short)
+    history = memory_history(timeline, settings=settings, short=short)
     live, reserved = history.allocated, history.peak_reserved
     peak_at = max(range(len(live)), key=live.__getitem__)
     phase_peaks = _phase_peaks(live, timeline.marks)

@@ -17,11 +17,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import format_gib
-from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.operators.timeline import Timeline
-from tuner.cost.rank_memory import buckets_of, memory_of_rank, replicated
-from tuner.cost.speed.processor import on_its_device
-from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.rank_memory import buckets_of, replicated
 from tuner.cost.speed.roofline import Efficiency, StepTimes
 
 LINK_SHARE = 0.8
@@ -43,7 +40,6 @@ def replicas(
     parallelism: Sequence[Parallelism],
     gradient_bytes: Sequence[Sequence[int]],
     gpu: Gpu,
-    profile: DeviceProfile | None,
 ) -> tuple[list[Memory], StepTimes]:
     """Memory of a rank under DDP, and times of all ranks, from those of one GPU alone.
 
@@ -55,8 +51,7 @@ def replicas(
         for sizes, p in zip(gradient_bytes, parallelism, strict=True)
     ]
     ranks = [
-        on_its_device(replicated(one, sizes, gpu, profile) if sizes else one, gpu, profile)
-        for one, sizes in zip(memory, buckets, strict=True)
+        replicated(one, sizes) if sizes else one for one, sizes in zip(memory, buckets, strict=True)
     ]
     exchanges = [
         Exchange(tuple(sizes), tensors=len(tensors) if sizes else 0)
@@ -149,18 +144,13 @@ def link_of(gpu: Gpu, parallelism: Parallelism, memory: Memory) -> float:
     if lacking is None:
         assert gpu.link_bytes_per_s is not None
         return gpu.link_bytes_per_s
-    fits = memory.device_bytes <= memory_of_rank(gpu, parallelism)
-    how = (
-        "`tuner calibrate --device cpu` measures it"
-        if gpu.compute_capability == PROCESSOR
-        else f"add {lacking} to an entry `like: {gpu.id}` of your gpus.yaml"
-    )
+    fits = memory.device_bytes <= gpu.memory_bytes
     where = "machines with them" if lacking == NETWORK else "them"
     raise UnavailableError(
         f"how fast {parallelism.ranks} x {gpu.name} train is unknown, because no link rate between "
         f"{where} is known; a rank needs {format_gib(memory.device_bytes)} and "
         f"{'fits' if fits else 'does not fit'}",
-        hint=how,
+        hint=f"add {lacking} to an entry `like: {gpu.id}` of your gpus.yaml",
     )
 
 
@@ -201,13 +191,12 @@ class Links:
 
     @classmethod
     def of(cls, gpu: Gpu, link_bytes_per_s: float, parallelism: Parallelism) -> Links:
-        """Rates that the protocol leaves of the catalogue's, or those measured on a host."""
-        share = 1.0 if gpu.compute_capability == PROCESSOR else LINK_SHARE
+        """Rates that the protocol leaves of the catalogue's."""
         network = gpu.network_bytes_per_s
         several = parallelism.machines > 1 and network is not None
         return cls(
-            link_bytes_per_s * share,
-            network * share if several and network is not None else None,
+            link_bytes_per_s * LINK_SHARE,
+            network * LINK_SHARE if several and network is not None else None,
             parallelism.per_machine,
         )
 
@@ -235,23 +224,17 @@ def with_exchange(
     """Step times of one rank alone as those of ranks that exchange gradients.
 
     Buckets are sent in the order in which backward fills them; what is still on its way when
-    backward has ended is waited for. Ranks on a processor share its cores: each is as many times
-    slower as there are ranks, and nothing is hidden, because copying takes the same cores.
+    backward has ended is waited for.
     """
-    on_processor = gpu.compute_capability == PROCESSOR
-    ranks = np.array([p.ranks for p in parallelism], dtype=float)
-    scale = ranks if on_processor else np.ones(len(ranks))
     waits = np.array(
         [
-            waited_s(
-                e, p, Links.of(gpu, link_bytes_per_s, p), 0.0 if on_processor else float(backward_s)
-            )
+            waited_s(e, p, Links.of(gpu, link_bytes_per_s, p), float(backward_s))
             for e, p, backward_s in zip(exchanges, parallelism, times.backward_s, strict=True)
         ]
     )
-    breakdown = {kind: seconds * scale for kind, seconds in times.breakdown_s.items()}
-    breakdown["exchange"] = waits
-    return replace(times, step_s=times.step_s * scale + waits, breakdown_s=breakdown)
+    return replace(
+        times, step_s=times.step_s + waits, breakdown_s={**times.breakdown_s, "exchange": waits}
+    )
 
 
 def waited_s(

@@ -15,8 +15,7 @@ from tuner.core.records import Configuration, Memory, MemoryCategory, Phase, Pre
 from tuner.core.setup.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.core.units import MIB, format_size
 from tuner.cost.allocator import round_size
-from tuner.cost.library_memory import PROCESSOR, nccl_bytes
-from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.library_memory import nccl_bytes
 
 FIRST_BUCKET_BYTES = MIB
 """`kDefaultFirstBucketBytes`: the first bucket is small, so that sending begins early."""
@@ -31,17 +30,6 @@ LARGE_BLOCK_BYTES = 10 * MIB
 SEGMENT_BYTES = 2 * MIB
 """PyTorch's CUDA allocator takes blocks from 10 MiB on from the driver in multiples of 2 MiB
 (`kMinLargeAlloc`, `kRoundLarge`)."""
-
-LOADED_SHARE = 0.5
-"""Share of the memory that a training on a processor makes resident beside its tensors which is
-resident when ranks broadcast: most of it are pages of kernels that the first step touches.
-Measured with two gloo ranks on models of 3 and 35 million parameters: 23 MB then and 49 and 61 MB
-in steps."""
-
-SHARDED_PAGES_BYTES = 7 * MIB
-"""Memory that FSDP2 makes resident on a processor beside its tensors and a training alone. Measured
-with two gloo ranks, all weights in fp32, on models of 3 and 24 million parameters: 57 and 58 MiB,
-where trainings alone had 50; with DeepSpeed it was 52."""
 
 
 def buckets_of(gradient_bytes: Sequence[int]) -> list[int]:
@@ -60,9 +48,7 @@ def buckets_of(gradient_bytes: Sequence[int]) -> list[int]:
     return [*sizes, filled] if filled else sizes
 
 
-def replicated(
-    memory: Memory, buckets: Sequence[int], gpu: Gpu, profile: DeviceProfile | None = None
-) -> Memory:
+def replicated(memory: Memory, buckets: Sequence[int]) -> Memory:
     """`memory` of one GPU alone as that of a rank under DDP.
 
     The buckets are there from the start of training on. Before them, all parameters are
@@ -71,15 +57,11 @@ def replicated(
     copies = sum(map(round_size, buckets))
     broadcast = min(memory.loaded_bytes, BROADCASTS_AT_ONCE * BROADCAST_BYTES)
     loaded = memory.loaded_bytes
-    if gpu.compute_capability == PROCESSOR:
-        broadcast = max(0, _live_broadcasting(loaded + broadcast, gpu, profile) - loaded)
     phases = {phase: peak + copies for phase, peak in memory.phase_peak_bytes.items()}
     load = str(Phase.LOAD)
     phases[load] = max(memory.phase_peak_bytes[load], loaded + max(broadcast, copies))
     rests = memory.peak_reserved_bytes - memory.peak_allocated_bytes
-    if gpu.compute_capability != PROCESSOR:
-        large = [size for size in buckets if size >= LARGE_BLOCK_BYTES]
-        rests += sum(-size % SEGMENT_BYTES for size in large)
+    rests += sum(-size % SEGMENT_BYTES for size in buckets if size >= LARGE_BLOCK_BYTES)
     reserved = max(phases.values()) + rests
     if phases[load] == max(phases.values()) and memory.peak_phase != load:
         adapters = min(copies, loaded)
@@ -156,9 +138,7 @@ def nccl_of(gpu: Gpu, configuration: Configuration) -> int | None:
 
 
 def nccl_text(gpu: Gpu, configuration: Configuration) -> str:
-    """Notes on NCCL in a prediction of several GPUs; empty on a processor."""
-    if gpu.compute_capability == PROCESSOR:
-        return ""
+    """Notes on NCCL in a prediction of several GPUs."""
     counted = nccl_of(gpu, configuration)
     if counted is None:
         return ", without what NCCL keeps on a GPU"
@@ -191,37 +171,3 @@ def loaded_whole(prediction: Prediction, alone: Prediction) -> Prediction:
         memory=changed,
         intervals={**prediction.intervals, **intervals},
     )
-
-
-def _live_broadcasting(live_bytes: int, gpu: Gpu, profile: DeviceProfile | None) -> int:
-    """Resident bytes while ranks on a processor broadcast, as live bytes of a step.
-
-    `on_its_device` makes resident bytes of live ones as they are in a step. The copies have gone
-    by then: they are whole blocks, which malloc gives back, and most of what a step needs beside
-    tensors is not resident yet.
-    """
-    factor = profile.live_factor if profile is not None and profile.live_factor else 1.0
-    resident = live_bytes + LOADED_SHARE * gpu.context_bytes
-    return round((resident - gpu.context_bytes) / factor)
-
-
-def pages_of(profile: DeviceProfile | None, configuration: Configuration) -> int | None:
-    """Resident bytes beside the tensors of ranks on a processor that return freed memory.
-
-    None where they do not, and where the profile does not know.
-    """
-    parallelism = Parallelism.of(configuration)
-    keeps = parallelism.ranks == 1 or parallelism.is_replicated
-    if keeps or profile is None or profile.pages_bytes is None:
-        return None
-    is_wide = configuration["precision"] in ("fp32", "tf32")
-    mixed = configuration.get("mixed_precision", "no")
-    alone = profile.pages_bytes.get("fp32" if is_wide and mixed == "no" else "bf16")
-    return None if alone is None else alone + SHARDED_PAGES_BYTES * parallelism.is_sharded
-
-
-def memory_of_rank(gpu: Gpu, parallelism: Parallelism) -> int:
-    """Memory of one rank: a GPU of its own, or its part of the machine's memory."""
-    if gpu.compute_capability == PROCESSOR:
-        return gpu.memory_bytes // parallelism.ranks
-    return gpu.memory_bytes

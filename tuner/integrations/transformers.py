@@ -10,7 +10,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.app.device import CPU
 from tuner.core.errors import UnavailableError
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.emulator.inside.arrived import settings_of_arguments, settings_of_model
@@ -175,7 +174,7 @@ def _gpu_id() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return CPU
+        raise UnavailableError("memory and speed of a processor aren't predicted")
     name = torch.cuda.get_device_name()
     gpu = match_device(name, torch.cuda.get_device_properties().total_memory)
     if gpu is None:

@@ -19,7 +19,7 @@ from tuner.cost.compiled import (
     Replayed,
     Replays,
 )
-from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
+from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.speed.roofline import (
     KernelSeconds,
     KernelTimes,
@@ -57,8 +57,6 @@ class Evaluation:
         self._ends = passes.end_bytes(self._block_bytes)
         self._loaded = self._ends[0].round().astype(int).tolist()
         added = interpolate(unique, anchors(unique, passes), replayed)
-        if gpu.compute_capability == PROCESSOR:  # no caching allocator
-            added = np.zeros_like(added)
         self._added = added.round().astype(int).tolist()
         self._known_peaks: dict[bool, _Peaks] = {}
         self._params = passes.trainable_params(unique), passes.frozen.total(unique)

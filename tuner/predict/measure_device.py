@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -12,28 +12,23 @@ from typing import Any
 import torch
 
 from tuner import __version__
-from tuner.core import host
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.nvml import device_identity, device_use
 from tuner.core.units import MIB
 from tuner.cost.speed import microbench
 from tuner.cost.speed.measure_plan import (
     MeasurePlan,
-    cpu_plan,
     cuda_plan,
     fitting,
     traffic_sizes,
 )
 from tuner.cost.speed.microbench import Stopwatch
-from tuner.cost.speed.processor import measure_link
 from tuner.cost.speed.profile import (
-    REFERENCE,
     AttentionRate,
     DeviceProfile,
     MatmulRate,
     TrafficRate,
 )
-from tuner.predict.reference import calibrated_on_reference, run_reference
 from tuner.space.gpus import match_device
 
 Report = Callable[[str], None]
@@ -69,22 +64,18 @@ class _Survey:
             self.skipped.append(f"{label}: {str(error).splitlines()[0][:160]}")
             return None
         finally:
-            if self.watch.device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
 
 
 def measure_device(
     device: str, *, budget_s: float = 90.0, report: Report = lambda line: None
 ) -> DeviceProfile:
-    """Measure "cuda:0" or "cpu".
-
-    Raises `UnavailableError` without such a device.
-    """
+    """Measure "cuda:0". Raises `UnavailableError` without such a device."""
     started = time.monotonic()
     torch_device = _torch_device(device)
-    use_before = device_use(torch_device.index or 0) if torch_device.type == "cuda" else None
+    use_before = device_use(torch_device.index or 0)
     plan = _plan(torch_device)
-    watch = Stopwatch(torch_device, plan.per_figure_s)
+    watch = Stopwatch(torch_device)
     survey = _Survey(watch, started + budget_s, report)
     microbench.spin_up(watch)
     launch = microbench.time_launch(watch)
@@ -98,7 +89,7 @@ def measure_device(
         raise UnavailableError(
             f"{device}: no matrix product could be measured", hint="; ".join(survey.skipped[:3])
         )
-    profile = DeviceProfile(
+    return DeviceProfile(
         **_identity(torch_device),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(torch_device),
@@ -111,67 +102,22 @@ def measure_device(
         skipped=tuple(survey.skipped),
         duration_s=time.monotonic() - started,
     )
-    if torch_device.type == "cpu":
-        profile = _with_reference(profile, report)
-        profile = _with_link(profile, report)
-    return replace(profile, duration_s=time.monotonic() - started)
-
-
-def _with_reference(profile: DeviceProfile, report: Report) -> DeviceProfile:
-    """The processor's profile with what small trainings add; with the reason where they fail."""
-    taken = _taken_by_others()
-    try:
-        profile = calibrated_on_reference(profile, run_reference())
-    except UnavailableError as error:
-        return replace(profile, skipped=(*profile.skipped, f"{REFERENCE}: {error}"))
-    report(
-        f"steps   take {profile.step_factor:.2f} times their kernels, "
-        f"and {profile.launch_s * 1e6:.2f} us an operator"
-    )
-    return replace(profile, step_spread=max(profile.step_spread or 0.0, taken))
-
-
-def _with_link(profile: DeviceProfile, report: Report) -> DeviceProfile:
-    """The profile with what two processes send each other; with the reason where they cannot."""
-    try:
-        link = measure_link()
-    except UnavailableError as error:
-        return replace(profile, skipped=(*profile.skipped, f"link: {error}"))
-    report(f"link    {link / 1e9:.2f} GB/s between two processes")
-    return replace(profile, link_bytes_per_s=link)
-
-
-def _taken_by_others() -> float:
-    """The share of the processors that is in use while this process waits."""
-    before = host.cpu_times()
-    time.sleep(0.5)
-    after = host.cpu_times()
-    if before is None or after is None or after.total == before.total:
-        return 0.0
-    return (after.busy - before.busy) / (after.total - before.total)
 
 
 def _torch_device(text: str) -> torch.device:
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise InputError(f"device {text!r} does not exist", hint="write cuda:0 or cpu") from None
-    if device.type == "cpu":
-        return device
+        raise InputError(f"device {text!r} does not exist", hint="write cuda:0") from None
     if device.type != "cuda":
-        raise InputError(f"device {text!r} cannot be measured", hint="write cuda:0 or cpu")
+        raise InputError(f"device {text!r} cannot be measured", hint="write cuda:0")
     index = device.index or 0
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        raise UnavailableError(
-            f"there is no CUDA device {index} on this machine",
-            hint="--device cpu measures the processor",
-        )
+        raise UnavailableError(f"there is no CUDA device {index} on this machine")
     return torch.device("cuda", index)
 
 
 def _plan(device: torch.device) -> MeasurePlan:
-    if device.type == "cpu":
-        return cpu_plan()
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return cuda_plan(torch.cuda.get_device_capability(device), free_bytes)
 
@@ -251,13 +197,6 @@ def _matmul(survey: _Survey, plan: MeasurePlan) -> Iterator[MatmulRate]:
 
 
 def _identity(device: torch.device) -> dict[str, Any]:
-    if device.type == "cpu":
-        return {
-            "device": f"CPU {host.cpu_name()}",
-            "gpu": None,
-            "memory_bytes": host.usable_memory_bytes(),
-            "compute_capability": None,
-        }
     properties = torch.cuda.get_device_properties(device)
     gpu = match_device(properties.name, properties.total_memory)
     return {
@@ -274,12 +213,9 @@ def _versions(device: torch.device) -> dict[str, str]:
         versions["bitsandbytes"] = metadata.version("bitsandbytes")
     except metadata.PackageNotFoundError:
         versions["bitsandbytes"] = "not installed"
-    if device.type == "cuda":
-        identity = device_identity(device.index or 0)
-        versions["cuda"] = str(torch.version.cuda)
-        versions["driver"] = identity.driver if identity else "unknown"
-    else:
-        versions["threads"] = str(torch.get_num_threads())
+    identity = device_identity(device.index or 0)
+    versions["cuda"] = str(torch.version.cuda)
+    versions["driver"] = identity.driver if identity else "unknown"
     return versions
 
 
@@ -289,8 +225,6 @@ def _context_bytes(device: torch.device, used_before_bytes: int | None) -> int |
     Where the driver does not tell processes apart, all memory that the device lost since before
     the measurement counts, which is right as long as nothing else runs on it.
     """
-    if device.type != "cuda":
-        return None
     torch.cuda.empty_cache()
     use = device_use(device.index or 0)
     if use is None:

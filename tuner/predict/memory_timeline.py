@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.cost.compiled import SEGMENTS
-from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.memory import category_of, memory_history, rounded_sizes
 from tuner.cost.operators.timeline import Timeline
 from tuner.cost.speed.kernel_times import on_measured_device
@@ -60,7 +59,7 @@ def trace_timeline(
     )
     work, allow_tf32 = step_work(traced), configuration["precision"] == "tf32"
     seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
-    timeline = timeline_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
+    timeline = timeline_of(traced.timeline, seconds)
     grad_accum = grad_accum_of(configuration)
     whole = step_times(
         work,
@@ -80,9 +79,7 @@ def trace_timeline(
     return replace(timeline, operators=operators)
 
 
-def timeline_of(
-    timeline: Timeline, seconds: Mapping[tuple[Phase, int], float], *, caching: bool = True
-) -> MemoryTimeline:
+def timeline_of(timeline: Timeline, seconds: Mapping[tuple[Phase, int], float]) -> MemoryTimeline:
     """The timeline of a trace's second step; `seconds` by phase and micro-step."""
     first, spans, bounds = 0, [], []
     now_s = 0.0
@@ -96,7 +93,7 @@ def timeline_of(
         spans.append(PhaseSpan(str(mark.phase), mark.micro_step, now_s, end_s))
         bounds.append((mark.event, end, now_s, end_s))
         now_s = end_s
-    live, reserved = _live_bytes(timeline, first, caching=caching)
+    live, reserved = _live_bytes(timeline, first)
     times_s = np.concatenate(
         [np.linspace(start_s, end_s, max(0, end - start)) for start, end, start_s, end_s in bounds]
     )
@@ -114,9 +111,7 @@ def timeline_of(
     )
 
 
-def _live_bytes(
-    timeline: Timeline, first: int, *, caching: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _live_bytes(timeline: Timeline, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Allocated bytes by category (rows) after each event from `first` on, and reserved bytes.
 
     The rests in blocks that were not worth splitting off are overhead, as in a prediction.
@@ -129,7 +124,7 @@ def _live_bytes(
         if rounded[block]:
             changes[row_of[block], event] = sign * rounded[block]
     live = np.cumsum(changes, axis=1)
-    history = memory_history(timeline, caching=caching)
+    history = memory_history(timeline)
     live[rows[MemoryCategory.ALLOCATOR_OVERHEAD]] += np.asarray(history.allocated) - live.sum(
         axis=0
     )

@@ -24,19 +24,11 @@ from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.core.setup.schemas import unmodelled
 from tuner.cost.calibrate import prior_intervals
-from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
+from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.memory import peak_memory
 from tuner.cost.parallel import exchange_of, times_of_ranks
-from tuner.cost.rank_memory import (
-    buckets_of,
-    memory_of_rank,
-    nccl_text,
-    pages_of,
-    replicated,
-    with_nccl,
-)
+from tuner.cost.rank_memory import nccl_text, with_nccl
 from tuner.cost.speed.kernel_times import on_measured_device
-from tuner.cost.speed.processor import on_its_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import matmul_peak
 from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
@@ -155,7 +147,7 @@ class Traces:
 
     def __init__(self) -> None:
         self._traces: dict[tuple[str, tuple[int, int], int], Trace] = {}
-        self._memory: dict[tuple[int, bool, bool], Memory] = {}
+        self._memory: dict[tuple[int, bool], Memory] = {}
 
     def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
         """The trace of a configuration, made once for all GPUs with the same kernels."""
@@ -177,13 +169,11 @@ class Traces:
             )
         return self._traces[*kind, wanted]
 
-    def memory(
-        self, timeline: Timeline, *, context_bytes: int, caching: bool, short: bool = False
-    ) -> Memory:
+    def memory(self, timeline: Timeline, *, context_bytes: int, short: bool = False) -> Memory:
         """`peak_memory` of the timeline of one of these traces."""
-        key = (id(timeline), caching, short)
+        key = (id(timeline), short)
         if key not in self._memory:
-            self._memory[key] = peak_memory(timeline, context_bytes=0, caching=caching, short=short)
+            self._memory[key] = peak_memory(timeline, context_bytes=0, short=short)
         found, context = self._memory[key], str(MemoryCategory.CONTEXT_AND_WORKSPACE)
         return replace(
             found,
@@ -229,17 +219,7 @@ def predict(
     if parallelism.is_replicated:
         alone = Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1})
         worked = traces.of(subject, alone, gpu)
-    on_processor = gpu.compute_capability == PROCESSOR
-    memory = traces.memory(
-        (worked if on_processor else traced).timeline,
-        context_bytes=gpu.context_bytes,
-        caching=not on_processor,
-        short=short,
-    )
-    if on_processor and worked is not traced:
-        # Not all that is resident in a step is so while DDP broadcasts.
-        memory = replicated(memory, buckets_of(traced.gradient_bytes), gpu, profile)
-    memory = on_its_device(memory, gpu, profile, pages_bytes=pages_of(profile, configuration))
+    memory = traces.memory(traced.timeline, context_bytes=gpu.context_bytes, short=short)
     memory = with_nccl(memory, gpu, configuration)
     times = step_times(
         step_work(worked),
@@ -260,7 +240,6 @@ def predict(
             f"{METHOD}; {rates}", subject.workload.name, configuration, gpu, traced.remarks
         ),
         margin_fraction=margin_fraction,
-        parallelism=parallelism,
         unknown=times.unknown(0),
         doubts=doubts_of(subject.workload.name, configuration),
     )
@@ -316,7 +295,6 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     params: tuple[int, int],
     method: str,
     margin_fraction: float | None,
-    parallelism: Parallelism | None = None,
     unknown: tuple[float, float] = (1.0, 1.0),
     doubts: Collection[Doubt] = (),
 ) -> Prediction:
@@ -325,8 +303,7 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     `unknown` are the ends of the step time over its prediction (`StepTimes.unknown`), and `doubts`
     those about the memory.
     """
-    parallelism = parallelism or Parallelism()
-    budget = MemoryBudget.of(memory_of_rank(gpu, parallelism), margin_fraction)
+    budget = MemoryBudget.of(gpu.memory_bytes, margin_fraction)
     return Prediction(
         budget=budget,
         memory=memory,

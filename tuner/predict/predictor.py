@@ -26,7 +26,6 @@ from tuner.cost.correction import ALLOCATED, DEVICE, RESERVED
 from tuner.cost.parallel import replicas
 from tuner.cost.rank_memory import with_nccl
 from tuner.cost.speed.kernel_times import on_measured_device
-from tuner.cost.speed.processor import on_its_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict import cache
 from tuner.predict.cache import (
@@ -366,11 +365,9 @@ class Predictor:
         parallelism = [Parallelism.of(configuration) for configuration in configurations]
         if any(p.ranks > 1 for p in parallelism):
             sizes = [gradient_bytes(passes, configuration) for configuration in configurations]
-            memory, times = replicas(memory, times, parallelism, sizes, gpu, profile)
+            memory, times = replicas(memory, times, parallelism, sizes, gpu)
             pairs = zip(memory, configurations, strict=True)
             memory = [with_nccl(one, gpu, configuration) for one, configuration in pairs]
-        else:
-            memory = [on_its_device(one, gpu, profile) for one in memory]
         return [
             build_prediction(
                 memory[index],
@@ -381,7 +378,6 @@ class Predictor:
                     f"{METHOD}; {rates}", self._job.workload, configuration, gpu, remarks
                 ),
                 margin_fraction=margin_fraction,
-                parallelism=parallelism[index],
                 unknown=times.unknown(index),
                 doubts={Doubt.COMPILED, *doubts_of(self._job.workload, configuration)},
             )

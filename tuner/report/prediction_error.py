@@ -31,7 +31,6 @@ QUANTITIES = (
 class Pair:
     """One trial that was predicted beforehand and measured to its end."""
 
-    record: TrialRecord
     predicted: Prediction
     measured: Measurement
 
@@ -82,7 +81,7 @@ class Verdicts:
 def pairs(records: Iterable[TrialRecord]) -> list[Pair]:
     """The trials that were predicted and measured, in their order."""
     return [
-        Pair(record, prediction, measurement)
+        Pair(prediction, measurement)
         for record in records
         if record.outcome.status is Status.OK
         and (prediction := record.outcome.prediction) is not None

@@ -54,7 +54,7 @@ def _read_column(
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # pandas writes a column with gaps as 129.0
         if type(value) is not int or not 0 <= value <= MAX_TOKENS:
-            shown = repr(value)[:40] if isinstance(value, int | float) else type_name(value)
+            shown = repr(value)[:40] if isinstance(value, int | float) else _type_name(value)
             problems.add(line, f"{column} is {shown}, and not a whole number of tokens")
             continue
         counts[value] += 1
@@ -162,7 +162,7 @@ def _parse(line: bytes, number: int, problems: LineProblems) -> Mapping[str, Any
         problems.add(number, f"not readable as JSON: {str(error).split(';', maxsplit=1)[0]}")
         return None
     if not isinstance(record, dict):
-        kind = type_name(record)
+        kind = _type_name(record)
         problems.add(number, f"{kind} where an object is needed", hint=_hint(line))
         return None
     return record
@@ -171,10 +171,10 @@ def _parse(line: bytes, number: int, problems: LineProblems) -> Mapping[str, Any
 def _hint(line: bytes) -> str:
     if line.lstrip().startswith(b"["):
         return "JSONL has one object per line; `jq -c '.[]'` converts a JSON array"
-    return 'JSONL has one object a line, such as {"text": "..."}'
+    return 'JSONL has one object a line, such as {"n_tokens": 512}'
 
 
-def type_name(value: object) -> str:
+def _type_name(value: object) -> str:
     """JSON's name for the type of `value`, with its article."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
     names |= {int: "a number", float: "a number", type(None): "null"}

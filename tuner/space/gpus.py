@@ -97,15 +97,26 @@ def get_gpu(
 
     Ids, aliases, exact device names and the machines of clouds ("p4de.24xlarge") are accepted;
     case, spaces, dashes and underscores do not matter. The name of one GPU of several in a machine
-    says so. Raises `InputError` for a name that is unknown or that several types answer to, and
-    `UnavailableError` for an accelerator of another vendor.
+    says so. Raises `InputError` for a name that is unknown or that several types answer to and for
+    the processor, and `UnavailableError` for an accelerator of another vendor.
     """
+    if text.strip().lower() == "cpu":
+        raise not_predicted()
     catalogue = _load(extra)
     gpu = _find(text, catalogue)
     _, count = catalogue.instances.get(_normalise(text), ("", 1))
     if count > 1:
         gpu = replace(gpu, name=f"{gpu.name}, one of {count} in a {text.strip()}")
     return as_told(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
+
+
+def not_predicted() -> InputError:
+    """The error where memory or speed of a processor is asked for."""
+    return InputError(
+        "a processor isn't predicted or emulated",
+        hint="`tuner search` and `tuner trial` with --gpu cpu measure on it; `tuner gpus` lists "
+        "the types that are predicted",
+    )
 
 
 def as_told(gpu: Gpu, *, memory_bytes: int | None, price_usd_per_hour: float | None) -> Gpu:

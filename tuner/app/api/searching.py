@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from tuner.app.api.display import listener_of
 from tuner.app.api.result import SearchResult, SearchResults
 from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
-from tuner.app.device import find_gpu, with_profile
+from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import (
     Estimate,
     corrected,
@@ -152,7 +152,7 @@ def search(
     )
     options = SearchOptions(**{name: _as_option(name, value) for name, value in given.items()})
     with quiet_libraries():
-        plans = make_plans(targets, options, listener)
+        plans = make_plans(targets, options)
         found = run_plans(plans, command=call, listener=listener)
     if several:
         return SearchResults.of(found, kept=kept)
@@ -245,7 +245,7 @@ def estimate(  # noqa: PLR0913 - one argument for each option
     given = None if space is None else _named(space)
     with quiet_libraries():
         read, configuration = one_configuration(given, model, {**(settings or {}), **knobs})
-        device, profile = with_profile(device)
+        profile = profile_for(device)
         found = estimate_configuration(
             read, configuration, device, margin_fraction=fraction, profile=profile
         )

@@ -53,11 +53,13 @@ def apply(*, selected: Selected, criteria: Criteria, yes: bool, program: tuple[s
         echo(f"not set by the program: {', '.join(found.lacking)}", err=True)
     for note in found.notes:
         echo(f"note: {note}", err=True)
-    files = " and ".join(map(str, found.change.files))
+    made = found.change
+    files = " and ".join(map(str, made.files))
     if not files:
-        echo("no file changes", err=True)
+        is_same = made.before.command == made.after.command
+        echo("nothing changes" if is_same else "only the command changes", err=True)
     elif yes or click.confirm(f"Write {files}?", err=True):
-        for path, backup in found.change.write().items():
+        for path, backup in made.write().items():
             echo(f"wrote {path}; as it was: {backup}", err=True)
     else:
         echo("nothing was written", err=True)

@@ -78,7 +78,7 @@ def _print_gpu(gpu: Gpu) -> None:
     major, minor = gpu.compute_capability
     capability = f"{gpu.architecture}, compute capability {major}.{minor}" if major else ""
     bandwidth = gpu.bandwidth_bytes_per_s
-    unknown = "unknown: `tuner calibrate` measures it"
+    unknown = "unknown: `tuner calibrate` measures it" if major else "unknown"
     price = gpu.price_usd_per_hour
     dated = f" ({gpu.price_date})" if gpu.price_date else ""
     print_fields(

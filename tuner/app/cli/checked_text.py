@@ -103,12 +103,14 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     if checked.found.ended in ("error", "crash"):
         print_last_lines(checked.log_tail, at_most=LINES - 5)
     print_lines(checked_lines(checked))
-    _print_with_pinned(checked)
+    for line in _pinned_lines(checked):
+        echo(line)
 
 
-def _print_with_pinned(checked: CheckedProgram) -> None:
-    if checked.with_pinned:
-        echo(f"Predict with the pinned releases:\n  {_with_pinned(checked)}")
+def _pinned_lines(checked: CheckedProgram) -> list[str]:
+    if not checked.with_pinned:
+        return []
+    return ["Predict with the pinned releases:", f"  {_with_pinned(checked)}"]
 
 
 def _with_pinned(checked: CheckedProgram) -> str:
@@ -310,7 +312,8 @@ def _print_all(checked: CheckedProgram) -> None:
         echo("Nothing faster was found with the same effective batch, adapters and lengths.")
     for note in (*checked.pinned, *checked.notes):
         echo(f"note: {note}")
-    _print_with_pinned(checked)
+    for line in _pinned_lines(checked):
+        echo(line)
     what = "run" if checked.source == "emulated" else "prediction"
     number = f"{checked.runs} {what}{'s' * (checked.runs != 1)}"
     echo(f"{checked.source}, in {number}; nothing was written")
@@ -389,8 +392,7 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
         },
         "least_bytes": checked.least_bytes,
         "runs": checked.runs,
-        "notes": [*checked.pinned, *checked.notes],
-        "with_pinned": _with_pinned(checked) if checked.with_pinned else None,
+        "notes": [*checked.pinned, *map(str.strip, _pinned_lines(checked)), *checked.notes],
         "versions": _versions(checked.found),
     }
 

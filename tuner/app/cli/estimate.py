@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
     any_gpu_options,
     calibration_option,
@@ -26,11 +25,10 @@ from tuner.app.cli.options import (
     subcommand,
     verbose_option,
 )
-from tuner.app.device import find_gpu, with_profile
+from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import (
     Estimate,
     corrected,
-    correction_text,
     estimate_configuration,
     exchanging_each,
     one_configuration,
@@ -127,7 +125,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
     with quiet_libraries():
-        gpu, profile = with_profile(gpu, Printer(err=True))
+        profile = profile_for(gpu)
         found = estimate_configuration(
             of, configuration, gpu, margin_fraction=fraction, profile=profile
         )
@@ -236,7 +234,8 @@ def _correction_text(found: Estimate) -> str:
         for name, label in _CORRECTED.items()
         if name in found.prediction.corrections
     )
-    return correction_text(found.corrected_by, factors).removeprefix("corrected ")
+    trials = f"{found.corrected_by} trial{'s' if found.corrected_by > 1 else ''}"
+    return f"by {trials} of this space on this GPU: {factors} (--no-calibration: as predicted)"
 
 
 _CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}

@@ -82,7 +82,7 @@ def print_plan(
     wanted = f"{number} {count(there)} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
     if options.searcher == DEFAULT_SEARCHER and not has_predictions(target.space, gpu):
-        searcher += "; without predictions, as there are none of your own code"
+        searcher += "; without predictions"
     to_try = ("to try", f"{wanted} ({searcher})")
     if isinstance(plan.trials_on, Predicting):
         to_try = ("predict", f"all {count(there)} configurations; the front is traced in full")

@@ -47,14 +47,14 @@ DEFAULT_BUDGET_S = 90.0
 @subcommand(
     "calibrate",
     "tuner calibrate",
-    "tuner calibrate --device cpu --output cpu.yaml",
+    "tuner calibrate --device cuda:1 --output rtx4090.yaml",
 )
 @click.option(
     "--device",
     default="cuda:0",
     show_default=True,
     metavar="DEVICE",
-    help="cuda:0, cuda:1, ... or cpu.",
+    help="cuda:0, cuda:1, ...",
 )
 @click.option(
     "--output",

@@ -86,7 +86,7 @@ def run_search(
     """The whole command; returns its exit code."""
     printer = Printer(err=as_json, quiet=quiet)
     with quiet_libraries():
-        plans = make_plans(targets, options, printer)
+        plans = make_plans(targets, options)
         found = run_plans(plans, command=shlex.join(["tuner", *typed()]), listener=printer)
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     if len(found) == 1:

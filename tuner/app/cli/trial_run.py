@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.app.cli.data import DataFile
-from tuner.app.cli.listening import Printer
 from tuner.app.device import (
     AUTO,
     CPU,
@@ -15,7 +14,7 @@ from tuner.app.device import (
     find_gpu,
     is_cpu,
     local_gpus,
-    with_profile,
+    profile_for,
 )
 from tuner.app.estimate import estimate_configuration
 from tuner.app.measuring import (
@@ -28,7 +27,7 @@ from tuner.app.measuring import (
 )
 from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.prepare import measure_options
-from tuner.app.search.supported import require_lengths, trial_job
+from tuner.app.search.supported import is_predicted, require_lengths, require_supported, trial_job
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_INTERRUPTED,
@@ -192,14 +191,17 @@ def run_trial(
     options: SearchOptions,
     data: DataFacts,
 ) -> Trial:
-    """Predict, then run. Raises `InputError` for what cannot be run on this GPU at all."""
+    """Predict for a GPU, then run. Raises `InputError` for what this device cannot run."""
     margin_fraction = parse_margin(options.margin, gpu)
     prediction, profile = None, None
-    if space.predictable:
-        gpu, profile = with_profile(gpu, Printer(err=True))
+    if is_predicted(space, gpu):
+        profile = profile_for(gpu)
         prediction = estimate_configuration(
             space, configuration, gpu, margin_fraction=margin_fraction, profile=profile
         ).prediction
+    elif space.predictable:
+        require_supported(configuration, gpu)
+    if space.predictable:
         require_one_machine(machines(configuration))
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.app.device import UNHEARD, Notices, with_profile
+from tuner.app.device import profile_for
 from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
     has_predictions,
+    is_predicted,
     model_version,
     require_lengths,
     require_trials,
@@ -139,20 +140,18 @@ class SkippedGpu:
         return self.target.gpu.id, f"not searched: {self.reason}"
 
 
-def make_plans(
-    targets: Sequence[Target], options: SearchOptions, notices: Notices = UNHEARD
-) -> list[SearchPlan | SkippedGpu]:
+def make_plans(targets: Sequence[Target], options: SearchOptions) -> list[SearchPlan | SkippedGpu]:
     """A plan for each GPU type, or the reason why it is skipped; see `make_plan`.
 
     An error in the options is raised. The reason is raised too where there is only one type, and
     `none_left` of all reasons where every type is skipped.
     """
     if len(targets) == 1:
-        return [make_plan(targets[0], options, notices)]
+        return [make_plan(targets[0], options)]
     plans: list[SearchPlan | SkippedGpu] = []
     for target in targets:
         try:
-            plans.append(make_plan(target, options, notices))
+            plans.append(make_plan(target, options))
         except (CannotRunError, UnavailableError) as error:
             plans.append(SkippedGpu(target, error))
     refused = [plan for plan in plans if isinstance(plan, SkippedGpu)]
@@ -174,7 +173,7 @@ def none_left(refused: Sequence[SkippedGpu]) -> TunerError:
     )
 
 
-def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD) -> SearchPlan:
+def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     """Check everything that can be wrong. Raises `InputError`; writes no results."""
     settings = settings_for(target.space, options.settings)
     space = pin(target.space, settings) if settings else target.space
@@ -201,10 +200,8 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
     space.require_configurations(options.where)
     target.folder.check_writable()
     target.folder.read()  # a journal that cannot be read is found now
-    gpu, profile = target.gpu, None
-    if space.predictable:
-        gpu, profile = with_profile(gpu, notices)
-    narrowed = dataclasses.replace(narrowed, gpu=gpu)
+    gpu = target.gpu
+    profile = profile_for(gpu) if is_predicted(space, gpu) else None
     part = supported_part(space, gpu, options.where, runs=isinstance(trials_on, Measuring))
     if objectives:
         from tuner.searches.guided.goals import check_known

@@ -14,7 +14,7 @@ from tuner.app.listener import SILENT, Compiling, Listener
 from tuner.app.measuring import Measuring
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan
-from tuner.app.search.supported import has_program_prior
+from tuner.app.search.supported import has_program_prior, is_predicted
 from tuner.app.target import sorted_by_use
 from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.units import format_duration, format_size
@@ -91,7 +91,7 @@ def prepare(
     predictions: list[Prediction] = []
     # Earlier traces don't count against the budget: a space is predicted in seconds.
     spent = isinstance(trials_on, Measuring) and _known_number(plan, known) >= options.trials
-    if not space.predictable:
+    if not is_predicted(space, plan.target.gpu):
         initial = baseline_of(space)
         guided = options.searcher == DEFAULT_SEARCHER
         if guided and not spent and has_program_prior(space, plan.target.gpu):

@@ -15,6 +15,7 @@ import yaml
 from tuner.app.listener import quiet_libraries
 from tuner.app.plausible import say
 from tuner.app.search.plan import SearchPlan
+from tuner.app.search.supported import is_predicted
 from tuner.app.target import (
     Target,
     check_conditions,
@@ -164,11 +165,11 @@ def _contents(target: Target, where: tuple[str, ...]) -> Contents:
 def timeline_of(
     space: SearchSpace, gpu: Gpu, profile: DeviceProfile | None, best: BestTrial
 ) -> MemoryTimeline | None:
-    """The memory timeline of `best` in its limiting stage; None for the user's own code."""
+    """The memory timeline of `best` in its limiting stage; None where nothing is predicted."""
     from tuner.predict.memory_timeline import trace_timeline
     from tuner.predict.predict import resolve_subject
 
-    if not space.predictable:
+    if not is_predicted(space, gpu):
         return None
     stages = space.stage_configurations(best.configuration)
     configuration = stages.get(best.evidence.limiting_stage or "", best.configuration)

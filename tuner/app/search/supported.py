@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.app.device import can_emulate
+from tuner.app.device import can_emulate, is_cpu
 from tuner.app.measuring import Measuring, Predicting
 from tuner.app.target import CannotRunError
 from tuner.core.errors import InputError, Problem, UnavailableError
@@ -95,7 +95,7 @@ def supported_part(
             hint=None if COMPILED in reasons else _hint(gpu, space),
         )
     predicted = supported
-    if space.predictable:
+    if is_predicted(space, gpu):
         predicted = [c for c in supported if unknown_rate(gpu, Parallelism.of(c)) is None]
     if predicted and len(predicted) < len(supported):  # else the prediction's error helps
         lacking = LINK if gpu.link_bytes_per_s is None else NETWORK
@@ -151,7 +151,12 @@ def _hint(gpu: Gpu, space: SearchSpace | None = None, *, knobs: Sequence[str] = 
 
 def has_predictions(space: SearchSpace, gpu: Gpu) -> bool:
     """True if a search of `space` starts from predictions."""
-    return space.predictable or has_program_prior(space, gpu)
+    return is_predicted(space, gpu) or has_program_prior(space, gpu)
+
+
+def is_predicted(space: SearchSpace, gpu: Gpu) -> bool:
+    """True if memory and speed of the space's configurations are predicted from traces."""
+    return space.predictable and not is_cpu(gpu)
 
 
 def has_program_prior(space: SearchSpace, gpu: Gpu) -> bool:

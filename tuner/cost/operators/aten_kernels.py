@@ -78,7 +78,6 @@ def fused_attention(
     causal_at: int,
     backward: bool = False,
     mask_at: int | None = None,
-    has_shape: bool = True,
     workspace: Callable[[torch.Tensor, torch.Tensor], tuple[int, ...]] = lambda query, key: (),
 ) -> LeafRule:
     """The rule of an operator of fused attention of PyTorch.
@@ -95,7 +94,7 @@ def fused_attention(
             "attention",
             # Backward takes five products instead of two: S and P again, dV, dP, dQ, dK.
             flops=flops * 5 // 2 if backward else flops,
-            shape=attention_shape(query.shape, key.shape) if has_shape else None,
+            shape=attention_shape(query.shape, key.shape),
             workspace_bytes=workspace(query, key),
             has_mask=mask_at is not None and args[mask_at] is not None,
         )

@@ -15,7 +15,7 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.core.setup.common import TORCH_DTYPES
 from tuner.cost.compiled import Floats
-from tuner.cost.library_memory import PROCESSOR, context_bytes
+from tuner.cost.library_memory import context_bytes
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
 from tuner.cost.speed.roofline import KernelTimes, Roofline
 from tuner.cost.work_arrays import WorkArrays
@@ -46,7 +46,6 @@ class MeasuredKernelTimes:
     log2 of its size. What was not measured falls back to the roofline's guesses.
     """
 
-    overlaps = True
     hosts = (1.0, 1.0)
 
     def __init__(self, profile: DeviceProfile) -> None:
@@ -127,26 +126,6 @@ class MeasuredKernelTimes:
         rate = self._attention[dtype].at(_attention_places(flops.ravel(), moved.ravel()))
         found: Floats = flops / rate.reshape(flops.shape)
         return found
-
-
-class ProcessorKernelTimes(MeasuredKernelTimes):
-    """`KernelTimes` of a processor: operators run one after the other, and Python between them.
-
-    All kernels take longer than alone by what steps of a small training took longer.
-    """
-
-    overlaps = False
-
-    def __init__(self, profile: DeviceProfile) -> None:
-        super().__init__(profile)
-        self._factor = profile.step_factor or 1.0
-
-    def seconds(
-        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
-    ) -> Floats:
-        """Seconds of each operator at each point, shape (W, P); see `KernelTimes.seconds`."""
-        alone_s = super().seconds(works, gpu, allow_tf32=allow_tf32, streams=streams)
-        return self._factor * alone_s
 
 
 class _Scattered:
@@ -230,6 +209,4 @@ def on_measured_device(
         return gpu, Roofline(), CATALOGUE
     if profile.context_bytes is not None:
         gpu = replace(gpu, context_bytes=profile.context_bytes)
-    if gpu.compute_capability == PROCESSOR:
-        return gpu, ProcessorKernelTimes(profile), METHOD
     return gpu, MeasuredKernelTimes(profile), METHOD

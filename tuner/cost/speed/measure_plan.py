@@ -1,4 +1,4 @@
-"""The plan of `tuner calibrate` for a kind of device: shapes, sizes and precisions."""
+"""The plan of `tuner calibrate` for a GPU: shapes, sizes and precisions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuner.core.units import GIB, KIB, MIB
+from tuner.core.units import GIB, KIB
 from tuner.cost.speed.microbench import AttentionCase
 
 Shape = tuple[int, int, int]
@@ -28,7 +28,7 @@ TRAINING_TOKENS = (512, 2048, 8192)
 
 @dataclass(frozen=True, slots=True)
 class MeasurePlan:
-    """Measurements to make on a kind of device."""
+    """Measurements to make on a GPU."""
 
     dtypes: tuple[str, ...]
     shapes: tuple[Shape, ...]
@@ -38,7 +38,6 @@ class MeasurePlan:
     attention: tuple[AttentionCase, ...]
     memory_bytes: int
     """Limit for the operands of one figure."""
-    per_figure_s: float = 0.06
 
 
 def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> MeasurePlan:
@@ -66,21 +65,6 @@ def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> MeasurePl
         weights=((2048, 2048), (4096, 4096), (14336, 4096)),
         attention=tuple(cases),
         memory_bytes=free_bytes // 4,
-    )
-
-
-def cpu_plan() -> MeasurePlan:
-    """Small shapes: enough for the tiny models that are trained on a CPU."""
-    return MeasurePlan(
-        dtypes=("fp32", "bf16", "fp16", "int8"),
-        shapes=tuple(
-            product_shapes(tokens=(128, 512), widths=((512, 512), (2048, 512), (16, 512)))
-        ),
-        largest_traffic_bytes=64 * MIB,
-        weights=((512, 512),),
-        attention=(AttentionCase("flash", "fp32", 2, 4, 256, 32),),
-        memory_bytes=256 * MIB,
-        per_figure_s=0.05,
     )
 
 

@@ -1,8 +1,8 @@
 """Measures one device in about a minute: what `tuner calibrate` runs.
 
-Every figure is the median of several samples after warm-up, with its spread. On CUDA, events
+Every figure is the median of several samples after warm-up, with its spread. Events
 time the kernels, and the device sleeps while the host issues them, so that launching costs
-nothing; on the CPU the clock does.
+nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from tuner.cost.operators.operators import launches_nothing
 
 _SLEEP_CYCLES = 5_000_000
 """About 2.5 ms on a GPU: time for the host to issue the kernels of a sample."""
+_FIGURE_S = 0.06
+"""Time that one figure may take."""
 _SAMPLE_S = 1e-3
 _MAX_CALLS = 64
 _MAX_SAMPLES = 15
@@ -39,10 +41,9 @@ class Timing(NamedTuple):
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Times calls on a device; `per_figure_s` is the time that one figure may take."""
+    """Times calls on a GPU."""
 
     device: torch.device
-    per_figure_s: float = 0.06
 
     def time(self, call: Callable[[], Any]) -> Timing:
         """Seconds of one call when many follow each other."""
@@ -50,10 +51,10 @@ class Stopwatch:
             call()
         once_s = self._sample(call, 1)
         calls = max(1, min(_MAX_CALLS, int(_SAMPLE_S / max(once_s, 1e-7))))
-        samples = int(self.per_figure_s / max(calls * once_s, 1e-7))
-        samples = max(5 if once_s < self.per_figure_s else 3, min(_MAX_SAMPLES, samples))
+        samples = int(_FIGURE_S / max(calls * once_s, 1e-7))
+        samples = max(5 if once_s < _FIGURE_S else 3, min(_MAX_SAMPLES, samples))
         times = [self._sample(call, calls) for _ in range(samples)]
-        return self._timing(times)
+        return _timing(times)
 
     def host_time(self, call: Callable[[], Any], *, samples: int = 7) -> Timing:
         """Seconds of one call until the device has finished, as the host sees it."""
@@ -65,26 +66,13 @@ class Stopwatch:
             call()
             self.synchronize()
             times.append(time.perf_counter() - started)
-        return self._timing(times)
-
-    def _timing(self, times: Sequence[float]) -> Timing:
-        """On a processor, take the shortest time: other processes can only lengthen one."""
-        median = statistics.median(times)
-        low, _, high = statistics.quantiles(times, n=4)
-        typical = min(times) if self.device.type == "cpu" else median
-        return Timing(typical, (high - low) / median)
+        return _timing(times)
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        torch.cuda.synchronize(self.device)
 
     def _sample(self, call: Callable[[], Any], calls: int) -> float:
-        if self.device.type != "cuda":
-            started = time.perf_counter()
-            for _ in range(calls):
-                call()
-            return (time.perf_counter() - started) / calls
         cuda: Any = torch.cuda  # PyTorch leaves these functions untyped
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         cuda.synchronize(self.device)
@@ -95,6 +83,11 @@ class Stopwatch:
         end.record()
         cuda.synchronize(self.device)
         return float(start.elapsed_time(end)) / 1e3 / calls
+
+
+def _timing(times: Sequence[float]) -> Timing:
+    low, median, high = statistics.quantiles(times, n=4)
+    return Timing(median, (high - low) / median)
 
 
 DTYPES: dict[str, torch.dtype] = {
@@ -117,8 +110,6 @@ def time_product(watch: Stopwatch, dtype: str, shape: tuple[int, int, int]) -> T
     element = DTYPES[dtype].itemsize
     one = (m * k + k * n) * element
     copies = max(1, min(_LARGEST_ROTATION, 2 * _TYPICAL_L2_BYTES // one))
-    if watch.device.type != "cuda":
-        copies = 1
     pairs = [_operands(dtype, shape, watch.device) for _ in range(copies)]
     turn = 0
 
@@ -257,8 +248,6 @@ def _eager(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch
 
 def spin_up(watch: Stopwatch) -> None:
     """Keep the device busy, so that its clocks are where they are under load."""
-    if watch.device.type != "cuda":
-        return
     a = torch.randn(2048, 2048, device=watch.device)
     started = time.perf_counter()
     while time.perf_counter() - started < 0.5:

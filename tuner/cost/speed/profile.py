@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,10 +42,6 @@ METHOD = "device profile"
 def uses_profile(method: str) -> bool:
     """True of a prediction method that uses measured rates."""
     return METHOD in method
-
-
-REFERENCE = "reference trainings"
-"""Name in `DeviceProfile.skipped` for the source of `step_factor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +89,6 @@ class DeviceProfile:
     memory of the process beyond what torch reserved, after all kernels here had been loaded;
     None where the driver does not tell. `kernel_s` is the shortest time of a kernel, `launch_s`
     the host's time to issue one operator from Python, autograd included.
-
-    Of a processor, `context_bytes` is what a training makes resident beside its tensors: pages of
-    libraries, and buffers that these keep.
     """
 
     device: Text
@@ -113,25 +106,6 @@ class DeviceProfile:
     skipped: tuple[str, ...] = ()
     """Figures that could not be measured, with the reason."""
     duration_s: Share = 0.0
-    step_factor: Positive | None = None
-    """Time of kernels within a training step over their time alone; None for a GPU."""
-    live_factor: Positive | None = None
-    """Resident memory of a training for each byte of live tensors, beside `context_bytes`; None
-    for a GPU, whose allocator is replayed."""
-    pages_bytes: Mapping[str, Bytes] | None = None
-    """Memory that a training on a processor, in "fp32" or "bf16", makes resident beside its tensors
-    if malloc gives back what was freed (`core.host.give_back_freed`); None where not measured."""
-    link_bytes_per_s: Positive | None = None
-    """Rate between two processes of a processor's machine, over gloo; None for a
-    GPU, and where it was not measured."""
-    step_spread: Share | None = None
-    """Largest spread of the step times behind `step_factor`, or the share of the processors that
-    others used before, if that was more."""
-
-    @property
-    def lacks_reference(self) -> bool:
-        """True of a processor's profile from a version without reference trainings."""
-        return self.step_factor is None and not any(r.startswith(REFERENCE) for r in self.skipped)
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
         """The best measured rate of products in `dtype` ("bf16"); None if none was measured."""
@@ -226,14 +200,14 @@ def _read(content: Any, problems: list[Problem]) -> DeviceProfile | None:
     if not isinstance(content, dict):
         problems.append(Problem("is not a mapping (`key: value` lines)"))
         return None
-    fields = {str(name): value for name, value in content.items() if name != "schema"}
     if content.get("schema") != SCHEMA:
         problems.append(Problem(f"{content.get('schema')!r:.60} is not {SCHEMA}", "schema"))
         return None
-    problems += faults(DeviceProfile, fields)
+    known = {f.name: content[f.name] for f in fields(DeviceProfile) if f.name in content}
+    problems += faults(DeviceProfile, known)
     if problems:
         return None
-    profile = read(DeviceProfile, fields)
+    profile = read(DeviceProfile, known)
     empty = [name for name in ("matmul", "traffic") if not getattr(profile, name)]
     problems += [Problem("holds no measurement", name) for name in empty]
     if profile.traffic and profile.bandwidth_bytes_per_s() is None:

@@ -139,8 +139,6 @@ class KernelTimes(Protocol):
     launch_s: float
     hosts: tuple[float, float]
     """Launch cost of the fastest and the slowest host that this may be, over `launch_s`."""
-    overlaps: bool
-    """The host issues operators while the device computes earlier ones."""
 
     def seconds(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
@@ -163,7 +161,6 @@ class KernelTimes(Protocol):
 class Roofline:
     """`KernelTimes` of a data sheet: the longest of arithmetic, power limit, traffic and launch."""
 
-    overlaps = True
     hosts = (HOSTS_LAUNCH_S[0] / LAUNCH_S, HOSTS_LAUNCH_S[1] / LAUNCH_S)
 
     def __init__(self, efficiency: Efficiency | None = None) -> None:
@@ -337,7 +334,7 @@ def optimizer_time(
     """
     each_s = times.seconds(works, gpu, allow_tf32=allow_tf32, streams=True)
     seconds: Floats = executions @ each_s
-    return seconds if times.overlaps else seconds + executions.sum() * times.launch_s
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -383,8 +380,8 @@ def pass_times(
         """Seconds of each pass, (S, P), where launches cost `host` times as much."""
         device_s = executed @ seconds
         host_s = launches_s[:, None] * host
-        both: Floats = np.maximum(device_s, host_s) if times.overlaps else device_s + host_s
-        return both
+        longer: Floats = np.maximum(device_s, host_s)
+        return longer
 
     ends = [[passes_s(kernels.seconds, host) for host in times.hosts]]
     ends += [[*map(passes_s, each)] for each in kernels.ends]
@@ -394,9 +391,7 @@ def pass_times(
         device_s = {"recompute": again @ kernels.seconds}
         for kind in np.unique(kernels.kinds):
             device_s[str(kind)] = (plain * (kernels.kinds == kind)) @ kernels.seconds
-        points = kernels.seconds.shape[1]
-        hidden_s = sum(device_s.values()) if times.overlaps else np.zeros(points)
-        device_s["launch"] = np.maximum(0.0, host_s - hidden_s)
+        device_s["launch"] = np.maximum(0.0, host_s - sum(device_s.values()))
         segments.append(device_s)
     model_flops = executions[:, 0].astype(float) @ kernels.flops
     return PassTimes(tuple(segments), model_flops, tuple(added_s))

@@ -15,7 +15,6 @@ from tuner.core.setup.causal_lm import CAUSAL_LM, Evaluating
 from tuner.core.setup.common import QUANTIZED, Loader, Process
 from tuner.core.setup.distributed_knobs import Ranks
 from tuner.cost.compiled import CompiledPasses, Floats, Replayed, Replays
-from tuner.cost.library_memory import PROCESSOR
 from tuner.cost.polynomial import Probe
 
 SIZE_KNOBS = frozenset(
@@ -222,8 +221,6 @@ def _without_effect(settings: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
 
 def kernels_like(compute_capability: tuple[int, int]) -> tuple[int, int]:
     """The compute capability that stands for all GPUs that choose the same kernels."""
-    if compute_capability == PROCESSOR:
-        return PROCESSOR
     return _FLASH if compute_capability >= _FLASH else _NO_FLASH
 
 

@@ -1,1 +1,1 @@
-"""A training step traced on the meta device, as CUDA or a processor would run it."""
+"""A training step traced on the meta device, as CUDA would run it."""

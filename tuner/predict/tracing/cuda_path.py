@@ -11,16 +11,43 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.nn import functional as nn_functional
-
-from tuner.predict.tracing.device_path import HALF, DevicePath, tensor
+from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
+
+HALF = (torch.float16, torch.bfloat16)
+"""The 16-bit types."""
+
+PRODUCTS: frozenset[Any] = frozenset(
+    {
+        nn_functional.linear,
+        nn_functional.conv1d,
+        nn_functional.conv2d,
+        nn_functional.scaled_dot_product_attention,
+        torch.matmul,
+        torch.mm,
+        torch.bmm,
+        torch.addmm,
+        torch.addbmm,
+        torch.baddbmm,
+        torch.einsum,
+        torch.Tensor.matmul,
+        torch.Tensor.__matmul__,
+        torch.Tensor.mm,
+        torch.Tensor.bmm,
+        torch.Tensor.addmm,
+        torch.Tensor.addbmm,
+        torch.Tensor.baddbmm,
+    }
+)
+"""The operators that autocast runs in the lower precision (aten/src/ATen/autocast_mode.h), as far
+as models call them from Python."""
 
 # The operators that CUDA autocast runs in fp32 (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32),
 # as far as models call them from Python.
@@ -54,20 +81,90 @@ _TO_FP32: frozenset[Any] = frozenset(
 )
 
 
-class CudaPath(DevicePath):
+class CudaPath(TorchFunctionMode):
     """Function mode with CUDA's choices for one compute capability.
 
     Flash attention needs capability 8.0, 16-bit inputs, no mask and head dimension at most
     256; otherwise the memory-efficient kernel runs (sdp_utils.cpp, use_flash_attention).
     """
 
-    to_fp32 = _TO_FP32
-
     def __init__(self, compute_capability: tuple[int, int]) -> None:
         super().__init__()
         self._has_flash = compute_capability >= (8, 0)
         # transformers' moe.py, _can_use_grouped_mm
         self.has_grouped_products = compute_capability >= (8, 0)
+        self._autocast_dtype: torch.dtype | None = None
+        self._weight_casts: dict[int, torch.Tensor] = {}
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of the autocast that is active, or None."""
+        return self._autocast_dtype
+
+    @contextlib.contextmanager
+    def autocast(self, dtype: torch.dtype) -> Iterator[None]:
+        """As `torch.autocast("cuda", dtype)`, including its cache of trainable weights."""
+        before, self._autocast_dtype = self._autocast_dtype, dtype
+        try:
+            yield
+        finally:
+            self._autocast_dtype = before
+            if before is None:
+                self._weight_casts.clear()
+
+    @contextlib.contextmanager
+    def no_autocast(self) -> Iterator[None]:
+        """The state in which backward runs outside of recomputed parts."""
+        before, self._autocast_dtype = self._autocast_dtype, None
+        try:
+            yield
+        finally:
+            self._autocast_dtype = before
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._autocast_dtype is not None:
+            if func in PRODUCTS:
+                args, kwargs = self._cast_all(args, kwargs, self._autocast_dtype)
+            elif func in _TO_FP32 and kwargs.get("dtype") is None:
+                args, kwargs = self._cast_all(args, kwargs, torch.float32)
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None:
+            return replacement(self, func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _cast_all(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (
+            tuple(self._cast(value, dtype) for value in args),
+            {name: self._cast(value, dtype) for name, value in kwargs.items()},
+        )
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype == dtype:
+            return value
+        if not value.is_floating_point() or value.dtype == torch.float64:
+            return value
+        is_weight = (
+            value.dtype == torch.float32
+            and dtype in HALF
+            and value.is_leaf
+            and value.requires_grad
+            and not value._is_view()
+        )
+        if not is_weight:
+            return value.to(dtype)
+        cast = self._weight_casts.get(id(value))
+        if cast is None:
+            cast = self._weight_casts[id(value)] = value.to(dtype)
+        return cast
 
     def _attention(
         self,
@@ -135,6 +232,12 @@ class CudaPath(DevicePath):
         return tensor(func(x, dim, _stacklevel, dtype))
 
 
+def tensor(value: Any) -> torch.Tensor:
+    """A tensor by type, from calls that PyTorch's stubs leave untyped."""
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
 def _math_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -185,7 +288,7 @@ def _additive_mask(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
 
 
-CudaPath.replacements = {
+_REPLACEMENTS: Mapping[Any, Callable[..., torch.Tensor]] = {
     nn_functional.scaled_dot_product_attention: CudaPath._attention,
     nn_functional.dropout: CudaPath._dropout,
     nn_functional.softmax: CudaPath._softmax,
@@ -197,7 +300,7 @@ _ROW_BYTES = 16
 
 
 @contextlib.contextmanager
-def library_calls_on_meta(path: DevicePath) -> Iterator[None]:
+def library_calls_on_meta(path: CudaPath) -> Iterator[None]:
     """Inside, models and adapters with experts can be traced as on the device of `path`."""
     import torch._meta_registrations as meta_registrations
     from bitsandbytes.nn import Params4bit
@@ -217,8 +320,7 @@ def library_calls_on_meta(path: DevicePath) -> Iterator[None]:
 
     def is_autocast_enabled(*device_type: str) -> bool:
         # peft's quantised layers and Nemotron ask without a device, which means CUDA.
-        asks_for_path = isinstance(path, CudaPath) if not device_type else device_type == ("meta",)
-        if not asks_for_path:
+        if device_type not in ((), ("meta",)):
             return real_is_autocast_enabled(*device_type)
         return path.autocast_dtype is not None
 

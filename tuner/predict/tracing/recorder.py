@@ -16,7 +16,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.records import MemoryCategory, Phase
-from tuner.cost.operators.aten_kernels import Kernels
 from tuner.cost.operators.kernels import CUDA_KERNELS
 from tuner.cost.operators.operators import (
     NO_KERNEL,
@@ -72,12 +71,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         workspace_bytes: int,
         vocab_size: int | None = None,
         padded: bool = False,
-        kernels: Kernels = CUDA_KERNELS,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
         self._padded = padded
-        self._kernels = kernels
         self._vocab_size = vocab_size
         self._workspace_bytes = workspace_bytes
         self._threads_with_workspace: set[bool] = set()
@@ -168,7 +165,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         if not self._recording:
             return func(*args, **kwargs)
-        decomposition = self._kernels.decompositions.get(func)
+        decomposition = CUDA_KERNELS.decompositions.get(func)
         if decomposition is not None:
             with self:
                 return decomposition(*args, **kwargs)
@@ -253,7 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         layouts = layouts_of(out) if fresh and makes_new_tensors(func) else None
         if name in NO_KERNEL or (func.is_view and not fresh) or not touches_gpu(args, out):
             return _Seen(layouts, isinstance(out, tuple), None)
-        self.timeline.works.append(work_of(self._kernels, func, args, kwargs, out))
+        self.timeline.works.append(work_of(CUDA_KERNELS, func, args, kwargs, out))
         return _Seen(layouts, isinstance(out, tuple), len(self.timeline.works) - 1)
 
     def _note_outputs(self, out: Any, func: Any) -> bool:

@@ -1,8 +1,8 @@
 """Traces real training steps on tensors without data: what they allocate and compute.
 
 The workload's own code runs on the meta device: transformers' model, peft's adapters,
-bitsandbytes' layers and optimizers. `Recorder` notes every allocation, `DevicePath` takes the
-kernel choices that the device would take. No GPU, no weights, no data.
+bitsandbytes' layers and optimizers. `Recorder` notes every allocation, `CudaPath` takes the
+kernel choices that CUDA would take. No GPU, no weights, no data.
 """
 
 from __future__ import annotations
@@ -24,17 +24,11 @@ from tuner.core.errors import InputError, TunerError
 from tuner.core.meanwhile import without_collection
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
-from tuner.cost.library_memory import PROCESSOR, cublas_workspace_bytes
-from tuner.cost.operators.kernels import CPU_KERNELS, CUDA_KERNELS
+from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.operators.timeline import Timeline
 from tuner.predict.tracing.cuda_path import CudaPath, library_calls_on_meta
-from tuner.predict.tracing.device_path import (
-    CpuPath,
-    DevicePath,
-    flash_attention_on_meta,
-    int8_products_on_cpu,
-)
 from tuner.predict.tracing.fake_ranks import fake_ranks
+from tuner.predict.tracing.flash_attention import flash_attention_on_meta
 from tuner.predict.tracing.recorder import Recorder
 from tuner.predict.training.base import Workload
 from tuner.predict.training.known_values import KnownValues
@@ -67,13 +61,13 @@ class MetaEnvironment:
 
     device = "meta"
 
-    def __init__(self, recorder: Recorder, path: DevicePath) -> None:
+    def __init__(self, recorder: Recorder, path: CudaPath) -> None:
         self._recorder = recorder
         self._path = path
         self.optimizer_step = 0
 
     def autocast(self, dtype: Any) -> contextlib.AbstractContextManager[None]:
-        """The device's autocast, emulated by `DevicePath`."""
+        """The device's autocast, emulated by `CudaPath`."""
         return self._path.autocast(dtype)
 
     def checkpoint_contexts(
@@ -268,16 +262,14 @@ def trace_optimizer(
 
 def _setup(
     model_config: Any, configuration: Configuration, compute_capability: tuple[int, int]
-) -> tuple[Recorder, DevicePath, MetaEnvironment]:
+) -> tuple[Recorder, CudaPath, MetaEnvironment]:
     vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
-    on_cpu = compute_capability == PROCESSOR
     recorder = Recorder(
         workspace_bytes=cublas_workspace_bytes(compute_capability),
         vocab_size=vocab_size,
         padded=configuration.get("padding") == "max_length",
-        kernels=CPU_KERNELS if on_cpu else CUDA_KERNELS,
     )
-    path = CpuPath() if on_cpu else CudaPath(compute_capability)
+    path = CudaPath(compute_capability)
     return recorder, path, MetaEnvironment(recorder, path)
 
 
@@ -321,14 +313,11 @@ def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
 
 
 @contextlib.contextmanager
-def _packages_on_meta(recorder: Recorder, path: DevicePath) -> Iterator[None]:
-    on_cpu = isinstance(path, CpuPath)
-    int8 = int8_products_on_cpu() if on_cpu else contextlib.nullcontext()
+def _packages_on_meta(recorder: Recorder, path: CudaPath) -> Iterator[None]:
     with (
         _optimizers_on_meta(recorder),
         flash_attention_on_meta(path),
         library_calls_on_meta(path),
-        int8,
     ):
         yield
 

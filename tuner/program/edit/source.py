@@ -1,4 +1,4 @@
-"""A file that is to be changed: its values, its text with others, and the proof after that."""
+"""A file of a program: its values, each with its place, and its text with other values."""
 
 from __future__ import annotations
 
