@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.core.environment import isolated, this_python
+from tuner.core.environment import this_python
 from tuner.core.errors import InputError
 from tuner.core.supervised import Tail
 from tuner.emulator import Machine
@@ -150,9 +150,10 @@ def _command(python: Path, program: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _packages(python: Path) -> dict[str, str]:
-    """The distributions that are installed for an interpreter, with their versions."""
+    """The distributions that an interpreter finds, by PYTHONPATH too, with their versions."""
     answer = subprocess.run(  # noqa: S603 - the user's own environment
-        isolated(_PACKAGES, python=python),
+        [python.absolute(), "-c", _PACKAGES],
+        cwd=python.parent,  # no file of the current folder stands for a library
         capture_output=True,
         check=True,
         timeout=_ANSWER_WITHIN_S,
