@@ -35,7 +35,7 @@ START_WITHIN_S = 900.0
 ANSWER_WITHIN_S = 60.0
 """After a trial's time is up, the warm process has this long to end it and report that."""
 FREE_WITHIN_S = 60.0
-"""The memory of a trial that was killed may be in use for this long: nobody else is to blame."""
+"""Memory of a killed trial may stay in use for this long, without another process to blame."""
 STARTS = 2
 """A warm process that was killed while it imported is started once more: it is not the cause."""
 _CLOSE_WITHIN_S = 30.0
