@@ -275,9 +275,9 @@ def test_a_trial_that_has_gone_ends_no_training(clock, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-@pytest.mark.parametrize("kind", [TunerCallback, lightning.TunerCallback])
-def test_callbacks_are_copied_while_they_watch(a6000, kind, copied):
-    callback = kind(prediction=PREDICTED)
+@pytest.mark.parametrize("module", [for_transformers, lightning])
+def test_callbacks_are_copied_while_they_watch(a6000, module, copied):
+    callback = module.TunerCallback(prediction=PREDICTED)
     callback._reporter.watch.begin(lambda: watching.RunFacts(ask=lambda: None))
     assert copied(callback)._reporter.watch.given == PREDICTED
     callback._reporter.watch.stop()
