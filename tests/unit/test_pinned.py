@@ -15,7 +15,14 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tuner.app.cli.main import run
-from tuner.app.pinned import OLDEST, _origin, pinned_doubts, pinned_notes, with_pinned
+from tuner.app.pinned import (
+    OLDEST,
+    _origin,
+    pinned_doubts,
+    pinned_notes,
+    wanted_releases,
+    with_pinned,
+)
 from tuner.core.records import Doubt
 from tuner.predict.releases import (
     BREAKS,
@@ -111,8 +118,8 @@ def test_a_malformed_file_costs_its_pins_and_nothing_else(
     program = read_program([str(tmp_path / "train.py")], is_run=False)
     for text in MALFORMED[name]:
         (tmp_path / name).write_text(text, encoding="latin-1")
-        assert pinned_doubts(program) == {Doubt.OLD_RELEASES}
-        assert pinned_notes(program, plan_program(program))
+        assert pinned_doubts(wanted_releases(program)) == {Doubt.OLD_RELEASES}
+        assert pinned_notes(wanted_releases(program), plan_program(program))
 
 
 def test_requirements_that_name_each_other_are_read_once(tmp_path: Path) -> None:
@@ -191,13 +198,13 @@ def test_a_program_that_pins_others_is_told_them_and_the_breaks(
     Path("train.py").write_text(PROGRAM)
     program = read_program(["train.py"], is_run=False)
     plan = plan_program(program)
-    assert pinned_notes(program, plan) == ()
-    assert pinned_doubts(program) == set()
+    assert pinned_notes(wanted_releases(program), plan) == ()
+    assert pinned_doubts(wanted_releases(program)) == set()
     Path("requirements.txt").write_text("torch==1.13.1\n")
-    assert pinned_doubts(program) == {Doubt.OLD_RELEASES}
+    assert pinned_doubts(wanted_releases(program)) == {Doubt.OLD_RELEASES}
     Path("requirements.txt").write_text("trl==0.12.0\n")
-    assert pinned_doubts(program) == {Doubt.RELEASES}
-    first, second, *_ = pinned_notes(program, plan)
+    assert pinned_doubts(wanted_releases(program)) == {Doubt.RELEASES}
+    first, second, *_ = pinned_notes(wanted_releases(program), plan)
     assert first.startswith("requirements.txt pins trl==0.12.0 (predicted: ")
     assert "before trl 1.7 SFTTrainer has the whole logits" in second
 
@@ -231,10 +238,10 @@ def test_older_releases_that_cannot_be_traced_are_replaced_or_stay_a_note(
     program = read_program([str(tmp_path / "train.py")], is_run=False)
     (tmp_path / "requirements.txt").write_text("transformers==4.45.2\nbitsandbytes==0.43.3\n")
     packages = ("--with", "transformers==4.45.2", "--with", f"tuner-fit[predict]{_origin()}")
-    assert with_pinned(program) == ("uv", "run", "--no-project", *packages)
+    assert with_pinned(wanted_releases(program)) == ("uv", "run", "--no-project", *packages)
     for text in ("transformers==4.30.0\n", "torch==2.4.1\n", "torch>=2.4\n"):
         (tmp_path / "requirements.txt").write_text(text)
-        assert with_pinned(program) == ()
+        assert with_pinned(wanted_releases(program)) == ()
 
 
 def test_the_oldest_releases_are_those_of_the_extra() -> None:

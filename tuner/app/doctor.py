@@ -1,4 +1,4 @@
-"""What this machine lacks for trials, found out by one on each GPU, as a search would run it."""
+"""Problems that stop trials on this machine, found by one trial on each GPU, run as in a search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tuner.space import configure, load_space
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "ray", "optuna", "nvidia-ml-py")
 """Libraries that a trial, a prediction or a search needs."""
 _SETTINGS = {"precision": "nf4", "optimizer": "adamw_8bit"}
-"""Of the trial: both need kernels of bitsandbytes for the GPU."""
+"""Settings of the trial: both need kernels of bitsandbytes for the GPU."""
 _BUILD = "install a build of PyTorch for this GPU and driver (pytorch.org/get-started)"
 _REMEDIES = {
     "no kernel image": _BUILD,
@@ -31,7 +31,7 @@ _REMEDIES = {
     "bitsandbytes": "python -m bitsandbytes says more",
     "out of memory": "end the programs that nvidia-smi shows on the GPU",
 }
-"""What to do, by words of the message of a trial that failed."""
+"""Remedies, by words in the message of a failed trial."""
 
 Report = Callable[[str], None]
 

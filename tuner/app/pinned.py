@@ -22,7 +22,6 @@ from tuner.space.models.catalogue import get_entry, resolve_config
 
 _SFT = "TRL SFTTrainer"
 
-
 OLDEST = {"torch": "2.11", "bitsandbytes": "0.48", "transformers": "4.45", "trl": "0.12"}
 """The oldest releases that can be traced (but for TRL, the bounds of the extra `predict`)."""
 
@@ -31,14 +30,17 @@ _REPLACED = ("torch", "bitsandbytes")
 not what the other libraries allocate."""
 
 
-def pinned_notes(program: Program, plan: ProgramPlan) -> tuple[str, ...]:
-    """The releases that the environment of `program` pins otherwise than this prediction has them.
+Wanted = Mapping[str, tuple[str, Pins]]
+"""Specifiers by library, each with the file or environment nearest to the program."""
+
+
+def pinned_notes(wanted: Wanted, plan: ProgramPlan) -> tuple[str, ...]:
+    """The releases that the environment of a program pins otherwise than its prediction has them.
 
     The releases that differ come first, then the known breaks between them. Empty where every pin
     allows the release of the prediction.
     """
     stack = releases.predicted_stack()
-    wanted = _wanted(program)
     different = _different(wanted)
     if not different:
         return ()
@@ -48,12 +50,11 @@ def pinned_notes(program: Program, plan: ProgramPlan) -> tuple[str, ...]:
     return f"{paths} pins {theirs}", *breaks
 
 
-def with_pinned(program: Program) -> tuple[str, ...]:
+def with_pinned(wanted: Wanted) -> tuple[str, ...]:
     """The words before `tuner` of a command that predicts with the pinned releases.
 
     Empty where every pin allows the release of the prediction, or a pinned one can't be traced.
     """
-    wanted = _wanted(program)
     pinned = {library: specifier for library, (specifier, _) in sorted(wanted.items())}
     old = {
         library
@@ -76,16 +77,16 @@ def _origin() -> str:
     return ""
 
 
-def pinned_doubts(program: Program) -> set[Doubt]:
-    """The doubts about memory where the environment of `program` pins other releases."""
-    different = _different(_wanted(program))
+def pinned_doubts(wanted: Wanted) -> set[Doubt]:
+    """The doubts about memory where the environment of a program pins other releases."""
+    different = _different(wanted)
     if releases.is_before(different.get("torch", ""), Version("2")):
         return {Doubt.OLD_RELEASES}
     return {Doubt.RELEASES} if different else set()
 
 
-def _wanted(program: Program) -> dict[str, tuple[str, Pins]]:
-    """Specifiers by library, each with the file or environment nearest to the program."""
+def wanted_releases(program: Program) -> Wanted:
+    """The releases that the environment of `program` pins. Lock files are large: ask once."""
     wanted: dict[str, tuple[str, Pins]] = {}
     for pins in pins_near(program, releases.STACK):
         for library, specifier in pins.releases.items():
@@ -93,7 +94,7 @@ def _wanted(program: Program) -> dict[str, tuple[str, Pins]]:
     return wanted
 
 
-def _different(wanted: Mapping[str, tuple[str, Pins]]) -> dict[str, str]:
+def _different(wanted: Wanted) -> dict[str, str]:
     """The specifiers that don't allow the release of the prediction."""
     pinned = {library: specifier for library, (specifier, _) in wanted.items()}
     return {

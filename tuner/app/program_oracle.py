@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tuner.app.pinned import pinned_doubts
+from tuner.app.pinned import Wanted, pinned_doubts, wanted_releases
 from tuner.core.errors import TunerError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Doubt, KnobValue, Phase, Prediction, Verdict
+from tuner.core.records import Configuration, KnobValue, Phase, Prediction, Verdict
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.cost.calibrate import widened
 from tuner.cost.rank_memory import loaded_whole
@@ -196,8 +196,15 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     given: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     predictor: Predictor | None = None
-    _pinned_doubts: set[Doubt] | None = field(default=None, init=False)
+    _wanted: Wanted | None = field(default=None, init=False)
     doing: ClassVar[str] = "predicting"
+
+    @property
+    def wanted(self) -> Wanted:
+        """The releases that the program's environment pins, which changed programs share."""
+        if self._wanted is None:
+            self._wanted = wanted_releases(self.program)
+        return self._wanted
 
     def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
         (found,) = self.predicted([(program, self.plan(program))])
@@ -234,12 +241,11 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         ]
         found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
         whole = iter(found[len(planned) :])
-        if self._pinned_doubts is None:  # lock files are large, and changed programs share them
-            self._pinned_doubts = pinned_doubts(self.program)
+        pinned = pinned_doubts(self.wanted)
         answers = []
         for (program, plan), alike in zip(planned, found, strict=False):
             loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
-            more = (plan.doubts | self._pinned_doubts) - doubts_of(WORKLOAD, plan.configuration)
+            more = (plan.doubts | pinned) - doubts_of(WORKLOAD, plan.configuration)
             prediction = widened(loaded, more)
             answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
         for place, one in enumerate(answers):

@@ -84,8 +84,8 @@ def check(  # noqa: PLR0913 - one argument for each option
     return replace(
         found,
         notes=(*found.notes, *notes),
-        pinned=pinned_notes(read, predictions.plan(read)),
-        with_pinned=with_pinned(read),
+        pinned=pinned_notes(predictions.wanted, predictions.plan(read)),
+        with_pinned=with_pinned(predictions.wanted),
     )
 
 

@@ -147,8 +147,8 @@ CACHES = ("HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
 def apart(base: Mapping[str, str], cwd: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """A folder for the files of a program in `cwd`, and `base` with what keeps them apart.
 
-    What it writes, changes and deletes is so for itself and the processes that it starts, and for
-    nobody else (device/files.c). Caches, which downloads fill, stay where they are.
+    Only the program and the processes that it starts see what they write, change and delete
+    (device/files.c). Caches, which downloads fill, stay where they are.
     """
     home = Path(base.get("HOME") or Path.home())
     kept: list[str | Path] = [

@@ -145,22 +145,17 @@ class Asked:
         self._err.close()
 
 
-def _predict() -> int | str:
+def _predict() -> int:
     """Print the prediction of the model whose configuration is the first argument.
 
-    Returns its exit code, or why there is none.
+    Returns its exit code.
     """
     from tuner.app.cli.main import run
-    from tuner.app.device import CPU, this_cpu
 
     os.nice(19)
     with contextlib.suppress(OSError):  # between sessions, Linux may compare only these
         Path("/proc/self/autogroup").write_text("19")
     config, gpu, *words = sys.argv[1:]
-    if gpu == CPU and not this_cpu().flops:  # measuring them would disturb the training
-        return (
-            "the rates of this processor aren't known: `tuner calibrate --device cpu` measures them"
-        )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config)
         return run(["estimate", "--model", folder, "--gpu", gpu, "--json", *words])

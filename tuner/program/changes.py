@@ -112,7 +112,7 @@ def _is_text(setting: Setting) -> bool:
 def obstacle(
     program: Program, settings: Mapping[str, Setting], knob: str, value: KnobValue
 ) -> Problem | None:
-    """What keeps `program` from getting one value, with the line to change; None for nothing."""
+    """The obstacle to giving `program` one value, with the line to change; None if none."""
     return _put(program, settings, knob, value, _Edits.of(program))
 
 
