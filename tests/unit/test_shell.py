@@ -1,0 +1,95 @@
+"""Shell scripts: bash runs their lines, and nothing but that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.core.errors import InputError
+from tuner.program.shell import run_shell, without_files
+
+PYTHON = "python train.py"
+STARTS = {
+    "python train.py --lr $LR": ["python train.py --lr 1e-4"],
+    "LR=2e-4; python train.py --lr $LR": ["python train.py --lr 2e-4"],
+    "N=4 exec nohup python3 train.py > log.txt 2>&1 &": ["python3 train.py"],
+    'ARGS=(--a "b c"); /usr/bin/python3.11 train.py "${ARGS[@]}"': [
+        "/usr/bin/python3.11 train.py --a b c"
+    ],
+    'PY=python; "$PY" train.py': [PYTHON],
+    "if [[ b > a ]]; then python train.py; else python other.py; fi": [PYTHON],
+    "for b in 1 2; do python train.py --b $((b * 2)) >> log; done > all": [
+        "python train.py --b 2",
+        "python train.py --b 4",
+    ],
+    'f() { python train.py "$@" | tee log; }\nf --x 1': ["python train.py --x 1"],
+    "set -euo pipefail\nrm -rf out\nmkdir out && cd . && python train.py": [PYTHON],
+    "N=$(nvidia-smi -L | wc -l)\ntorchrun --nproc-per-node $N train.py": [
+        "torchrun --nproc-per-node 3 train.py"
+    ],
+    "source vars.sh\npython train.py --x $X": ["python train.py --x 7"],
+    "uv run --with trl accelerate launch train.py": ["accelerate launch train.py"],
+    "case $1 in 7b) B=2;; *) B=8;; esac; python train.py --b $B": ["python train.py --b 2"],
+    'eval "python train.py > log"': [PYTHON],
+    "cat > conf.yaml <<EOF\nx: 1 > 2\nEOF\npython train.py": [PYTHON],
+    "command -v python && export PATH=/bin:$PATH && touch x; python train.py": [PYTHON],
+    'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd); python "$HERE/train.py" > "$(date)"': [
+        "python HERE/train.py"
+    ],
+}
+
+
+@pytest.mark.parametrize("text", STARTS)
+def test_starts_are_those_of_the_shell_and_nothing_is_written(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LR", "1e-4")
+    (tmp_path / "vars.sh").write_text("X=7\n")
+    (tmp_path / "out").mkdir()
+    before = sorted(tmp_path.iterdir())
+    run = run_shell(["bash", "train.sh", "7b"], tmp_path, text, gpus=3)
+    wanted = [words.replace("HERE", str(tmp_path)) for words in STARTS[text]]
+    assert [" ".join(start.words) for start in run.starts] == wanted
+    assert sorted(tmp_path.iterdir()) == before
+
+
+WAYS = (
+    "rm -f kept", "/bin/rm -f kept", "> kept", ": > kept", "echo x > kept", "echo x >> new",
+    "{ echo x; } > kept", "( echo x ) &> kept", "for i in 1; do :; done > kept",
+    "command rm kept", "builtin printf x > kept", "exec > kept", 'x="$(echo y > kept)"',
+    "eval 'echo x > kept'", "eval 'touch new'", "cp kept new", "find . -delete",
+    "sed -i s/a/b/ kept", "rm(){ /bin/rm kept; }; rm", "trap - DEBUG; /bin/rm kept",
+    "set +T; (/bin/rm kept)", "shopt -u extdebug; /bin/rm kept", "cat kept | tee new",
+    "bash -c 'rm kept'", "x=1 rm kept",
+    "PATH=/bin; rm kept", "env rm kept", "unset -f rm; rm kept", "$(echo rm) kept", "r=rm; $r kept",
+    "if true; then rm kept; fi", "true && rm kept", "cat <(rm kept)", "coproc rm kept",
+    "python -c 'open(\"new\", \"w\")'", "enable -n echo; echo > kept", "\\rm kept", "'rm' kept",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_happens_to_files(way: str, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("as it was")
+    run_shell(["train.sh"], tmp_path, f"{way}\npython train.py\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept").read_text() == "as it was"
+
+
+def test_a_word_that_a_skipped_command_decides_is_unknown(tmp_path: Path) -> None:
+    run = run_shell(["train.sh"], tmp_path, "x=$(ask)\npython train.py --x $x --y 1")
+    assert len(run.unknown) == 1
+    assert run.skipped == ("line 1: ask",)
+
+
+def test_a_script_that_starts_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"starts no Python program: .*line 2"):
+        run_shell(["train.sh"], tmp_path, "echo\nif then")
+
+
+def test_only_targets_of_output_change() -> None:
+    kept = "a 2>&1; [[ $a > b ]]; ((1 > 2)); echo 'x > y' \"x > y\" # > z\ncat <<E\n> q\nE\n"
+    assert without_files(kept) == kept
+    assert without_files('a > "b c"; d &>> $(e) ; "$(f >g)"') == (
+        'a > /dev/null; d &>> /dev/null ; "$(f >/dev/null)"'
+    )
