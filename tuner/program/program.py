@@ -15,6 +15,7 @@ from tuner.core.host import find_program
 from tuner.program.arguments import file_in
 from tuner.program.edit.source import PYTHON, SourceFile, read_places
 from tuner.program.reads import SETTINGS_FILES, module_path, opened, read_by
+from tuner.program.shell import SUFFIX, is_shell, run_shell
 from tuner.program.trainer import FILE, trainer_named, trainer_of, trainers
 from tuner.space.apply import Path as Keys
 
@@ -41,6 +42,10 @@ class Program:
     """By file: the keys below which the program has all its values; none for most."""
     mentioned: frozenset[str] = frozenset()
     """The files that only code of the program names."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The variables that a shell script sets before it starts the program."""
+    shell: str = ""
+    """The word of the shell script that is run, "" where none is."""
 
     @property
     def sources(self) -> list[SourceFile]:
@@ -72,6 +77,12 @@ def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = 
             "torchtune, or after -- any command",
         )
     first = Path(words[0])
+    if is_shell(words):
+        command = ("bash", *words) if first.suffix == SUFFIX else tuple(words)
+        path = folder / command[1]
+        script = SourceFile(path, _read(path), [])
+        files = {command[1]: script, **_files_in(folder, command[2:])}
+        return Program(command, files, folder=folder, shell=command[1])
     if first.suffix in PYTHON:
         files = {words[0]: _opened(folder / words[0]), **_files_in(folder, words[1:])}
         return _with_read(Program((this_python(), *words), files, folder=folder))
@@ -84,6 +95,32 @@ def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = 
     if not program.main and not trainer and find_program(words[0]) is None:
         raise _no_program(words[0])
     return program
+
+
+def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
+    """The programs that a shell script starts, in order; of any other, itself.
+
+    Raises `InputError` for a script that starts none.
+    """
+    if not program.shell:
+        return [program]
+    text = program.files[program.shell].data.decode("utf-8")
+    run = run_shell(program.command, program.folder, text, gpus=gpus)
+    known = {source.path.resolve(): source for source in program.sources}
+    found = []
+    for start in run.starts:
+        try:
+            one = read_program(start.words, start.folder, is_run=False)
+        except InputError:  # `python -c`, or a tool that trains nothing
+            continue
+        files = {
+            word: replace(source, data=other.data, places=other.places)
+            if (other := known.get(source.path.resolve()))
+            else source
+            for word, source in one.files.items()
+        }
+        found.append(replace(one, files=files, environment=start.environment))
+    return found
 
 
 def _no_program(word: str) -> InputError:
@@ -183,8 +220,12 @@ def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
 
 def _opened(path: Path) -> SourceFile:
     """The file at `path`, which is never written: it may be read-only."""
+    data = _read(path)
+    return SourceFile(path, data, read_places(data, path))
+
+
+def _read(path: Path) -> bytes:
     if not path.exists() or path.is_dir():
         why = "is a folder, not a program" if path.is_dir() else "file not found"
         raise InputError(f"{why}: {path}", hint="name a file that exists")
-    data = read_file(path, _MOST_BYTES)
-    return SourceFile(path, data, read_places(data, path))
+    return read_file(path, _MOST_BYTES)
