@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 @click.option(
     "--predict",
     is_flag=True,
-    help="Predict from the settings, without running it.",
+    help="Predict from the settings, without the emulator.",
 )
 @model_option("With --predict: the model, if the program doesn't name it.")
 @set_option
