@@ -6,15 +6,11 @@ import dataclasses
 import enum
 import importlib
 import inspect
-import json
-import math
-import sys
-from pathlib import Path
 
 import pytest
 
 from tuner.program import releases
-from tuner.program.sources import SOURCES, Reader
+from tuner.program.sources import SOURCES
 
 HOMES = {
     "transformers": ("transformers", "transformers.utils.quantization_config"),
