@@ -1,0 +1,220 @@
+"""Reads a request, runs the program, and writes the record."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import io
+import json
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from tuner.program.standins import libraries, record
+from tuner.program.standins.unknown import ORACLE, Unknown, is_library, place
+
+_lock = threading.Lock()
+_opened: dict[str, None] = {}
+
+
+def main() -> None:
+    out = int(sys.argv[1]) if len(sys.argv) > 1 else os.dup(1)
+    request = json.loads(sys.stdin.buffer.read())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(nothing, descriptor)
+    seconds = float(request.get("seconds") or 10)
+    late = threading.Timer(seconds, lambda: _write(out, {"kind": "time", "text": f"{seconds:g} s"}))
+    late.daemon = True
+    late.start()
+    dropped: list[Any] = []
+    ended = run(request, dropped)
+    _write(out, ended, dropped)
+
+
+def run(request: dict[str, Any], dropped: list[Any]) -> dict[str, Any] | None:
+    ORACLE.start(request.get("seed", 0))
+    main, module = request.get("main") or "", request.get("module") or ""
+    os.chdir(request.get("folder") or ".")
+    sys.argv = list(request["argv"])
+    first = os.path.dirname(os.path.abspath(main)) if main else os.getcwd()
+    sys.path.insert(0, first)
+    sys.dont_write_bytecode = True
+    _overlay(request.get("files") or {})
+    libraries.start(request)
+    _soften()
+    try:
+        from tuner.program.standins import guard  # type: ignore[attr-defined]
+
+        guard.install(request)
+        dropped.append(guard)
+    except ImportError:
+        pass
+    try:
+        if (parts := request.get("parts")) is not None:
+            _cells(parts, main)
+        elif main:
+            _script(main)
+        else:
+            import runpy
+
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return {"kind": "exit", "text": str(end.code), "where": _last_line(end)}
+    except BaseException as error:
+        kind = {"MemoryError": "memory", "Refused": "refused"}.get(type(error).__name__, "error")
+        text = f"{type(error).__name__}: {error}"[:400]
+        return {"kind": kind, "text": text, "where": _last_line(error)}
+    return None
+
+
+def _namespace(main: str) -> dict[str, Any]:
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    module.__dict__.update(__file__=main, __builtins__=builtins, __cached__=None)
+    if not main:
+        del module.__dict__["__file__"]
+    return module.__dict__
+
+
+def _script(main: str) -> None:
+    with io.open_code(main) as file:
+        text = _FILES.get(os.path.abspath(main)) or file.read()
+    _opened[os.path.abspath(main)] = None
+    exec(compile(text, main, "exec", dont_inherit=True), _namespace(main))
+
+
+def _cells(parts: list[list[str]], main: str) -> None:
+    import ast
+    import linecache
+
+    held = _namespace(main)
+    held.update(get_ipython=Unknown("get_ipython"), display=Unknown("display"))
+    for name, text in parts:
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code = compile(text, name, "exec", flags, dont_inherit=True)
+        made = eval(code, held)
+        if code.co_flags & 0x80:  # the cell awaits
+            import asyncio
+
+            asyncio.run(made)
+
+
+def _last_line(error: BaseException) -> dict[str, Any] | None:
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_library(code.co_filename):
+            found = place(code, trace.tb_lasti, trace.tb_lineno)
+        trace = trace.tb_next
+    if found is None and isinstance(error, SyntaxError) and error.filename:
+        line = error.lineno or 1
+        found = {"file": error.filename, "line": line, "end": line, "column": 0, "end_column": 0}
+    return found
+
+
+# -- files that another text takes the place of ----------------------------------------------------
+_FILES: dict[str, str] = {}
+
+
+def _overlay(files: dict[str, str]) -> None:
+    _FILES.update(files)
+    own_open = io.open
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, (str, os.PathLike)) and not isinstance(file, Unknown):
+            path = os.path.abspath(os.fspath(file))
+            text = _FILES.get(path)
+            if "r" in mode and (text is not None or os.path.isfile(path)):
+                _opened[path] = None
+            if text is not None and "r" in mode:
+                raw = io.BytesIO(text.encode())
+                return raw if "b" in mode else io.TextIOWrapper(raw, encoding="utf-8")
+        return own_open(file, mode, *args, **kwargs)
+
+    builtins.open = opened  # type: ignore[assignment]
+    io.open = opened
+    loader = importlib.machinery.SourceFileLoader
+    own_data, own_stats = loader.get_data, loader.path_stats
+
+    def get_data(self: Any, path: str) -> bytes:
+        text = _FILES.get(os.path.abspath(path))
+        return own_data(self, path) if text is None else text.encode()
+
+    def path_stats(self: Any, path: str) -> Any:
+        if os.path.abspath(path) in _FILES:
+            raise OSError  # no cached bytecode
+        return own_stats(self, path)
+
+    if files:
+        loader.get_data = get_data  # type: ignore[assignment]
+        loader.path_stats = path_stats  # type: ignore[method-assign]
+
+
+def _soften() -> None:
+    """Libraries written in C that an `Unknown` goes into: JSON and regular expressions."""
+    import re
+
+    own: Callable[..., Any] = json.JSONEncoder.default
+
+    def default(self: Any, value: Any) -> Any:
+        return str(value) if isinstance(value, Unknown) else own(self, value)
+
+    json.JSONEncoder.default = default  # type: ignore[method-assign]
+    for name in ("search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"):
+        _asks(re, name)
+    for name in ("loads", "load"):
+        _asks(json, name)
+
+
+def _asks(module: Any, name: str) -> None:
+    own = getattr(module, name)
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, Unknown) for each in args):
+            return Unknown(f"{module.__name__}.{name}(...)")
+        return own(*args, **kwargs)
+
+    setattr(module, name, either)
+
+
+def _files() -> list[str]:
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(path, str) and path.endswith(".py"):
+            _opened[os.path.abspath(path)] = None
+    roots = {os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv else "", os.getcwd()}
+    return [
+        path
+        for path in _opened
+        if not is_library(path) and any(path.startswith(root) for root in roots if root)
+    ]
+
+
+def _write(out: int, ended: dict[str, Any] | None, dropped: Any = ()) -> None:
+    with _lock:
+        if ended is not None:
+            ended.setdefault("where", None)
+        done = {
+            "trainings": record.TRAININGS,
+            "loops": [loop for loop in record.LOOPS.values() if loop["backwards"]],
+            "asked": ORACLE.asked,
+            "ended": ended,
+            "files": _files(),
+            "standins": list(record.STANDINS),
+            "absent": list(record.ABSENT),
+            "dropped": list(dropped[0].DROPPED) if dropped else [],
+        }
+        data = json.dumps(done).encode() + b"\n"
+        while data:
+            data = data[os.write(out, data) :]
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""The modules of libraries that train, made when the program imports them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import types
+from typing import Any
+
+from tuner.program.standins import configs, models, trainers
+from tuner.program.standins.record import ABSENT, STANDINS
+from tuner.program.standins.unknown import (
+    CLASSES,
+    ORACLE,
+    Name,
+    Thing,
+    Unknown,
+    is_library,
+    thing,
+    users_frame,
+)
+
+CORE = set("torch transformers trl peft accelerate unsloth datasets bitsandbytes".split())
+HEAVY = CORE | set(
+    """torchvision torchaudio unsloth_zoo lightning pytorch_lightning sentence_transformers
+    diffusers evaluate wandb deepspeed liger_kernel vllm huggingface_hub sklearn pandas flash_attn
+    triton xformers mlflow comet_ml trackio matplotlib scipy nltk tensorboard google kernels optimum
+    safetensors tokenizers apex ray neptune swanlab IPython requests urllib3 soundfile librosa snac
+    tqdm PIL cv2 openenv setfit torchtune galore_torch lomo_optim torchao hqq auto_gptq gptqmodel
+    timm einops seaborn plotly rouge_score sacrebleu jiwer gradio openai anthropic httpx aiohttp
+    boto3 spacy polars pyarrow torchdata torchmetrics lightning_fabric onnx onnxruntime tensorflow
+    jax flax keras xgboost lightgbm optuna clearml aim dvclive bert_score langchain llama_index
+    qwen_vl_utils mistral_common tiktoken sentencepiece faiss mteb codecarbon psutil pynvml
+    schedulefree apollo_torch adam_mini grokadamw came_pytorch torch_optimizer prodigyopt
+    ipywidgets verl oumi axolotl llamafactory swift trlx nemo megatron transformer_engine
+    cut_cross_entropy causal_conv1d mamba_ssm fla dotenv_vault zmq uvicorn fastapi""".split()
+)
+SHORT = set(
+    """transformers trl peft unsloth lightning pytorch_lightning sentence_transformers accelerate
+    datasets diffusers setfit""".split()
+)
+SUBMODULES = set(
+    """cuda nn optim utils backends distributed pytorch trainer_utils amp mps functional data
+    lr_scheduler profiler cudnn chat_templates""".split()
+)
+MODEL_ROOTS = {"transformers", "unsloth", "diffusers", "trl", "sentence_transformers", "setfit"}
+RELEASES: dict[str, str] = {}
+GPU: dict[str, Any] = {}
+FIXED: dict[str, Any] = {}
+
+
+class Dtype(Name):
+    pass
+
+
+def _torch() -> dict[str, Any]:
+    """What `torch` answers of the request's GPU, dtypes and devices."""
+    memory, count = GPU.get("total_memory_bytes", 1 << 34), GPU.get("count", 1)
+    capability = tuple(GPU.get("capability") or (8, 0))
+    name = GPU.get("name", "GPU")
+    properties = types.SimpleNamespace(
+        name=name,
+        total_memory=memory,
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=GPU.get("processors", 64),
+    )
+    answers = {
+        "is_available": bool(count),
+        "device_count": count,
+        "is_bf16_supported": GPU.get("has_bf16", True),
+        "get_device_capability": capability,
+        "get_device_properties": properties,
+        "get_device_name": name,
+        "mem_get_info": (memory - (1 << 29), memory),
+        "current_device": 0,
+        "is_initialized": True,
+        "empty_cache": None,
+        "set_device": None,
+        "synchronize": None,
+        "reset_peak_memory_stats": None,
+    }
+    made: dict[str, Any] = {
+        f"torch.cuda.{key}": lambda *args, value=value, **kwargs: value
+        for key, value in answers.items()
+    }
+    for word in (
+        "bfloat16 float16 float32 half float float64 double int8 uint8 int16 int32 int64 long"
+        " short int bool float8_e4m3fn float8_e5m2 complex64"
+    ).split():
+        same = {"half": "float16", "float": "float32", "double": "float64", "long": "int64"}
+        made[f"torch.{word}"] = Dtype(f"torch.{same.get(word, word)}", itemsize=2)
+    made["torch.dtype"] = Dtype
+    made["torch.compile"] = models.compile_model
+    made["torch.utils.data.DataLoader"] = trainers.DataLoader
+    made["torch.optim.Optimizer"] = trainers.Optimizer
+    made["torch.version.cuda"] = "13.0"
+    made["torch.version.hip"] = None
+    made["torch.backends.mps.is_available"] = lambda: False
+    made["torch.distributed.is_available"] = lambda: True
+    made["torch.distributed.is_initialized"] = lambda: False
+    made["torch.distributed.get_rank"] = lambda *args: 0
+    made["torch.distributed.get_world_size"] = lambda *args: int(os.environ.get("WORLD_SIZE", "1"))
+    for call in ("autograd.graph.save_on_cpu", "cuda.set_per_process_memory_fraction"):
+        made[f"torch.{call}"] = trainers.special(f"torch.{call}")
+    return made
+
+
+def _parser(name: str) -> Any:
+    from tuner.program.standins import parsers
+
+    return getattr(parsers, name)
+
+
+# Made when it is asked for: argparse and dataclasses cost time.
+LATE: dict[str, Any] = {
+    "transformers.HfArgumentParser": lambda: _parser("HfArgumentParser"),
+    "trl.TrlParser": lambda: _parser("TrlParser"),
+    "trl.get_peft_config": lambda: _parser("get_peft_config"),
+    "trl.get_quantization_config": lambda: _parser("get_quantization_config"),
+    "transformers.ExplicitEnum": lambda: importlib.import_module("enum").Enum,
+}
+
+
+def start(request: dict[str, Any]) -> None:
+    GPU.update(request.get("gpu") or {})
+    CLASSES.update(request.get("classes") or {})
+    RELEASES.update(request.get("releases") or {})
+    FIXED.update(_torch())
+    FIXED.update(
+        {
+            "peft.get_peft_model": models.get_peft_model,
+            "peft.prepare_model_for_kbit_training": models.prepare_model_for_kbit_training,
+            "trl.get_kbit_device_map": lambda: {"": 0},
+            "unsloth.is_bfloat16_supported": FIXED["torch.cuda.is_bf16_supported"],
+            "unsloth.train_on_responses_only": trainers.passes,
+            "transformers.set_seed": lambda *args, **kwargs: None,
+            "accelerate.Accelerator": trainers.Accelerator,
+            "deepspeed.initialize": trainers.initialize,
+            "datasets.Dataset": trainers.Dataset,
+            "tqdm.tqdm": _bar,
+            "tqdm.trange": lambda *args, **kwargs: range(*args),
+        }
+    )
+    sys.meta_path.insert(0, First())
+    sys.meta_path.append(Last())
+    _versions()
+
+
+def _bar(rows: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return Unknown("tqdm") if rows is None else Bar(rows)
+
+
+class Bar(Unknown):
+    """A progress bar goes through what it gets."""
+
+    __slots__ = ()
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__("tqdm")
+        self.__dict__["rows"] = rows
+
+    def __iter__(self) -> Any:
+        return iter(self.__dict__["rows"])
+
+    def __len__(self) -> int:
+        return len(self.__dict__["rows"])
+
+
+def _versions() -> None:
+    from importlib import metadata
+
+    own = metadata.version
+
+    def version(name: str) -> str:
+        known = RELEASES.get(name) or RELEASES.get(name.replace("-", "_"))
+        return known or own(name)
+
+    metadata.version = version
+
+
+def _version(root: str) -> Any:
+    if root not in RELEASES:
+        from importlib import metadata
+
+        try:
+            RELEASES[root] = metadata.version(root)
+        except Exception:
+            return Unknown(f"{root}.__version__")
+    return RELEASES[root]
+
+
+def attribute(path: str) -> Any:
+    """What a library has under a path."""
+    root, _, last = path.partition(".")[0], None, path.rpartition(".")[2]
+    short = f"{root}.{last}" if root in SHORT else path
+    for key in dict.fromkeys((path, short)):
+        if key in FIXED:
+            return FIXED[key]
+        if key in LATE:
+            FIXED[key] = LATE[key]()
+            return FIXED[key]
+    if last == "__version__":
+        return _version(root)
+    known = path if CLASSES.get(path, {}).get("fields") else short
+    if CLASSES.get(known, {}).get("fields"):
+        return configs.config(known)
+    if last.startswith("is_") and last.endswith("_available"):
+        return lambda *args, **kwargs: _available(last[3:-10])
+    if last[:1].isupper():
+        return _class(known, root, last)
+    return Unknown(path)
+
+
+def _class(path: str, root: str, last: str) -> Any:
+    if last.endswith(("Config", "Arguments")) and root in (
+        "trl",
+        "transformers",
+        "unsloth",
+        "peft",
+        "sentence_transformers",
+        "setfit",
+    ):
+        trains = last.endswith("Arguments") or root == "trl"
+        if last not in ("AutoConfig", "PretrainedConfig", "PeftConfig") and not (
+            root == "transformers" and last.endswith("Config") and last not in _QUANTIZED
+        ):
+            return configs.config(path, ("transformers.TrainingArguments",) if trains else ())
+    if last.endswith("Trainer") or path in ("lightning.Fabric",):
+        return trainers.trainer_class(path)
+    if root == "peft" and last.startswith("AutoPeft"):
+        return models.model_class(path)
+    if root == "peft" and last.startswith("PeftM"):
+        return models.peft_class(path)
+    if root in MODEL_ROOTS and (
+        last.startswith(("AutoModel", "Fast"))
+        or last.endswith(("Model", "Transformer", "CrossEncoder", "SparseEncoder"))
+        or any(f"For{task}" in last for task in _TASKS)
+    ):
+        return models.model_class(path)
+    if (".optim" in path and "lr_scheduler" not in path) or last in _OPTIMIZERS:
+        return thing(path, trainers.Optimizer)
+    if last == "DataLoader":
+        return trainers.DataLoader
+    return thing(path, Thing)
+
+
+_QUANTIZED = set(
+    """BitsAndBytesConfig GPTQConfig AwqConfig TorchAoConfig HqqConfig QuantoConfig Mxfp4Config
+    FineGrainedFP8Config EetqConfig AqlmConfig""".split()
+)
+_TASKS = (
+    "CausalLM Conditional Sequence Token Masked Question Image CTC Seq2Seq Vision Object".split()
+)
+_OPTIMIZERS = set("Adafactor AdamW Lion Muon GaLoreAdamW GaLoreAdamW8bit".split())
+
+
+def _available(name: str) -> bool:
+    roots = {"flash_attn_2": "flash_attn", "liger_kernel": "liger_kernel", "bnb": "bitsandbytes"}
+    if name.startswith(("torch_cuda", "cuda")) or name in ("torch_gpu", "torch_bf16_gpu"):
+        return bool(GPU.get("count", 1))
+    if name.startswith(
+        (
+            "torch_xla",
+            "torch_npu",
+            "torch_mps",
+            "torch_xpu",
+            "torch_hpu",
+            "tpu",
+            "npu",
+            "xpu",
+            "mps",
+            "hpu",
+            "mlu",
+            "sagemaker",
+            "tf",
+            "flax",
+        )
+    ):
+        return False
+    return installed(roots.get(name, name))
+
+
+def installed(root: str) -> bool:
+    """Whether the user has a library; of one that is not here, the oracle says."""
+    if root in CORE or root in RELEASES or importlib.machinery.PathFinder.find_spec(root):
+        return True
+    return ORACLE.truth(f"is {root} installed")
+
+
+class Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__") and name != "__version__":
+            raise AttributeError(name)
+        path = f"{self.__name__}.{name}"
+        made = sys.modules.get(path)
+        if made is None:
+            whole = name in SUBMODULES and "." not in self.__name__.replace("torch.", "")
+            made = importlib.import_module(path) if whole and path not in FIXED else attribute(path)
+        setattr(self, name, made)
+        return made
+
+
+class First(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the libraries that train, before those that are installed."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        root = name.partition(".")[0]
+        if root not in HEAVY or (root not in CORE and _beside(root)):
+            return None
+        if name == root and _guarded() and not installed(root):
+            return importlib.machinery.ModuleSpec(name, _Missing())
+        STANDINS[root] = None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        made = Module(spec.name)
+        made.__path__ = []
+        return made
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+class _Missing(importlib.abc.Loader):
+    def create_module(self, spec: Any) -> Any:
+        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def _beside(root: str) -> bool:
+    """Whether the user has a module of this name of his own."""
+    for folder in sys.path:
+        if not is_library(os.path.join(folder, "")):
+            path = os.path.join(folder or ".", root)
+            if os.path.exists(path + ".py") or os.path.exists(os.path.join(path, "__init__.py")):
+                return True
+    return False
+
+
+class Last(First):
+    """Stands in for what is not installed, where the user's own lines import it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        root, frame = name.partition(".")[0], sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith("<frozen"):
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None or is_library(frame.f_code.co_filename) or root in _stdlib():
+            return None
+        if root in ABSENT or not (_guarded() and not ORACLE.truth(f"is {root} installed")):
+            if name != root and root in sys.modules and not isinstance(sys.modules[root], Module):
+                return None  # a part that a module of the user's own does not have
+            ABSENT[root] = None
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+
+def _stdlib() -> Any:
+    return sys.stdlib_module_names
+
+
+def _guarded() -> bool:
+    """Whether the user's import stands in a `try`, or asks for a spec: then it may be absent."""
+    frame = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.endswith("util.py"):
+        if not is_library(frame.f_code.co_filename):
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return False
+    if frame.f_code.co_filename.endswith("util.py") and frame.f_code.co_name == "find_spec":
+        return True
+    frame = users_frame(2)
+    if frame is None or sys.version_info < (3, 11):
+        return False
+    import dis
+
+    at = frame.f_lasti
+    parsed = dis._parse_exception_table(frame.f_code)  # type: ignore[attr-defined]
+    return any(entry.start <= at < entry.end for entry in parsed)

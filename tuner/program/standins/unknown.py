@@ -1,0 +1,544 @@
+"""Values that only the real library knows.
+
+An `Unknown` can be called, indexed, compared and added to. Where a program needs an answer (a
+truth, a length, a number), a seeded oracle gives one, and the question is noted.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import sysconfig
+import types
+import zlib
+from abc import ABCMeta
+from collections.abc import Callable, Iterator
+from itertools import combinations, islice
+from typing import Any
+
+_HERE = __file__.rpartition("unknown.py")[0]
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")} | {sys.base_prefix + "/lib"}
+)
+_NOT_THE_USERS: dict[str, bool] = {}
+
+MARK = "<unknown:"
+
+# Answers of six seeds to one question: as often yes as no.
+_BALANCED = [sum(1 << bit for bit in bits) for bits in combinations(range(6), 3)]
+
+
+def is_library(file: str) -> bool:
+    known = _NOT_THE_USERS.get(file)
+    if known is None:
+        known = _NOT_THE_USERS[file] = (
+            file.startswith((_HERE, "<frozen", "<string>", "<__array", *_LIBRARIES))
+            or "/site-packages/" in file.replace("\\", "/")
+            or "/dist-packages/" in file
+        )
+    return known
+
+
+def users_frame(depth: int = 1) -> Any:
+    """The nearest frame that runs a line of the user's."""
+    frame: Any = sys._getframe(depth)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def where(frame: Any = None) -> dict[str, Any] | None:
+    """The user's call that is running now, to the column."""
+    frame = frame or users_frame(2)
+    return None if frame is None else place(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+def place(code: types.CodeType, instruction: int, line: int) -> dict[str, Any]:
+    found: Any = (None,) * 4
+    if hasattr(code, "co_positions"):
+        found = next(islice(code.co_positions(), instruction // 2, None), found)
+    first, end, column, end_column = found
+    if first is None or column is None:
+        first, end, column, end_column = line, line, 0, 0
+    return {
+        "file": code.co_filename,
+        "line": first,
+        "end": end,
+        "column": column,
+        "end_column": end_column,
+    }
+
+
+class Oracle:
+    """Answers by seed. A question that is asked again gets the same answer, twenty times."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.seed = 0
+        self.random = random.Random(0)
+        self._times: dict[str, int] = {}
+
+    def start(self, seed: int) -> None:
+        self.seed, self.random = seed, random.Random(seed)
+
+    def _note(self, what: str) -> int:
+        times = self._times[what] = self._times.get(what, 0) + 1
+        if times == 1 and len(self.asked) < 200:
+            self.asked.append({"what": what[:200], "where": where()})
+        return times
+
+    def truth(self, what: str) -> bool:
+        if self._note(what) > 20:  # a loop that waits for the other answer ends
+            return self.random.random() < 0.5
+        pattern = _BALANCED[zlib.crc32(what.encode()) % len(_BALANCED)]
+        return bool(pattern >> (self.seed % 6) & 1)
+
+    def small(self, what: str) -> int:
+        self._note(what)
+        return (self.seed + zlib.crc32(what.encode())) % 3 + 1
+
+    def number(self, what: str) -> int:
+        self._note(what)
+        return random.Random(f"{self.seed} {what}").randrange(50, 5000)
+
+    def fraction(self, what: str) -> float:
+        self._note(what)
+        return random.Random(f"{self.seed} {what}").random()
+
+    def text(self, what: str) -> Text:
+        return Text(f"{MARK}{what[:80]} {zlib.crc32(f'{self.seed} {what}'.encode())}>")
+
+
+ORACLE = Oracle()
+
+
+class Text(str):
+    """The text of an `Unknown`; what is in it is asked."""
+
+    def __contains__(self, part: object) -> bool:
+        return ORACLE.truth(f"{part!r} in {self}")
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or (
+            isinstance(other, str) and MARK not in other and ORACLE.truth(f"{self} == {other!r}")
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("encode", "join", "format"):
+            return str.__getattribute__(self, name)
+        return getattr(Unknown(str.__str__(self)), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return Unknown(str.__str__(self))[key]
+
+
+_PASSES = set(
+    """no_grad inference_mode enable_grad compile jit cache register decorator is_main_process
+    record on_main_process on_local_main_process main_process_first on_last_process step inference
+    autocast custom_fwd custom_bwd script skip_init""".split()
+)
+
+
+def short(value: object) -> str:
+    return repr(value)[:60]
+
+
+class Unknown:
+    """One value that only the real library knows, by the words that made it."""
+
+    __slots__ = ("__dict__", "__weakref__", "_at", "_note", "_what")
+
+    _what: str
+    _at: Any
+    _note: Any
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        self = object.__new__(cls)
+        put(self, "_at", None)
+        put(self, "_note", None)
+        put(self, "_what", cls.__name__)
+        return self
+
+    def __init__(self, what: str = "?", at: Any = None) -> None:
+        put(self, "_what", what)
+        put(self, "_at", at)
+
+    def _child(self, what: str) -> Unknown:
+        return Unknown(what[-200:], self._at)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        child = self._child(f"{self._what}.{name}")
+        self.__dict__[name] = child
+        return child
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        last = self._what.rpartition(".")[2].replace("(...)", "")
+        plain = (types.FunctionType, type)
+        if len(args) == 1 and not kwargs and isinstance(args[0], plain) and last in _PASSES:
+            return args[0]
+        if (call := CALLS.get(last)) is not None:
+            call(self, args, kwargs)
+        frame = users_frame(2)
+        at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
+        return Unknown(f"{self._what}(...)"[-200:], at)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(ORACLE.small(f"length of {self._what}")):
+            yield self[index]
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter(list(self)[::-1])
+
+    def __next__(self) -> Any:
+        return self._child(f"next({self._what})")
+
+    async def __aiter__(self) -> Any:
+        for item in self:
+            yield item
+
+    def __await__(self) -> Any:
+        return self
+        yield
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self.__dict__.setdefault("[]", {})[key]
+        except (KeyError, TypeError):
+            pass
+        child = self._child(f"{self._what}[{short(key)}]")
+        try:
+            self.__dict__["[]"][key] = child
+        except TypeError:
+            pass
+        return child
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        try:
+            self.__dict__.setdefault("[]", {})[key] = value
+        except TypeError:
+            pass
+
+    def __delitem__(self, key: Any) -> None:
+        pass
+
+    def __contains__(self, key: object) -> bool:
+        return ORACLE.truth(f"{short(key)} in {self._what}")
+
+    def __bool__(self) -> bool:
+        return ORACLE.truth(self._what)
+
+    def __len__(self) -> int:
+        return ORACLE.number(f"len({self._what})")
+
+    def __int__(self) -> int:
+        return ORACLE.number(f"int({self._what})")
+
+    __index__ = __trunc__ = __floor__ = __ceil__ = __int__
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self._child(f"round({self._what})")
+
+    def __float__(self) -> float:
+        return ORACLE.fraction(f"float({self._what})")
+
+    def __complex__(self) -> complex:
+        return complex(float(self))
+
+    def __str__(self) -> str:
+        return ORACLE.text(self._what)
+
+    __repr__ = __fspath__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return ORACLE.text(self._what)
+
+    def __bytes__(self) -> bytes:
+        return ORACLE.text(self._what).encode()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> bool:
+        return False
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *error: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> Any:
+        return self is other or self._child(f"{self._what} == {short(other)}")
+
+    def __ne__(self, other: object) -> Any:
+        return self is not other and self._child(f"{self._what} != {short(other)}")
+
+    def keys(self) -> Any:
+        return Keys(f"{self._what}.keys()", self._at)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return str, (str.__str__(str(self)),)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        import numpy  # the user's own, and imported already
+
+        return numpy.full((4, 4), float(self))
+
+    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._child(f"ufunc({self._what})")
+
+    def __array_function__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._child(f"numpy({self._what})")
+
+    def __mro_entries__(self, bases: Any) -> Any:
+        return (thing(self._what),)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return ORACLE.truth(f"isinstance {self._what}")
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return ORACLE.truth(f"issubclass {self._what}")
+
+
+class Keys(Unknown):
+    """Keys of an `Unknown`: `**unknown` is one argument with this name."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield "**"
+
+
+put = object.__setattr__
+
+# What is called by name on any value: `.backward()`, `.step()`.
+CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
+
+
+def _operator(name: str) -> Any:
+    def apply(self: Any, *others: Any) -> Any:
+        return self._child(f"({self._what} {name} {short(others[0])})" if others else self._what)
+
+    return apply
+
+
+for _name in """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg
+pos abs matmul rmatmul and rand or ror xor rxor lshift rlshift rshift rrshift invert divmod rdivmod
+lt le gt ge""".split():
+    setattr(Unknown, f"__{_name}__", _operator(_name))
+
+
+class Name:
+    """A constant of a library that only its name tells: `torch.bfloat16`, `FULL_SHARD`."""
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        self.__dict__.update(attributes, _name=name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unknown(f"{self._name}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return Unknown(f"{self._name}(...)")
+
+    def __repr__(self) -> str:
+        return str(self._name)
+
+    def __reduce__(self) -> Any:
+        return Name, (self._name,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Name) and other._name == self._name
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __or__(self, other: object) -> Any:
+        return Unknown(f"{self._name} | {other}")
+
+    __ror__ = __or__
+
+
+class Word(str):
+    """A member of a library's enumeration of words: `IntervalStrategy.STEPS` is "steps"."""
+
+    name: str
+    value: str
+
+
+WORDS = {
+    "IntervalStrategy": {},
+    "SaveStrategy": {},
+    "HubStrategy": {},
+    "SchedulerType": {},
+    "OptimizerNames": {
+        "ADAMW_BNB": "adamw_bnb_8bit",
+        "PAGED_ADAMW": "paged_adamw_32bit",
+        "LION": "lion_32bit",
+        "PAGED_LION": "paged_lion_32bit",
+        "ADEMAMIX_8BIT": "ademamix_8bit",
+        "PAGED_ADEMAMIX": "paged_ademamix_32bit",
+        "RMSPROP_BNB": "rmsprop_bnb",
+    },
+    "TaskType": None,
+    "PeftType": None,
+}  # type: dict[str, dict[str, str] | None]
+
+
+class Meta(ABCMeta):
+    """The class of stand-ins' classes: every attribute is there, and `isinstance` can be asked."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if (name.startswith("__") and name.endswith("__")) or name == "_abc_impl":
+            raise AttributeError(name)
+        path = getattr(cls, "_path", cls.__name__)
+        last = path.rpartition(".")[2]
+        made: Any
+        if last in WORDS and name.isupper():
+            table = WORDS[last]
+            made = Word(name if table is None else table.get(name, name.lower()))
+            made.name, made.value = name, str(made)
+        elif name.replace("_", "").isupper():
+            made = Name(f"{path}.{name}")
+        else:
+            made = Unknown(f"{path}.{name}")
+        type.__setattr__(cls, name, made)
+        return made
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if cls in type(instance).__mro__:
+            return True
+        if type(instance) is Unknown:
+            return ORACLE.truth(f"isinstance({instance._what}, {cls.__name__})")
+        return False
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return cls in getattr(subclass, "__mro__", ())
+
+    def __getitem__(cls, key: object) -> Any:
+        return cls
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(cls) -> int:
+        return 1
+
+    def __bool__(cls) -> bool:
+        return True
+
+    def __contains__(cls, item: object) -> bool:
+        return ORACLE.truth(f"{short(item)} in {cls.__name__}")
+
+
+class Thing(Unknown, metaclass=Meta):
+    """An object of a library's class, or of the user's class that derives from one."""
+
+    __slots__ = ()
+    _path = "Thing"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        self = Unknown.__new__(cls)
+        put(self, "_what", cls._path)
+        put(self, "_note", Note(cls._path, where(), args, kwargs))
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._note.take(args, kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        put(self, name, value)
+        if name[0] != "_":
+            self._note.assign(name, value)
+
+
+class Note:
+    """What is recorded of one object: its call, and what was done to it later."""
+
+    __slots__ = ("assigned", "bound", "calls", "extra", "given", "path", "where")
+
+    def __init__(self, path: str, at: Any, args: Any = (), kwargs: Any = None) -> None:
+        self.path, self.where, self.bound = path, at, False
+        self.given: dict[str, Any] = {**dict(zip(names(path), args)), **(kwargs or {})}
+        self.assigned: dict[str, Any] = {}
+        self.calls: list[Note] = []
+        self.extra: dict[str, Any] = {}
+
+    def take(self, args: Any, kwargs: Any) -> None:
+        """The arguments that reached the library's own `__init__`, through the user's classes."""
+        self.bound, self.given = True, {**dict(zip(names(self.path), args)), **kwargs}
+
+    def assign(self, name: str, value: Any) -> None:
+        if (frame := users_frame(3)) is not None:
+            self.assigned[name] = (value, where(frame))
+
+
+# Tables of the request, and positional parameters by the path of what is called.
+CLASSES: dict[str, dict[str, Any]] = {}
+
+
+def names(path: str) -> Any:
+    """The names of the positional parameters of a call; further ones are numbered."""
+    known = CLASSES.get(path, {}).get("parameters") or PARAMETERS.get(path.rpartition(".")[2], ())
+    yield from known
+    yield from map(str, range(len(known), 99))
+
+
+PARAMETERS = {
+    name: words.split()
+    for name, words in {
+        "from_pretrained": "pretrained_model_name_or_path",
+        "from_config": "config",
+        "get_peft_model": "model peft_config adapter_name mixed",
+        "DataLoader": "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn",
+        "prepare_model_for_kbit_training": "model use_gradient_checkpointing"
+        " gradient_checkpointing_kwargs",
+        "gradient_checkpointing_enable": "gradient_checkpointing_kwargs",
+        "add_adapter": "adapter_config adapter_name",
+        "compile": "model",
+        "resize_token_embeddings": "new_num_tokens pad_to_multiple_of",
+        "requires_grad_": "requires_grad",
+        "BitsAndBytesConfig": "load_in_8bit load_in_4bit llm_int8_threshold llm_int8_skip_modules",
+        "Linear": "in_features out_features bias",
+        "Embedding": "num_embeddings embedding_dim",
+        "SentenceTransformer": "model_name_or_path modules device",
+        "Trainer": "model args data_collator train_dataset eval_dataset processing_class model_init"
+        " compute_loss_func compute_metrics callbacks optimizers",
+        "SFTTrainer": "model args data_collator train_dataset eval_dataset processing_class",
+        "DPOTrainer": "model ref_model args data_collator train_dataset eval_dataset",
+        "GRPOTrainer": "model reward_funcs args train_dataset eval_dataset processing_class",
+        "SentenceTransformerTrainer": "model args train_dataset eval_dataset loss",
+    }.items()
+}
+for _name in "AdamW Adam SGD Adafactor Lion AdamW8bit PagedAdamW8bit PagedAdamW32bit".split():
+    PARAMETERS[_name] = ["params", "lr"]
+
+_CLASSES: dict[str, Any] = {}
+
+
+def thing(path: str, base: Any = Thing, **body: Any) -> Any:
+    """The class of a library by its path, made once."""
+    if path not in _CLASSES:
+        module, _, name = path.rpartition(".")
+        bases = base if isinstance(base, tuple) else (base,)
+        _CLASSES[path] = Meta(
+            name, bases, {"__module__": module, "_path": path, "__slots__": (), **body}
+        )
+    return _CLASSES[path]
