@@ -6,16 +6,18 @@ A value is unknown if it differs between runs in which the stand-ins answered di
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from tuner.core.errors import InputError, TunerError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
-from tuner.program.program import Program
+from tuner.program.program import Program, starts_of
+from tuner.program.releases import classes, library, releases
+from tuner.program.sources import SOURCES
 
 SECONDS = 10.0
 MEMORY_BYTES = 2 * 2**30
@@ -79,17 +83,55 @@ def record(
     """Runs `program` with stand-ins; it reads the texts of `program.files` in place of its files.
 
     Raises `InputError` if it ends with an error before it trains, and `UnsupportedError` where this
-    can't read it. A process runs the same program once.
+    can't read it. A process runs the same program once. Of a shell script, the programs that it
+    starts are recorded as one.
     """
+    starts = starts_of(program, gpus=count) if program.shell else [program]
+    starts = [start for start in starts if start.main]
+    if not starts:
+        raise UnsupportedError(
+            f"no Python script is seen in: {' '.join(program.command)}",
+            hint="name a script or `python -m` a module",
+        )
+    found = [_record(start, gpu, count, seeds, seconds) for start in starts]
+    if not program.shell:
+        return found[0]
+
+    def all_of(name: str) -> list[Any]:
+        return _unique(each for one in found for each in getattr(one, name))
+
+    script = str(program.files[program.shell].path.resolve())
+    return replace(
+        found[0],
+        trainings=[each for one in found for each in one.trainings],
+        loops=[each for one in found for each in one.loops],
+        asked=all_of("asked"),
+        files=[*all_of("files"), script],
+        standins=all_of("standins"),
+        absent=all_of("absent"),
+        dropped=all_of("dropped"),
+    )
+
+
+def _record(program: Program, gpu: Gpu | None, count: int, seeds: int, seconds: float) -> Recorded:
     request = _request(program, gpu, count, seconds)
-    key = (json.dumps(request, sort_keys=True), seeds, *sorted(os.environ.items()))
+    environment = _environment(program)
+    key = (json.dumps(request), json.dumps(environment), seeds)
     if key in _known and all(_state(path) == was for path, was in _known[key][0].items()):
         return _known[key][1]
-    runs = [_run(request, 0, program.folder)]
+    libraries = json.dumps(_libraries())[1:-1]
+    text = f"{json.dumps(request)[:-1]}, {libraries}}}"
+
+    def run(seed: int) -> dict[str, Any]:
+        return _run(text, seed, seconds, program.folder, environment)
+
+    runs = [run(0)]
     if runs[0]["asked"]:
         with ThreadPoolExecutor(2) as pool:
-            runs += pool.map(lambda seed: _run(request, seed, program.folder), range(1, seeds))
-    recorded = join(runs)
+            runs += pool.map(run, range(1, seeds))
+    known = releases()
+    shipped = frozenset(name for name in known if (lib := library(name)) and not lib.is_installed)
+    recorded = replace(join(runs), releases=known, shipped=shipped)
     is_empty = not recorded.trainings and not recorded.loops
     if is_empty and (error := _error(program, recorded.ended, seconds)):
         raise error
@@ -97,6 +139,12 @@ def record(
         del _known[next(iter(_known))]
     _known[key] = {path: _state(path) for path in recorded.files}, recorded
     return recorded
+
+
+@functools.cache
+def _libraries() -> dict[str, Any]:
+    """The classes and the releases of the libraries that have stand-ins."""
+    return {"classes": classes(SOURCES), "releases": releases()}
 
 
 def _state(path: str) -> object:
@@ -108,11 +156,6 @@ def _state(path: str) -> object:
 
 
 def _request(program: Program, gpu: Gpu | None, count: int, seconds: float) -> dict[str, Any]:
-    if not program.main:
-        raise UnsupportedError(
-            f"no Python script is seen in: {' '.join(program.command)}",
-            hint="name a script or `python -m` a module",
-        )
     source = program.files[program.main]
     files = {str(each.path.resolve()): each.data for each in program.sources}
     texts = {path: data.decode() for path, data in files.items() if _bytes(path) != data}
@@ -129,8 +172,6 @@ def _request(program: Program, gpu: Gpu | None, count: int, seconds: float) -> d
         "parts": parts,
         "files": texts,
         "gpu": gpu and _card(gpu, count),
-        "classes": {},
-        "releases": {},
         "seconds": seconds,
         "memory_bytes": MEMORY_BYTES,
     }
@@ -154,15 +195,25 @@ def _card(gpu: Gpu, count: int) -> dict[str, Any]:
     }
 
 
-def _run(request: Mapping[str, Any], seed: int, folder: Path) -> dict[str, Any]:
+def _environment(program: Program) -> dict[str, str]:
+    """The environment of the program, without its secrets and the network."""
+    given = {**os.environ, **program.environment}
+    secrets = {name: PLACEHOLDER for name in given if names_secret(name)}
+    return {**given, **secrets, **_OFFLINE, **_ONE_THREAD, "PYTHONIOENCODING": "utf-8"}
+
+
+def _run(
+    request: str, seed: int, seconds: float, folder: Path, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """The record of one run, also of one that had to be killed."""
-    environment = {
-        **os.environ,
-        **{name: PLACEHOLDER for name in os.environ if names_secret(name)},
-        **_OFFLINE,
-        **_ONE_THREAD,
-        "PYTHONIOENCODING": "utf-8",
-    }
+    with tempfile.TemporaryDirectory(prefix="tuner-", ignore_cleanup_errors=True) as scratch:
+        text = f'{request[:-1]}, "seed": {seed}, "scratch": {json.dumps(scratch)}}}'
+        return _ran(text, seconds, folder, environment)
+
+
+def _ran(
+    request: str, seconds: float, folder: Path, environment: Mapping[str, str]
+) -> dict[str, Any]:
     process = subprocess.Popen(  # noqa: S603
         your_python("tuner.program.standins"),
         stdin=subprocess.PIPE,
@@ -177,12 +228,12 @@ def _run(request: Mapping[str, Any], seed: int, folder: Path) -> dict[str, Any]:
     readers = [
         threading.Thread(target=_keep, args=(process.stdout, found, _MOST_BYTES)),
         threading.Thread(target=_keep, args=(process.stderr, tail)),
-        threading.Thread(target=_send, args=(process.stdin, json.dumps({**request, "seed": seed}))),
+        threading.Thread(target=_send, args=(process.stdin, request)),
     ]
     for reader in readers:
         reader.start()
     try:
-        readers[0].join(request["seconds"] + _GRACE_S)  # to the end of its output
+        readers[0].join(seconds + _GRACE_S)  # to the end of its output
         is_late = readers[0].is_alive()
     finally:
         _kill(process)
@@ -268,7 +319,8 @@ def _joined_by_place(runs: Sequence[Any], at: str, lines: list[Any]) -> list[dic
         seen: dict[str, int] = {}
         for each in run:
             made = each[at] if at else each
-            place = json.dumps((made.get("class"), made["where"]))
+            made = made.get("$object", made) if isinstance(made, dict) else {"class": made}
+            place = json.dumps((made.get("class"), made.get("where")))
             seen[place] = seen.get(place, 0) + 1
             places.setdefault((place, seen[place]), []).append(each)
     return [

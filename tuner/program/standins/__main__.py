@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib.machinery
 import io
 import json
 import os
@@ -13,11 +12,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from tuner.program.standins import libraries, record
+from tuner.program.standins import guard, libraries, record
+from tuner.program.standins.files import opened
 from tuner.program.standins.unknown import ORACLE, Unknown, is_library, place
 
 _lock = threading.Lock()
-_opened: dict[str, None] = {}
 
 
 def main() -> None:
@@ -26,33 +25,26 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
-    seconds = float(request.get("seconds") or 10)
-    late = threading.Timer(seconds, lambda: _write(out, {"kind": "time", "text": f"{seconds:g} s"}))
-    late.daemon = True
-    late.start()
-    dropped: list[Any] = []
-    ended = run(request, dropped)
-    _write(out, ended, dropped)
+    seconds, memory = float(request["seconds"]), int(request["memory_bytes"])
+    texts = {"time": f"{seconds:g} s", "memory": f"{memory} bytes"}
+    guard.watch(
+        seconds,
+        memory,
+        lambda kind, where: _write(out, {"kind": kind, "text": texts[kind], "where": where}),
+    )
+    _write(out, run(request))
 
 
-def run(request: dict[str, Any], dropped: list[Any]) -> dict[str, Any] | None:
+def run(request: dict[str, Any]) -> dict[str, Any] | None:
     ORACLE.start(request.get("seed", 0))
     main, module = request.get("main") or "", request.get("module") or ""
     os.chdir(request.get("folder") or ".")
     sys.argv = list(request["argv"])
     first = os.path.dirname(os.path.abspath(main)) if main else os.getcwd()
     sys.path.insert(0, first)
-    sys.dont_write_bytecode = True
-    _overlay(request.get("files") or {})
     libraries.start(request)
     _soften()
-    try:
-        from tuner.program.standins import guard  # type: ignore[attr-defined]
-
-        guard.install(request)
-        dropped.append(guard)
-    except ImportError:
-        pass
+    guard.install(request, Unknown)
     try:
         if (parts := request.get("parts")) is not None:
             _cells(parts, main)
@@ -82,8 +74,7 @@ def _namespace(main: str) -> dict[str, Any]:
 
 def _script(main: str) -> None:
     with io.open_code(main) as file:
-        text = _FILES.get(os.path.abspath(main)) or file.read()
-    _opened[os.path.abspath(main)] = None
+        text = file.read()
     exec(compile(text, main, "exec", dont_inherit=True), _namespace(main))
 
 
@@ -118,44 +109,6 @@ def _last_line(error: BaseException) -> dict[str, Any] | None:
     return found
 
 
-# -- files that another text takes the place of ----------------------------------------------------
-_FILES: dict[str, str] = {}
-
-
-def _overlay(files: dict[str, str]) -> None:
-    _FILES.update(files)
-    own_open = io.open
-
-    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, (str, os.PathLike)) and not isinstance(file, Unknown):
-            path = os.path.abspath(os.fspath(file))
-            text = _FILES.get(path)
-            if "r" in mode and (text is not None or os.path.isfile(path)):
-                _opened[path] = None
-            if text is not None and "r" in mode:
-                raw = io.BytesIO(text.encode())
-                return raw if "b" in mode else io.TextIOWrapper(raw, encoding="utf-8")
-        return own_open(file, mode, *args, **kwargs)
-
-    builtins.open = opened  # type: ignore[assignment]
-    io.open = opened
-    loader = importlib.machinery.SourceFileLoader
-    own_data, own_stats = loader.get_data, loader.path_stats
-
-    def get_data(self: Any, path: str) -> bytes:
-        text = _FILES.get(os.path.abspath(path))
-        return own_data(self, path) if text is None else text.encode()
-
-    def path_stats(self: Any, path: str) -> Any:
-        if os.path.abspath(path) in _FILES:
-            raise OSError  # no cached bytecode
-        return own_stats(self, path)
-
-    if files:
-        loader.get_data = get_data  # type: ignore[assignment]
-        loader.path_stats = path_stats  # type: ignore[method-assign]
-
-
 def _soften() -> None:
     """Libraries written in C that an `Unknown` goes into: JSON and regular expressions."""
     import re
@@ -187,16 +140,18 @@ def _files() -> list[str]:
     for module in list(sys.modules.values()):
         path = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(path, str) and path.endswith(".py"):
-            _opened[os.path.abspath(path)] = None
+            opened[os.path.abspath(path)] = None
     roots = {os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv else "", os.getcwd()}
     return [
         path
-        for path in _opened
-        if not is_library(path) and any(path.startswith(root) for root in roots if root)
+        for path in opened
+        if not is_library(path)
+        and not path.endswith(".pyc")
+        and any(path.startswith(root) for root in roots if root)
     ]
 
 
-def _write(out: int, ended: dict[str, Any] | None, dropped: Any = ()) -> None:
+def _write(out: int, ended: dict[str, Any] | None) -> None:
     with _lock:
         if ended is not None:
             ended.setdefault("where", None)
@@ -208,12 +163,12 @@ def _write(out: int, ended: dict[str, Any] | None, dropped: Any = ()) -> None:
             "files": _files(),
             "standins": list(record.STANDINS),
             "absent": list(record.ABSENT),
-            "dropped": list(dropped[0].DROPPED) if dropped else [],
+            "dropped": guard.DROPPED,
         }
         data = json.dumps(done).encode() + b"\n"
         while data:
             data = data[os.write(out, data) :]
-        os._exit(0)
+        guard.leave(0)
 
 
 if __name__ == "__main__":
