@@ -20,19 +20,6 @@ from tuner.program.standins.unknown import (
 
 _MADE: dict[str, Any] = {}
 
-BITS_AND_BYTES = {
-    "load_in_8bit": False,
-    "load_in_4bit": False,
-    "llm_int8_threshold": 6.0,
-    "llm_int8_skip_modules": None,
-    "llm_int8_enable_fp32_cpu_offload": False,
-    "llm_int8_has_fp16_weight": False,
-    "bnb_4bit_compute_dtype": None,
-    "bnb_4bit_quant_type": "fp4",
-    "bnb_4bit_use_double_quant": False,
-    "bnb_4bit_quant_storage": None,
-}
-
 
 def revived(value: Any) -> Any:
     """A default of a table; a new one for each object."""
@@ -46,11 +33,23 @@ def revived(value: Any) -> Any:
 
 
 class ConfigMeta(Meta):
+    @property
+    def __dataclass_fields__(cls) -> dict[str, Any]:
+        for base in cls.__mro__:
+            if "_own_fields" not in vars(base) and vars(base).get("_fields"):
+                type.__setattr__(base, "_own_fields", _dataclass_fields(base))
+            if "_own_fields" in vars(base):
+                own: dict[str, Any] = base._own_fields  # type: ignore[attr-defined]
+                return own
+        raise AttributeError("__dataclass_fields__")
+
+    @__dataclass_fields__.setter
+    def __dataclass_fields__(cls, fields: dict[str, Any]) -> None:
+        type.__setattr__(cls, "_own_fields", fields)
+
     def __getattr__(cls, name: str) -> Any:
-        if name == "__dataclass_fields__":
-            fields = _dataclass_fields(cls)
-            type.__setattr__(cls, name, fields)
-            return fields
+        if name == "_own_fields":
+            raise AttributeError(name)
         if name == "__dataclass_params__":
             return type("Params", (), {"frozen": False, "kw_only": False})
         if name == "__match_args__":
@@ -87,6 +86,7 @@ class Config(metaclass=ConfigMeta):
     _path = "Thing"
     _open = False
     _known = True
+    _contrary: dict[str, str] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
@@ -122,10 +122,12 @@ class Config(metaclass=ConfigMeta):
         if everything is not None:
             given["**"] = everything
         self._note.given, self._note.bound = given, True
-        if self.__dict__.get("bf16", 0) is None and self._path.startswith("trl."):
-            put(self, "bf16", not self.__dict__.get("fp16"))
-        if hasattr(type(self), "__post_init__"):
-            self.__post_init__()
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        for name, other in self._contrary.items():
+            if self.__dict__.get(name, self) is None:
+                put(self, name, not self.__dict__.get(other))
 
     def __setattr__(self, name: str, value: Any) -> None:
         put(self, name, value)
@@ -251,31 +253,27 @@ _ANSWERS: dict[str, Any] = {
 }
 
 
+def is_config(path: str) -> bool:
+    """Whether a table tells a class whose values are settings."""
+    table = CLASSES.get(path, {})
+    return bool(table.get("fields")) and ("parameters" not in table or path.endswith("Config"))
+
+
 def config(path: str, bases: tuple[str, ...] = ()) -> Any:
-    """The class of a table, below those of its bases; without a table it has those of a base."""
+    """The class of a table, below those of its bases; without a table its values are unknown."""
     if path not in _MADE:
         table = CLASSES.get(path, {})
         module, _, name = path.rpartition(".")
-        above = [
-            config(base)
-            for base in table.get("bases") or bases
-            if base in CLASSES and CLASSES[base].get("fields")
-        ]
-        fields = {key: value for base in above[::-1] for key, value in base._fields.items()}
-        if table.get("fields"):
-            fields = table["fields"]
-        elif name == "BitsAndBytesConfig":
-            fields = {key: {"default": value} for key, value in BITS_AND_BYTES.items()}
-        _MADE[path] = ConfigMeta(
-            name,
-            tuple(above[:1]) or (Config,),
-            {
-                "__module__": module,
-                "_path": path,
-                "_fields": fields,
-                "__slots__": (),
-                "_known": bool(table.get("fields")) or name == "BitsAndBytesConfig",
-                "_open": not fields or not table or bool(table.get("open")),
-            },
-        )
+        above = [config(base) for base in table.get("bases") or bases if is_config(base)]
+        fields = table.get("fields") or (above[0]._fields if above else {})
+        body = {
+            "__module__": module,
+            "_path": path,
+            "_fields": fields,
+            "__slots__": (),
+            "_known": bool(table.get("fields")),
+            "_contrary": table.get("contrary", {}),
+            "_open": not table or bool(table.get("open")),
+        }
+        _MADE[path] = ConfigMeta(name, tuple(above[:1]) or (Config,), body)
     return _MADE[path]

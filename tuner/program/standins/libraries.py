@@ -205,8 +205,8 @@ def attribute(path: str) -> Any:
             return FIXED[key]
     if last == "__version__":
         return _version(root)
-    known = path if CLASSES.get(path, {}).get("fields") else short
-    if CLASSES.get(known, {}).get("fields"):
+    known = path if path in CLASSES else short
+    if configs.is_config(known):
         return configs.config(known)
     if last.startswith("is_") and last.endswith("_available"):
         return lambda *args, **kwargs: _available(last[3:-10])
@@ -298,7 +298,8 @@ class Module(types.ModuleType):
         path = f"{self.__name__}.{name}"
         made = sys.modules.get(path)
         if made is None:
-            whole = name in SUBMODULES and "." not in self.__name__.replace("torch.", "")
+            root, _, below = self.__name__.partition(".")
+            whole = name in SUBMODULES and root in HEAVY and (root == "torch" or not below)
             made = importlib.import_module(path) if whole and path not in FIXED else attribute(path)
         setattr(self, name, made)
         return made

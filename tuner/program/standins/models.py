@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tuner.program.standins.record import call, called, plain, told
-from tuner.program.standins.unknown import Name, Note, Thing, Unknown, put, thing, where
+from tuner.program.standins.unknown import ORACLE, Name, Note, Thing, Unknown, put, thing, where
 
 # Calls that matter to memory, or that return the model: recorded, and answered by the model.
 RECORDED = set(
@@ -20,6 +20,14 @@ RECORDED = set(
 )
 _MODULES = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj mlp.up_proj mlp.down_proj".split()  # noqa: E501
 LAST_CALLED: list[Any] = []
+
+
+def _is_a(model: Any, path: str) -> bool:
+    if path.startswith("peft."):
+        return model._note.extra.get("adapted") is not None
+    if path in ("torch.nn.Module", "transformers.PreTrainedModel"):
+        return True
+    return path.startswith("transformers.") and ORACLE.truth(f"isinstance({model._what}, {path})")
 
 
 class Model(Thing):
@@ -242,7 +250,7 @@ def model_class(path: str) -> Any:
         body["get_peft_model"] = classmethod(_fast_peft)
         body["for_training"] = body["for_inference"] = classmethod(_itself)
         body["patch_peft_model"] = classmethod(_itself)
-    return thing(path, Model, **body)
+    return thing(path, Model, _is_a=_is_a, **body)
 
 
 def peft_class(path: str) -> Any:

@@ -352,4 +352,10 @@ class Dataset(Thing):
 
 
 def trainer_class(path: str) -> Any:
-    return thing(path, Trainer)
+    """A trainer; those of Hugging Face's libraries derive from each other."""
+    root, first = path.partition(".")[0], "transformers.Trainer"
+    if path in ("unsloth.UnslothTrainer", "unsloth.UnslothVisionTrainer"):
+        first = "trl.SFTTrainer"
+    elif root not in ("transformers", "trl", "sentence_transformers") or path == first:
+        return thing(path, Trainer)
+    return thing(path, trainer_class(first))

@@ -14,6 +14,7 @@ import zlib
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from itertools import combinations, islice
+from opcode import opmap
 from typing import Any
 
 _HERE = __file__.rpartition("unknown.py")[0]
@@ -137,6 +138,32 @@ class Text(str):
         return Unknown(str.__str__(self))[key]
 
 
+_CALLS = {opmap[name] for name in ("CALL", "PRECALL", "CACHE") if name in opmap}
+_STORES = {opmap[name]: name for name in ("STORE_NAME", "STORE_GLOBAL", "STORE_FAST")}
+
+
+def decorates(frame: Any, decorated: Any) -> bool:
+    """Whether what a call returns is stored under the name of what it got: a decorator."""
+    if frame is None:
+        return False
+    code, at = frame.f_code.co_code, frame.f_lasti + 2
+    while at < len(code) and code[at] in _CALLS:
+        at += 2
+    if at >= len(code) or code[at] not in _STORES:
+        return False
+    fast = _STORES[code[at]] == "STORE_FAST"
+    stored = (frame.f_code.co_varnames if fast else frame.f_code.co_names)[code[at + 1] :][:1]
+    return bool(stored == (decorated.__name__,))
+
+
+def unpacked(frame: Any) -> int | None:
+    """Into how many names a line unpacks a value, where it does."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    if code[at] == opmap["UNPACK_SEQUENCE"]:
+        return int(code[at + 1])
+    return int(code[at + 1]) + 1 if code[at] == opmap["UNPACK_EX"] else None
+
+
 _PASSES = set(
     """no_grad inference_mode enable_grad compile jit cache register decorator is_main_process
     record on_main_process on_local_main_process main_process_first on_last_process step inference
@@ -180,18 +207,20 @@ class Unknown:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         last = self._what.rpartition(".")[2].replace("(...)", "")
-        plain = (types.FunctionType, type)
-        if len(args) == 1 and not kwargs and isinstance(args[0], plain) and last in _PASSES:
-            return args[0]
+        frame = users_frame(2)
+        if len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type)):
+            if last in _PASSES or decorates(frame, args[0]):
+                return args[0]
         if (call := CALLS.get(last)) is not None:
             call(self, args, kwargs)
-        frame = users_frame(2)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
         return Unknown(f"{self._what}(...)"[-200:], at)
 
     def __iter__(self) -> Iterator[Any]:
-        for index in range(ORACLE.small(f"length of {self._what}")):
-            yield self[index]
+        count = unpacked(sys._getframe(1))
+        if count is None:
+            count = ORACLE.small(f"length of {self._what}")
+        return (self[index] for index in range(count))
 
     def __reversed__(self) -> Iterator[Any]:
         return iter(list(self)[::-1])
@@ -425,7 +454,11 @@ class Meta(ABCMeta):
     def __instancecheck__(cls, instance: object) -> bool:
         if cls in type(instance).__mro__:
             return True
-        if type(instance) is Unknown:
+        if "_path" not in vars(cls):
+            return False
+        if (holds := vars(type(instance)).get("_is_a")) is not None:
+            return bool(holds(instance, cls._path))
+        if type(instance) is Unknown and cls._path != "Thing":
             return ORACLE.truth(f"isinstance({instance._what}, {cls.__name__})")
         return False
 
@@ -496,7 +529,9 @@ CLASSES: dict[str, dict[str, Any]] = {}
 
 def names(path: str) -> Any:
     """The names of the positional parameters of a call; further ones are numbered."""
-    known = CLASSES.get(path, {}).get("parameters") or PARAMETERS.get(path.rpartition(".")[2], ())
+    root, last = path.partition(".")[0], path.rpartition(".")[2]
+    table = CLASSES.get(path) or CLASSES.get(f"{root}.{last}") or {}
+    known = table.get("parameters") or PARAMETERS.get(last, ())
     yield from known
     yield from map(str, range(len(known), 99))
 

@@ -1,0 +1,357 @@
+"""A program runs with stand-ins: every way to set a value, and what is recorded of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tuner.program.releases import classes, releases
+
+LIBRARIES = ["transformers", "trl", "peft", "accelerate", "torch", "bitsandbytes"]
+GPU = {
+    "name": "NVIDIA RTX A6000",
+    "total_memory_bytes": 51033931776,
+    "capability": [8, 6],
+    "processors": 84,
+    "count": 1,
+    "has_bf16": True,
+}
+IMPORTS = """
+import argparse, copy, dataclasses, functools, json, os, sys
+from dataclasses import dataclass, field
+import torch
+from datasets import Dataset, load_dataset
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Trainer
+from transformers import HfArgumentParser, TrainingArguments
+from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser
+"""
+FILES = {
+    "own.py": "B = 7\ndef make(n=7):\n    from trl import SFTConfig\n"
+    "    return SFTConfig(output_dir='o', per_device_train_batch_size=n)\n",
+    "c.yaml": "per_device_train_batch_size: 7\noutput_dir: o\n",
+    "c.json": '{"bs": 7, "train": {"per_device_train_batch_size": 7}, "output_dir": "o"}',
+    "c.toml": "[train]\nbs = 7\n",
+    "c.ini": "[train]\nbs = 7\n",
+    "env.yaml": "per_device_train_batch_size: 7\noutput_dir: o\nenv:\n  X: '7'\n",
+}
+
+
+def read(folder: Any, text: str, *words: str, seed: int = 0, **request: Any) -> dict[str, Any]:
+    """The record of one run."""
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
+    main = folder / "train.py"
+    main.write_text(text)
+    asked = {
+        "main": str(main),
+        "module": "",
+        "argv": [str(main), *words],
+        "folder": str(folder),
+        "parts": None,
+        "files": {},
+        "seed": seed,
+        "gpu": GPU,
+        "classes": _classes(),
+        "releases": releases(LIBRARIES),
+        "seconds": 20,
+        "memory_bytes": 2**31,
+        **request,
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tuner.program.standins"],
+        input=json.dumps(asked).encode(),
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr.decode()[-2000:]
+    return json.loads(done.stdout)
+
+
+_classes = functools.cache(lambda: classes(LIBRARIES))
+
+# Each leaves `args`, whose batch size is 7.
+ARGUMENTS = """
+args = SFTConfig("o", per_device_train_batch_size=7)
+---
+args = SFTConfig(output_dir="o", **dict(per_device_train_batch_size=7))
+---
+args = SFTConfig(output_dir="o", **{"per_device_train_batch_size": 3, **{"per_device_train_batch_size": 7}})
+---
+args = SFTConfig(output_dir="o"); args.per_device_train_batch_size = 7
+---
+args = SFTConfig(output_dir="o"); setattr(args, "per_device_train_batch_size", 7)
+---
+args = SFTConfig(output_dir="o"); args.__dict__["per_device_train_batch_size"] = 7
+---
+args = SFTConfig(output_dir="o"); vars(args).update(per_device_train_batch_size=7)
+---
+args = dataclasses.replace(SFTConfig(output_dir="o"), per_device_train_batch_size=7)
+---
+args = copy.deepcopy(SFTConfig(output_dir="o", per_device_train_batch_size=7))
+---
+args = copy.copy(SFTConfig(output_dir="o")); args.per_device_train_batch_size = 7
+---
+args = functools.partial(SFTConfig, output_dir="o", per_device_train_batch_size=7)()
+---
+from own import *; args = SFTConfig(output_dir="o", per_device_train_batch_size=B)
+---
+import own; args = own.make()
+---
+own = __import__("own"); args = own.make(own.B)
+---
+import importlib; args = importlib.import_module("own").make()
+---
+import yaml; args = SFTConfig(**yaml.safe_load(open("c.yaml")))
+---
+import json as j
+with open("c.json") as f: c = j.load(f)
+args = SFTConfig(output_dir="o", per_device_train_batch_size=c["bs"])
+---
+import pathlib; c = json.loads(pathlib.Path("c.json").read_text()); args = SFTConfig(output_dir="o", **c["train"])
+---
+import tomllib; args = SFTConfig(output_dir="o", per_device_train_batch_size=tomllib.load(open("c.toml", "rb"))["train"]["bs"])
+---
+import configparser; c = configparser.ConfigParser(); c.read("c.ini"); args = SFTConfig(output_dir="o", per_device_train_batch_size=c.getint("train", "bs"))
+---
+p = argparse.ArgumentParser(); p.add_argument("--bs", type=int, default=7); args = SFTConfig("o", per_device_train_batch_size=p.parse_args([]).bs)
+---
+p = argparse.ArgumentParser(); p.add_argument("--bs", type=int); p.set_defaults(bs=7); a = p.parse_args([]); args = SFTConfig("o", per_device_train_batch_size=a.bs)
+---
+p = argparse.ArgumentParser(); p.add_argument("--bs", type=int); a = vars(p.parse_args(["--bs", "7"])); args = SFTConfig("o", per_device_train_batch_size=a["bs"])
+---
+args, = HfArgumentParser(SFTConfig).parse_args_into_dataclasses(["--output_dir", "o", "--per_device_train_batch_size", "7"])
+---
+args, = HfArgumentParser(SFTConfig).parse_args_into_dataclasses(["--output-dir=o", "--per-device-train-batch-size=7"])
+---
+p = HfArgumentParser(SFTConfig); p.set_defaults(per_device_train_batch_size=7); args, = p.parse_args_into_dataclasses(["--output_dir", "o"])
+---
+args, = HfArgumentParser(SFTConfig).parse_dict({"output_dir": "o", "per_device_train_batch_size": 7})
+---
+args, = HfArgumentParser((SFTConfig,)).parse_yaml_file("c.yaml")
+---
+args, m = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config(["--config", "c.yaml"])
+---
+args, m = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config(["--config", "c.yaml", "--model_name_or_path", "x"])
+---
+args, = TrlParser(SFTConfig).parse_args_and_config(["--config", "env.yaml"]); assert os.environ["X"] == "7"
+---
+args, = TrlParser(SFTConfig).parse_args_and_config(["--config", "c.yaml", "--per_device_train_batch_size", "9"]); args.per_device_train_batch_size -= 2
+---
+@dataclass
+class Mine(SFTConfig):
+    per_device_train_batch_size: int = 7
+args = Mine(output_dir="o")
+---
+@dataclass
+class Mine(SFTConfig):
+    rows: int = field(default=7)
+    def __post_init__(self):
+        super().__post_init__()
+        self.per_device_train_batch_size = self.rows
+args = Mine(output_dir="o")
+---
+class Mine(SFTConfig):
+    def __init__(self, **k): super().__init__(output_dir="o", per_device_train_batch_size=7, **k)
+args = Mine(bf16=True)
+---
+@dataclass
+class Mine(TrainingArguments):
+    extra: str = "x"
+args, = HfArgumentParser(Mine).parse_args_into_dataclasses(["--output_dir", "o", "--per_device_train_batch_size", "7", "--extra", "y"]); assert args.extra == "y"
+---
+@dataclass
+class C:
+    bs: int = 7
+c = C(); args = SFTConfig(output_dir="o", per_device_train_batch_size=c.bs)
+---
+from typing import NamedTuple
+class C(NamedTuple):
+    bs: int = 7
+args = SFTConfig("o", per_device_train_batch_size=C().bs)
+---
+import enum
+class S(enum.IntEnum): SMALL = 7
+args = SFTConfig("o", per_device_train_batch_size=S.SMALL)
+---
+from types import SimpleNamespace as N; args = SFTConfig("o", per_device_train_batch_size=N(bs=7).bs)
+---
+BS = {"small": 7, "large": 32}; size = "small"; args = SFTConfig("o", per_device_train_batch_size=BS[size])
+---
+args = SFTConfig("o", per_device_train_batch_size=14 // 2)
+---
+args = SFTConfig("o", per_device_train_batch_size=max(7, 3) if torch.cuda.is_available() else 1)
+---
+args = SFTConfig("o", per_device_train_batch_size=7 if torch.cuda.get_device_capability()[0] >= 8 else 2)
+---
+gib = torch.cuda.get_device_properties(0).total_memory / 2**30; args = SFTConfig("o", per_device_train_batch_size=7 if gib > 40 else 2)
+---
+args = SFTConfig("o", per_device_train_batch_size=7 if torch.cuda.is_bf16_supported() else 2, bf16=True)
+---
+args = SFTConfig("o", per_device_train_batch_size=2)
+if "A6000" in torch.cuda.get_device_name(0): args.per_device_train_batch_size = 7
+---
+def make(**k):
+    k.setdefault("per_device_train_batch_size", 7)
+    return SFTConfig("o", **k)
+args = make()
+---
+class Factory:
+    def __call__(self): return SFTConfig("o", per_device_train_batch_size=self.n)
+    n = 7
+args = Factory()()
+---
+exec("n = 7"); args = SFTConfig("o", per_device_train_batch_size=n)
+---
+args = eval("SFTConfig('o', per_device_train_batch_size=7)")
+---
+os.environ.setdefault("BS", "7"); args = SFTConfig("o", per_device_train_batch_size=int(os.environ["BS"]))
+---
+for n in (1, 3, 7): args = SFTConfig("o", per_device_train_batch_size=n)
+---
+import not_there_at_all_xyz.thing as t
+if True: args = SFTConfig("o", per_device_train_batch_size=7)
+---
+match "big":
+    case "big": n = 7
+    case _: n = 1
+args = SFTConfig("o", per_device_train_batch_size=n)
+---
+args = SFTConfig("o", per_device_train_batch_size=(lambda: 7)())
+---
+args = SFTConfig.from_dict({"output_dir": "o", "per_device_train_batch_size": 7})
+---
+args = SFTConfig(**{**SFTConfig("o").to_dict(), "per_device_train_batch_size": 7})
+---
+args = SFTConfig(**{**dataclasses.asdict(SFTConfig("o")), "per_device_train_batch_size": 7})
+---
+args = SFTConfig("o"); args = args.set_training(batch_size=7)
+---
+if (n := 7) and __name__ == "__main__": args = SFTConfig("o", per_device_train_batch_size=n)
+---
+sys.argv += ["--bs=7"]; args = SFTConfig("o", per_device_train_batch_size=int(sys.argv[-1].split("=")[1]))
+---
+t = string = __import__("string").Template("$n").substitute(n=7); args = SFTConfig("o", per_device_train_batch_size=int(t))
+"""  # noqa: E501
+
+# Each leaves `lora`, whose rank is 7, or `model`, which has it.
+ADAPTERS = """
+lora = LoraConfig(r=7)
+---
+lora = LoraConfig(task_type="CAUSAL_LM", r=8); lora.r = 7
+---
+lora = LoraConfig(**dict(r=7, target_modules=["q_proj"]))
+---
+model = get_peft_model(AutoModelForCausalLM.from_pretrained("m"), LoraConfig(r=7))
+---
+model = AutoModelForCausalLM.from_pretrained("m"); get_peft_model(model, LoraConfig(r=7))
+---
+model = AutoModelForCausalLM.from_pretrained("m"); model.add_adapter(LoraConfig(r=7))
+---
+from peft import PeftModel, PeftModelForCausalLM
+model = PeftModelForCausalLM(AutoModelForCausalLM.from_pretrained("m"), LoraConfig(r=7)); assert isinstance(model, PeftModel)
+---
+from unsloth import FastLanguageModel
+model, tok = FastLanguageModel.from_pretrained("m", load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r=7, target_modules=["q_proj"])
+---
+from trl import get_peft_config; lora = get_peft_config(ModelConfig(use_peft=True, lora_r=7))
+---
+@dataclass
+class A:
+    r: int = 7
+lora = LoraConfig(**dataclasses.asdict(A()))
+---
+lora = dataclasses.replace(LoraConfig(r=8), r=7)
+---
+import torch.nn as nn, bitsandbytes as bnb
+model = AutoModelForCausalLM.from_pretrained("m", quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+names = {n.split(".")[-1] for n, m in model.named_modules() if isinstance(m, bnb.nn.Linear4bit)} - {"lm_head"}
+lora = LoraConfig(r=7, target_modules=sorted(names)); assert len(names) == 7, names
+"""  # noqa: E501
+
+# Each leaves `model`: whether it is loaded in four bits.
+QUANTIZED = """
+model = AutoModelForCausalLM.from_pretrained("m", quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+---
+model = AutoModelForCausalLM.from_pretrained("m", **{"quantization_config": BitsAndBytesConfig(True and False, True)})
+---
+q = BitsAndBytesConfig(); q.load_in_4bit = True; model = AutoModelForCausalLM.from_pretrained("m", quantization_config=q)
+---
+from transformers import LlamaForCausalLM as L; model = L.from_pretrained("m", quantization_config=BitsAndBytesConfig(load_in_4bit=1 == 1))
+---
+from trl import get_quantization_config as g; model = AutoModelForCausalLM.from_pretrained("m", quantization_config=g(ModelConfig(load_in_4bit=True)))
+---
+load = AutoModelForCausalLM.from_pretrained; model = prepare_model_for_kbit_training(load("m", quantization_config=BitsAndBytesConfig(load_in_4bit=True)))
+"""  # noqa: E501
+PLAIN = """
+q = BitsAndBytesConfig(load_in_4bit=True); model = AutoModelForCausalLM.from_pretrained("m")
+---
+model = AutoModelForCausalLM.from_pretrained("m", quantization_config=BitsAndBytesConfig(load_in_4bit=True) if False else None)
+---
+model = AutoModelForCausalLM.from_pretrained("m", quantization_config=BitsAndBytesConfig(load_in_4bit=json.loads("false")))
+---
+def old(): return BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained("m")
+---
+q = BitsAndBytesConfig(load_in_4bit=True); q.load_in_4bit = False; model = AutoModelForCausalLM.from_pretrained("m", quantization_config=q)
+"""  # noqa: E501
+
+
+def ways(text: str) -> list[str]:
+    return text.strip("\n").split("\n---\n")
+
+
+def run_all(folder: Any, programs: list[str]) -> list[dict[str, Any]]:
+    def one(numbered: tuple[int, str]) -> dict[str, Any]:
+        own = folder / str(numbered[0])
+        own.mkdir()
+        return read(own, numbered[1])
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, enumerate(programs)))
+
+
+def check(folder: Any, text: str, last: str, found: Any, right: object) -> None:
+    programs = [f"{IMPORTS}\n{way}\n{last}" for way in ways(text)]
+    wrong = {}
+    for way, record in zip(ways(text), run_all(folder, programs), strict=True):
+        try:
+            value = found(record["trainings"][0])
+        except Exception as error:
+            value = repr(error), record["ended"]
+        if value != right:
+            wrong[way] = value
+    assert not wrong
+
+
+def test_every_way_to_set_an_argument(tmp_path):
+    def size(training: dict[str, Any]) -> Any:
+        return training["arguments"]["values"]["per_device_train_batch_size"]
+
+    check(tmp_path, ARGUMENTS, "SFTTrainer('m', args=args).train()", size, 7)
+
+
+def test_every_way_to_add_an_adapter(tmp_path):
+    def rank(training: dict[str, Any]) -> Any:
+        lora = training["lora"]
+        return {**lora["given"], **lora["values"]}["r"]
+
+    last = "k = dict(model=globals().get('model', 'm'), peft_config=globals().get('lora'))\n"
+    last += "SFTTrainer(args=SFTConfig('o'), **k).train()"
+    check(tmp_path, ADAPTERS, last, rank, 7)
+
+
+@pytest.mark.parametrize(("text", "right"), [(QUANTIZED, True), (PLAIN, False)])
+def test_every_way_to_quantize(tmp_path, text, right):
+    def four(training: dict[str, Any]) -> Any:
+        quantization = training["model"]["quantization"]
+        return quantization is not None and quantization["values"]["load_in_4bit"]
+
+    check(tmp_path, text, "SFTTrainer(model, args=SFTConfig('o')).train()", four, right)
