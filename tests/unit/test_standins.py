@@ -62,6 +62,7 @@ def read(folder: Any, text: str, *words: str, seed: int = 0, **request: Any) -> 
         "releases": releases(LIBRARIES),
         "seconds": 20,
         "memory_bytes": 2**31,
+        "scratch": str(folder / "scratch"),
         **request,
     }
     done = subprocess.run(
@@ -324,7 +325,7 @@ def check(folder: Any, text: str, last: str, found: Any, right: object) -> None:
     for way, record in zip(ways(text), run_all(folder, programs), strict=True):
         try:
             value = found(record["trainings"][0])
-        except Exception as error:
+        except (LookupError, TypeError) as error:
             value = repr(error), record["ended"]
         if value != right:
             wrong[way] = value

@@ -36,6 +36,7 @@ HEAVY = CORE | set(
     qwen_vl_utils mistral_common tiktoken sentencepiece faiss mteb codecarbon psutil pynvml
     schedulefree apollo_torch adam_mini grokadamw came_pytorch torch_optimizer prodigyopt
     ipywidgets verl oumi axolotl llamafactory swift trlx nemo megatron transformer_engine
+    h5py grpc duckdb pycurl lmdb psycopg2 cffi fastparquet rocksdb
     cut_cross_entropy causal_conv1d mamba_ssm fla dotenv_vault zmq uvicorn fastapi""".split()
 )
 SHORT = set(

@@ -99,12 +99,15 @@ class Oracle:
         return (self.seed + zlib.crc32(what.encode())) % 3 + 1
 
     def number(self, what: str) -> int:
+        """One of six magnitudes, each with another seed, so that any threshold is crossed."""
         self._note(what)
-        return random.Random(f"{self.seed} {what}").randrange(50, 5000)
+        turn = (zlib.crc32(what.encode()) + self.seed) % 6
+        return (2, 30, 400, 5000, 40_000, 250_000)[turn] + self.seed
 
     def fraction(self, what: str) -> float:
         self._note(what)
-        return random.Random(f"{self.seed} {what}").random()
+        turn = (zlib.crc32(what.encode()) + self.seed) % 6
+        return (0.003, 0.07, 0.3, 0.6, 4.2, 900.5)[turn] + self.seed / 1000
 
     def text(self, what: str) -> Text:
         return Text(f"{MARK}{what[:80]} {zlib.crc32(f'{self.seed} {what}'.encode())}>")
@@ -208,9 +211,9 @@ class Unknown:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         last = self._what.rpartition(".")[2].replace("(...)", "")
         frame = users_frame(2)
-        if len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type)):
-            if last in _PASSES or decorates(frame, args[0]):
-                return args[0]
+        alone = len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type))
+        if alone and (last in _PASSES or decorates(frame, args[0])):
+            return args[0]
         if (call := CALLS.get(last)) is not None:
             call(self, args, kwargs)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
