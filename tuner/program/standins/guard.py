@@ -85,7 +85,11 @@ def _install_environment() -> None:
 
 # -- processes -----------------------------------------------------------------------------------
 
-_OF_OTHERS = "killpg setpriority sched_setaffinity sched_setscheduler sched_setparam setns unshare"
+_OF_OTHERS = (
+    "killpg setpriority sched_setaffinity sched_setscheduler sched_setparam setns unshare"
+    " pidfd_open"
+)
+"""Functions that change other processes, or can."""
 
 
 def _install_processes(layer: Layer, unknown: Callable[[str], Any] | None) -> None:
@@ -229,7 +233,6 @@ def _patch_subprocess(module: Any, started: Any, unknown: Callable[[str], Any] |
 def _patch_multiprocessing(module: Any) -> None:
     """Its processes are threads of this one."""
     import multiprocessing.context as contexts
-    import queue
     from multiprocessing import dummy
 
     class Process(dummy.Process):
@@ -246,14 +249,12 @@ def _patch_multiprocessing(module: Any) -> None:
 
     names = "Lock RLock Semaphore BoundedSemaphore Condition Event Barrier Queue JoinableQueue"
     new = {name: getattr(dummy, name) for name in f"{names} Manager Pipe Pool Array Value".split()}
-    new |= {"Process": Process, "SimpleQueue": queue.SimpleQueue}
+    new["Process"] = Process
     for kind in vars(contexts).values():
         if isinstance(kind, type) and issubclass(kind, contexts.BaseContext):
             for name, value in new.items():
                 setattr(kind, name, staticmethod(value))
     vars(module).update(new)
-    pool: Any = __import__("multiprocessing.pool").pool
-    pool.ThreadPool._get_sentinels = lambda self: []
 
 
 def _patch_futures(module: Any) -> None:
@@ -304,7 +305,7 @@ def _patch_sqlite(module: Any, layer: Layer) -> None:
         made.set_authorizer(lambda action, *_: int(action == module.SQLITE_ATTACH))
         return made
 
-    module.connect = guarded
+    _swap({connect: guarded})
 
 
 def _patch_getpass(module: Any) -> None:
@@ -337,6 +338,11 @@ _SOCKETS = frozenset(
     "socket.connect socket.bind socket.sendto socket.sendmsg socket.getaddrinfo"
     " socket.gethostbyname socket.gethostbyaddr socket.getnameinfo".split()
 )
+_NATIVE = frozenset(
+    "pyarrow tokenizers safetensors h5py grpc zmq polars duckdb pycurl lmdb psycopg2 _cffi_backend"
+    " fastparquet rocksdb lxml netCDF4 tables cv2 torch jaxlib tensorflow".split()
+)
+"""Libraries that write files or use sockets without Python being told of it."""
 _FOREIGN = frozenset("ctypes.dlopen ctypes.dlsym ctypes.dlsym/handle ctypes.call_function".split())
 
 
@@ -351,6 +357,9 @@ def _install_net(layer: Layer) -> None:
             is_written = flags & WRITES if isinstance(flags, int) else {*mode} & {*"wax+"}
             if is_written and not layer.is_scratch(path) and os.fsdecode(path) not in DEVICES:
                 raise Refused(f"open({path!r})")
+        elif event == "sqlite3.connect":
+            if args[0] not in ("", ":memory:") and not layer.is_scratch(args[0]):
+                raise Refused(f"{event}({args[0]!r})")
         elif event in _PATHS:
             if not all(layer.is_scratch(args[number]) for number in _PATHS[event]):
                 raise Refused(f"{event}({args[0]!r})")
@@ -366,8 +375,12 @@ def _install_net(layer: Layer) -> None:
                 frame = frame.f_back
             if not is_library(frame.f_code.co_filename):
                 raise Refused(f"{event}({args[0]!r})")
-        elif event == "import" and args[1] and not is_library(os.path.abspath(args[1])):
-            raise Refused(f"the compiled extension {args[0]}")
+        elif event == "import" and args[1]:
+            root = args[0].partition(".")[0]
+            if not is_library(os.path.abspath(args[1])):
+                raise Refused(f"the compiled extension {args[0]}")
+            if root in _NATIVE:
+                raise ImportError(f"{root} is not loaded when a program is only read", name=root)
 
     sys.addaudithook(hook)
 
