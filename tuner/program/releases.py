@@ -21,6 +21,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from tuner.core.errors import nearest
 from tuner.core.files import user_cache
 from tuner.program.sources import SOURCES, Reader
 
@@ -34,12 +35,15 @@ _FORMAT = 1
 Folders = tuple[str, ...]
 """Where a program's interpreter finds its libraries; () for those of this one."""
 
+SHIPPED: Folders = (str(FILE),)
+"""No folder: the shipped releases."""
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
     """One library in the release that a program uses, or the shipped one if it has none.
 
-    `rows` are those of `sources.Reader.classes`.
+    `rows` are those of `sources.Reader`.
     """
 
     name: str
@@ -113,7 +117,7 @@ def _cached(name: str, folder: Path, release: str, torch: str) -> Mapping[str, A
                 rows: Mapping[str, Any] = known["rows"]
                 return rows
     reader = Reader(name, folder, [int(part) for part in torch.split(".")])
-    rows = reader.read(SOURCES[name])
+    rows = reader.read()
     if file is not None:
         files = [str(path.relative_to(folder)) for path, found in reader.sources.items() if found]
         written = {"format": _FORMAT, "files": _stamps(folder, files), "rows": rows}
@@ -139,30 +143,54 @@ def _version(text: str) -> Version:
 
 # -- what they take ---------------------------------------------------------------
 
+TOOLS: Mapping[str, tuple[str, ...]] = {
+    "TRL": (
+        "trl.SFTConfig", "trl.ScriptArguments", "trl.ModelConfig", "trl.DatasetMixtureConfig",
+        "accelerate.launch_command_parser",
+    ),
+    "Axolotl": ("axolotl.AxolotlInputConfig",),
+    "LLaMA-Factory": tuple(
+        f"llamafactory.{name}Arguments"
+        for name in ("Model", "Data", "Training", "Finetuning", "Generating")
+    ),
+}  # fmt: skip
+"""By tool: the classes that its file of settings fills."""
+
 
 @functools.cache
-def _class(name: str, folders: Folders) -> Mapping[str, Any] | None:
-    """One class or function with what it has of its bases; None if it is unknown."""
+def known(name: str, folders: Folders = ()) -> Mapping[str, Any] | None:
+    """A class or function with what it has of its bases, as `classes` describes it, or None."""
     root, _, own = name.partition(".")
     found = library(root, folders)
     row = found.rows.get(own) if found else None
     if row is None:
-        return None
+        return _inherited(name, folders)
     whole: dict[str, Any] = {"fields": {}, "bases": [], "open": False, "also": "", "contrary": {}}
-    inner = [(base, _class(base, folders)) for base in row.get("bases", ())]
-    for base, its in reversed(inner):
+    for base in reversed(row.get("bases", ())):
+        its = known(base, folders)
         whole["bases"] = [base, *(its["bases"] if its else ()), *whole["bases"]]
         if its and "call" not in row:
             whole["fields"] |= its["fields"]
             whole["contrary"] |= its["contrary"]
-            whole |= {key: its[key] for key in ("open", "also", "parameters") if key in its}
-    own_fields = {key: _field(value) for key, value in row.get("fields", {}).items()}
-    whole["fields"] |= own_fields
+            whole["also"] += f" {its['also']}"
+            whole |= {key: its[key] for key in ("open", "parameters") if key in its}
+    fields = {key: _field(value) for key, value in row.get("fields", {}).items()}
+    whole["fields"] |= fields
     whole["contrary"] |= row.get("contrary", {})
-    if "call" in row:
-        whole["parameters"] = list(own_fields)[: len(own_fields) - row["call"]]
+    whole["also"] += f" {row.get('also', '')}"
+    whole["open"] = row.get("open", whole["open"])
     whole["bases"] = list(dict.fromkeys(whole["bases"]))
-    return whole | {key: row[key] for key in ("open", "also") if key in row}
+    if "call" in row:
+        whole["parameters"] = list(fields)[: len(fields) - row["call"]]
+    return whole
+
+
+def _inherited(name: str, folders: Folders) -> Mapping[str, Any] | None:
+    """A method that a class has of its bases."""
+    kind, _, method = name.rpartition(".")
+    bases = its["bases"] if "." in kind and (its := known(kind, folders)) else ()
+    rows = (known(f"{base}.{method}", folders) for base in bases)
+    return next((row for row in rows if row is not None), None)
 
 
 def _field(value: str | Sequence[Any]) -> dict[str, Any]:
@@ -176,39 +204,184 @@ def classes(libraries: Collection[str], folders: Folders = ()) -> dict[str, Mapp
     """Everything that is known of these libraries, by "trl.SFTConfig".
 
     "fields" have a "default", unless they have to be given, and a "type"; "parameters" are the
-    positional ones of what is no dataclass; "bases" are all of them; "open" ones take more names;
-    "contrary" names switches that, where None, are the contrary of another (bf16 of fp16).
+    positional ones of what is no dataclass; "bases" are all of them; "open" ones take other names;
+    "also" are names without a default; "contrary" are switches that are the contrary of another
+    where they are None (bf16 of fp16).
     """
-    found = {name: known.rows for name in libraries if (known := library(name, folders))}
+    found = {name: its.rows for name in libraries if (its := library(name, folders)) is not None}
     names = [f"{name}.{one}" for name, rows in found.items() for one in rows]
-    return {name: row for name in names if (row := _class(name, folders)) is not None}
+    return {name: row for name in names if (row := known(name, folders)) is not None}
 
 
 def releases(libraries: Collection[str] = (*SOURCES,), folders: Folders = ()) -> dict[str, str]:
     """The releases of these libraries: installed ones, else the shipped."""
-    return {n: known.release for n in libraries if (known := library(n, folders)) is not None}
+    return {n: its.release for n in libraries if (its := library(n, folders)) is not None}
 
 
 def names_of(name: str, folders: Folders = ()) -> frozenset[str] | None:
-    """Every name that a class or function takes; None if it is unknown."""
-    found = _class(name, folders)
-    return frozenset((*found["fields"], *found["also"].split())) if found else None
+    """Every name that a class, a function or a tool's file takes; None if it is unknown."""
+    if name in TOOLS:
+        parts = [names_of(each, folders) or () for each in TOOLS[name]]
+        own = ("env", "accelerate_config", "config") if name == "TRL" else ()
+        return frozenset(own).union(*parts)
+    row = known(name, folders)
+    return frozenset((*row["fields"], *row["also"].split())) if row else None
 
 
 def takes(name: str, argument: str, folders: Folders = ()) -> bool | None:
-    """True if an argument, or its item ("name.item"), is one of a class; None if it is unknown."""
+    """True if an argument, or its item ("name.item"), is taken; None for an unknown class."""
     names = names_of(name, folders)
     return None if names is None else argument.partition(".")[0] in names
 
 
 def default(name: str, argument: str, folders: Folders = ()) -> Any:
     """The default of an argument; {"$unknown": ...} if it has none, or none that is known."""
-    found = _class(name, folders)
-    field = found["fields"].get(argument, {}) if found else {}
-    return field.get("default", {"$unknown": f"{name} {argument}"})
+    row = known(name, folders)
+    its = row["fields"].get(argument, {}) if row else {}
+    return its.get("default", {"$unknown": f"{name} {argument}"})
 
 
 def describe(name: str, folders: Folders = ()) -> str:
-    """The library and the release that its defaults are of, for people: "TRL 1.16"."""
+    """A library with the release that its defaults are of, for people: "TRL 1.16"."""
     found = library(name, folders)
     return found.title if found else name
+
+
+# -- what a release lacks ---------------------------------------------------------
+
+RENAMED: Mapping[str, str] = {
+    "evaluation_strategy": "eval_strategy",
+    "tokenizer": "processing_class",
+    "max_seq_length": "max_length",
+    "use_liger": "use_liger_kernel",
+    "torch_dtype": "dtype",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "warmup_ratio": "warmup_steps",  # a share of all steps, where it is below 1
+    "no_cuda": "use_cpu",
+    "use_num_logits_to_keep": "use_logits_to_keep",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
+    "use_auth_token": "token",
+    "torchdynamo": "torch_compile_backend",
+    "padding_value": "pad_token",
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
+    "rank": "r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "targets": "target_modules",
+    "lora_target": "target_modules",
+    "lora_target_modules": "target_modules",
+    "liger_kernel": "use_liger_kernel",
+    "flash_attention": "attn_implementation",
+}
+"""Names of older releases and of other libraries, and what stands in their place."""
+
+_SWITCHES = {
+    "adafactor": ("optim", "adafactor"),
+    "group_by_length": ("train_sampling_strategy", "group_by_length"),
+}
+"""Switches of older releases that are a value now."""
+
+_LENGTH = {"Axolotl": "sequence_len", "LLaMA-Factory": "cutoff_len"}
+_IGNORING = ("Axolotl", "transformers.BitsAndBytesConfig")
+"""What ignores names that it doesn't know."""
+
+_LOADING = {
+    "load_in_4bit": "quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+    "load_in_8bit": "quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
+    "use_flash_attention_2": 'attn_implementation="flash_attention_2"',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """The argument, with its value, that one of another release or of another class stands for."""
+
+    name: str
+    argument: str
+    value: Any
+
+
+def meant(name: str, argument: str, value: Any = None, folders: Folders = ()) -> Meant | None:
+    """The argument of the newest release that a given one counts as; None if it is none.
+
+    Of a trainer it may be one of its configuration: SFTTrainer(max_seq_length=512).
+    """
+    if argument in _SWITCHES and _SWITCHES[argument][0] in (names_of(name, SHIPPED) or ()):
+        return Meant(name, *_SWITCHES[argument]) if value else None
+    if name in _IGNORING and not takes(name, argument, folders):
+        return None
+    for each in (name, *_beside(name)):
+        for word in (_renamed(name, argument), argument):
+            if takes(each, word, SHIPPED):
+                return Meant(each, word, value)
+    is_own = takes(name, argument, folders) or (
+        name.endswith("from_pretrained") and argument in _LOADING
+    )
+    return Meant(name, argument, value) if is_own else None
+
+
+def _renamed(name: str, argument: str) -> str:
+    newest = RENAMED.get(argument, argument)
+    return _LENGTH.get(name, newest) if newest == "max_length" else newest
+
+
+def lacks(name: str, argument: str, shown: str = "...", folders: Folders = ()) -> str | None:
+    """A note on an argument that the program's release doesn't take; None if it does.
+
+    "SFTConfig in TRL 1.16 has no max_seq_length (until 0.19): use max_length"
+    """
+    names = names_of(name, folders)
+    if names is None or argument.partition(".")[0] in names:
+        return None
+    root = (TOOLS[name][0] if name in TOOLS else name).partition(".")[0]
+    of = "" if name in TOOLS else f"{name.rpartition('.')[2]} in "
+    past = (_history(each, argument) for each in TOOLS.get(name, (name,)))
+    when = next((f" ({text})" for text in past if text), "")
+    ignores = ", and ignores it" if name in _IGNORING else ""
+    instead = _instead(name, argument, names, shown, folders)
+    if instead is None:
+        update = f", or update {_TITLES.get(root, root)}" if "since" in when else ""
+        instead = f"remove it{update}"
+    return f"{of}{describe(root, folders)} has no {argument}{when}{ignores}: {instead}"
+
+
+def _instead(
+    name: str, argument: str, names: Collection[str], shown: str, folders: Folders
+) -> str | None:
+    if name.endswith("from_pretrained") and argument in _LOADING:
+        return f"use {_LOADING[argument]}"
+    switch, word = _SWITCHES.get(argument, ("", ""))
+    if switch in names:
+        return f"use {switch}={word!r}"
+    older = [old for old, new in RENAMED.items() if new == argument]
+    for each in (name, *_beside(name)):
+        for other in (_renamed(name, argument), argument, *older):
+            if takes(each, other, folders):
+                kind = each.rpartition(".")[2]
+                return f"use {other}" if each == name else f"use {kind}({other}={shown})"
+    near = nearest(argument, names)
+    return f"did you mean {near}?" if near is not None else None
+
+
+def _beside(name: str) -> list[str]:
+    """The configuration of a trainer, and the trainer of a configuration."""
+    swaps = (("TrainingArguments", "Trainer"), ("Trainer", "Config"), ("Config", "Trainer"))
+    swaps += (("Trainer", "TrainingArguments"),)
+    pairs = [name.removesuffix(old) + new for old, new in swaps if name.endswith(old)]
+    return [each for each in pairs if known(each)]
+
+
+def _history(name: str, argument: str) -> str | None:
+    """When a class took an argument: "until 0.19", "until transformers 4.50"; None if unknown."""
+    for each in (name, *(its["bases"] if (its := known(name, SHIPPED)) else ())):
+        root, _, own = each.partition(".")
+        for word in ("until", "since"):
+            rows = _shipped().get(root, {}).get(word, {})
+            if release := rows.get(own, {}).get(argument):
+                title = "" if name.startswith(f"{root}.") else f"{_TITLES.get(root, root)} "
+                return f"{word} {title}{release}"
+    return None

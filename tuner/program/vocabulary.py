@@ -37,17 +37,17 @@ _PACKING = ("packing", "sample_packing", "neat_packing", "padding_free")
 """Names for batches that are one row. Without a flash kernel that row has a mask."""
 
 _ASKED = (
-    ("SFTTrainer", "arguments", "SFTConfig"),
-    ("SFTTrainer", "arguments", "ModelConfig"),
-    ("SFTTrainer", "lora", "LoraConfig"),
-    ("SFTTrainer", "quantization", "BitsAndBytesConfig"),
-    ("SFTTrainer", "model", "from_pretrained"),
+    ("SFTTrainer", "arguments", "trl.SFTConfig"),
+    ("SFTTrainer", "arguments", "trl.ModelConfig"),
+    ("SFTTrainer", "lora", "peft.LoraConfig"),
+    ("SFTTrainer", "quantization", "transformers.BitsAndBytesConfig"),
+    ("SFTTrainer", "model", "transformers.from_pretrained"),
     ("Axolotl", "arguments", "Axolotl"),
     ("LLaMA-Factory", "arguments", "LLaMA-Factory"),
-    ("DPOTrainer", "arguments", "DPOConfig"),
+    ("DPOTrainer", "arguments", "trl.DPOConfig"),
 )
-"""The trainers that are asked about a name, by their reader, a group of arguments, and the
-signature of the group."""
+"""The trainers that are asked about a name, by their reader, a group of arguments, and the class
+or file that takes the group."""
 
 
 @dataclass(slots=True)
@@ -232,27 +232,25 @@ def _truth(value: Any) -> bool | None:
 @functools.cache
 def _names() -> frozenset[str]:
     """Every name that some trainer takes."""
-    from tuner.program.signatures import signature
+    from tuner.program.releases import names_of
 
-    found = [held.names for *_, name in _ASKED if (held := signature(name)) is not None]
-    return frozenset(NO_EFFECT).union(*found)
+    return frozenset(NO_EFFECT).union(*(names_of(name) or () for *_, name in _ASKED))
 
 
 def _answer(name: str, text: str) -> str | None:
     """Why a setting is not modelled; "" if it has no effect, and None for an unknown name."""
-    from tuner.program.signatures import RENAMED, signature
+    from tuner.program.releases import RENAMED, takes
     from tuner.program.trainers.deepspeed import ZERO, zero_knobs
 
     first, _, rest = name.partition(".")
     if first == ZERO:
         _, problems = zero_knobs({"stage": 2, rest: _argument(rest, text).value}, first)
         return "; ".join(problem.message for problem in problems)
-    for each in (name, *RENAMED.get(name, ())):
+    for each in dict.fromkeys((name, RENAMED.get(name, name))):
         if each in NO_EFFECT or first in NO_EFFECT:
             return ""
         for trainer, group, of in _ASKED:
-            held = signature(of)
-            if held is not None and held.takes(each):
+            if takes(of, each):
                 is_unset = text.lower() in ("none", "null")
                 return "" if is_unset else _of_reader(trainer, group, each, text)
     return None

@@ -7,11 +7,8 @@ base_config.py, utils.py (`create_model_from_path`, `add_fused_lm_head`) and scr
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-from packaging.version import Version
 
 from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import (
@@ -30,6 +27,7 @@ from tuner.program.reading import (
     training_by_calls,
     unset,
 )
+from tuner.program.releases import default, known, library
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import launch as accelerate_launch
 from tuner.program.writing import (
@@ -51,9 +49,7 @@ _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 def _sft(training: ProgramTraining) -> Planned:
     if training.trainer == "TRL":
         training = _as_script(training)
-    model, knobs = _trained(
-        training, checkpoints=not is_before("0.22"), narrow=not is_before("0.19")
-    )
+    model, knobs = _trained(training)
     arguments = training["arguments"]
     notes = _long_rows(arguments, knobs)
     loss = arguments.take("loss_type", "nll", quietly=True)
@@ -158,26 +154,26 @@ def _reward(training: ProgramTraining) -> Planned:
 
 
 def is_before(release: str) -> bool:
-    """True if the installed TRL is older; without one, a program is read as that of `_VERSIONS`.
+    """True if the TRL of the program is older.
 
-    The releases that changed SFTTrainer's defaults were read in the wheels of TRL (sft_config.py,
-    sft_trainer.py): bf16 0.19, checkpointing 0.22, k-bit preparation 0.27, chunked loss 1.7.
+    Releases that changed what only the code of SFTTrainer says were read in its wheels
+    (sft_trainer.py): k-bit preparation 0.27, chunked loss 1.7.
     """
-    try:
-        return Version(version("trl")) < Version(release)
-    except PackageNotFoundError:
-        return False
+    trl = library("trl")
+    return trl is not None and trl.is_before(release)
 
 
-def _trained(
-    training: ProgramTraining, *, checkpoints: bool = True, narrow: bool = True
-) -> tuple[str | None, dict[str, Any]]:
-    """The model and the knobs; `checkpoints` and `narrow` (bf16) are the defaults of TRL."""
+def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
+    """The model and the knobs, with the defaults of the program's own TRL."""
     arguments = training["arguments"]
+    own = training.trainer.replace("Trainer", "Config").replace("TRL", "SFTConfig")
     # TrainingArguments are taken over as they are, with their own defaults.
-    own = arguments.title != "TrainingArguments"
-    precision = "bf16" if own and narrow else "no"
-    model, knobs = training_by_calls(training, checkpoints=own and checkpoints, precision=precision)
+    is_plain = arguments.title == "TrainingArguments"
+    config = "transformers.TrainingArguments" if is_plain else f"trl.{own}"
+    narrow = "bf16" in (known(config) or {}).get("contrary", ())
+    checkpoints = default(config, "gradient_checkpointing") is True
+    precision = "bf16" if narrow else "no"
+    model, knobs = training_by_calls(training, checkpoints=checkpoints, precision=precision)
     knobs["loss"] = "chunked"
     if arguments.has_none("max_length"):
         arguments.refuse(
