@@ -10,7 +10,7 @@ import sys
 import types
 from typing import Any
 
-from tuner.program.standins import configs, models, trainers
+from tuner.program.standins import configs, data, loops, models, trainers
 from tuner.program.standins.record import ABSENT, STANDINS
 from tuner.program.standins.unknown import (
     CLASSES,
@@ -51,6 +51,7 @@ MODEL_ROOTS = {"transformers", "unsloth", "diffusers", "trl", "sentence_transfor
 RELEASES: dict[str, str] = {}
 GPU: dict[str, Any] = {}
 FIXED: dict[str, Any] = {}
+PARENTS: set[str] = set()
 
 
 class Dtype(Name):
@@ -96,8 +97,7 @@ def _torch() -> dict[str, Any]:
         made[f"torch.{word}"] = Dtype(f"torch.{same.get(word, word)}", itemsize=2)
     made["torch.dtype"] = Dtype
     made["torch.compile"] = models.compile_model
-    made["torch.utils.data.DataLoader"] = trainers.DataLoader
-    made["torch.optim.Optimizer"] = trainers.Optimizer
+    made["torch.optim.Optimizer"] = loops.Optimizer
     made["torch.version.cuda"] = "13.0"
     made["torch.version.hip"] = None
     made["torch.backends.mps.is_available"] = lambda: False
@@ -111,12 +111,11 @@ def _torch() -> dict[str, Any]:
 
 
 def _parser(name: str) -> Any:
-    from tuner.program.standins import parsers
+    from tuner.program.standins import parsers  # with argparse and dataclasses, which cost time
 
     return getattr(parsers, name)
 
 
-# Made when it is asked for: argparse and dataclasses cost time.
 LATE: dict[str, Any] = {
     "transformers.HfArgumentParser": lambda: _parser("HfArgumentParser"),
     "trl.TrlParser": lambda: _parser("TrlParser"),
@@ -126,26 +125,110 @@ LATE: dict[str, Any] = {
 }
 
 
+def _known() -> dict[str, Any]:
+    """What has a meaning of its own, by its path or by its library and last name."""
+    tokenizer = Unknown("tokenizer")
+    known: dict[str, Any] = {
+        "peft.get_peft_model": models.get_peft_model,
+        "peft.prepare_model_for_kbit_training": models.prepare_model_for_kbit_training,
+        "trl.get_kbit_device_map": lambda: {"": 0},
+        "trl.setup_chat_format": models.wraps("trl.setup_chat_format", tokenizer),
+        "trl.clone_chat_template": models.wraps("trl.clone_chat_template", tokenizer, []),
+        "unsloth.is_bfloat16_supported": lambda: GPU.get("has_bf16", True),
+        "unsloth.execute_with_time_limit": lambda seconds: _times_out,
+        "transformers.set_seed": lambda *args, **kwargs: None,
+        "transformers.AutoConfig": thing("transformers.AutoConfig", ModelConfig),
+        "accelerate.Accelerator": loops.Accelerator,
+        "accelerate.find_executable_batch_size": loops.find_executable_batch_size,
+        "accelerate.notebook_launcher": loops.runs("function"),
+        "lightning.Fabric": thing("lightning.Fabric", loops.Accelerator),
+        "torch.utils.data.DataLoader": data.DataLoader,
+        "torch.multiprocessing.spawn": loops.runs("function", "fn", first=(0,)),
+        "deepspeed.initialize": loops.initialize,
+        "deepspeed.add_config_arguments": models.passes,
+        "datasets.Dataset": data.Dataset,
+        "datasets.DatasetDict": data.DatasetDict,
+        "tqdm.trange": lambda *args, **kwargs: range(*args),
+        "optuna.create_study": lambda *args, **kwargs: Study(),
+        "wandb.init": _wandb,
+        "wandb.agent": loops.runs("function"),
+    }
+    for path in ("lightning.LightningModule", "lightning.LightningDataModule"):
+        known[path] = thing(path, trainers.LightningModule)
+    for path in list(known):
+        if path.startswith("lightning."):
+            known[f"pytorch_{path}"] = known[path]
+    for path in ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", "tqdm.std.tqdm"):
+        known[path] = _bar
+    for path in (
+        "unsloth.train_on_responses_only accelerate.dispatch_model peft.inject_adapter_in_model "
+        "accelerate.load_checkpoint_and_dispatch torch.nn.DataParallel accelerate.cpu_offload "
+        "torch.nn.parallel.DistributedDataParallel torch.distributed.fsdp.fully_shard "
+        "torch.distributed.fsdp.FullyShardedDataParallel torch.quantization.convert "
+        "torchao.quantize_ peft.replace_lora_weights_loftq peft.cast_mixed_precision_params "
+        "optimum.bettertransformer.BetterTransformer.transform unsloth.add_new_tokens"
+    ).split():
+        known[path] = models.wraps(path)
+    return known
+
+
+def _times_out(function: Any) -> Any:
+    def late(*args: Any, **kwargs: Any) -> Any:
+        raise TimeoutError("a time limit of unsloth's")
+
+    return late
+
+
+class ModelConfig(Thing):
+    """A configuration of a model: made of a checkpoint's name, or of numbers."""
+
+    __slots__ = ()
+    _path = "transformers.AutoConfig"
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls(**{**dict(zip(("pretrained_model_name_or_path",), args)), **kwargs})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._note.take(args, kwargs)
+        if "pretrained_model_name_or_path" not in kwargs:
+            self.__dict__.update(kwargs)
+
+
+class Study(Thing):
+    """Optuna's: the objective runs once, with a trial that is unknown."""
+
+    __slots__ = ()
+    _path = "optuna.Study"
+
+    def optimize(self, func: Any, *args: Any, **kwargs: Any) -> None:
+        func(Unknown("trial"))
+
+
+class WandbConfig(dict[str, Any]):
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name, Unknown(f"wandb.config.{name}"))
+
+    def __missing__(self, name: str) -> Any:
+        return Unknown(f"wandb.config.{name}")
+
+    __setattr__ = dict.__setitem__
+
+
+def _wandb(*args: Any, **kwargs: Any) -> Any:
+    run, config = Unknown("wandb.init(...)"), kwargs.get("config")
+    held = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+    run.config = WandbConfig(held)
+    sys.modules["wandb"].config = run.config  # type: ignore[attr-defined]
+    return run
+
+
 def start(request: dict[str, Any]) -> None:
     GPU.update(request.get("gpu") or {})
     CLASSES.update(request.get("classes") or {})
     RELEASES.update(request.get("releases") or {})
-    FIXED.update(_torch())
-    FIXED.update(
-        {
-            "peft.get_peft_model": models.get_peft_model,
-            "peft.prepare_model_for_kbit_training": models.prepare_model_for_kbit_training,
-            "trl.get_kbit_device_map": lambda: {"": 0},
-            "unsloth.is_bfloat16_supported": FIXED["torch.cuda.is_bf16_supported"],
-            "unsloth.train_on_responses_only": trainers.passes,
-            "transformers.set_seed": lambda *args, **kwargs: None,
-            "accelerate.Accelerator": trainers.Accelerator,
-            "deepspeed.initialize": trainers.initialize,
-            "datasets.Dataset": trainers.Dataset,
-            "tqdm.tqdm": _bar,
-            "tqdm.trange": lambda *args, **kwargs: range(*args),
-        }
-    )
+    FIXED.update({**_torch(), **_known()})
+    PARENTS.update(path.rpartition(".")[0] for path in FIXED)
     sys.meta_path.insert(0, First())
     sys.meta_path.append(Last())
     _versions()
@@ -230,8 +313,12 @@ def _class(path: str, root: str, last: str) -> Any:
             root == "transformers" and last.endswith("Config") and last not in _QUANTIZED
         ):
             return configs.config(path, ("transformers.TrainingArguments",) if trains else ())
-    if last.endswith("Trainer") or path in ("lightning.Fabric",):
+        if root == "transformers":
+            return thing(path, ModelConfig)
+    if last.endswith("Trainer") or last == "LightningCLI":
         return trainers.trainer_class(path)
+    if root in MODEL_ROOTS and last.endswith(("Tokenizer", "TokenizerFast", "Processor")):
+        return thing(path, data.Tokenizer)
     if root == "peft" and last.startswith("AutoPeft"):
         return models.model_class(path)
     if root == "peft" and last.startswith("PeftM"):
@@ -243,9 +330,9 @@ def _class(path: str, root: str, last: str) -> Any:
     ):
         return models.model_class(path)
     if (".optim" in path and "lr_scheduler" not in path) or last in _OPTIMIZERS:
-        return thing(path, trainers.Optimizer)
+        return thing(path, loops.Optimizer)
     if last == "DataLoader":
-        return trainers.DataLoader
+        return data.DataLoader
     return thing(path, Thing)
 
 
@@ -300,7 +387,9 @@ class Module(types.ModuleType):
         made = sys.modules.get(path)
         if made is None:
             root, _, below = self.__name__.partition(".")
-            whole = name in SUBMODULES and root in HEAVY and (root == "torch" or not below)
+            whole = path in PARENTS or (
+                name in SUBMODULES and root in HEAVY and (root == "torch" or not below)
+            )
             made = importlib.import_module(path) if whole and path not in FIXED else attribute(path)
         setattr(self, name, made)
         return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tuner.program.standins.record import call, called, plain, told
+from tuner.program.standins.record import call, called, described, plain, told
 from tuner.program.standins.unknown import ORACLE, Name, Note, Thing, Unknown, put, thing, where
 
 # Calls that matter to memory, or that return the model: recorded, and answered by the model.
@@ -13,12 +13,16 @@ RECORDED = set(
     """gradient_checkpointing_enable gradient_checkpointing_disable enable_input_require_grads
     resize_token_embeddings merge_and_unload unload merge_adapter to cuda cpu half bfloat16 float
     double requires_grad_ train eval print_trainable_parameters tie_weights compile set_adapter
-    register_forward_hook register_forward_pre_hook register_full_backward_hook freeze
-    enable_adapters disable_adapters freeze_feature_encoder freeze_base_model unfreeze apply
-    disable_input_require_grads set_attn_implementation quantize for_training
-    for_inference load_adapter add_weighted_adapter delete_adapter fuse_lora""".split()
+    register_forward_hook register_forward_pre_hook register_full_backward_hook freeze unfreeze
+    enable_adapters disable_adapters freeze_feature_encoder freeze_base_model apply quantize
+    disable_input_require_grads set_attn_implementation for_training for_inference load_adapter
+    add_weighted_adapter delete_adapter fuse_lora enable_gradient_checkpointing enable_adapter
+    enable_xformers_memory_efficient_attention use_gradient_checkpointing""".split()
 )
-_MODULES = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj mlp.up_proj mlp.down_proj".split()  # noqa: E501
+_LINEAR = """self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj
+mlp.up_proj mlp.down_proj""".split()
+_NORMS = ["input_layernorm", "post_attention_layernorm"]
+LAYERS = 40
 LAST_CALLED: list[Any] = []
 
 
@@ -41,33 +45,37 @@ class Model(Thing):
             raise AttributeError(name)
         if name in RECORDED:
             return lambda *args, **kwargs: self._recorded(name, args, kwargs)
-        if name in ("base_model", "model", "module", "_orig_mod", "get_base_model"):
-            return self if name != "get_base_model" else lambda: self
-        if name == "config":
-            put(self, "config", _ModelConfig(self))
-            return self.config
+        if name in ("base_model", "model", "module", "_orig_mod"):
+            return self
+        if name in ("get_base_model", "get_model"):
+            return lambda: self
         if name == "device":
             return Name("torch.device", type="cuda", index=0)
-        return super().__getattr__(name)
+        if name == "peft_config":
+            return {"default": self._note.extra.get("adapted")}
+        made = Config(self) if name == "config" else Part(self, name)
+        put(self, name, made)
+        return made
 
-    def _recorded(self, name: str, args: Any, kwargs: Any) -> Any:
-        note = call(name, args, kwargs)
+    def _recorded(self, name: str, args: Any, kwargs: Any, of: str = "") -> Any:
+        note, extra = call(name, args, kwargs), self._note.extra
+        if of:
+            note.given["of"] = of
         self._note.calls.append(note)
-        extra = self._note.extra
-        if name == "gradient_checkpointing_enable":
+        if name in ("gradient_checkpointing_enable", "enable_gradient_checkpointing"):
             extra["enabled"] = note
         elif name == "gradient_checkpointing_disable":
             extra["enabled"] = None
         elif name in ("merge_and_unload", "unload"):
             extra["adapted"] = None
-        elif name == "print_trainable_parameters":
-            return None
-        return self
+        elif name == "compile":
+            extra["compiled"] = note
+        return None if name == "print_trainable_parameters" else self
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:
         note = call("add_adapter", args, kwargs)
-        first = note.given.get("adapter_config", note.given.get("peft_config"))
-        self._note.extra["adapted"] = args[1] if isinstance(first, str) and args[1:] else first
+        given = [v for k, v in note.given.items() if k != "adapter_name" and type(v) is not str]
+        self._note.extra["adapted"] = given[0] if given else None
         self._note.calls.append(note)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,77 +83,62 @@ class Model(Thing):
         return Unknown(f"{self._what}(...)")
 
     def _structure(self) -> Iterator[tuple[str, str]]:
-        for layer in range(2):
-            for name in _MODULES:
-                yield f"model.layers.{layer}.{name}", "Linear"
-            for name in ("input_layernorm", "post_attention_layernorm"):
-                yield f"model.layers.{layer}.{name}", "RMSNorm"
         yield "model.embed_tokens", "Embedding"
+        for layer in range(LAYERS):
+            yield from ((f"model.layers.{layer}.{name}", "Linear") for name in _LINEAR)
+            yield from ((f"model.layers.{layer}.{name}", "RMSNorm") for name in _NORMS)
+        yield "model.norm", "RMSNorm"
         yield "lm_head", "Linear"
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._note.given
-        config = given.get("quantization_config")
-        four, eight = (
-            given.get(name) is True or getattr(config, name, None) is True
-            for name in ("load_in_4bit", "load_in_8bit")
-        )
         import bitsandbytes
         import torch
 
-        linear = (
-            bitsandbytes.nn.Linear4bit
-            if four
-            else bitsandbytes.nn.Linear8bitLt
-            if eight
-            else torch.nn.Linear
-        )
+        given = self._note.given
+        config, linear = given.get("quantization_config"), torch.nn.Linear
+        for name, cls in (("load_in_4bit", "Linear4bit"), ("load_in_8bit", "Linear8bitLt")):
+            if given.get(name) is True or getattr(config, name, None) is True:
+                linear = getattr(bitsandbytes.nn, cls)
+        made = {k: getattr(torch.nn, k)() for k in ("Linear", "Embedding", "RMSNorm")}
+        inner = {**made, "Linear": linear()}
         for name, kind in self._structure():
-            cls = torch.nn.Linear if name == "lm_head" else linear
-            yield name, (cls if kind == "Linear" else getattr(torch.nn, kind))()
+            yield name, (made if name == "lm_head" else inner)[kind]
 
     def modules(self) -> Any:
         return (module for _, module in self.named_modules())
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         for name, _ in self._structure():
-            yield f"{name}.weight", Parameter(self, f"{name}.weight")
+            yield f"{name}.weight", Part(self, f"{name}.weight")
         if self._note.extra.get("adapted") is not None:
             for name in ("lora_A.default.weight", "lora_B.default.weight"):
                 full = f"base_model.model.model.layers.0.self_attn.q_proj.{name}"
-                yield full, Parameter(self, full)
+                yield full, Part(self, full)
 
     def parameters(self, *args: Any, **kwargs: Any) -> Any:
-        return Parameters(self)
+        return Part(self, "parameters()")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return dict(self.named_parameters())
 
     def _told(self, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
-        extra = self._note.extra
-        quantization = self._note.given.get("quantization_config")
-        made = told(self, stubs)
+        extra, made = self._note.extra, told(self, stubs)
         made["made"] = extra.get("made", "")
         for name in ("prepared", "enabled"):
             made[name] = called(extra[name]) if extra.get(name) is not None else None
-        adapted = extra.get("adapted")
-        made["adapted"] = described(adapted)
-        made["quantization"] = described(quantization)
+        made["adapted"] = described(extra.get("adapted"))
+        made["quantization"] = described(self._note.given.get("quantization_config"))
         return made
 
 
-def described(value: Any) -> Any:
-    """O of a configuration, or of the call that took its place; else V."""
-    if isinstance(value, Note):
-        return called(value)
-    return told(value) if isinstance(getattr(value, "_note", None), Note) else plain(value)
-
-
-class _ModelConfig(Thing):
+class Config(Thing):
     """`model.config`: what is set on it is recorded of the model."""
 
     __slots__ = ()
     _path = "transformers.PretrainedConfig"
 
     def __init__(self, model: Any) -> None:
-        put(self, "_what", "model.config")
+        put(self, "_what", f"{model._what}.config")
         put(self, "_model", model)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -153,58 +146,85 @@ class _ModelConfig(Thing):
         self._model._note.assign(f"config.{name}", value)
 
 
-class Parameters(Unknown):
-    """`model.parameters()`: goes through the names, and is one thing for an optimizer."""
-
-    __slots__ = ()
-
-    def __init__(self, model: Any) -> None:
-        super().__init__("model.parameters()")
-        put(self, "_model", model)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (parameter for _, parameter in self._model.named_parameters())
-
-    def __next__(self) -> Any:
-        return Parameter(self._model, "weight")
-
-
-class Parameter(Unknown):
-    """One parameter: `requires_grad = False` is recorded, with those beside it as one call."""
+class Part(Unknown):
+    """A part of a model, by its name: what is frozen, converted or hooked is recorded."""
 
     __slots__ = ()
 
     def __init__(self, model: Any, name: str) -> None:
-        super().__init__("parameter")
+        super().__init__(f"model.{name}")
         put(self, "_model", model)
         put(self, "_name", name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in RECORDED - {"requires_grad_"}:
+            return lambda *args, **kwargs: self._model._recorded(name, args, kwargs, self._name)
+        if name in ("parameters", "modules", "children"):
+            return lambda *args, **kwargs: Part(self._model, f"{self._name}.*")
+        if name in ("named_parameters", "named_modules", "named_children"):
+            part = f"{self._name}.*"
+            return lambda *args, **kwargs: iter([(part, Part(self._model, part))])
+        if name in ("shape", "dtype", "numel", "size", "device", "ndim", "grad", "sum"):
+            return Unknown(f"{self._what}.{name}")
+        if name == "requires_grad":
+            return Unknown(f"{self._what}.requires_grad")
+        return Part(self._model, f"{self._name}.{name}")
+
+    def __getitem__(self, key: Any) -> Any:
+        return Part(self._model, f"{self._name}[{key!r}]"[:120])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return Part(self._model, f"{self._name}()")
+
+    def __len__(self) -> int:
+        return (2, 12, 24, 32, 48, 80)[ORACLE.number(f"number of {self._what}") % 6]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._name == "parameters()":
+            return (part for _, part in self._model.named_parameters())
+        if self._name.endswith(".*"):
+            return iter([self])
+        return (self[index] for index in range(len(self)))
+
+    def __next__(self) -> Any:
+        return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         put(self, name, value)
         if name not in ("requires_grad", "data"):
-            return
-        at, calls = where(), self._model._note.calls
-        path = f"parameter.{name}"
+            return self._model._note.assign(f"{self._name}.{name}", value)
+        at, calls, path = where(), self._model._note.calls, f"parameter.{name}"
         last = calls[-1] if calls else None
         same = last is not None and last.path == path and last.where == at
         if last is not None and same and plain(last.given["value"]) == plain(value):
             last.given["names"].append(self._name)
-            return
-        calls.append(Note(path, at, (), {"value": value, "names": [self._name]}))
+        else:
+            calls.append(Note(path, at, (), {"value": value, "names": [self._name]}))
+        return None
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         self.requires_grad = requires_grad
         return self
 
 
+def _made(cls: Any, how: str, kwargs: Any) -> Any:
+    model = Unknown.__new__(cls)
+    note = Note(f"{cls._path}.{how}", where(), (), kwargs)
+    note.extra["made"] = how
+    put(model, "_what", cls._path)
+    put(model, "_note", note)
+    return model
+
+
 def _loaded(how: str) -> Any:
+    first = "config" if "config" in how else "pretrained_model_name_or_path"
+
     def load(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        model = Unknown.__new__(cls)
-        note = Note(f"{cls._path}.{how}", where(), args, kwargs)
-        note.extra["made"] = how
-        put(model, "_what", cls._path)
-        put(model, "_note", note)
-        if not isinstance(cls.__dict__.get("_path"), str) and "__init__" in cls.__dict__:
+        model = _made(cls, how, {**dict(zip((first,), args)), **kwargs})
+        note = model._note
+        if "_path" not in vars(cls) and "__init__" in vars(cls):  # the user's own class
             cls.__init__(model, Unknown(f"{cls.__name__}.config"))
             put(model, "_note", note)
         return model
@@ -213,51 +233,58 @@ def _loaded(how: str) -> Any:
 
 
 def _fast(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if args:
-        kwargs = {
-            "model_name": args[0],
-            **dict(zip(("max_seq_length", "dtype"), args[1:])),
-            **kwargs,
-        }
-    return Model_fast(cls, kwargs), Unknown("tokenizer")
+    from tuner.program.standins.data import Tokenizer
+
+    names = ("model_name", "max_seq_length", "dtype", "load_in_4bit")
+    model = _made(cls, "from_pretrained", {**dict(zip(names, args)), **kwargs})
+    return model if "Sentence" in cls.__name__ else (model, Tokenizer())
 
 
-def Model_fast(cls: Any, kwargs: Any) -> Any:
-    model = Unknown.__new__(cls)
-    put(model, "_what", cls._path)
-    put(model, "_note", Note(cls._path, where(), (), kwargs))
-    model._note.extra["made"] = "from_pretrained"
-    return model
-
-
-def _fast_peft(cls: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    note = call(f"{cls._path}.get_peft_model", args, kwargs)
+def _fast_peft(cls: Any, model: Any = None, *args: Any, **kwargs: Any) -> Any:
     if isinstance(model, Model):
-        model._note.extra["adapted"] = note
+        made = call(f"{cls._path}.get_peft_model", (model, *args), kwargs)
+        del made.given["model" if "model" in made.given else "0"]
+        model._note.extra["adapted"] = made
     return model
 
 
-def _itself(cls: Any, model: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return model
+def passes(first: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """A wrapper that returns what it gets."""
+    return next(iter(kwargs.values()), None) if first is None else first
+
+
+def wraps(path: str, *more: Any) -> Any:
+    """A call that returns the model or trainer that it gets, and is recorded of it."""
+
+    def wrap(*args: Any, **kwargs: Any) -> Any:
+        held = [*args, *kwargs.values()]
+        first = next((v for v in held if isinstance(v, Thing)), held[0] if held else None)
+        if isinstance(getattr(first, "_note", None), Note):
+            note = call(path, [v for v in args if v is not first], {})
+            note.given.update({k: v for k, v in kwargs.items() if v is not first})
+            first._note.calls.append(note)
+        return (first, *more) if more else first
+
+    return wrap
 
 
 def model_class(path: str) -> Any:
-    body: dict[str, Any] = {
-        name: _loaded(name) for name in ("from_pretrained", "from_config", "_from_config")
-    }
-    if path.startswith("unsloth.") or path.rpartition(".")[2].startswith("Fast"):
-        body["from_pretrained"] = classmethod(_fast)
-        body["get_peft_model"] = classmethod(_fast_peft)
-        body["for_training"] = body["for_inference"] = classmethod(_itself)
-        body["patch_peft_model"] = classmethod(_itself)
+    body = {name: _loaded(name) for name in ("from_pretrained", "from_config", "_from_config")}
+    if path.rpartition(".")[2].startswith("Fast"):
+        body["from_pretrained"], body["get_peft_model"] = (
+            classmethod(_fast),
+            classmethod(_fast_peft),
+        )
+        for name in ("for_training", "for_inference", "patch_peft_model"):
+            body[name] = staticmethod(passes)
     return thing(path, Model, _is_a=_is_a, **body)
 
 
 def peft_class(path: str) -> Any:
     """`PeftModel(model, config)` and `PeftModel.from_pretrained(model, folder)` are the model."""
 
-    def new(cls: Any, model: Any = None, config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return get_peft_model(model, config, *args, **kwargs)
+    def new(cls: Any, model: Any = None, peft_config: Any = None, *args: Any, **kw: Any) -> Any:
+        return get_peft_model(model, peft_config)
 
     def load(cls: Any, model: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(model, Model):
@@ -273,7 +300,7 @@ def get_peft_model(model: Any = None, peft_config: Any = None, *args: Any, **kwa
     return model
 
 
-def prepare_model_for_kbit_training(model: Any, *args: Any, **kwargs: Any) -> Any:
+def prepare_model_for_kbit_training(model: Any = None, *args: Any, **kwargs: Any) -> Any:
     note = call("peft.prepare_model_for_kbit_training", (model, *args), kwargs)
     note.given.pop("model", None)
     if isinstance(getattr(model, "_note", None), Note):
@@ -284,5 +311,5 @@ def prepare_model_for_kbit_training(model: Any, *args: Any, **kwargs: Any) -> An
 def compile_model(model: Any = None, *args: Any, **kwargs: Any) -> Any:
     """`torch.compile`, also as a decorator."""
     if isinstance(getattr(model, "_note", None), Note):
-        model._note.extra["compiled"] = call("torch.compile", (), kwargs)
-    return (lambda function: function) if model is None else model
+        model._note.extra["compiled"] = call("torch.compile", args, kwargs)
+    return passes if model is None else model

@@ -46,13 +46,16 @@ def plain(value: Any, stubs: frozenset[int] = frozenset()) -> Any:
     _open.append(id(value))
     try:
         if isinstance(value, (list, tuple, set, frozenset, range)):
-            return [plain(each, stubs) for each in list(value)[:256]]
+            return [plain(each, stubs) for each in list(value)[:1024]]
         if isinstance(value, (dict, types.MappingProxyType)):
             return {str(key): plain(each, stubs) for key, each in list(value.items())[:256]}
         if isinstance(value, type):
             return {"$name": _class_of(value)}
         if isinstance(getattr(value, "_note", None), Note):
-            return {"$object": _stub(value) if id(value) in stubs else told(value, stubs)}
+            if id(value) in stubs:
+                return {"$object": _stub(value)}
+            tell = getattr(type(value), "_told", None)
+            return {"$object": tell(value, stubs) if tell else told(value, stubs)}
         if isinstance(value, Unknown):
             return unknown(value._what, value._at)
         if hasattr(type(value), "__dataclass_fields__"):
@@ -128,3 +131,15 @@ def called(note: Note, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
 
 def call(path: str, args: Any = (), kwargs: Any = None) -> Note:
     return Note(path, where(), args, kwargs)
+
+
+def described(value: Any) -> Any:
+    """O of a configuration, or of the call that took its place; else V."""
+    if isinstance(value, Note):
+        return called(value)
+    return told(value) if isinstance(getattr(value, "_note", None), Note) else plain(value)
+
+
+def told_model(model: Any) -> Any:
+    """M of a model of a library; else V."""
+    return model._told() if hasattr(type(model), "_told") else plain(model)

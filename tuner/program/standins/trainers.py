@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from typing import Any
 
 from tuner.program.standins.configs import config
-from tuner.program.standins.models import LAST_CALLED, Model, described, model_class
-from tuner.program.standins.record import LOOPS, TRAININGS, call, called, plain, told, unknown
-from tuner.program.standins.unknown import (
-    CALLS,
-    CLASSES,
-    ORACLE,
-    Note,
-    Thing,
-    Unknown,
-    put,
-    thing,
-    where,
+from tuner.program.standins.data import TOKENIZED, tried
+from tuner.program.standins.models import Model, model_class
+from tuner.program.standins.record import (
+    TRAININGS,
+    call,
+    called,
+    described,
+    plain,
+    told,
+    told_model,
+    unknown,
 )
+from tuner.program.standins.unknown import CLASSES, Note, Thing, Unknown, put, thing
 
-ROWS = 64  # batches that a loader has where nothing tells
 _SPECIAL: list[Note] = []  # calls that matter to every training after them
 
 
@@ -65,10 +64,19 @@ class Trainer(Thing):
 
     predict = evaluate
 
+    def hyperparameter_search(self, hp_space: Any = None, *args: Any, **kwargs: Any) -> Any:
+        space = hp_space(Unknown("trial")) if callable(hp_space) else {}
+        for name in space if isinstance(space, dict) else ():
+            setattr(self.args, name, Unknown(f"hyperparameter_search: {name}"))
+        return self._trained("hyperparameter_search", args, kwargs)
+
     def add_callback(self, callback: Any) -> None:
         self._note.extra.setdefault("callbacks", []).append(callback)
 
     def _trained(self, name: str, args: Any, kwargs: Any) -> Any:
+        if callable(loop := self._note.given.get("train_loop_per_worker")):  # Ray Train
+            config = self._note.given.get("train_loop_config")
+            return loop() if config is None else loop(config)
         if len(TRAININGS) < 64:
             training = self._snapshot(name, args, kwargs)
             TRAININGS.append(training)
@@ -87,7 +95,8 @@ class Trainer(Thing):
         stubs = frozenset(map(id, (arguments, model, lora))) - {id(None)}
         text = isinstance(given.get("model"), str)
         compiled = model._note.extra.get("compiled") if isinstance(model, Model) else None
-        calls = [*_SPECIAL, *self._note.calls]
+        tried(given.get("data_collator"), [Unknown("row")])
+        calls = [*_SPECIAL, *TOKENIZED.values(), *self._note.calls]
         if isinstance(model, Model):
             calls += model._note.calls
         callbacks = [*(given.get("callbacks") or ()), *self._note.extra.get("callbacks", ())]
@@ -121,161 +130,12 @@ def _data(args: Any, kwargs: Any, stubs: frozenset[int]) -> Any:
     return found
 
 
-def told_model(model: Any) -> Any:
-    if isinstance(model, Model):
-        return model._told()
-    return plain(model)
-
-
 def _arguments_of(path: str) -> Any:
     module, _, name = path.rpartition(".")
     own = f"{module}.{name.replace('Trainer', 'Config')}"
     if own not in CLASSES or name == "Trainer":
         own = f"{module}.{name.replace('Trainer', 'TrainingArguments')}"
     return config(own if own in CLASSES else "transformers.TrainingArguments")(output_dir="out")
-
-
-def passes(trainer: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """A wrapper that returns the trainer that it gets."""
-    if isinstance(getattr(trainer, "_note", None), Note):
-        trainer._note.calls.append(call("unsloth.train_on_responses_only", (), kwargs))
-    return trainer
-
-
-# -- loops of one's own ---------------------------------------------------------------------------
-_loader: list[Any] = []  # the loader that gave the last batch
-_accelerators: list[Any] = []
-
-
-class DataLoader(Thing):
-    __slots__ = ()
-    _path = "torch.utils.data.DataLoader"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._note.take(args, kwargs)
-        for name, value in self._note.given.items():
-            put(self, name, value)
-
-    def _batches(self) -> int | None:
-        rows = self._note.given.get("dataset")
-        size = self._note.given.get("batch_size", 1)
-        known = isinstance(rows, (list, tuple)) or "rows" in _extra(rows)
-        if known and isinstance(size, int) and size > 0:
-            return -(-len(rows) // size)
-        return None
-
-    def __len__(self) -> int:
-        known = self._batches()
-        return ORACLE.number("length of the DataLoader") if known is None else known
-
-    def __iter__(self) -> Iterator[Any]:
-        known = self._batches()
-        for index in range(min(known, 4 * ROWS) if known is not None else ROWS):
-            _loader[:] = [self]
-            yield Unknown(f"batch[{index}]")
-
-
-def _extra(value: Any) -> dict[str, Any]:
-    note = getattr(value, "_note", None)
-    return note.extra if isinstance(note, Note) else {}
-
-
-def _loop() -> dict[str, Any]:
-    loader = _loader[0] if _loader else None
-    frame_at = where()
-    key = id(loader)
-    if key not in LOOPS:
-        LOOPS[key] = {
-            "where": frame_at,
-            "batch": None if loader is None else {"$object": told(loader)},
-            "backwards": 0,
-            "steps": 0,
-            "optimizer": None,
-            "accelerator": told(_accelerators[-1]) if _accelerators else None,
-            "model": None,
-        }
-        model = LAST_CALLED[0] if LAST_CALLED else None
-        LOOPS[key]["model"] = told_model(model)
-        if isinstance(model, Model):
-            LOOPS[key]["calls"] = [called(each) for each in model._note.calls]
-    return LOOPS[key]
-
-
-def backward(self: Any = None, args: Any = (), kwargs: Any = None) -> None:
-    _loop()["backwards"] += 1
-
-
-def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
-    optimizer = args[0] if args else self
-    what = getattr(optimizer, "_what", "")
-    if "sched" in what.lower() or "profil" in what.lower():
-        return
-    if not args and "optim" not in what.lower() and "engine" not in what.lower():
-        return
-    loop = _loop()
-    loop["steps"] += 1
-    if loop["optimizer"] is None and isinstance(getattr(optimizer, "_note", None), Note):
-        loop["optimizer"] = told(optimizer)
-
-
-CALLS["backward"] = backward
-CALLS["step"] = step
-
-
-class Optimizer(Thing):
-    __slots__ = ()
-    _path = "torch.optim.Optimizer"
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        step(self)
-
-    @property
-    def param_groups(self) -> Any:
-        return [{"lr": self._note.given.get("lr"), "params": self._note.given.get("params")}]
-
-
-class Accelerator(Thing):
-    __slots__ = ()
-    _path = "accelerate.Accelerator"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._note.take(args, kwargs)
-        _accelerators.append(self)
-        accumulation = self._note.given.get("gradient_accumulation_steps", 1)
-        put(self, "gradient_accumulation_steps", accumulation)
-        for name in ("is_main_process", "is_local_main_process", "is_last_process"):
-            put(self, name, True)
-        put(self, "num_processes", 1)
-        put(self, "process_index", 0)
-        put(self, "local_process_index", 0)
-        put(self, "mixed_precision", self._note.given.get("mixed_precision") or "no")
-
-    def prepare(self, *values: Any, **kwargs: Any) -> Any:
-        return values[0] if len(values) == 1 else values
-
-    prepare_model = prepare_data_loader = prepare_optimizer = prepare
-
-    def unwrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        return model
-
-    def backward(self, loss: Any = None, **kwargs: Any) -> None:
-        backward()
-
-    @property
-    def sync_gradients(self) -> bool:
-        every = self.__dict__["gradient_accumulation_steps"]
-        return not isinstance(every, int) or _loop()["backwards"] % max(every, 1) == 0
-
-
-def initialize(*args: Any, **kwargs: Any) -> Any:
-    """`deepspeed.initialize`: the engine is the model."""
-    model = kwargs.get("model", args[1] if args[1:] else None)
-    optimizer = kwargs.get("optimizer") or Optimizer()
-    if isinstance(model, Thing):
-        model._note.calls.append(call("deepspeed.initialize", (), kwargs))
-        put(model, "backward", lambda *a, **k: backward())
-        put(model, "step", lambda *a, **k: step(optimizer))
-    return model, optimizer, Unknown("loader"), Unknown("scheduler")
 
 
 def special(path: str) -> Any:
@@ -288,69 +148,6 @@ def special(path: str) -> Any:
     return record
 
 
-# -- data ------------------------------------------------------------------------------------------
-class Dataset(Thing):
-    """A dataset of `datasets`; one that was made of the program's own rows knows its length."""
-
-    __slots__ = ()
-    _path = "datasets.Dataset"
-
-    @classmethod
-    def _of(cls, rows: Any, how: str) -> Any:
-        made = cls.__new__(cls)
-        put(made, "_note", Note(f"datasets.Dataset.{how}", where()))
-        if isinstance(rows, dict):
-            columns = list(rows.values())
-            rows = [dict(zip(rows, row)) for row in zip(*columns)]
-        made._note.extra["rows"] = rows
-        return made
-
-    @classmethod
-    def from_list(cls, mapping: Any = (), *args: Any, **kwargs: Any) -> Any:
-        return cls._of(mapping, "from_list") if isinstance(mapping, list) else cls()
-
-    @classmethod
-    def from_dict(cls, mapping: Any = None, *args: Any, **kwargs: Any) -> Any:
-        known = isinstance(mapping, dict) and all(
-            isinstance(each, (list, tuple)) for each in mapping.values()
-        )
-        return cls._of(mapping, "from_dict") if known else cls()
-
-    def __len__(self) -> int:
-        rows = self._note.extra.get("rows")
-        return ORACLE.number(f"length of {self._what}") if rows is None else len(rows)
-
-    def __iter__(self) -> Iterator[Any]:
-        rows = self._note.extra.get("rows")
-        return super().__iter__() if rows is None else iter(rows)
-
-    def __getitem__(self, key: Any) -> Any:
-        rows = self._note.extra.get("rows")
-        if rows is not None and isinstance(key, int):
-            return rows[key]
-        if rows is not None and isinstance(key, str):
-            return [row[key] for row in rows]
-        return super().__getitem__(key)
-
-    def select(self, indices: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = self._note.extra.get("rows")
-        if isinstance(indices, range) and (rows is None or len(rows) >= len(indices)):
-            return self._of([Unknown(f"row[{i}]") for i in indices], "select")
-        return Dataset()
-
-    def map(self, *args: Any, **kwargs: Any) -> Any:
-        rows = self._note.extra.get("rows")
-        if rows is None or kwargs.get("batched"):
-            return Dataset()
-        return self._of([Unknown(f"row[{i}]") for i in range(len(rows))], "map")
-
-    def shuffle(self, *args: Any, **kwargs: Any) -> Any:
-        return self
-
-    rename_column = rename_columns = remove_columns = shuffle
-    with_format = cast_column = add_column = flatten_indices = shuffle
-
-
 def trainer_class(path: str) -> Any:
     """A trainer; those of Hugging Face's libraries derive from each other."""
     root, first = path.partition(".")[0], "transformers.Trainer"
@@ -359,3 +156,24 @@ def trainer_class(path: str) -> Any:
     elif root not in ("transformers", "trl", "sentence_transformers") or path == first:
         return thing(path, Trainer)
     return thing(path, trainer_class(first))
+
+
+class LightningModule(Thing):
+    """A module of Lightning's: `save_hyperparameters()` keeps what its `__init__` got."""
+
+    __slots__ = ()
+    _path = "lightning.LightningModule"
+
+    def save_hyperparameters(self, *names: Any, **kwargs: Any) -> None:
+        held = sys._getframe(1).f_locals
+        values = {k: v for k, v in held.items() if k not in ("self", "__class__", "args", "kwargs")}
+        values.update(held.get("kwargs") or {})
+        chosen = [name for name in names if isinstance(name, str)]
+        put(self, "hparams", Parameters({k: values[k] for k in chosen or values if k in values}))
+
+
+class Parameters(dict[str, Any]):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self:
+            raise AttributeError(name)
+        return self[name]

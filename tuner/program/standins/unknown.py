@@ -77,13 +77,13 @@ class Oracle:
         self.asked: list[dict[str, Any]] = []
         self.seed = 0
         self.random = random.Random(0)
-        self._times: dict[str, int] = {}
+        self.times: dict[str, int] = {}
 
     def start(self, seed: int) -> None:
         self.seed, self.random = seed, random.Random(seed)
 
     def _note(self, what: str) -> int:
-        times = self._times[what] = self._times.get(what, 0) + 1
+        times = self.times[what] = self.times.get(what, 0) + 1
         if times == 1 and len(self.asked) < 200:
             self.asked.append({"what": what[:200], "where": where()})
         return times
@@ -159,6 +159,28 @@ def decorates(frame: Any, decorated: Any) -> bool:
     return bool(stored == (decorated.__name__,))
 
 
+# Whether these are None matters to no memory; nearly every program asks.
+_MAY_BE_NONE = set("pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split())
+_IF_NONE = {number for name, number in opmap.items() if "JUMP" in name and "NONE" in name}
+
+
+def none_asked(frame: Any) -> bool:
+    """Whether a line of the user's asks `is None` of the attribute that it reads."""
+    code = frame.f_code.co_code
+    at = frame.f_lasti + 2
+    while at < len(code) and code[at] == 0:  # caches
+        at += 2
+    if at >= len(code) or is_library(frame.f_code.co_filename):
+        return False
+    if code[at] in _IF_NONE:
+        return True
+    return (
+        code[at] == opmap["LOAD_CONST"]
+        and frame.f_code.co_consts[code[at + 1]] is None
+        and code[at + 2 : at + 3] == bytes([opmap.get("IS_OP", 0)])
+    )
+
+
 def unpacked(frame: Any) -> int | None:
     """Into how many names a line unpacks a value, where it does."""
     code, at = frame.f_code.co_code, frame.f_lasti
@@ -204,6 +226,9 @@ class Unknown:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
+        asked = name not in _MAY_BE_NONE and none_asked(sys._getframe(1))
+        if asked and ORACLE.truth(f"{self._what}.{name} is None"):
+            return None
         child = self._child(f"{self._what}.{name}")
         self.__dict__[name] = child
         return child
@@ -438,7 +463,7 @@ class Meta(ABCMeta):
     """The class of stand-ins' classes: every attribute is there, and `isinstance` can be asked."""
 
     def __getattr__(cls, name: str) -> Any:
-        if (name.startswith("__") and name.endswith("__")) or name == "_abc_impl":
+        if name[0] == "_":
             raise AttributeError(name)
         path = getattr(cls, "_path", cls.__name__)
         last = path.rpartition(".")[2]
