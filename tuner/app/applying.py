@@ -11,12 +11,12 @@ from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.program.changes import Change, change, obstacle
 from tuner.program.edit.source import open_source
+from tuner.program.named_models import named_models
 from tuner.program.program import Program, read_program
 from tuner.program.reads import SETTINGS_FILES
 from tuner.program.setting import NAMES, Setting
 from tuner.program.settings import find_settings
 from tuner.program.trainer import trainer_of
-from tuner.program.training import named_models
 from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import is_meant, read_key, show_path
 from tuner.space.models.same import same_architecture

@@ -33,9 +33,9 @@ Margin = Callable[[Gpu], float | None]
 class OnGpu:
     """The prediction for one GPU type, or why there is none.
 
-    Without one, the type cannot run the training; or it `is_unknown`, because what predicts is not
-    installed. `gpus` is the number that is paid for, `cost` that of the data where its size is
-    known, and `remark` what the GPU type makes different.
+    Without one, the type cannot run the training. The verdict `is_unknown` where what predicts is
+    not installed, or a bound on the memory decides nothing. `gpus` is the number that is paid for,
+    `cost` that of the data where its size is known, and `remark` what the GPU type makes different.
     """
 
     gpu: Gpu
@@ -49,19 +49,19 @@ class OnGpu:
     @property
     def verdict(self) -> Verdict:
         """The verdict in a word."""
-        if self.prediction is not None:
-            return self.prediction.verdict
-        return Verdict.UNKNOWN if self.is_unknown else Verdict.DOES_NOT_FIT
+        if self.is_unknown:
+            return Verdict.UNKNOWN
+        return self.prediction.verdict if self.prediction else Verdict.DOES_NOT_FIT
 
     @property
     def fits(self) -> bool:
         """True if it is more likely to fit than not."""
-        return self.prediction is not None and self.prediction.fits
+        return self.prediction is not None and self.prediction.fits and not self.is_unknown
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
-        fits = None if self.is_unknown else False
-        values = self.prediction.to_answer() if self.prediction else {"fits": fits}
+        values = self.prediction.to_answer() if self.prediction else {"fits": False}
+        values |= {"fits": None} if self.is_unknown else {}
         refused = self.refused or None
         words = {"verdict": str(self.verdict), "refused": refused, "remark": self.remark}
         return {**values, "gpu": self.gpu.id, **words}
@@ -74,6 +74,10 @@ class Everywhere:
     model: str
     configuration: Configuration
     answers: tuple[OnGpu, ...]
+    read_as: str = ""
+    """The training of a program, in ten words."""
+    at_least: tuple[str, ...] = ()
+    """Its settings that take memory and are not modelled."""
 
     @property
     def fitting(self) -> list[OnGpu]:
@@ -93,6 +97,7 @@ class Everywhere:
         return {
             "source": "predicted",
             "model": self.model,
+            "read_as": self.read_as or None,
             "configuration": self.configuration.to_dict(),
             "smallest": next((answer.gpu.id for answer in self.fitting), None),
             "gpus": [answer.to_dict() for answer in self.answers],
@@ -130,6 +135,11 @@ def program_everywhere(
     with quiet_libraries():
         given = said_in_own_words(settings or {}, SCHEMAS[WORKLOAD].terms)
         plan = plan_program(read, given, model, gpus=gpus)
+        if plan.others:
+            first = next(iter(load_catalogue().values()))
+            oracle = ProgramPredictions(read, first, gpus, given=given, model=model)
+            where = oracle.plan(read).where
+            plan = next(one for one in (plan, *plan.others) if one.where == where)
         predictor = Predictor(PredictionJob(WORKLOAD, plan.model), traces=Traces())
         in_fp16: list[ProgramPlan] = []
 
@@ -142,14 +152,17 @@ def program_everywhere(
             chosen = plan if has_bf16(gpu) else in_fp16[0]
             (found,) = asked.predicted([(read, chosen)])
             remarks = {
+                "more memory than predicted": found.fits is None and found.prediction.fits,
+                "no more memory than predicted": found.is_upper_bound,
                 "in fp16": chosen.configuration != plan.configuration,
                 "evaluation not priced": bool(found.not_priced),
             }
             remark = ", ".join(text for text, holds in remarks.items() if holds)
             paid = paid_gpus(chosen.configuration, gpu)
-            return OnGpu(gpu, found.prediction, remark=remark, gpus=paid)
+            is_unknown = found.fits is None
+            return OnGpu(gpu, found.prediction, remark=remark, gpus=paid, is_unknown=is_unknown)
 
-        return Everywhere(plan.model, plan.configuration, _on_all(on))
+        return Everywhere(plan.model, plan.configuration, _on_all(on), plan.read_as, plan.at_least)
 
 
 def _on_all(on: Callable[[Gpu], OnGpu]) -> tuple[OnGpu, ...]:

@@ -80,6 +80,11 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
             "the speed of a program under torch.compile isn't predicted",
             hint="leave --predict out: `tuner tune` runs it on the emulator",
         )
+    if base.others:
+        raise InputError(
+            f"the program trains {1 + len(base.others)} times, and one training is tuned",
+            hint=f"the largest is at {base.plan.where}: leave the others out",
+        )
     varied = knobs_of(program, settings, base.settings, knobs)
     notes: list[str] = []
     tried: dict[str, tuple[Change, ProgramPlan]] = {}

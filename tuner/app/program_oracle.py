@@ -49,6 +49,8 @@ class PredictedProgram:
     gpu: Gpu
     plan: ProgramPlan
     prediction: Prediction
+    others: tuple[PredictedProgram, ...] = ()
+    """The program's other trainings, which take less memory."""
     steps_fit: bool = False
     """The program fits without its evaluation, and not with it."""
     ended: str = "predicted"
@@ -60,7 +62,8 @@ class PredictedProgram:
     @property
     def fits(self) -> bool | None:
         """The verdict with the margin; unknown where a bound on the memory decides nothing."""
-        undecided = self.plan.keeps_all if self.prediction.fits else bool(self.plan.at_most)
+        more = self.plan.keeps_all or bool(self.plan.at_least)
+        undecided = more if self.prediction.fits else bool(self.plan.at_most)
         return None if undecided else self.prediction.fits
 
     @property
@@ -128,9 +131,15 @@ class PredictedProgram:
             "command": list(self.command),
             "trainer": self.plan.trainer,
             "model": self.plan.model,
+            "read_as": self.plan.read_as,
             "configuration": self.plan.configuration.to_dict(),
             "assumed": list(self.plan.assumed),
             "left_out": list(self.plan.left_out),
+            "at_least": list(self.plan.at_least),
+            "others": [
+                {"where": one.plan.where, "read_as": one.plan.read_as, "verdict": str(one.verdict)}
+                for one in self.others
+            ],
             "notes": list(self.plan.notes),
             "ends_in": self.ends_in,
             "not_priced": self.not_priced or None,
@@ -197,6 +206,8 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     model: str | None = None
     predictor: Predictor | None = None
     _wanted: Wanted | None = field(default=None, init=False)
+    _others: tuple[PredictedProgram, ...] = field(default=(), init=False)
+    _where: str | None = field(default=None, init=False)
     doing: ClassVar[str] = "predicting"
 
     @property
@@ -208,11 +219,27 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
 
     def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
         (found,) = self.predicted([(program, self.plan(program))])
-        return found
+        return dataclasses.replace(found, others=self._others)
 
     def plan(self, program: Program) -> ProgramPlan:
-        """The training of `program`. Raises `InputError` as `plan_program` does."""
-        return plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
+        """The training of `program` that takes the most memory.
+
+        Raises `InputError` as `plan_program` does.
+        """
+        plan = plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
+        if not plan.others:
+            return plan
+        if self._where is None:
+            alone = [dataclasses.replace(self) for _ in plan.others]  # a predictor has one model
+            each = [
+                oracle.predicted([(program, one)])[0]
+                for oracle, one in zip((self, *alone), (plan, *plan.others), strict=True)
+            ]
+            self.predictor = None
+            each.sort(key=lambda one: one.used_bytes)
+            *rest, largest = each
+            self._where, self._others = largest.plan.where, tuple(rest)
+        return next((one for one in plan.others if one.where == self._where), plan)
 
     def smaller_evaluation(self, found: PredictedProgram) -> tuple[int, PredictedProgram] | None:
         """As in `ProgramOracle`: the program's own number, halved until it fits."""

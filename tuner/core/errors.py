@@ -24,7 +24,7 @@ EXIT_CODES = {
     EXIT_NOTHING_FITS: "it does not fit, or nothing does",
     EXIT_BAD_INPUT: "the input is wrong, or the program failed",
     EXIT_UNAVAILABLE: "tuner cannot: something is missing, unsupported, or a fault of tuner's own",
-    EXIT_UNKNOWN: "unknown: too little ran to say whether it fits",
+    EXIT_UNKNOWN: "unknown: too little is known to say whether it fits",
     EXIT_INTERRUPTED: "interrupted; finished work is kept",
 }
 """The exit codes of every command. No failure and nothing unknown ends with 0."""
@@ -52,6 +52,7 @@ class TunerError(Exception):
     """
 
     exit_code = EXIT_UNAVAILABLE
+    word = "error"
     problems: tuple[Problem, ...] = ()
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -108,6 +109,13 @@ class UnsupportedError(InputError):
     """The input may be right, and tuner has no answer for it (exit code 3)."""
 
     exit_code = EXIT_UNAVAILABLE
+
+
+class UndecidedError(UnsupportedError):
+    """Only a run of the program knows the answer (exit code 4)."""
+
+    exit_code = EXIT_UNKNOWN
+    word = "unknown"
 
 
 class NothingFitsError(TunerError):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from tuner.core.aliases import meanings
 from tuner.core.errors import Problem
 from tuner.core.expressions import show
+from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.edit.source import SourceFile
 from tuner.program.setting import typed
 
@@ -16,17 +18,61 @@ EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer 
 """The advice for a setting that is not predicted."""
 
 
+DTYPES: Mapping[str, str] = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+}
+"""By the names that PyTorch has for them: tuner's."""
+
+_KNOBS = {"peft_config": "lora_rank", "quantization_config": "precision"}
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument as it is written; `problem` says why its value is unknown.
+    """One argument as it arrives; `problem` says what is wrong with its value.
 
-    `is_made` marks the text of a call that makes an object.
+    `is_made` marks an object, by its class, and `is_unknown` a value that only the run knows.
     """
 
     value: Any
     where: str
     problem: str | None = None
     is_made: bool = False
+    is_unknown: bool = False
+
+
+Effect = Literal["", "saves", "adds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided(Problem):
+    """A value that only the run knows; `knob` is the parameter that decides it, or empty.
+
+    Without it a prediction is an upper bound if it "saves" memory, a lower one if it "adds" some.
+    """
+
+    knob: str = ""
+    effect: Effect = ""
+
+
+def knob_of(name: str) -> str:
+    """The parameter that an argument of this name sets; "" if there is none."""
+    terms, own = SCHEMAS["causal_lm"].terms, name.rpartition(".")[2]
+    for meaning in (_KNOBS.get(own, own), *meanings(own)):
+        knob = meaning.removeprefix("not ").partition("=")[0]
+        if knob in terms:
+            return knob
+    return ""
+
+
+def decided_by(knob: str) -> str:
+    """The advice for an unknown value: "--set micro_batch=1 decides"."""
+    if not knob:
+        return EMULATE
+    return f"--set {knob}={show(SCHEMAS['causal_lm'].terms[knob].default)} or another value decides"
 
 
 @dataclass(slots=True)
@@ -41,15 +87,20 @@ class Found:
     assumed: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     at_most: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Arguments:
-    """The arguments of one call, or the values of one file; what is taken of them is noted."""
+    """The arguments of one call, or the values of one file; what is taken of them is noted.
+
+    `defaults` are those of the release that the program uses.
+    """
 
     title: str
     values: Mapping[str, Argument]
     found: Found
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
 
     def __contains__(self, name: str) -> bool:
@@ -61,17 +112,36 @@ class Arguments:
         return argument is not None and argument.value is None and argument.problem is None
 
     def take(self, name: str, default: Any = None, *, quietly: bool = False) -> Any:
-        """The value of `name`, else its default, which is noted unless it is None or `quietly`."""
+        """The value of `name`, else the release's default, else `default`.
+
+        A default is noted unless `default` is None, or `quietly`.
+        """
         self.taken.add(name)
         argument = self.values.get(name)
         if argument is None:
+            own = self.defaults.get(name)
+            chosen = default if own is None else own
             if default is not None and not quietly:
-                self.found.assumed.append(f"{name}={show(default)}")
+                self.found.assumed.append(f"{name}={show(chosen)}")
+            return chosen
+        if argument.is_unknown:
+            self.undecided(name)
             return default
         if argument.problem is not None:
             self.found.problems.append(Problem(argument.problem, self.where(name)))
             return default
         return default if argument.value is None else argument.value
+
+    def is_unknown(self, name: str) -> bool:
+        """True for an argument whose value only the run knows."""
+        return name in self.values and self.values[name].is_unknown
+
+    def undecided(self, name: str, effect: Effect = "", knob: str | None = None) -> None:
+        """Note that only the run knows the value of `name`."""
+        self.taken.add(name)
+        knob = knob_of(name) if knob is None else knob
+        text = f"{self.values[name].problem}: {decided_by(knob)}"
+        self.found.problems.append(Undecided(text, self.where(name), knob, effect))
 
     def where(self, name: str) -> str:
         """For people: "train.py:12 max_length"."""
@@ -82,6 +152,11 @@ class Arguments:
     def refuse(self, name: str, why: str) -> None:
         """Note that the value of `name` cannot be predicted."""
         self.found.problems.append(Problem(why, self.where(name)))
+
+    def adds(self, name: str, what: str, knob: str = "") -> None:
+        """Note that `name` may take memory in a way that is not modelled."""
+        text = f"{what} isn't modelled, and takes more memory: {decided_by(knob)}"
+        self.found.problems.append(Undecided(text, self.where(name), knob, "adds"))
 
     def bound(self, name: str, what: str) -> None:
         """Note that `name` saves memory in a way that is not modelled."""
@@ -104,8 +179,9 @@ class Arguments:
 class ProgramTraining:
     """The training of a program, run by the class or tool `trainer`.
 
-    Of a script `groups` has the calls: "trainer", "arguments", "model", "lora", "quantization",
-    "preparation" and "adapted", each at most once. Of a tool's file all is in "arguments".
+    Of a script `groups` has what arrives: "trainer", "arguments", "model", "reference", "lora",
+    "quantization", "preparation", "adapted", "enabled" and "compiled". Of a tool's file all is in
+    "arguments".
     """
 
     trainer: str
@@ -114,11 +190,15 @@ class ProgramTraining:
     model_by_name: str | None = None
     """The model, where the trainer itself loads it."""
     lengths: tuple[Argument, ...] = ()
-    """The values of `max_length` in any call of a script."""
+    """The values of `max_length` in the calls of tokenizers."""
     has_bf16: bool = True
     """The GPU computes in bf16."""
     evaluates: bool = False
     """A script calls `evaluate` of its trainer."""
+    where: str = ""
+    """The place of the trainer."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """The releases whose defaults were read, by library."""
 
     def __getitem__(self, group: str) -> Arguments:
         return self.groups.get(group) or Arguments(group, {}, self.found)

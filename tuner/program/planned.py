@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tuner.core.errors import InputError, Problem, UnsupportedError
+from tuner.core.errors import InputError, Problem, UndecidedError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue
 from tuner.core.setup.common import QUANTIZED
@@ -21,12 +21,20 @@ from tuner.core.setup.distributed_knobs import (
     gpus_per_trial,
 )
 from tuner.core.setup.schemas import SCHEMAS
-from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
+from tuner.program import releases
+from tuner.program.arguments import (
+    DTYPES,
+    EMULATE,
+    Arguments,
+    ProgramTraining,
+    Undecided,
+    knob_of,
+)
 from tuner.program.evaluation import evaluation_of
 from tuner.program.fp16 import has_bf16, in_fp16
-from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
-from tuner.program.program import Program
+from tuner.program.places import Places
+from tuner.program.program import Program, starts_of
 from tuner.program.reading import (
     MASKED,
     NOT_COMPARED,
@@ -35,13 +43,16 @@ from tuner.program.reading import (
     STORED,
     WITH_SYNC,
 )
-from tuner.program.signatures import CannotStart, held_versions, hold_loading
+from tuner.program.recorded import record
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
-from tuner.program.training import MODEL_KEYS, read_training
+from tuner.program.training import MODEL_KEYS, read_trainings
 from tuner.space.models.catalogue import NF4, get_entry, resolve_config, stored_format
 
 WORKLOAD = "causal_lm"
+
+MODEL = "model"
+"""In place of a knob: what --model says."""
 
 UNCOMPARED = frozenset((NOT_COMPARED, PACKED, MASKED))
 """Notes on trainings of which no published run was compared."""
@@ -72,6 +83,14 @@ class ProgramPlan:
     findings: tuple[str, ...] = ()
     evaluation: str = ""
     """The part of the evaluation that is not in the configuration."""
+    at_least: tuple[str, ...] = ()
+    """Settings that take memory and are not modelled, or that may."""
+    read_as: str = ""
+    """The training in ten words, with the release that its defaults are of."""
+    where: str = ""
+    """The place of its trainer."""
+    others: tuple[ProgramPlan, ...] = ()
+    """Other trainings of the program."""
 
     @property
     def doubts(self) -> set[Doubt]:
@@ -91,9 +110,7 @@ class ProgramPlan:
     @property
     def settings(self) -> dict[str, KnobValue]:
         """The knobs, in the program's own terms."""
-        values = dict(self.configuration)
-        values["micro_batch"] = int(str(values["micro_batch"])) // self.sequences
-        return values
+        return _in_own_terms(self.configuration, self.sequences)
 
     @property
     def has_whole_model_first(self) -> bool:
@@ -102,9 +119,37 @@ class ProgramPlan:
         return is_quantised and Parallelism.of(self.configuration).is_sharded
 
 
+def _in_own_terms(knobs: Mapping[str, Any], sequences: int) -> dict[str, Any]:
+    return {**knobs, "micro_batch": int(str(knobs["micro_batch"])) // sequences}
+
+
 def readings() -> tuple[Reading, ...]:
     """The trainers that can be predicted."""
     return tuple(reading for trainer in trainers() for reading in trainer.readings)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTraining:
+    """One training of a program, as it is read; `planned` is None for an unsupported trainer.
+
+    `program` starts it: the program itself, or one that its shell script starts.
+    """
+
+    program: Program
+    training: ProgramTraining
+    reading: Reading | None
+    planned: Planned | None
+
+
+def planned_trainings(program: Program, *, gpu: Gpu | None = None) -> list[PlannedTraining]:
+    """The trainings of `program`, whose problems are noted in each; none for a loop of its own."""
+    found = []
+    for start in starts_of(program):
+        for training in read_trainings(start, gpu=gpu):
+            reading = next((r for r in readings() if r.trainer == training.trainer), None)
+            planned = reading.plan(training) if reading is not None else None
+            found.append(PlannedTraining(start, training, reading, planned))
+    return found
 
 
 def plan_program(
@@ -119,39 +164,68 @@ def plan_program(
     """The training of `program`; `given` parameters and `model` override it.
 
     `gpus` is their number if the launcher does not tell, and `gpu` their type: a training in bf16
-    on one without it is planned in fp16, with a finding. Raises one `InputError` with everything
-
-    that cannot be read or predicted; if not `strict`, that is left out.
+    on one without it is planned in fp16, with a finding. Its `others` are further trainings of the
+    program. Raises one `InputError` with everything that cannot be read or predicted; if not
+    `strict`, that is left out.
     """
     with _malformed(program):
-        training = read_training(program, has_bf16=has_bf16(gpu))
-        reading = next((r for r in readings() if r.trainer == training.trainer), None)
-        if reading is None:
-            raise _unsupported(training, _emulated(program, gpu))
-        planned = reading.plan(training)
+        trainings = planned_trainings(program, gpu=gpu)
+    if not trainings:
+        raise _own_loop(program, gpu)
+    plans: dict[tuple[str, str], ProgramPlan] = {}
+    errors: dict[str, InputError] = {}  # by the note on a training that isn't predicted
+    for one in trainings:
+        try:
+            plan = _plan(one, given or {}, model, gpus=gpus, gpu=gpu, strict=strict)
+            plans.setdefault((plan.model, plan.configuration.key), plan)
+        except InputError as error:
+            note = f"{one.training.where}: the training there isn't predicted: {error.reason}"
+            errors[note] = error
+    if not plans:
+        raise next(iter(errors.values()))
+    first, *others = (replace(p, at_least=(*p.at_least, *errors)) for p in plans.values())
+    return replace(first, others=tuple(others))
+
+
+def _plan(
+    one: PlannedTraining,
+    given: Mapping[str, Any],
+    model: str | None,
+    *,
+    gpus: int | None,
+    gpu: Gpu | None,
+    strict: bool,
+) -> ProgramPlan:
+    program, training, reading, planned = one.program, one.training, one.reading, one.planned
+    if reading is None or planned is None:
+        raise _unsupported(training, _emulated(program, gpu))
+    with _malformed(program):
         found = training.found
         chosen = model or _beside(program, planned.model)
-        if chosen is None:
-            found.problems.append(Problem("couldn't determine the model; pass --model"))
-        else:
-            found.problems += _misnamed_in_loading(training, chosen)
-        knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
+        if chosen is None and not any(map(_is_of_model, found.problems)):
+            found.problems.append(Undecided(_NO_MODEL, "", MODEL))
+        own = _started(program, planned, training, gpus)
+        said = {**given}
+        if "micro_batch" in said:
+            said["micro_batch"] = int(str(said["micro_batch"])) * planned.sequences
+        knobs = {**planned.knobs, **own, **said}
         evaluation, unknown = evaluation_of(training, knobs)
     knobs |= evaluation
-    said = _places_of_model(training) if model is not None else set()
-    problems = [p for p in found.problems if p.where not in said and not _is_given(p, given or {})]
     if "max_length" not in knobs:
-        text = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
-        problems.append(Problem(text))
-    if strict:
-        _require_start(problems)
+        found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
+    places = _places_of_model(training) if model is not None else set()
+    decided = {*given, *((MODEL,) if model is not None else ())}
+    problems = [p for p in found.problems if p.where not in places and not _is_given(p, decided)]
+    known = {"saves": found.at_most, "adds": (at_least := list[str]())}
+    for problem in [p for p in problems if isinstance(p, Undecided) and p.effect]:
+        known[problem.effect].append(str(problem))  # type: ignore[attr-defined]
+        problems.remove(problem)
+    unknowns = {p.knob for p in problems if isinstance(p, Undecided)}
+    defaults_of = _defaults_of(reading, training)
     if (problems and strict) or chosen is None:
-        kind = UnsupportedError if any(map(_is_unsupported, problems)) else InputError
-        raise kind(
-            f"this program of {reading.name} cannot be predicted from its settings",
-            problems=problems,
-            hint=_emulated(program, gpu) if kind is UnsupportedError else None,
-        )
+        shown = {**_in_own_terms(knobs, planned.sequences), **dict.fromkeys(unknowns, "?")}
+        how = f"{read_as(shown, reading.name)}; {defaults_of}"
+        raise _refused(reading, problems, how, _emulated(program, gpu))
     if knobs.get("torch_compile"):
         how = _emulated(program, gpu) or EMULATE
         found.at_most.append(f"torch.compile isn't modelled, and only saves memory; speed: {how}")
@@ -159,9 +233,12 @@ def plan_program(
     findings: list[str] = []
     if gpu is not None and not has_bf16(gpu):
         halved, findings = in_fp16(training, knobs, gpu)
-        knobs |= {name: value for name, value in halved.items() if name not in (given or {})}
+        knobs |= {name: value for name, value in halved.items() if name not in given}
     configuration = _configuration(knobs)
-    notes = [*findings, *planned.notes, *_unsharded(configuration), *_versions(reading.versions)]
+    notes = [
+        *findings, *planned.notes, *found.notes, *_unsharded(configuration),
+        *_versions(reading.versions),
+    ]  # fmt: skip
     return ProgramPlan(
         reading.name,
         chosen,
@@ -174,7 +251,83 @@ def plan_program(
         tuple(found.at_most),
         tuple(findings),
         unknown,
+        tuple(at_least),
+        f"{read_as(_in_own_terms(configuration, planned.sequences), reading.name)}; {defaults_of}",
+        training.where,
     )
+
+
+_NO_MODEL = "couldn't determine the model; pass --model"
+_NO_LENGTH = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
+
+
+def _is_of_model(problem: Problem) -> bool:
+    return isinstance(problem, Undecided) and problem.knob == MODEL
+
+
+def _refused(
+    reading: Reading, problems: Sequence[Problem], how: str, emulated: str | None
+) -> InputError:
+    kind, hint = InputError, None
+    if any(map(_is_unsupported, problems)):
+        kind, hint = UnsupportedError, emulated
+    elif any(isinstance(problem, Undecided) for problem in problems):
+        kind, hint = UndecidedError, emulated
+    text = f"this program of {reading.name} cannot be predicted from its settings"
+    if kind is UndecidedError:
+        text = f"this program of {reading.name} depends on what is known only when it runs"
+    return kind(f"{text}\n  read as {how}", problems=problems, hint=hint)
+
+
+def _own_loop(program: Program, gpu: Gpu | None) -> UndecidedError:
+    """The answer for a program in which no training of a library is seen."""
+    for start in starts_of(program):
+        if start.main and (loops := record(start, gpu=gpu).loops):
+            place = Places(start).at(loops[0]["where"])
+            text = f"{place}: a training loop of its own, whose memory only a run tells"
+            break
+    else:
+        text = f"no training is seen in {program.main or shlex.join(program.command)}"
+    command = shlex.join(["tuner", "check", "--gpu", gpu.id if gpu else "GPU", "--"])
+    return UndecidedError(f"{text}: {command} {shlex.join(program.command)}")
+
+
+def read_as(values: Mapping[str, Any], trainer: str) -> str:
+    """A training in ten words: "bf16, LoRA 16, batch 2 x 8, length 2048, adamw_8bit, SFT"."""
+    precision, mixed = values.get("precision"), values.get("mixed_precision")
+    is_mixed = precision == "fp32" and mixed not in (None, "no")
+    rank, batch = (
+        values.get("lora_rank"),
+        (values.get(n, "?") for n in ("micro_batch", "grad_accum")),
+    )
+    name = trainer.rpartition(" ")[2]
+    loop = name.removesuffix("Trainer") or name
+    loss = values.get("loss")
+    words = {
+        f"{precision} with {mixed}" if is_mixed else f"{precision}": precision is not None,
+        f"LoRA {rank}": bool(rank),
+        f"batch {' x '.join(map(str, batch))}": True,
+        f"length {values.get('max_length', '?')}": True,
+        "checkpointing": values.get("gradient_checkpointing") is True,
+        f"{values.get('optimizer', '?')}": True,
+        loop: bool(loop),
+        "chunked loss": loss == "chunked",
+    }
+    return ", ".join(word for word, holds in words.items() if holds)
+
+
+def _defaults_of(reading: Reading, training: ProgramTraining) -> str:
+    library, own = next(iter(reading.versions.items()))
+    title = releases.describe(library).rpartition(" ")[0] or reading.name
+    release = training.releases.get(library) or _installed(library) or own
+    return f"defaults of {title} {release.removesuffix('.0')}"
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _started(
@@ -218,9 +371,10 @@ def _unsharded(configuration: Configuration) -> Iterator[str]:
         )
 
 
-def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
+def _is_given(problem: Problem, given: Collection[str]) -> bool:
     name = (problem.where or "").rpartition(" ")[2]
-    return name in given
+    knob = problem.knob if isinstance(problem, Undecided) else knob_of(name)
+    return name in given or (knob != "" and knob in given)
 
 
 def _places_of_model(training: ProgramTraining) -> set[str]:
@@ -228,27 +382,6 @@ def _places_of_model(training: ProgramTraining) -> set[str]:
     names = {"model": ("0", *MODEL_KEYS), "arguments": MODEL_KEYS}
     groups = {group: keys for group, keys in names.items() if training.has(group)}
     return {training[group].where(key) for group, keys in groups.items() for key in keys}
-
-
-def _require_start(problems: Sequence[Problem]) -> None:
-    if any(isinstance(problem, CannotStart) for problem in problems):
-        others = "; ".join(_versions(held_versions()))
-        raise InputError(
-            "the program cannot start: its libraries do not take all of its arguments",
-            problems=problems,
-            hint=f"{others}; {EMULATE}" if others else None,
-        )
-
-
-def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Problem]:
-    if training.trainer.startswith("Unsloth"):
-        return  # which takes arguments of its own
-    own = training.has("model")
-    group, prefix = ("model", "") if own else ("arguments", "model_init_kwargs.")
-    try:
-        yield from hold_loading(training[group], prefix, model)
-    except InputError as error:  # the settings of the model are unknown
-        yield Problem(error.message, "the model")
 
 
 def _is_unsupported(problem: Problem) -> bool:
@@ -275,12 +408,11 @@ def _emulated(program: Program, gpu: Gpu | None) -> str | None:
     return f"run it on an emulated GPU: {command}"
 
 
-def _unsupported(training: ProgramTraining, emulated: str | None) -> UnsupportedError:
+def _unsupported(training: ProgramTraining, emulated: str | None) -> UndecidedError:
     names = ", ".join(dict.fromkeys(r.name for r in readings()))
-    starts = [p for p in training.found.problems if isinstance(p, CannotStart)]
-    _require_start(starts)
-    return UnsupportedError(
-        f"unsupported trainer (found: {training.trainer or 'a training loop of its own'})",
+    at = f"{training.where}: " if training.where else ""
+    return UndecidedError(
+        f"{at}unsupported trainer (found: {training.trainer}), whose memory only a run tells",
         hint=f"supported: {names}; {emulated or EMULATE}",
     )
 
@@ -353,15 +485,11 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
 
 
 def _versions(held: Mapping[str, str]) -> list[str]:
-    notes = []
-    for package, read in held.items():
-        try:
-            installed = version(package)
-        except PackageNotFoundError:
-            continue
-        if installed.split(".")[:2] != read.split(".")[:2]:
-            notes.append(f"{ASSUMES} {package} {read} (you have {installed})")
-    return notes
+    return [
+        f"{ASSUMES} {package} {read} (you have {installed})"
+        for package, read in held.items()
+        if (installed := _installed(package)) and installed.split(".")[:2] != read.split(".")[:2]
+    ]
 
 
 def _takes_images(model: str) -> bool:

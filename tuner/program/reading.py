@@ -9,8 +9,7 @@ from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
-from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
-from tuner.program.keywords import DTYPES
+from tuner.program.arguments import DTYPES, EMULATE, Arguments, ProgramTraining
 from tuner.program.trainers.accelerate import sharding
 
 STORED = "stored"
@@ -47,12 +46,17 @@ def unset(arguments: Arguments, reasons: Mapping[str, str]) -> None:
 def saves(arguments: Arguments, reasons: Mapping[str, str]) -> None:
     """Name each of these that is set: the prediction is an upper bound."""
     for name, what in reasons.items():
-        if arguments.take(name) not in _UNSET:
+        if arguments.is_unknown(name):
+            arguments.undecided(name, "saves")
+        elif arguments.take(name) not in _UNSET:
             arguments.bound(name, what)
 
 
 def compiled(arguments: Arguments, name: str = "torch_compile") -> dict[str, KnobValue]:
     """The effect of `torch_compile` of TrainingArguments, which its backend or mode implies."""
+    if arguments.is_unknown(name):
+        arguments.undecided(name, "saves")
+        return {}
     backend, mode = (arguments.take(f"{name}_{word}") for word in ("backend", "mode"))
     if backend not in (*_UNSET, "inductor"):
         arguments.refuse(f"{name}_backend", f"is {backend}; only inductor has a bound: {EMULATE}")
@@ -111,14 +115,14 @@ def packed_rows(knobs: dict[str, Any]) -> list[str]:
 def mixed_precision(arguments: Arguments, default: str) -> str:
     """The mixed precision of `bf16` and `fp16` of TrainingArguments."""
     bf16, fp16 = arguments.take("bf16"), arguments.take("fp16")
+    chosen = default if bf16 is None else "no"
     if bf16 in (True, "true", "auto"):
-        return "bf16"
-    if fp16 is True:
-        return "fp16"
-    if bf16 is None:
-        arguments.found.assumed.append(f"mixed_precision={default}")
-        return default
-    return "no"
+        chosen = "bf16"
+    elif fp16 is True:
+        chosen = "fp16"
+    if arguments.values.get("bf16") is None and chosen != "fp16":
+        arguments.found.assumed.append(f"mixed_precision={chosen}")
+    return chosen
 
 
 OFFLOADED = ("offload", "offload_disk", "unsloth")
@@ -136,8 +140,14 @@ def checkpointing(
     default.
     """
     # transformers 5.23 calls it activation_checkpointing, and takes the older name as well.
-    word = "activation" if "activation_checkpointing" in arguments else "gradient"
-    on = arguments.take(f"{word}_checkpointing", default)
+    own = "activation_checkpointing"
+    is_new = own in arguments or arguments.defaults.get(own) is not None
+    word = "activation" if is_new else "gradient"
+    if arguments.is_unknown(f"{word}_checkpointing"):
+        arguments.undecided(f"{word}_checkpointing", "saves")
+        on = False
+    else:
+        on = arguments.take(f"{word}_checkpointing", default)
     if on in OFFLOADED:
         arguments.bound(f"{word}_checkpointing", "offloading of checkpoints")
         on = True
@@ -265,7 +275,7 @@ def _sharded(arguments: Arguments) -> dict[str, KnobValue]:
 
 _LOADING = (
     "0", "device_map", "trust_remote_code", "quantization_config", "low_cpu", "use_cache",
-    "revision", "token", "cache_dir", "max_memory",
+    "revision", "token", "cache_dir", "max_memory", "config.",
 )  # fmt: skip
 
 
@@ -285,7 +295,7 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     }
     knobs["attention"] = attention(source, f"{prefix}attn_implementation")
     if "ForImageTextToText" in source.title:
-        arguments.found.left_out.append(f"{source.where('0')}: images (--set images=1)")
+        source.adds("0", "the memory of images that it may be trained with", "images")
     if "ForSequenceClassification" in source.title:
         knobs["num_labels"] = number(source, "num_labels", 2)  # as PreTrainedConfig has it
     if training.has("quantization"):
@@ -307,6 +317,10 @@ def training_by_calls(
     """
     model, loaded = loaded_model(training, "fp32")
     arguments = training["arguments"]
+    unset(training["trainer"], {
+        "compute_loss_func": "a loss of one's own",
+        "optimizer_cls_and_kwargs": "an optimizer of one's own",
+    })  # fmt: skip
     knobs = {
         **trainer_arguments(arguments, checkpoints=checkpoints, precision=precision),
         **loaded,

@@ -1,77 +1,50 @@
-"""The training of a program: the arguments of its trainer, its model and its adapters.
+"""The trainings of a program: what their trainers, models and adapters were given.
 
-`tuner.program.settings` finds the few parameters that are changed; this module reads all that
-decide memory. The program is parsed, never run.
+A program runs with stand-ins (`tuner.program.recorded`), and an object counts because it arrives:
+a `LoraConfig` of the trainer or of its model, a `BitsAndBytesConfig` of the call that loads it.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tuner.core.errors import Problem
+from tuner.core.gpu import Gpu
+from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import (
+    DTYPES,
     EMULATE,
     Argument,
     Arguments,
+    Effect,
     Found,
     ProgramTraining,
+    Undecided,
     assignments_of,
+    decided_by,
     values_of_files,
     values_of_words,
 )
-from tuner.program.edit.python_file import last_name
-from tuner.program.edit.source import PYTHON, SourceFile
-from tuner.program.filled import base_in, class_of, fields_of, parsed_classes, said_values
-from tuner.program.keywords import CallReader, place_in
-from tuner.program.linked import Unclear
-from tuner.program.model_config import MADE_OF_IT, groups_of
-from tuner.program.names import Script
+from tuner.program.edit.source import PYTHON
+from tuner.program.fp16 import has_bf16
+from tuner.program.places import Places, Row
 from tuner.program.program import Program, words_behind_tool
-from tuner.program.settings import scripts_of
-from tuner.program.signatures import hold_calls, hold_file, hold_words, imports, signature
+from tuner.program.recorded import Recorded, record
+from tuner.program.signatures import hold_file
 from tuner.program.trainer import trainer_named
-from tuner.space.models.catalogue import HUB_ID, get_entry
 
-_MODEL_CLASSES = (
-    "ForCausalLM",
-    "ForConditionalGeneration",
-    "ForImageTextToText",
-    "ForSequenceClassification",
-)
-
-
-_TRAINED = ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward")
-"""TRL's trainers that are read: each is a `Trainer`, and has a `Config`."""
-
-_CALLS = {
-    "Trainer": "trainer",
-    "UnslothTrainer": "trainer",
-    **{f"{name}Trainer": "trainer" for name in _TRAINED},
-    "TrainingArguments": "arguments",
-    "UnslothTrainingArguments": "arguments",
-    **{f"{name}Config": "arguments" for name in _TRAINED},
-    "ModelConfig": "model_config",
-    "LoraConfig": "lora",
-    "BitsAndBytesConfig": "quantization",
-    "prepare_model_for_kbit_training": "preparation",
-    "get_peft_model": "adapted",
-    "gradient_checkpointing_enable": "enabled",
-    "activation_checkpointing_enable": "enabled",
+_TRAINERS: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("Trainer",),
+    "trl": ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward"),
+    "unsloth": ("UnslothTrainer",),
 }
-_ARGUMENTS = tuple(name for name, group in _CALLS.items() if group == "arguments")
-
-_REFERRING = ("DPOTrainer", "KTOTrainer")
-"""Trainers whose second argument is the reference model."""
-
-UNSLOTH = ("FastLanguageModel", "FastModel")
-_OF_UNSLOTH = {"from_pretrained": "model", "get_peft_model": "lora"}
-"""The methods of Unsloth's classes that count; the others change nothing that is predicted."""
+"""By library: its trainers that are read; TRL's without "Trainer"."""
 
 _LENGTHS = ("max_length", "model_max_length")
-"""Names of the length of examples in calls of tokenisers."""
+"""Names of the length of examples in calls of tokenizers."""
 
 _MERGES = ("merge_and_unload", "save_pretrained_merged")
 """Calls after the training that make weights on the GPU, which are not predicted."""
@@ -89,71 +62,44 @@ _NOT_PREDICTED = {
 }
 """Calls that change what a step keeps, whatever the trainer's settings say of it."""
 
-_OTHERS = ("FastVisionModel", "Accelerator", "LightningModule", "deepspeed")
-"""Names of libraries that train in ways of their own."""
+_CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+"""Methods of models that change the dtype of their weights."""
+
+_OVERRIDES = {
+    "compute_loss": "",
+    "training_step": "",
+    "create_optimizer": "optimizer",
+    "create_optimizer_and_scheduler": "optimizer",
+    "get_train_dataloader": "micro_batch",
+}
+"""Methods of trainers that decide memory, by the parameter that says what one's own does."""
+
+_OLDER: Mapping[str, tuple[str, str]] = {
+    "max_seq_length": ("arguments", "max_length"),
+    "packing": ("arguments", "packing"),
+    "torch_dtype": ("model", "dtype"),
+    "per_gpu_train_batch_size": ("arguments", "per_device_train_batch_size"),
+}
+"""Arguments of older releases: the group that has them today, and their names there."""
+
+MODEL_KEYS = (
+    "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
+    "base_model_name", "model_path", "model",
+)  # fmt: skip
+"""Names of the argument that names a model."""
 
 
-def read_training(program: Program, *, has_bf16: bool = True) -> ProgramTraining:
-    """The training of `program`, with problems noted, not raised.
+def read_trainings(program: Program, *, gpu: Gpu | None = None) -> list[ProgramTraining]:
+    """The trainings of `program`, with problems noted, not raised; none for a loop of its own."""
+    if not program.main:
+        return [_of_files(program)] if program.trainer else []
+    recorded = record(program, gpu=gpu)
+    reader = _Reader(Places(program), recorded, has_bf16(gpu))
+    return [reader.training(row) for row in recorded.trainings]
 
-    `has_bf16` says whether its GPU computes in bf16.
-    """
+
+def _of_files(program: Program) -> ProgramTraining:
     found = Found()
-    scripts = scripts_of(program)
-    if not scripts:
-        return _of_files(program, found)
-    reader = CallReader(program, found, has_bf16=has_bf16)
-    filled = _filled(reader, scripts)
-    calls = [(script, call) for script in scripts for call in script.calls]
-    of_config = _of_model_config(reader, filled, calls)
-    if of_config:
-        reader.absent = frozenset(f for f, group in MADE_OF_IT.items() if group not in of_config)
-    groups, trainers = _groups(reader, scripts, calls)
-    for function, group in MADE_OF_IT.items():
-        if group in of_config and any(last_name(call.func) == function for _, call in calls):
-            groups.setdefault(group, of_config[group])
-    if "arguments" not in groups and "arguments" in filled:
-        given = filled["arguments"]
-        values = {**given.values, **dict(_assigned(reader, calls))}
-        groups["arguments"] = Arguments(given.title, values, found)
-    lengths = tuple(
-        argument
-        for script, call in calls
-        if last_name(call.func) not in _CALLS
-        for _, argument in reader.keywords(script, call, only=_LENGTHS)
-    )
-    for script in scripts:
-        found.problems += _freezes(script)
-    training = ProgramTraining("", groups, found, lengths=lengths, has_bf16=has_bf16)
-    training.trainer = next(iter(trainers), "") or _other_trainer(calls)
-    if trainers:
-        _read_trainer(training)
-    training.evaluates = any(
-        _is_evaluation(call) and not reader.is_dead(script, call) for script, call in calls
-    )
-    found.left_out += [
-        f"{place_in(script, call)} {last_name(call.func)}"
-        for script, call in calls
-        if last_name(call.func) in _MERGES and not reader.is_dead(script, call)
-    ]
-    found.problems += [
-        Problem(f"{what} is not predicted: {EMULATE}", f"{place_in(script, call)} {name}")
-        for script, call in calls
-        if (what := _NOT_PREDICTED.get(name := last_name(call.func) or ""))
-        and not reader.is_dead(script, call)
-    ]
-    hold_calls(scripts, training.trainer, found)
-    if trainers and groups.get("model", Arguments("", {}, found)).title.startswith(UNSLOTH):
-        own = training.trainer.replace("UnslothTrainer", "SFTTrainer")
-        training.trainer = f"Unsloth {own}"
-    hold_words(program, scripts, found)
-    if "adapted" in groups and "lora" not in groups:
-        text = "couldn't find the LoraConfig passed to get_peft_model"
-        found.problems.append(Problem(text))
-    return training
-
-
-def _of_files(program: Program, found: Found) -> ProgramTraining:
     data = [source for source in program.sources if source.path.suffix not in PYTHON]
     words = words_behind_tool(program)
     values = {**values_of_files(data), **values_of_words(words)}
@@ -166,246 +112,262 @@ def _of_files(program: Program, found: Found) -> ProgramTraining:
     return ProgramTraining(program.trainer, {"arguments": arguments}, found)
 
 
-def _of_model_config(
-    reader: CallReader,
-    filled: Mapping[str, Arguments],
-    calls: Sequence[tuple[Script, ast.Call]],
-) -> dict[str, Arguments]:
-    """The groups that TRL makes of a ModelConfig, which a parser or a call fills; none without."""
-    if "model_config" in filled:
-        return groups_of(filled["model_config"])
-    made = [(s, c) for s, c in calls if last_name(c.func) == "ModelConfig"]
-    values = {name: one for s, c in made for name, one in reader.keywords(s, c)}
-    return groups_of(Arguments("ModelConfig", values, reader.found)) if made else {}
+@dataclass(slots=True)
+class _Reader:
+    """Reads the record of one program."""
 
+    places: Places
+    recorded: Recorded
+    has_bf16: bool
 
-def _groups(
-    reader: CallReader, scripts: Sequence[Script], calls: Sequence[tuple[Script, ast.Call]]
-) -> tuple[dict[str, Arguments], list[str]]:
-    """The arguments of the calls that count, by group, and the names of the trainers."""
-    found = reader.found
-    by_unsloth = any(imports(one, "unsloth") for one in scripts)
-    references = _references(scripts)
-    groups: dict[str, Arguments] = {}
-    trainers: list[str] = []
-    for script, call in calls:
-        name = last_name(call.func) or ""
-        group = _group_of(call)
-        if group == "model" and call in references:
-            group = "reference"
-        if (group is None and not _is_other(call)) or reader.is_dead(script, call):
-            continue
-        if _is_other(call):
-            problem = f"trains with {script.shown(call.func)}, whose memory is not predicted"
-            found.problems.append(Problem(problem, place_in(script, call)))
-        if group is None:
-            continue
-        if group == "trainer":
-            trainers.append(name)
-        if group in groups:
-            text = f"there are several calls like {name}: which of them counts is not known"
-            found.problems.append(Problem(text, place_in(script, call)))
-            continue
-        if group in ("model", "reference"):
-            name = script.shown(call.func)
-        held = signature(name) if not by_unsloth else None
-        values = {
-            one: argument
-            for one, argument in reader.keywords(script, call)
-            if held is None or held.takes(one) or not one[0].isalpha()
+    def training(self, row: Row) -> ProgramTraining:
+        """The groups of one training."""
+        found = Found()
+        trainer, model = row["trainer"], row.get("model")
+        groups = {"trainer": self.arguments(trainer, found)}
+        if isinstance(row.get("arguments"), Mapping) and "class" in row["arguments"]:
+            groups["arguments"] = self.arguments(row["arguments"], found)
+        elif isinstance(row.get("arguments"), Mapping):
+            where = groups["trainer"].where("args")
+            self._undecided(found, row["arguments"], where, "")
+        training = ProgramTraining(self._kind(trainer), groups, found, has_bf16=self.has_bf16)
+        training.where = self.places.at(trainer.get("where"))
+        training.releases = self.recorded.releases
+        training.evaluates = row.get("evaluates") is True
+        model = _object(model)
+        if isinstance(model, str):
+            training.model_by_name = model
+        elif isinstance(model, Mapping) and "class" in model:
+            groups |= self._loaded(model, found)
+            if model["class"].startswith("unsloth."):
+                training.trainer = f"Unsloth {training.trainer}"
+        elif isinstance(model, Mapping) and "$unknown" in model:
+            self._undecided(found, model, groups["trainer"].where("model"), "model")
+        for group in ("reference", "compiled"):
+            if isinstance(one := _object(row.get(group)), Mapping) and "class" in one:
+                groups[group] = self.arguments(one, found)
+        self._adapt(row, groups, found)
+        self._quantize(row, groups, found)
+        _rename(groups)
+        self._own_methods(trainer, groups["trainer"])
+        self._own_optimizer(trainer, training)
+        self._calls(row, training)
+        if row.get("unsure"):
+            lines = ", ".join(map(self.places.at, row["unsure"]))
+            found.notes.append(f"{lines}: decides whether the training at {training.where} happens")
+        return training
+
+    # -- groups ----------------------------------------------------------------------------
+
+    def arguments(self, made: Row, found: Found, title: str = "") -> Arguments:
+        """What an object or a call was given, and the defaults of its release."""
+        call = self.places.call(made.get("where"))
+        final, values = made.get("values") or {}, dict[str, Argument]()
+        for name, value in (made.get("given") or {}).items():
+            where = self.places.of_argument(name, made, call)
+            values.update(self._flat(name, final.get(name, value), where))
+        for name, (value, where) in (made.get("assigned") or {}).items():
+            for old in [one for one in values if one.partition(".")[0] == name]:
+                del values[old]
+            values.update(self._flat(name, final.get(name, value), self.places.at(where)))
+        defaults = {
+            name: value
+            for name, given in final.items()
+            if name not in values
+            and not isinstance(given, Mapping)
+            and (value := self._argument(given, "").value) is not None
         }
-        groups[group] = Arguments(name, values, found)
-    return groups, trainers
+        title = title or self._library(made).rpartition(".")[2]
+        return Arguments(title, values, found, defaults)
+
+    def _flat(self, name: str, value: Any, where: str) -> Iterator[tuple[str, Argument]]:
+        yield name, self._argument(value, where)
+        if isinstance(value, Mapping) and not any(key.startswith("$") for key in value):
+            for key, one in value.items():
+                yield from self._flat(f"{name}.{key}", one, where)
+
+    def _argument(self, value: Any, where: str) -> Argument:
+        match value:
+            case {"$unknown": what}:
+                asked = [self.places.at(one) for one in value.get("where") or () if one]
+                at = f" at {', '.join(dict.fromkeys(asked))}" if asked else ""
+                text = f"is known only when it runs ({what}{at})"
+                return Argument(None, where, text, is_unknown=True)
+            case {"$object": made}:
+                return Argument(made["class"], where, is_made=True)
+            case {"$name": name}:
+                last = str(name).rpartition(".")[2]
+                return Argument(last if last in DTYPES else name, where, is_made=last not in DTYPES)
+            case list():
+                items = [self._argument(one, where) for one in value]
+                unknown = next((one for one in items if one.problem), None)
+                return unknown or Argument(tuple(one.value for one in items), where)
+            case Mapping():
+                return Argument(str(dict(value)), where, is_made=True)
+        return Argument(value, where)
+
+    def _loaded(self, model: Row, found: Found) -> dict[str, Arguments]:
+        """The call that loads a model, and what was done to it before it trains."""
+        how = model.get("made") or "from_pretrained"
+        loaded = self.arguments(model, found, f"{model['class'].rpartition('.')[2]}.{how}")
+        values = dict(loaded.values)
+        config = _object((model.get("given") or {}).get("config"))
+        if how.endswith("from_config") and isinstance(config, Mapping) and "class" in config:
+            # Weights of one's own, of the shapes that a configuration has.
+            values = {"dtype": Argument("float32", loaded.where("0")), **values}
+            values |= self.arguments(config, found).values
+        if "pretrained_model_name_or_path" in values:
+            values["0"] = values.pop("pretrained_model_name_or_path")
+        groups = {"model": Arguments(loaded.title, values, found, loaded.defaults)}
+        for name, group in (("prepared", "preparation"), ("enabled", "enabled")):
+            if isinstance(one := _object(model.get(name)), Mapping) and "class" in one:
+                groups[group] = self.arguments(one, found)
+        return groups
+
+    def _adapt(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
+        """The adapters: `peft_config` of the trainer, or those that its model has."""
+        lora = _object(row.get("lora"))
+        if not isinstance(lora, Mapping):
+            return
+        where = groups["trainer"].where("peft_config")
+        if "class" not in lora:
+            self._undecided(found, lora, where, "lora_rank")
+        elif self._library(lora).endswith((".LoraConfig", ".get_peft_model")):
+            groups["lora"] = self.arguments(lora, found)
+        else:
+            kind = lora["class"].rpartition(".")[2]
+            refused = SCHEMAS["causal_lm"].terms["adapter"].refused
+            near = {name.replace("_", ""): text for name, text in refused.items()}
+            text = near.get(kind.removesuffix("Config").lower(), EMULATE)
+            found.problems.append(Problem(f"is {kind}, not predicted: {text}", where))
+
+    def _quantize(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
+        """Only the configuration that the trained model is loaded with counts."""
+        model, trainer = _object(row.get("model")), row["trainer"].get("given") or {}
+        options = ((row.get("arguments") or {}).get("given") or {}).get("model_init_kwargs") or {}
+        by_trainer = trainer.get("quantization_config") or options.get("quantization_config")
+        is_loaded = isinstance(model, Mapping)
+        chosen = _object(model.get("quantization") if is_loaded else by_trainer)
+        loaded = groups.get("model", groups["trainer"])
+        if not isinstance(chosen, Mapping):
+            bits = {n: a for n, a in loaded.values.items() if n in ("load_in_4bit", "load_in_8bit")}
+            if any(one.value for one in bits.values()) and "unsloth" not in loaded.title.lower():
+                groups["quantization"] = Arguments("BitsAndBytesConfig", bits, found)
+        elif "$unknown" in chosen:
+            where = loaded.where("quantization_config")
+            self._undecided(found, chosen, where, "precision")
+        elif self._library(chosen).endswith(".BitsAndBytesConfig"):
+            quantization = self.arguments(chosen, found)
+            bits = {n: quantization.take(n) for n in ("load_in_4bit", "load_in_8bit")}
+            if any(bits.values()) or any(map(quantization.is_unknown, bits)):
+                groups["quantization"] = quantization
+            elif isinstance(loaded.values, dict):
+                loaded.values.pop("quantization_config", None)
+                text = "transformers loads it in 4 bits all the same: pass quantization_config=None"
+                found.at_most.append(f"{quantization.where('load_in_4bit')}: false, and {text}")
+
+    def _undecided(self, found: Found, value: Row, where: str, knob: str) -> None:
+        text = self._argument(value, where).problem
+        how = "pass --model" if knob == "model" else decided_by(knob)
+        found.problems.append(Undecided(f"{text}: {how}", where, knob))
+
+    # -- what the settings do not say --------------------------------------------------------
+
+    def _own_methods(self, trainer: Row, group: Arguments) -> None:
+        """Methods of a trainer that the program replaces by its own."""
+        what = "is the program's own, and what it takes is known only when it runs"
+        for method, knob in _OVERRIDES.items():
+            if method in (trainer.get("methods") or ()):
+                effect: Effect = "" if knob else "adds"
+                where = f"{self.places.at(trainer.get('where'))} {trainer['class']}.{method}"
+                problem = Undecided(f"{what}: {decided_by(knob)}", where, knob, effect)
+                group.found.problems.append(problem)
+
+    def _own_optimizer(self, trainer: Row, training: ProgramTraining) -> None:
+        """`optimizers=(optimizer, None)` of a trainer is what counts, whatever `optim` says."""
+        given = (trainer.get("given") or {}).get("optimizers")
+        made = _object(given[0]) if isinstance(given, list) and given else None
+        if not isinstance(made, Mapping) or "class" not in made:
+            return
+        root, _, name = made["class"].partition(".")
+        said = {**(made.get("values") or {}), **(made.get("given") or {})}
+        named = [
+            (len(one.recipe), label)
+            for label, one in OPTIMIZERS.items()
+            if (one.path.split(".")[0], one.path.rpartition(":")[2])
+            == (root, name.rpartition(".")[2])
+            and all(bool(said.get(key)) == value for key, value in one.recipe.items())
+        ]
+        where = training["trainer"].where("optimizers")
+        if not named:
+            text = f"is {made['class']}, which is not predicted: {EMULATE}"
+            training.found.problems.append(Problem(text, where))
+            return
+        own = training["arguments"]
+        values = {**own.values, "optim": Argument(max(named)[1], where.rpartition(" ")[0])}
+        arguments = Arguments(own.title, values, own.found, own.defaults)
+        training.groups = {**training.groups, "arguments": arguments}
+
+    def _calls(self, row: Row, training: ProgramTraining) -> None:
+        """What calls say: lengths of examples, merges, frozen weights, and what isn't predicted."""
+        found, lengths = training.found, list[Argument]()
+        for call in row.get("calls") or ():
+            name, at = call["class"].rpartition(".")[2], self.places.at(call.get("where"))
+            given = self.arguments(call, found).values
+            lengths += [given[n] for n in _LENGTHS if n in given and given[n].value is not None]
+            if name in _MERGES:
+                found.left_out.append(f"{at} {name}")
+            elif name in _NOT_PREDICTED:
+                text = f"{_NOT_PREDICTED[name]} is not predicted: {EMULATE}"
+                found.problems.append(Problem(text, f"{at} {name}"))
+            elif name.startswith("requires_grad"):
+                self._freezes(f"{at} {name}", given, training)
+            elif call["class"] == "parameter.data":
+                text = f"weights of another dtype may take more memory: {EMULATE}"
+                found.problems.append(Undecided(text, f"{at} data", "", "adds"))
+            elif name == "compile":
+                training.groups = {"compiled": self.arguments(call, found), **training.groups}
+            elif name in _CASTS or name == "to":
+                self._cast(name, given, training["model"])
+        training.lengths = tuple(lengths)
+
+    def _freezes(
+        self, where: str, given: Mapping[str, Argument], training: ProgramTraining
+    ) -> None:
+        said = next(iter(given.values()), Argument(True, where))
+        effect: Effect = "adds" if training.has("lora") else "saves"  # peft freezes the others
+        if said.is_unknown or said.value is (effect == "adds"):
+            text = f"says which weights are trained, and that isn't modelled: {EMULATE}"
+            training.found.problems.append(Undecided(text, where, "", effect))
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def _library(self, made: Row) -> str:
+        """The class of an object, or the first class of a library that one's own is made from."""
+        libraries = {*self.recorded.standins, *self.recorded.absent, *_TRAINERS, "peft"}
+        names = [made["class"], *(made.get("bases") or ())]
+        return next((name for name in names if name.split(".")[0] in libraries), names[0])
+
+    def _kind(self, trainer: Row) -> str:
+        path = self._library(trainer)
+        root, last = path.split(".")[0], path.rpartition(".")[2]
+        if last.removesuffix("Trainer" if root == "trl" else "") in _TRAINERS.get(root, ()):
+            return last.replace("UnslothTrainer", "SFTTrainer")
+        return path if last == "Trainer" else last
 
 
-def _other_trainer(calls: Sequence[tuple[Script, ast.Call]]) -> str:
-    names = (last_name(call.func) or "" for _, call in calls)
-    return next((name for name in names if name.endswith("Trainer") and signature(name)), "")
+def _object(value: Any) -> Any:
+    return value["$object"] if isinstance(value, Mapping) and "$object" in value else value
 
 
-def _read_trainer(training: ProgramTraining) -> None:
-    values = training["trainer"].values
-    model = values.get("model", values.get("0"))
-    if model is not None and isinstance(model.value, str) and not model.is_made:
-        training.model_by_name = model.value
-    second = "reference" if training.trainer in _REFERRING else "arguments"
-    for name, group in (("args", "arguments"), ("1", second), ("peft_config", "lora")):
-        given = training["trainer"].values.get(name)
-        if given is None or training.has(group):
-            continue
-        if given.problem is not None or given.value is not None:
-            text = given.problem or f"is {given.value}, {_why_unseen(str(given.value))}"
-            training.found.problems.append(Problem(text, f"{given.where} {name}"))
-
-
-def _filled(reader: CallReader, scripts: Sequence[Script]) -> dict[str, Arguments]:
-    """The trainer's arguments and the ModelConfig that a parser fills."""
-    classes = list(parsed_classes(scripts))
-    groups: dict[str, Arguments] = {}
-    own = {one: class_of(scripts, one) for one in classes}
-    for group, names in (("arguments", _ARGUMENTS), ("model_config", ("ModelConfig",))):
-        bases = {name: base_in(names, scripts, name) for name in classes}
-        name = next((name for name in classes if bases[name] is not None), None)
-        if name is None:
-            continue
-        values: dict[str, Argument] = {}
-        if (definition := own[name]) is not None:
-            script, node = definition
-            values = {
-                field: reader.argument(script, value) for field, value in fields_of(node) if value
-            }
-        others = {
-            field
-            for other, definition in own.items()
-            if other != name and definition is not None
-            for field, _ in fields_of(definition[1])
-        }
-        held = signature(str(bases[name]))
-        released = {o for o in classes if own[o] is None and o != name and signature(o)}
-        said = {
-            one: argument
-            for one, argument in said_values(reader.program).items()
-            if one not in others and one != "config"
-            and (held is None or not released or held.takes(one) or one in values)
-        }  # fmt: skip
-        groups[group] = Arguments(str(bases[name]), {**values, **said}, reader.found)
-    return groups
-
-
-def _assigned(
-    reader: CallReader, calls: Sequence[tuple[Script, ast.Call]]
-) -> Iterator[tuple[str, Argument]]:
-    """Assignments to the trainer's arguments, such as `training_args.bf16 = True`."""
-    for script, call in calls:
-        given = {k.arg: k.value for k in call.keywords}.get("args")
-        if _CALLS.get(last_name(call.func) or "") != "trainer" or not isinstance(given, ast.Name):
-            continue
-        for name, _, keys, value in script.assigned:
-            is_own = name == given.id and len(keys) == 1 and not reader.is_dead(script, value)
-            if is_own and isinstance(value, ast.expr):
-                yield from reader.named(script, str(keys[0]), value)
-
-
-def _is_evaluation(call: ast.Call) -> bool:
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    owned = isinstance(owner, ast.expr) and "trainer" in (last_name(owner) or "").lower()
-    return owned and last_name(call.func) in ("evaluate", "predict")
-
-
-def _group_of(call: ast.Call) -> str | None:
-    name, owner = last_name(call.func) or "", getattr(call.func, "value", None)
-    if isinstance(owner, ast.expr) and last_name(owner) in UNSLOTH:
-        return _OF_UNSLOTH.get(name)
-    if name == "compile" and isinstance(owner, ast.expr):
-        # `torch.compile(model)`, or `model.compile()`; patterns of `re` are no such calls.
-        return "compiled" if last_name(owner) == "torch" or not call.args else None
-    return _CALLS.get(name) or ("model" if loads_model(call) else None)
-
-
-def _references(scripts: Sequence[Script]) -> set[ast.AST]:
-    """The calls that load the reference model of preference training."""
-    found: set[ast.AST] = set()
-    for script in scripts:
-        for call in script.calls:
-            if last_name(call.func) not in _REFERRING:
+def _rename(groups: dict[str, Arguments]) -> None:
+    """Give arguments of older releases, which older trainers take themselves, their own names."""
+    for name, (group, own) in _OLDER.items():
+        for holder in (groups["trainer"], groups.get(group)):
+            if holder is None or name not in holder.values or (holder.title.startswith("Fast")):
                 continue
-            given = [k.value for k in call.keywords if k.arg == "ref_model"]
-            ends = [end for node in (*given, *call.args[1:2]) for end in script.ends(node)]
-            found |= {end.node for end in ends if isinstance(end, Unclear)}
-    return found
-
-
-def _why_unseen(made: str) -> str:
-    """The reason why a configuration is not read, or its kind of adapters refused."""
-    kind = made.partition("(")[0].rpartition(".")[2].removesuffix("Config").lower()
-    refused = SCHEMAS["causal_lm"].terms["adapter"].refused
-    nearest = {name.replace("_", ""): text for name, text in refused.items()}.get(kind)
-    return f"not predicted: {nearest}" if nearest else "and what it is made with is not seen"
-
-
-def _freezes(script: Script) -> Iterator[Problem]:
-    """Problems with weights that are frozen one by one, known only when the program runs."""
-    for node in script.scopes:
-        is_set = isinstance(node, ast.Attribute) and node.attr == "requires_grad"
-        is_called = isinstance(node, ast.Call) and last_name(node.func) == "requires_grad_"
-        if is_called or (is_set and isinstance(getattr(node, "ctx", None), ast.Store)):
-            yield Problem("says which weights are trained, and that is not predicted",
-                          place_in(script, node))  # fmt: skip
-
-
-def _is_other(call: ast.Call) -> bool:
-    return any(last_name(node) in _OTHERS for node in (call.func, getattr(call.func, "value", None))
-               if isinstance(node, ast.expr))  # fmt: skip
-
-
-def loads_model(call: ast.Call) -> bool:
-    """True for a call that loads a model to train: `AutoModelForCausalLM.from_pretrained`."""
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    name = last_name(owner) if owner is not None else None
-    return last_name(call.func) == "from_pretrained" and (name or "").endswith(_MODEL_CLASSES)
-
-
-MODEL_KEYS = (
-    "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
-    "base_model_name", "model_path", "model",
-)  # fmt: skip
-"""Names of the argument that names a model."""
-
-_BELOW = ("name", "path", "id", "name_or_path")
-
-
-@dataclass(frozen=True, slots=True)
-class NamedModel:
-    """A model as it is named, with the place for people: "train.py:12"."""
-
-    name: str
-    where: str
-
-
-def named_models(program: Program) -> list[NamedModel]:
-    """The models that the program loads, or that its files name; each once."""
-    found = [*_in_calls(program), *(one for source in program.sources for one in _in_file(source))]
-    named: dict[str, NamedModel] = {}
-    for one in found:
-        path = program.folder / one.name
-        name = str(path) if path.is_dir() else one.name
-        if path.is_dir() or get_entry(name) is not None or HUB_ID.fullmatch(name):
-            named.setdefault(name, NamedModel(name, one.where))
-    return list(named.values())
-
-
-def _in_calls(program: Program) -> Iterator[NamedModel]:
-    reader = CallReader(program, Found())
-    for script in scripts_of(program):
-        for call in script.calls:
-            if not _takes_model(call):
-                continue
-            keywords = {k.arg: k.value for k in call.keywords}
-            given = next((keywords[key] for key in MODEL_KEYS if key in keywords), None)
-            node = given if given is not None else next(iter(call.args), None)
-            if isinstance(node, ast.expr):
-                yield from _text(reader.argument(script, node))
-
-
-def _takes_model(call: ast.Call) -> bool:
-    name = last_name(call.func) or ""
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    is_model = owner is not None and "Model" in (last_name(owner) or "")
-    is_loaded = loads_model(call) or (name == "from_pretrained" and is_model)
-    return is_loaded or name.endswith("Trainer") or name == "SentenceTransformer"
-
-
-def _text(argument: Argument) -> Iterator[NamedModel]:
-    if isinstance(argument.value, str) and not argument.is_made:
-        yield NamedModel(argument.value, argument.where)
-
-
-def _in_file(source: SourceFile) -> Iterator[NamedModel]:
-    if source.path.suffix in PYTHON:
-        return
-    for place in source.places:
-        steps = [str(step) for step in place.path[-2:]]
-        is_below = len(steps) > 1 and steps[0] == "model" and steps[1] in _BELOW
-        is_named = is_below or (steps and steps[-1] in MODEL_KEYS)
-        if is_named and isinstance(place.value, str):
-            yield NamedModel(place.value, source.at(place))
+            to = groups.setdefault(group, Arguments(group, {}, holder.found))
+            if own not in to.values:
+                to.values = {**to.values, own: holder.values[name]}
+            if name != own or holder is not to:
+                holder.values = {n: a for n, a in holder.values.items() if n != name}

@@ -27,12 +27,14 @@ from tuner.core.records import MemoryBudget, Verdict
 from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.emulator.emulation import Emulation
 from tuner.predict.releases import CUDA, predicted_stack
+from tuner.program.planned import read_as
 from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.render import echo, is_in_notebook, print_fields, settings_text
 from tuner.report.terminal.verdict import (
     LINES,
     NOTE,
     NOTEBOOK_LINES,
+    READ_AS,
     UNKNOWN_SPEED,
     Answer,
     Pace,
@@ -54,8 +56,16 @@ from tuner.space.gpus import load_catalogue
 
 
 def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
-    """The first line: the verdict of the program as it is."""
+    """The verdict of the program as it is, and what it was read as."""
     print_verdict(answer_of(found, needed))
+    print_lines(read_lines(needed or found))
+
+
+def read_lines(found: RunAnswer) -> list[str]:
+    """The training in ten words; of an emulated one, what took effect."""
+    if isinstance(found, PredictedProgram):
+        return field_lines([(READ_AS, found.plan.read_as)])
+    return field_lines([(READ_AS, read_as(found.settings, ""))]) if found.settings else []
 
 
 def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
@@ -71,7 +81,8 @@ def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
         reason_text(found) if isinstance(found, Emulation) else "",
     )
     if isinstance(found, PredictedProgram) and found.verdict is Verdict.UNKNOWN:
-        least = f"at least {numbers_text(answer)}, without the logits that are kept"
+        what = "what isn't modelled" if found.plan.at_least else "the logits that are kept"
+        least = f"at least {numbers_text(answer)}, without {what}"
         return replace(answer, reason=bound_text(answer) if found.is_upper_bound else least)
     return answer
 
@@ -128,6 +139,7 @@ def checked_lines(checked: CheckedProgram) -> list[str]:
     numbers = field_lines([*run_fields_of(checked), *pace_fields_of(checked)])
     is_whole = is_in_notebook()
     room = (NOTEBOOK_LINES if is_whole else LINES) - 2 - len(numbers)
+    room -= len(read_lines(checked.needed or found))
     # The whole change has the room that it needs; then the memory, a note and the places have it.
     spare = room - _least_change_lines(checked)
     memory = memory[: max(0, spare)]
@@ -274,14 +286,28 @@ def notes_of(checked: CheckedProgram) -> Iterator[str]:
         yield from filter(None, (*texts, not_run_text(found)))
     else:
         plan = found.plan
+        yield from plan.at_least
         yield from (found.not_priced,) if found.not_priced else ()
         yield from checked.pinned
         yield from plan.findings
         yield from (f"not modelled: {', '.join(plan.left_out)}",) if plan.left_out else ()
         yield from (note for note in plan.notes if note not in plan.findings)
+        yield from others_of(found)
     yield from checked.notes
     if not isinstance(found, Emulation):
         yield f"assumed: {'; '.join((*found.plan.assumed, DATA))}"
+
+
+def others_of(found: PredictedProgram) -> Iterator[str]:
+    """The other trainings of a program, each with its verdict."""
+    if found.others:
+        yield (
+            f"{found.plan.where} is the largest of {1 + len(found.others)} trainings, each alone: "
+            "what an earlier one leaves in memory isn't counted"
+        )
+    for one in found.others:
+        size = significant(one.used_bytes / GIB)
+        yield f"{one.plan.where}: {one.plan.read_as}: {one.verdict}, {size} GiB"
 
 
 def _print_all(checked: CheckedProgram) -> None:
@@ -411,10 +437,11 @@ def print_predicted(found: PredictedProgram) -> None:
             ("trainer", plan.trainer),
             ("model", plan.model),
             ("GPU", found.gpu.name),
-            ("read as", settings_text(plan.configuration)),
+            ("settings", settings_text(plan.configuration)),
             ("assumed", "; ".join((*plan.assumed, DATA))),
             ("left out", ", ".join(plan.left_out)),
-            ("notes", "; ".join(plan.notes)),
+            ("adds", "; ".join(plan.at_least)),
+            ("notes", "; ".join((*plan.notes, *others_of(found)))),
             ("evaluation", found.not_priced),
             *predicted_phases(found),
         ]

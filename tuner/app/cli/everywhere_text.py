@@ -12,6 +12,7 @@ from tuner.report.terminal.tables import print_rows
 from tuner.report.terminal.verdict import (
     COLOURS,
     NOTE,
+    READ_AS,
     SAMPLES,
     SETTINGS,
     SHOWN,
@@ -41,7 +42,7 @@ def show_everywhere(found: Everywhere, *, verbose: bool, as_json: bool) -> int:
 def _print(found: Everywhere, *, verbose: bool) -> None:
     fitting, number, word = found.fitting, len(found.answers), found.verdict
     refused = [answer for answer in found.answers if answer.prediction is None]
-    unknown = sum(answer.is_unknown for answer in refused)
+    unknown = sum(answer.is_unknown for answer in found.answers)
     if fitting:
         rest = f"{len(fitting)} of {number} GPU types; {_best(fitting)}"
     elif unknown:
@@ -49,6 +50,7 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     else:
         rest = f"on none of {number} GPU types"
     print_answer(str(word), rest, COLOURS[word])
+    print_lines(field_lines([(READ_AS, found.read_as)]) if found.read_as else ())
     shown = list(found.answers) if verbose else _chosen(found)
     cost = next((answer.cost for answer in found.answers if answer.cost), None)
     per = f"epoch of {cost.examples:,} examples" if cost else f"{SAMPLES:,} samples"
@@ -60,8 +62,9 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     left = [answer for answer in fitting if answer not in shown]
     lines = [
         ("", f"time and USD per {per}"),
-        (SETTINGS, settings_text(found.configuration, SHOWN)),
+        (SETTINGS, "" if found.read_as else settings_text(found.configuration, SHOWN)),
         ("source", source_text("predicted", predicted_stack())),
+        *((NOTE, each) for each in found.at_least),
         (NOTE, f"{len(left)} more types fit: --verbose" if left else ""),
     ]
     for remark in filter(None, dict.fromkeys(answer.remark for answer in found.answers)):

@@ -9,6 +9,7 @@ from tuner.core.expressions import show
 from tuner.core.units import format_size, significant
 from tuner.report.terminal.front import print_front
 from tuner.report.terminal.render import echo, print_fields
+from tuner.report.terminal.verdict import READ_AS, field_lines, print_lines
 
 
 def print_program_front(found: ProgramFront) -> None:
@@ -27,6 +28,8 @@ def print_program_front(found: ProgramFront) -> None:
         now = than if base.fits else "which fits; the program as it is doesn't"
         memory = f"{format_size(best.evidence.memory.device_bytes)} of {format_size(limit)}"
         echo(f"recommended: {values}, {memory}, {now}")
+    print_lines(field_lines([(READ_AS, base.plan.read_as)]))
+    if best is not None and found.change is not None:
         echo()
         echo(found.change.difference, nl=False)
     echo()

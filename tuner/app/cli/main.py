@@ -196,7 +196,7 @@ def run(arguments: Sequence[str]) -> int:
                 list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
             )
     except TunerError as error:
-        echo(f"error: {error}", err=True)
+        echo(f"{error.word}: {error}", err=True)
         return error.exit_code
     except ModuleNotFoundError as error:
         missing = missing_extra(error)

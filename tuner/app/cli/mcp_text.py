@@ -30,6 +30,7 @@ def check_text(data: Data) -> str:
     notes = [*program.get("notes", ()), *data["notes"]]
     if data["source"] == "predicted":
         text = f"{_verdict_text(data['verdict'], program, notes)} {_speed_text(program)}"
+        text += f" Read as {program['read_as']}."
     else:
         text = _emulated_text(data["verdict"], data["needed"] or program, notes)
     if change is not None:

@@ -14,7 +14,6 @@ from tuner.program.reading import (
     WITHOUT_MEMORY,
     adapters_by_calls,
     training_by_calls,
-    unset,
 )
 from tuner.program.trainer import Format, Planned, Reading, Trainer
 from tuner.program.writing import (
@@ -46,7 +45,6 @@ def _plan(training: ProgramTraining) -> Planned:
     if len(lengths) == 1:
         knobs["max_length"] = next(iter(lengths.values()))
     trainer = training["trainer"]
-    unset(trainer, {"compute_loss_func": "a loss of one's own"})
     trainer.leave_out(("0", "1", "model", "args", "optimizers", *WITHOUT_MEMORY))
     arguments.leave_out((*WITHOUT_MEMORY, "tf32", "model_max_length"))
     return Planned(model, knobs)

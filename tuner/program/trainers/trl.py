@@ -59,6 +59,11 @@ def _sft(training: ProgramTraining) -> Planned:
         knobs["loss"] = "transformers"
     if is_before("0.27") and knobs["precision"] in QUANTIZED:
         knobs["kbit_preparation"] = "trl" if knobs["mixed_precision"] == "bf16" else "peft"
+    template, saved = arguments.take("chat_template_path"), knobs.get("modules_to_save", ())
+    if template is not None and knobs["lora_rank"] and "lm_head" not in saved:
+        # Tokens that the template adds are trained, and the head with them.
+        what = "training of lm_head, if the template has new tokens,"
+        arguments.adds("chat_template_path", what, "modules_to_save")
     arguments.leave_out((*WITHOUT_MEMORY, *TRL_LAUNCHES, "pad_", "truncation"))
     return Planned(model, knobs, notes=notes)
 

@@ -103,9 +103,10 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
     if length is not None:
         given["max_length"] = length
     given.pop("max_seq_length", None)
-    groups["arguments"] = Arguments(training["arguments"].title, given, found)
+    arguments = training["arguments"]
+    groups["arguments"] = Arguments(arguments.title, given, found, arguments.defaults)
     loading.leave_out(("0", "model_name", "dtype", *_LOADING))
-    return ProgramTraining(training.trainer, groups, found)
+    return ProgramTraining(training.trainer, groups, found, releases=training.releases)
 
 
 _TRAINER = ("0", "1", "model", "args", "tokenizer", "ref_model", "peft_config")

@@ -36,7 +36,7 @@ SAMPLES = 1_000
 UNKNOWN_SPEED = "unknown under torch.compile: `tuner check` runs it on the emulator"
 """The speed of a compiled training, which isn't predicted."""
 
-SETTINGS, NOTE = "with", "note"
+SETTINGS, NOTE, READ_AS = "with", "note", "read as"
 """Labels of fields with two lines."""
 
 SHOWN = (
@@ -240,7 +240,7 @@ def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str
         lines = textwrap.wrap(
             printable(value),
             max(20, width() - 8),
-            max_lines=most if label in (SETTINGS, NOTE) else 1,
+            max_lines=most if label in (SETTINGS, NOTE, READ_AS) else 1,
             placeholder=" ...",
             break_on_hyphens=False,
         )
