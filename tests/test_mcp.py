@@ -192,6 +192,25 @@ def test_a_program_is_run_by_a_process_of_its_own(tmp_path, monkeypatch):
     assert "Exit code 2: " in answer.text
 
 
+@pytest.mark.parametrize("words", ["../out.py", "link.py", "{out}", "-m out", "python ../out.py"])
+@pytest.mark.parametrize("run", [False, True])
+def test_no_program_outside_of_the_servers_folder_is_read_or_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, run: bool
+):
+    inside, out = tmp_path / "in", tmp_path / "out.py"
+    inside.mkdir()
+    out.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (inside / "link.py").symlink_to(out)
+    (inside / "out.py").symlink_to(out)
+    monkeypatch.chdir(inside)
+    program = words.format(out=out)
+    program = f"python {program}" if program.startswith("-m") else program
+    answer = answered(tools(may_run=True), "check", {"program": program, "run": run, **GPU})
+    assert f"{out} isn't below {inside}, where the MCP server was started" in answer.text
+    assert "Exit code 3: " in answer.text
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_program_runs_only_where_server_and_question_say_so():
     quiet, able = tools(may_run=False)["check"], tools(may_run=True)["check"]
     question = {"program": ["train.py", "--run"], **GPU}

@@ -158,9 +158,10 @@ def test_the_action_checks_the_programs_of_the_base_on_both_commits(
     assert asked[3] == "api -X PATCH https://one -F body=@tuner.md"
 
 
-def test_the_action_refuses_an_event_with_secrets(tmp_path: Path, repository: Path):
+@pytest.mark.parametrize("event", ["pull_request_target", "workflow_run"])
+def test_the_action_refuses_an_event_with_secrets(tmp_path: Path, repository: Path, event: str):
     runner = Runner(tmp_path / "runner", repository)
-    done = runner.run("check", BASE="HEAD", GITHUB_EVENT_NAME="pull_request_target")
+    done = runner.run("check", BASE="HEAD", GITHUB_EVENT_NAME=event)
     assert (done.returncode, done.stdout) == (1, "")
     assert "use pull_request" in done.stderr
 

@@ -296,7 +296,7 @@ def test_time_and_memory_are_limited(tmp_path):
         "import json, os, sys, time; from tuner.program.standins import guard\n"
         "guard.watch(float(sys.argv[2]), 2**40, lambda *ended: (print(json.dumps(ended),"
         " flush=True), guard.leave(0)))\n"
-        "guard.install({'scratch': sys.argv[1], 'memory_bytes': 2**28})\n"
+        "guard.install({'scratch': sys.argv[1], 'memory_bytes': 2**26})\n"
         "exec(compile(sys.argv[3], '/x/train.py', 'exec'))"
     )
 

@@ -1,7 +1,8 @@
 """Checks the programs of [tool.tuner] at a commit and now: `python -I -m ... COMMIT`.
 
-The Action and the pre-commit hook start it. The settings are those of the commit, programs are read
-and never run, and all text is escaped: a pull request decides neither what runs nor what is shown.
+The Action and the pre-commit hook start it. The settings are those of the commit, and all text is
+escaped: a pull request decides neither what is checked nor what is shown. Its lines run, as those
+of its tests do, with what the job may do and knows: an event that knows your secrets is refused.
 """
 
 import json
@@ -22,8 +23,10 @@ from tuner.core.environment import own_python
 
 def main(commit: str) -> int:
     """Returns 1 if a program no longer fits, or can't be checked."""
-    if os.environ.get("GITHUB_EVENT_NAME") == "pull_request_target":
-        sys.exit("error: pull_request_target has your secrets; use pull_request")
+    if (event := os.environ.get("GITHUB_EVENT_NAME")) in ("pull_request_target", "workflow_run"):
+        sys.exit(
+            f"error: {event} has your secrets, and lines of the pull request run; use pull_request"
+        )
     rows, failed = ["| program | GPU | before | now |", "|-|-|-|-|"], False
     with tempfile.TemporaryDirectory() as folder:
         before, now = Path(folder, "before"), Path(folder, "now")

@@ -23,6 +23,10 @@ _MOST_BYTES = 64 * 1024 * 1024
 """The largest program: a notebook keeps its pictures."""
 
 
+ONLY_BELOW = "TUNER_ONLY_BELOW"
+"""The variable with the folder, without links, outside of which no program runs or is read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """A training program that `command` starts.
@@ -68,8 +72,22 @@ class Program:
 def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = True) -> Program:
     """The program that `words` start in `folder`: a script, a tool's file, or a command.
 
-    Raises `InputError` for anything else, and `UnavailableError` for a missing tool if `is_run`.
+    Raises `InputError` for anything else, and `UnavailableError` for a missing tool if `is_run`, or
+    for a program outside of `ONLY_BELOW`.
     """
+    program = _program_of(words, folder, is_run=is_run)
+    below = os.environ.get(ONLY_BELOW)
+    for word in filter(None, (program.main, program.shell)):
+        path = program.files[word].path.resolve()
+        if below and not path.is_relative_to(below):
+            raise UnavailableError(
+                f"{path} isn't below {below}, where the MCP server was started",
+                hint="no line of it runs; start `tuner mcp` in a folder that holds the program",
+            )
+    return program
+
+
+def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
     if not words:
         raise InputError(
             "no program was named",

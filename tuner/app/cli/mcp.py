@@ -40,6 +40,7 @@ from tuner.core.errors import (
 )
 from tuner.core.expressions import show
 from tuner.core.supervised import ProgramTask, run_supervised
+from tuner.program.program import ONLY_BELOW
 from tuner.report.terminal.render import echo
 
 Schema = dict[str, Any]
@@ -174,7 +175,7 @@ TOOLS = (
     CommandTool(
         "check",
         "Whether a training program fits on a GPU, with the change that makes it fit or makes it "
-        "faster. Its settings are read, and it isn't run.",
+        "faster. Its lines run with stand-ins for its libraries: nothing is trained or changed.",
         ("--gpu", "--gpu-memory", "--gpus", "--headroom", "--model", "--set"),
         ("program", "gpu"),
         {"program": PROGRAM, "model": MODEL},
@@ -201,20 +202,21 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
     """The tools by name; with `may_run`, `check` takes an argument that runs the program."""
     found = {tool.command: tool for tool in TOOLS}
     if may_run:
-        text = found["check"].description.replace("run.", "run unless `run` is true.")
         asked = {**found["check"].properties, "run": RUN}
-        found["check"] = replace(found["check"], description=text, properties=asked)
+        found["check"] = replace(found["check"], properties=asked)
     return found
 
 
 @subcommand("mcp", "tuner mcp", "tuner mcp --skill")
-@click.option("--allow-run", "may_run", is_flag=True, help="Let `check` run programs, if asked to.")
+@click.option(
+    "--allow-run", "may_run", is_flag=True, help="Let `check` emulate programs, if asked to."
+)
 @click.option("--skill", "as_skill", is_flag=True, help="Print SKILL.md for an agent instead.")
 def command(*, may_run: bool, as_skill: bool) -> None:
     """Answer an agent's questions: an MCP server on stdin and stdout.
 
-    Its tools are check, estimate and best. They write no file outside of tuner's
-    cache, and run no program: with --allow-run, `check` runs one on an emulated GPU if asked to.
+    Its tools are check, estimate and best. They write no file outside of tuner's cache. `check`
+    takes programs below this folder; with --allow-run, it emulates one if asked to.
     """
     if as_skill:
         echo(skill_file().read_text("utf-8"), nl=False)
@@ -404,7 +406,7 @@ def _run(words: Sequence[str], stopped: Callable[[], bool]) -> tuple[int, str, s
     """
     task = ProgramTask(
         command=tuple(own_python("tuner", *words)),
-        environment=dict(os.environ),
+        environment={**os.environ, ONLY_BELOW: str(Path.cwd().resolve())},
         mark=f"TUNER_CALL={uuid.uuid4().hex}",
         timeout_s=CALL_S,
     )

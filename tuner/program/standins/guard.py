@@ -49,7 +49,7 @@ def install(request: Mapping[str, Any], unknown: Callable[[str], Any] | None = N
     _install_environment()
     files.install(layer, request.get("files") or {}, _swap)
     _install_processes(layer, unknown)
-    _limit_memory(request.get("memory_bytes") or 2**31)
+    _limit_memory(4 * (request.get("memory_bytes") or 2**31))
     _install_net(layer)
 
 
@@ -389,6 +389,7 @@ def _install_net(layer: Layer) -> None:
 
 
 def _limit_memory(memory_bytes: int) -> None:
+    """Limits what is asked for, which a program may never touch; `watch` limits what is used."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
