@@ -26,10 +26,8 @@ def _loop() -> dict[str, Any]:
             "optimizer": None,
             "model": told_model(model),
             "accelerator": told(_accelerators[-1]) if _accelerators else None,
-            "calls": [called(each) for each in model._note.calls]
-            if isinstance(model, Model)
-            else [],
-            "compiled": model is not None and "compiled" in model._note.extra,
+            "calls": list(map(called, model._note.calls)) if isinstance(model, Model) else [],
+            "compiled": isinstance(model, Model) and "compiled" in model._note.extra,
         }
     return loop
 

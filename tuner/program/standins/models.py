@@ -271,10 +271,8 @@ def wraps(path: str, *more: Any) -> Any:
 def model_class(path: str) -> Any:
     body = {name: _loaded(name) for name in ("from_pretrained", "from_config", "_from_config")}
     if path.rpartition(".")[2].startswith("Fast"):
-        body["from_pretrained"], body["get_peft_model"] = (
-            classmethod(_fast),
-            classmethod(_fast_peft),
-        )
+        body["from_pretrained"] = classmethod(_fast)
+        body["get_peft_model"] = classmethod(_fast_peft)
         for name in ("for_training", "for_inference", "patch_peft_model"):
             body[name] = staticmethod(passes)
     return thing(path, Model, _is_a=_is_a, **body)

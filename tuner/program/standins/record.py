@@ -98,7 +98,8 @@ def told(value: Any, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
     methods = {name for base in own for name, each in vars(base).items() if callable(each)}
     told: dict[str, Any] = called(note, stubs)
     told["class"] = _class_of(cls)
-    told["bases"] = [base._path for base in lines if base._path not in ("Thing", told["class"])]
+    above = dict.fromkeys(base._path for base in lines)
+    told["bases"] = [path for path in above if path not in ("Thing", told["class"])]
     if methods:
         told["methods"] = sorted(methods)
     told["values"] = {name: plain(each, stubs) for name, each in values(value).items()}

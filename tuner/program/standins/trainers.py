@@ -41,7 +41,8 @@ class Trainer(Thing):
             made = model_class("transformers.AutoModelForCausalLM")
             put(self, "model", made.from_pretrained(given["model"]))
         elif given.get("model") is None and callable(given.get("model_init")):
-            put(self, "model", given["model_init"]())
+            takes = getattr(getattr(given["model_init"], "__code__", None), "co_argcount", 0)
+            put(self, "model", given["model_init"](*[Unknown("trial")] * min(takes, 1)))
         if given.get("args") is None and not self._fits():
             put(self, "args", _arguments_of(self._path))
         self.model_wrapped = self.__dict__.get("model")
