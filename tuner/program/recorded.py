@@ -84,7 +84,7 @@ def record(
 
     Raises `InputError` if it ends with an error before it trains, and `UnsupportedError` where this
     can't read it. A process runs the same program once. Of a shell script, the programs that it
-    starts are recorded as one.
+    starts are recorded as one, without those that fail.
     """
     starts = starts_of(program, gpus=count) if program.shell else [program]
     starts = [start for start in starts if start.main]
@@ -93,7 +93,14 @@ def record(
             f"no Python script is seen in: {' '.join(program.command)}",
             hint="name a script or `python -m` a module",
         )
-    found = [_record(start, gpu, count, seeds, seconds) for start in starts]
+    found, errors = [], []
+    for start in starts:
+        try:
+            found.append(_record(start, gpu, count, seeds, seconds))
+        except InputError as error:  # a script may prepare what is not there
+            errors.append(error)
+    if errors and not any(one.trainings or one.loops for one in found):
+        raise errors[0]
     if not program.shell:
         return found[0]
 
@@ -119,8 +126,7 @@ def _record(program: Program, gpu: Gpu | None, count: int, seeds: int, seconds: 
     key = (json.dumps(request), json.dumps(environment), seeds)
     if key in _known and all(_state(path) == was for path, was in _known[key][0].items()):
         return _known[key][1]
-    libraries = json.dumps(_libraries())[1:-1]
-    text = f"{json.dumps(request)[:-1]}, {libraries}}}"
+    text = f"{json.dumps(request)[:-1]}, {_libraries()}}}"
 
     def run(seed: int) -> dict[str, Any]:
         return _run(text, seed, seconds, program.folder, environment)
@@ -142,9 +148,9 @@ def _record(program: Program, gpu: Gpu | None, count: int, seeds: int, seconds: 
 
 
 @functools.cache
-def _libraries() -> dict[str, Any]:
-    """The classes and the releases of the libraries that have stand-ins."""
-    return {"classes": classes(SOURCES), "releases": releases()}
+def _libraries() -> str:
+    """The classes and the releases of the libraries that have stand-ins, as a part of JSON."""
+    return json.dumps({"classes": classes(SOURCES), "releases": releases()})[1:-1]
 
 
 def _state(path: str) -> object:
@@ -335,7 +341,7 @@ _MISSING = {"$missing": True}
 def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
     """The value that all runs agree in; else what they agree in of it, and the rest unknown."""
     first = values[0]
-    if all(type(value) is type(first) and value == first for value in values):
+    if len({json.dumps(value, sort_keys=True) for value in values}) == 1:  # 1 is not True
         return first
     if name == "where":
         return first

@@ -1,0 +1,198 @@
+"""A program that is run with stand-ins: joined answers, its end, and what it may take."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.core.errors import InputError, UnsupportedError
+from tuner.program import recorded
+from tuner.program.program import Program, read_program
+from tuner.program.recorded import PLACEHOLDER, Recorded, join, record
+
+HEAD = "import os\nfrom datasets import load_dataset\nfrom trl import SFTConfig, SFTTrainer\n"
+TRAIN = "SFTTrainer('Qwen/Qwen3-8B', args=SFTConfig({})).train()\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def program(code: str, *words: str) -> Program:
+    Path("train.py").write_text(HEAD + code)
+    return read_program(["train.py", *words])
+
+
+def given(found: Recorded) -> list[dict[str, Any]]:
+    return [training["arguments"]["given"] for training in found.trainings]
+
+
+def test_what_does_not_depend_on_an_answer_is_known_from_one_run():
+    found = record(program(TRAIN.format("max_length=int(os.sys.argv[1])"), "512"))
+    assert given(found) == [{"max_length": 512}]
+    assert found.asked == []
+    assert found.files == [str(Path("train.py").resolve())]
+    assert found.releases["trl"]
+
+
+def test_a_value_that_differs_with_the_answers_is_unknown_with_its_lines():
+    code = "n = len(load_dataset('x'))\n" + TRAIN.format(
+        "max_length=64 if n > 1000 else 8, packing=True"
+    )
+    found = record(program(code))
+    (values,) = given(found)
+    assert values["packing"] is True
+    assert [place["line"] for place in values["max_length"]["where"]] == [4]
+    assert [each["where"]["line"] for each in found.asked] == [4]
+
+
+def test_a_training_that_an_answer_decides_is_unsure():
+    code = TRAIN.format("") + "if len(load_dataset('x')) > 1000:\n    " + TRAIN.format("")
+    first, second = record(program(code)).trainings
+    assert "unsure" not in first
+    assert [place["line"] for place in second["unsure"]] == [5]
+
+
+@pytest.mark.parametrize(
+    ("runs", "joined"),
+    [
+        ([{"a": 1}, {"a": 1}], {"a": 1}),
+        ([1, True], {"$unknown": "given differs with the answers", "where": ["L"]}),
+        ([[1, 2], [1, 3]], [1, {"$unknown": "value differs with the answers", "where": ["L"]}]),
+        ([[1], [1, 3]], {"$unknown": "given differs with the answers", "where": ["L"]}),
+        ([{}, {"a": 1}], {"a": {"$unknown": "a differs with the answers", "where": ["L"]}}),
+        (
+            [1, {"$unknown": "len(x)", "where": ["M"]}],
+            {"$unknown": "len(x)", "where": ["M", "L"]},
+        ),
+        (
+            [{"$object": {"class": "a"}}, {"$object": {"class": "b"}}],
+            {"$object": {"$unknown": "$object differs with the answers", "where": ["L"]}},
+        ),
+    ],
+)
+def test_runs_are_joined_where_they_agree(runs, joined):
+    def run(value: Any) -> dict[str, Any]:
+        trainer = {"class": "T", "where": "T", "given": value}
+        lists = dict.fromkeys(("loops", "files", "standins", "absent", "dropped"), ())
+        asked = [{"what": "len(x)", "where": "L"}]
+        return {"trainings": [{"trainer": trainer}], "asked": asked, "ended": None, **lists}
+
+    (training,) = join([run(value) for value in runs]).trainings
+    assert training["trainer"]["given"] == joined
+
+
+def test_an_answer_with_which_the_program_fails_is_none():
+    code = "n = len(load_dataset('x'))\nassert n > 1000\n" + TRAIN.format("max_length=64")
+    found = record(program(code))
+    assert given(found) == [{"max_length": 64}]
+    assert "unsure" not in found.trainings[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        ("x = 1\nNAME\n", InputError, r"train\.py:5: NameError: name 'NAME' is not defined"),
+        ("raise SystemExit('no data')", InputError, r"train\.py:4: it exits with no data"),
+        (
+            "import argparse as a\np = a.ArgumentParser()\np.add_argument('--lr', required=True)\n"
+            "p.parse_args()",
+            InputError,
+            r"train\.py:7: train\.py: error: .* required: --lr",
+        ),
+        ("import ctypes; ctypes.CDLL(None)", UnsupportedError, r"train\.py:4: .*ctypes.* refused"),
+        ("while True:\n    pass", UnsupportedError, r"train\.py:[45]: no training .* within 0.5 s"),
+        ("len(str(7 ** 10 ** 8))", UnsupportedError, r"no training is seen within 0.5 s"),
+        ("import faulthandler as f; f._sigsegv()", UnsupportedError, r"its process died"),
+        (
+            "import time\nx = []\nwhile True: x.append(bytes(1000))",
+            UnsupportedError,
+            r"train\.py:6: it needs more than",
+        ),
+        ("raise SystemExit(os.environ['HF_TOKEN'])", InputError, PLACEHOLDER),
+        ("input()", InputError, "EOFError"),
+    ],
+)
+def test_an_end_before_training_is_an_error_with_its_line(monkeypatch, code, error, said):
+    monkeypatch.setattr(recorded, "MEMORY_BYTES", 2**28)
+    monkeypatch.setenv("HF_TOKEN", "mine-and-nobody-elses")
+    began = time.monotonic()
+    seconds = 8 if "bytes" in code else 0.5
+    with pytest.raises(error, match=said) as found:
+        record(program(code), seconds=seconds)
+    assert found.value.hint
+    assert time.monotonic() - began < 30
+
+
+def test_a_program_that_ends_well_without_training_is_no_error():
+    found = record(program("raise SystemExit(0)"))
+    assert (found.trainings, found.loops) == ([], [])
+
+
+def test_it_is_run_once_until_a_file_of_it_changes():
+    Path("own.txt").write_text("2")
+    one = program("name = 'own'\n" + TRAIN.format("max_length=int(open(name + '.txt').read())"))
+    first = record(one)
+    assert record(one) is first
+    Path("own.txt").write_text("16")
+    assert given(record(one)) == [{"max_length": 16}]
+
+
+def test_texts_of_the_program_count_in_place_of_its_files():
+    Path("own.yaml").write_text("a: 2")
+    one = program(TRAIN.format("max_length=int(open('own.yaml').read()[3:])"), "own.yaml")
+    files = {
+        word: replace(source, data=source.data.replace(b"a: 2", b"a: 512"))
+        for word, source in one.files.items()
+    }
+    assert given(record(replace(one, files=files))) == [{"max_length": 512}]
+    assert Path("own.yaml").read_text() == "a: 2"
+
+
+def test_cells_of_a_notebook_run_in_their_order():
+    cells = [HEAD, "!pip install trl\nn = 7", "%%bash\necho no", TRAIN.format("max_length=n")]
+    made = [{"cell_type": "code", "source": text, "metadata": {}} for text in cells]
+    Path("train.ipynb").write_text(json.dumps({"cells": made, "nbformat": 4}))
+    (training,) = record(read_program(["train.ipynb"])).trainings
+    assert training["arguments"]["given"] == {"max_length": 7}
+    assert training["trainer"]["where"]["file"] == "train.ipynb: cell 4"
+
+
+def test_a_module_runs_as_python_runs_it():
+    Path("own").mkdir()
+    Path("own/__init__.py").write_text("")
+    Path("own/part.py").write_text("N = 9")
+    Path("own/train.py").write_text(
+        HEAD + "from .part import N\n" + TRAIN.format("max_length=N if __name__ else 0")
+    )
+    found = record(read_program(["python", "-m", "own.train"]))
+    assert given(found) == [{"max_length": 9}]
+    assert {Path(path).name for path in found.files} >= {"part.py", "train.py"}
+
+
+def test_of_a_shell_script_each_start_is_recorded():
+    Path("train.py").write_text(HEAD + TRAIN.format("max_length=int(os.environ['N'])"))
+    Path("prepare.py").write_text("open('nothing')")
+    Path("train.sh").write_text(
+        "python prepare.py; for N in 1 2; do export N; python train.py; done\n"
+    )
+    found = record(read_program(["bash", "train.sh"]))
+    assert given(found) == [{"max_length": 1}, {"max_length": 2}]
+    assert str(Path("train.sh").resolve()) in found.files
+    Path("train.sh").write_text("python prepare.py")
+    with pytest.raises(InputError, match=r"prepare\.py:1: FileNotFoundError"):
+        record(read_program(["bash", "train.sh"]))
+
+
+def test_its_folder_stays_as_it_is(folder: Path):
+    one = program("os.remove('train.py')\nopen('log', 'w').write('x')\n" + TRAIN.format(""))
+    before = {path: path.stat() for path in folder.rglob("*")}
+    assert record(one).trainings
+    assert {path: path.stat() for path in folder.rglob("*")} == before
