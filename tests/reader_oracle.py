@@ -55,6 +55,7 @@ class Stopped:
     def train(self, trainer: Any, *_: Any, **__: Any) -> Any:
         args, model = trainer.args, trainer.model
         settings = {name: plain(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name)}
+        settings["gradient_checkpointing"] = args.activation_checkpointing  # what is looked at
         adapters = getattr(model, "peft_config", None)
         lora = next(iter(adapters.values())) if adapters else None
         base = model.get_base_model() if lora and hasattr(model, "get_base_model") else model

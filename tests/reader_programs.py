@@ -64,9 +64,10 @@ class Way:
 
     def suits(self, value: Any) -> bool:
         kind = type(value).__name__
-        number = kind in {"int", "float"}
-        as_number = "num" in self.types and (number or (kind == "str" and "none" not in self.name))
-        return bool(self.types & {"any", kind}) or as_number
+        groups = {"num": {"int", "float"}, "text": {"int", "float", "str"}}
+        return bool(self.types & {"any", kind}) or any(
+            kind in groups.get(one, ()) for one in self.types
+        )
 
     @property
     def needs(self) -> set[str]:
@@ -149,8 +150,9 @@ class Made:
     def put(self, way: Way, words: Mapping[str, str], into: list[str]) -> str:
         """The way's lines, files and words; returns its expression."""
         self.used.append(way.name)
-        if way.lines.strip():
-            into += _filled(way.lines, words).strip("\n").split("\n")
+        lines = _filled(way.lines, words).strip("\n").split("\n") if way.lines.strip() else []
+        for line in lines:
+            (self.head if line.startswith(("import ", "from ")) else into).append(line)
         self.options += [_filled(line, words) for line in way.others["option"]]
         self.fields += [_filled(line, words) for line in way.others["field"]]
         for line in way.others["argv"]:
@@ -218,6 +220,8 @@ def _construct(made: Made, one: Object, chosen: Mapping[str, Any], plain: bool) 
         text, known = made.expression(value, other, depth)
         made.truth[slot] = value if known else UNKNOWN
         changes = one.may_change and not plain and random.random() < 0.3
+        # transformers 5.23 looks at the other name of it, which only construction sets.
+        changes = changes and slot not in {"gradient_checkpointing", "bf16"}
         if not changes:
             given.append(f"{slot}={text}")
             continue
