@@ -1,9 +1,9 @@
 """What a program really trains with: it runs with the real libraries, and its training is stopped.
 
-`python reader_oracle.py` answers a JSON document a line, {"main", "folder", "argv", "env"}, with the
-settings of each training that the program starts. The libraries, their configurations, their
-checks and their trainers are real. The weights are of two small layers, the tokenizer and the data
-are made up, and a GPU is said to be there to the program only.
+`python reader_oracle.py` answers each line of JSON, {"main", "folder", "argv", "env"}, with the
+settings of the trainings that the program starts. The libraries, their configurations, their checks
+and their trainers are real. The weights are of two small layers, the tokenizer and the data are
+made up, and only the program is told that there is a GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stopped:
     def __init__(self) -> None:
         self.trainings: list[dict[str, Any]] = []
 
-    def train(self, trainer: Any, *_: Any, **__: Any) -> Any:
+    def train(self, trainer: Any) -> Any:
         args, model = trainer.args, trainer.model
         settings = {name: plain(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name)}
         settings["gradient_checkpointing"] = args.activation_checkpointing  # what is looked at
@@ -60,7 +60,7 @@ class Stopped:
         lora = next(iter(adapters.values())) if adapters else None
         base = model.get_base_model() if lora and hasattr(model, "get_base_model") else model
         given = getattr(base, "oracle_given", {})
-        named = next((one for one in type(trainer).__mro__ if not one.__module__.startswith("__")))
+        named = next(one for one in type(trainer).__mro__ if not one.__module__.startswith("__"))
         self.trainings.append(
             {
                 "trainer": f"{named.__module__.partition('.')[0]}.{named.__name__}",
@@ -134,11 +134,13 @@ def rows_of(text: str) -> Any:
     return Dataset.from_list([row] * 4)
 
 
-def prepare(folder: Path) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+def prepare(  # noqa: PLR0915 - the libraries that it imports are theirs
+    folder: Path,
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Imports the libraries once; returns the function that runs a program in this process."""
     os.environ.update(
-        {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": "",
-         "ACCELERATE_USE_CPU": "true", "TOKENIZERS_PARALLELISM": "false"}
+        {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled",
+         "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "1", "TOKENIZERS_PARALLELISM": "0"}
     )  # fmt: skip
     import datasets
     import peft  # noqa: F401
@@ -202,7 +204,7 @@ def prepare(folder: Path) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
     def run(job: Mapping[str, Any]) -> dict[str, Any]:
         stopped = Stopped()
-        trainer.Trainer.train = lambda self, *a, **k: stopped.train(self, *a, **k)
+        trainer.Trainer.train = lambda self, *_, **__: stopped.train(self)
         for name in ("save_model", "save_state", "push_to_hub", "evaluate", "log_metrics"):
             setattr(trainer.Trainer, name, lambda *_, **__: {})
         own = Path(job["folder"]).resolve()

@@ -18,6 +18,8 @@ from typing import Any
 
 UNKNOWN = "<unknown>"
 """The truth of a setting that only data or the hub decide: a definite answer would be wrong."""
+INSTALLED = "try_missing_module"
+"""The way whose value depends on what is installed: that it is unknown is right as well."""
 
 MODELS = ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-1.7B")
 ARGUMENTS: Mapping[str, Sequence[Any]] = {
@@ -26,7 +28,7 @@ ARGUMENTS: Mapping[str, Sequence[Any]] = {
     "gradient_checkpointing": (True, False),
     "optim": ("adamw_torch", "adamw_torch_fused", "paged_adamw_8bit", "adafactor"),
     "bf16": (True, True, False),
-    "learning_rate": (0.0002, 1e-05, 5e-05),
+    "learning_rate": (0.0001, 0.0002, 0.0005),
     "num_train_epochs": (1, 2, 3),
     "max_steps": (100, 500),
     "weight_decay": (0.0, 0.01, 0.1),
@@ -143,8 +145,9 @@ class Made:
         names = {one: self.name() for one in "abc"}
         return {
             **names, "v": inner, "v0": repr(value), "w": repr(other), "j": json.dumps(value),
-            "wj": json.dumps(other), "t": str(value), "wt": str(other), "bit": str(int(value is True)),
-            "no": "" if value else "no-", "type": type(value).__name__,
+            "wj": json.dumps(other), "t": str(value), "wt": str(other),
+            "bit": str(int(value is True)), "no": "" if value else "no-",
+            "type": type(value).__name__,
         }  # fmt: skip
 
     def put(self, way: Way, words: Mapping[str, str], into: list[str]) -> str:
@@ -391,12 +394,11 @@ def _parsed(made: Made, plain: bool) -> None:
     in_file = {name: value for name, value in chosen.items() if random.random() < 0.6}
     lines = [f"{name}: {json.dumps(value)}" for name, value in in_file.items()]
     for name, value in chosen.items():
-        if name not in in_file:
-            made.argv += _words_of(name, value)
-        elif name in choices and random.random() < 0.2:  # a word goes before the file
-            value = random.choice(choices[name])
-            made.argv += _words_of(name, value)
-        made.truth[name] = value
+        before = name in choices and random.random() < 0.2  # a word goes before the file
+        said = random.choice(choices[name]) if before else value
+        if before or name not in in_file:
+            made.argv += _words_of(name, said)
+        made.truth[name] = said
     if in_file:
         made.files["recipe.yaml"] = "\n".join([*lines, 'output_dir: "out"', ""])
         made.argv = ["--config", "recipe.yaml", *made.argv]
@@ -447,14 +449,14 @@ def _unsloth(made: Made, plain: bool) -> None:
                    is_config=False, may_change=False)  # fmt: skip
     _construct(made, model, _choose(made.random, model), plain)
     made.body.append("model, tokenizer = loaded")
-    adapter = Object("model", "FastLanguageModel.get_peft_model", ADAPTER, ("r",), "model=model",
+    adapter = Object("adapted", "FastLanguageModel.get_peft_model", ADAPTER, ("r",), "model=model",
                      is_config=False, may_change=False)  # fmt: skip
     _construct(made, adapter, _choose(made.random, adapter), plain)
     arguments = _argument_object("SFTConfig", {})
     _construct(made, arguments, _choose(made.random, arguments), plain)
     made.truth["model"] = made.truth.pop("model_name")
     made.body.append(DATA)
-    given = "model=model, tokenizer=tokenizer, train_dataset=dataset, args=training_args"
+    given = "model=adapted, tokenizer=tokenizer, train_dataset=dataset, args=training_args"
     _train(made, f"SFTTrainer({given})")
 
 
@@ -503,8 +505,10 @@ def _whole(made: Made) -> str:
             "@dataclass",
             "class Own:",
             *(f"    {line}" for line in made.fields),
-            random.choice((f"own = HfArgumentParser(Own){end}[0]", f"own, = HfArgumentParser([Own]){end}")),
-        ]  # fmt: skip
+            random.choice(
+                ("own = HfArgumentParser(Own)[0]", "own, = HfArgumentParser([Own])")
+            ).replace(")", f"){end}", 1),
+        ]
     lines = [*IMPORTS.split("\n"), *parsers, *made.head]
     future = [line for line in [*lines, *made.body] if "__future__" in line]
     body = [line for line in made.body if "__future__" not in line]
@@ -568,8 +572,7 @@ def single(way: Way, seed: int = 0) -> Generated:
         made.put(way, words, made.body)
         made.truth["per_device_train_batch_size"] = UNKNOWN if "unknown" in way.types else 8
     made.body += [f'model = AutoModelForCausalLM.from_pretrained("{MODELS[0]}")', DATA]
-    made.body.append(
-        "SFTTrainer(model=model, args=training_args, train_dataset=dataset, peft_config=lora).train()"
-    )
+    given = "model=model, args=training_args, train_dataset=dataset, peft_config=lora"
+    made.body.append(f"SFTTrainer({given}).train()")
     files = {"train.py": _whole(made), **made.files}
     return Generated(seed, "single", [way.name], files, made.argv, made.env, made.truth)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from reader_programs import UNKNOWN, Generated
+from reader_programs import INSTALLED, UNKNOWN, Generated
 
 from tuner.core.errors import TunerError
 from tuner.program.program import read_program
@@ -22,7 +22,7 @@ def flat(training: Mapping[str, Any]) -> dict[str, Any]:
     quantization = model.get("quantization") if isinstance(model, dict) else None
     settings = {**arguments.get("values", {})}
     # Since transformers 5.23 the old name is an alias at construction, and no more than that.
-    if "activation_checkpointing" in settings:
+    if settings.get("activation_checkpointing") is not None:
         settings["gradient_checkpointing"] = settings["activation_checkpointing"]
     given = model.get("given", {})
     held = {**given, **given.get("model_init_kwargs", {})}
@@ -38,9 +38,9 @@ def flat(training: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("load_in_4bit", "load_in_8bit"):
         settings[name] = held.get(name, False)
     settings |= (quantization or {}).get("values", {})
-    settings |= {**lora.get("values", {}), **lora["given"]} if lora and not lora.get("values") else (
-        lora["values"] if lora else {}
-    )
+    if lora:
+        settings |= lora.get("values") or lora["given"]
+    settings["max_seq_length"] = held.get("max_seq_length")
     return {name: plain(value) for name, value in settings.items()}
 
 
@@ -70,6 +70,16 @@ def read(program: Generated, folder: Path) -> list[dict[str, Any]] | str:
     if any("unsure" in training for training in recorded.trainings):
         return "not sure whether it trains"
     return [flat(training) for training in recorded.trainings]
+
+
+def verdict(program: Generated, told: Any) -> tuple[str, dict[str, tuple[str, Any, Any]]]:
+    """Right, unknown or wrong, with the settings that make it so."""
+    found = verdicts(program.truth, told)
+    if INSTALLED in program.used and isinstance(told, list):
+        found = {name: each for name, each in found.items() if each[0] != "unknown"}
+    kinds = {kind for kind, _, _ in found.values()}
+    worst = next((kind for kind in ("wrong", "unknown") if kind in kinds), "right")
+    return worst, {name: each for name, each in found.items() if each[0] == worst != "right"}
 
 
 def verdicts(truth: Mapping[str, Any], told: Any) -> dict[str, tuple[str, Any, Any]]:

@@ -34,10 +34,10 @@ def _fields(cls: Any) -> list[tuple[str, str, Any, dict[str, Any]]]:
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
+        default, kind = field.default, field.type
+        # The library's parser does not look at the factory of a flag, which is False then.
+        if field.default_factory is not dataclasses.MISSING and kind not in (bool, "bool"):
             default = field.default_factory()
-        kind = field.type
         text = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
         if not isinstance(kind, (str, type)) or getattr(kind, "__args__", None):
             text = str(kind)
@@ -105,10 +105,11 @@ class HfArgumentParser(argparse.ArgumentParser):
                 negated = [f"--no_{name}", f"--no-{name.replace('_', '-')}"]
                 self.add_argument(*dict.fromkeys(negated), action="store_false", dest=name)
                 default = True
+        if missing and text == "bool":
+            self.add_argument(*options, dest=name, default=False, **how)
+            return
         self._own[name] = None if missing else default
-        self.add_argument(
-            *options, dest=name, default=self._own[name], required=missing and text != "bool", **how
-        )
+        self.add_argument(*options, dest=name, default=self._own[name], required=missing, **how)
 
     def _namespace(self, words: Any) -> tuple[argparse.Namespace, list[str]]:
         """Only what was given: a default of the class's own stays the class's."""

@@ -102,7 +102,7 @@ class Oracle:
         """One of six magnitudes, each with another seed, so that any threshold is crossed."""
         self._note(what)
         turn = (zlib.crc32(what.encode()) + self.seed) % 6
-        return (2, 30, 400, 5000, 40_000, 250_000)[turn] + self.seed
+        return (2, 30, 400, 5000, 60_000, 2_000_000)[turn] + self.seed
 
     def fraction(self, what: str) -> float:
         self._note(what)
