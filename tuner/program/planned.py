@@ -47,7 +47,7 @@ UNCOMPARED = frozenset((NOT_COMPARED, PACKED, MASKED))
 """Notes on trainings of which no published run was compared."""
 
 ASSUMES = "prediction assumes"
-"""Begins a note on a library of which another release is installed."""
+"""Begins a note on a library whose arguments were read in another release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +360,7 @@ def _versions(held: Mapping[str, str]) -> list[str]:
         except PackageNotFoundError:
             continue
         if installed.split(".")[:2] != read.split(".")[:2]:
-            notes.append(f"{ASSUMES} {package} {read} (you have {installed})")
+            notes.append(f"{ASSUMES} the defaults of {package} {read} (you have {installed})")
     return notes
 
 
