@@ -15,6 +15,7 @@ import pytest
 from tests.emulating import needs_emulator
 from tuner.app.cli.main import run
 from tuner.app.program_oracle import ProgramPredictions
+from tuner.core.errors import EXIT_UNAVAILABLE, UnavailableError
 from tuner.predict import cache, predictor
 from tuner.predict.compiler import deepening
 from tuner.program.program import read_program
@@ -269,3 +270,16 @@ def test_an_evaluation_that_keeps_an_unknown_number_of_logits_is_no_fit(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("unknown: at least ")
     assert any(line.startswith("note    set eval_accumulation_steps: ") for line in lines)
+
+
+def test_without_an_emulator_what_cannot_be_predicted_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.Linear(2, 2).cuda()\n")
+    monkeypatch.chdir(tmp_path)
+    refused = UnavailableError("there is no C compiler", hint="install one")
+    monkeypatch.setattr("tuner.emulator.machine.find_torch", mock.Mock(side_effect=refused))
+    assert run(["check", "--gpu", "rtx4090", "train.py"]) == EXIT_UNAVAILABLE
+    said = capsys.readouterr().err
+    assert "there is no C compiler; without it: unsupported trainer" in said
+    assert "hint: install one\n" in said

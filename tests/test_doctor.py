@@ -87,16 +87,29 @@ def test_without_a_gpu_it_says_so_and_ends_well(monkeypatch, capsys):
     assert "no NVIDIA GPU on this machine" in capsys.readouterr().out
 
 
-def test_a_driver_that_does_not_answer_is_a_problem(monkeypatch, tmp_path, capsys):
+SIGNS = {
+    "a driver in /proc": "proc/driver/nvidia/gpus/0000:01:00.0",
+    "gVisor": "dev/nvidia0",
+    "Jetson": "dev/nvmap",
+    "WSL": "usr/lib/wsl/lib/libcuda.so.1",
+}
+
+
+@pytest.mark.parametrize("sign", SIGNS.values(), ids=SIGNS)
+def test_a_driver_that_does_not_answer_is_a_problem(sign, monkeypatch, tmp_path, capsys):
     pretend(monkeypatch)
-    (tmp_path / "0000:01:00.0").mkdir()
-    monkeypatch.setattr(device, "_DEVICE_FILES", tmp_path)
+    (tmp_path / sign).parent.mkdir(parents=True)
+    (tmp_path / sign).touch()
+    monkeypatch.setattr(device, "_ROOT", tmp_path)
     with pytest.raises(UnavailableError, match="does not answer"):
         device.this_gpu()
     assert run(["doctor", "--json"]) == 3
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] is False
     assert "start it with --gpus all" in answer["findings"][-1]["fix"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert run(["doctor"]) == 0
+    assert "CUDA_VISIBLE_DEVICES hides every NVIDIA GPU" in capsys.readouterr().out
 
 
 def test_host_memory_of_a_container(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,9 @@ WAYS = {
     "libc": "import ctypes\nc = ctypes.CDLL(None); c.unlink(b'file'); c.rename(b'out/a', b'out/c'); f = c.fopen; f.restype = ctypes.c_void_p; assert f(b'new', b'w')",
     "raw": "import ctypes, platform\nn = 263 if platform.machine() == 'x86_64' else 35\nassert ctypes.CDLL(None).syscall(n, -100, b'file', 0) == 0; assert not os.path.exists('file')",
     "raw open": "import ctypes, platform\nn = 257 if platform.machine() == 'x86_64' else 56\nfd = ctypes.CDLL(None).syscall(n, -100, b'file', os.O_WRONLY | os.O_TRUNC, 0)\nos.write(fd, b'x'); assert open('file').read() == 'x'",
+    "raw descriptor": "import ctypes, platform\nn = {'fchmod': (91, 52), 'fchown': (93, 55)}\nfd = os.open('file', os.O_RDONLY); c = ctypes.CDLL(None)\nchmod, chown = (each[platform.machine() != 'x86_64'] for each in n.values())\nassert c.syscall(chmod, fd, 0o600) == 0 and os.stat('file').st_mode & 0o777 == 0o600\nassert c.syscall(chown, fd, os.getuid(), os.getgid()) == 0",
+    "raw chmod": "import ctypes, errno\nc = ctypes.CDLL(None, use_errno=True)\nassert c.syscall(452, -100, b'file', 0o600, 0) == 0 or ctypes.get_errno() == errno.ENOSYS",
+    "io_uring": "import ctypes, errno\nc = ctypes.CDLL(None, use_errno=True)\nassert c.syscall(425, 4, ctypes.create_string_buffer(120)) == -1 and ctypes.get_errno() == errno.ENOSYS",
     "safetensors": "import numpy\nfrom safetensors.numpy import load_file, save_file\nos.mkdir('ck'); save_file({'a': numpy.ones(3)}, 'ck/model.safetensors'); assert load_file('ck/model.safetensors')['a'].sum() == 3",
     "tokenizers": "import tokenizers\ntokenizers.Tokenizer(tokenizers.models.BPE()).save('tokenizer.json'); tokenizers.Tokenizer.from_file('tokenizer.json')",
     "parquet": "import importlib.util\nif importlib.util.find_spec('pyarrow'): import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({'a': [1]}), 'a.parquet'); assert pq.read_table('a.parquet').num_rows == 1",
@@ -150,7 +154,9 @@ def state(folder: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def run(library: Path, way: str, *, before: str = "", held: bool = True, owner: int = 0) -> None:
+def run(
+    library: Path, way: str, *, before: str = "", held: bool = True, owner: int = 0
+) -> subprocess.CompletedProcess[str]:
     """Go one way in a folder of `owner`, and see that nothing happened to the files there."""
     with tempfile.TemporaryDirectory() as made:
         folder, scratch = Path(made, "mine"), Path(made, "scratch")
@@ -171,11 +177,12 @@ def run(library: Path, way: str, *, before: str = "", held: bool = True, owner: 
             "HOME": str(folder),
         } | ({} if held else {"TUNER_FILES_HELD": "0"})
         done = subprocess.run(
-            [sys.executable, "-c", HEAD + before + WAYS[way]],
+            [sys.executable, "-c", HEAD + before + WAYS.get(way, way)],
             cwd=folder, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert state(folder) == there
         assert done.returncode == 0, done.stderr
+        return done
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -201,7 +208,7 @@ def test_the_same_as_an_ordinary_user(library, way):
     run(library, way, before=drop, owner=65534)
 
 
-RAW = {"raw", "raw open", "safetensors"}
+RAW = {"raw", "raw open", "raw descriptor", "raw chmod", "io_uring", "safetensors"}
 """Ways that need the trap of raw system calls."""
 
 
@@ -209,3 +216,27 @@ RAW = {"raw", "raw open", "safetensors"}
 @pytest.mark.parametrize("way", sorted(WAYS.keys() - RAW))
 def test_the_same_where_the_kernel_holds_nothing(library, way):
     run(library, way, held=False)
+
+
+STATIC = {
+    "linked statically": 'int file = open("file", 1 | 512); write(file, "x", 1);',
+    "of 32 bits": 'long a = 5; __asm__ volatile("int $0x80" : "+a"(a) : "b"("/nowhere"), "c"(0));',
+}
+
+
+@pytest.mark.parametrize("code", STATIC.values(), ids=STATIC)
+@pytest.mark.parametrize("wait", ["subprocess.run('./static')", "os.system('./static; true')"])
+def test_a_program_that_cannot_be_kept_apart_is_ended_in_words(library, code, wait, tmp_path):
+    if "int $0x80" in code and platform.machine() != "x86_64":
+        pytest.skip("calls of 32 bits are those of x86")
+    (tmp_path / "static.c").write_text(
+        f"#include <fcntl.h>\n#include <unistd.h>\nint main(void) {{ {code} return 7; }}\n"
+    )
+    flags = ["-static", "-fno-pie", "-no-pie", "-w"]
+    built = subprocess.run(
+        [find_compiler(), *flags, "static.c", "-o", "static"], cwd=tmp_path, check=False
+    )
+    if built.returncode:
+        pytest.skip("there is no static C library")
+    done = run(library, "", before=f"shutil.copy({str(tmp_path / 'static')!r}, '.'); {wait}\n")
+    assert "before it changed your files" in done.stderr

@@ -26,8 +26,16 @@ CPU, AUTO = "cpu", "auto"
 _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 
 
-_DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
+_ROOT = Path("/")
+_SIGNS = (
+    "proc/driver/nvidia/gpus/*",
+    "dev/nvidia[0-9]*",  # in containers that show no drivers (gVisor)
+    "dev/nvmap",  # Jetson, whose NVML is missing or tells no memory
+    "usr/lib/wsl/lib/libcuda.so.1",  # WSL: of the driver on Windows
+)
+"""Files that only a machine with an NVIDIA GPU has."""
 SILENT = "this machine has an NVIDIA GPU, but its driver does not answer (NVML)"
+HIDDEN = "CUDA_VISIBLE_DEVICES hides every NVIDIA GPU of this machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ def profile_for(gpu: Gpu) -> DeviceProfile | None:
 def local_gpus() -> list[LocalGpu]:
     """The CUDA devices that this process may use, in the driver's order."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
+    if _hides_all(visible):
         return []
     count = nvml.MOST_DEVICES if visible is None else len(visible.split(","))
     found: list[LocalGpu] = []
@@ -126,10 +134,15 @@ def lost_gpus() -> list[str]:
     return found
 
 
+def _hides_all(visible: str | None) -> bool:
+    return visible is not None and visible.strip() in ("", "-1")
+
+
 def no_gpu() -> str:
     """Why `local_gpus` finds none. CUDA may work all the same: it needs no NVML."""
-    there = _DEVICE_FILES.is_dir() and any(_DEVICE_FILES.iterdir())
-    return SILENT if there else "this machine has no NVIDIA GPU"
+    if not any(any(_ROOT.glob(sign)) for sign in _SIGNS):
+        return "this machine has no NVIDIA GPU"
+    return HIDDEN if _hides_all(os.environ.get("CUDA_VISIBLE_DEVICES")) else SILENT
 
 
 def this_gpu() -> Gpu:

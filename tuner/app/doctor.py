@@ -10,7 +10,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tuner.app.device import SILENT, LocalGpu, local_gpus, lost_gpus, no_gpu
+from tuner.app.device import HIDDEN, SILENT, LocalGpu, local_gpus, lost_gpus, no_gpu
 from tuner.core import nvml
 from tuner.core.errors import DISTRIBUTION, TunerError
 from tuner.core.gpu import Gpu
@@ -107,8 +107,11 @@ def _no_gpu() -> Finding:
     text = no_gpu()
     if text == SILENT:
         fix = "look at nvidia-smi; in a container, start it with --gpus all and "
-        fix += "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        fix += "NVIDIA_DRIVER_CAPABILITIES=compute,utility; in WSL, put /usr/lib/wsl/lib first in "
+        fix += "LD_LIBRARY_PATH; trials on a Jetson aren't supported"
         return Finding("GPU", "problem", text, fix)
+    if text == HIDDEN:
+        return Finding("GPU", "warning", text, "unset it, or name the GPUs to use")
     text = "no NVIDIA GPU on this machine: all GPU numbers are predicted"
     fix = "fine for predictions; trials need a machine with the GPU, or --gpu cpu"
     return Finding("GPU", "warning", text, fix)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.app.device import can_emulate, find_gpu, is_cpu
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import Mode
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import InputError, UnavailableError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS
@@ -68,7 +68,7 @@ def check(  # noqa: PLR0913 - one argument for each option
             hint="leave --predict and --steps-only out",
         )
     given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
-    notes: tuple[str, ...] = ()
+    missing: UnavailableError | None = None
     if not (predict or model is not None or given):
         try:
             read = read_program(program)
@@ -76,11 +76,18 @@ def check(  # noqa: PLR0913 - one argument for each option
             with ProgramRuns(read, gpu, gpus, *how) as runs:
                 return check_program(runs, improve=improve, report=report, answered=answered)
         except UnavailableError as error:
-            notes = (f"not emulated: {error.message} ({error.hint})",)
+            missing = error
     read = read_program(program, is_run=False)
-    with quiet_libraries():
-        predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-        found = check_program(predictions, improve=improve, report=report, answered=answered)
+    try:
+        with quiet_libraries():
+            predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
+            found = check_program(predictions, improve=improve, report=report, answered=answered)
+    except UnsupportedError as error:
+        if missing is None:
+            raise
+        text = f"{missing.message}; without it: {error.message}"
+        raise UnsupportedError(text, hint=missing.hint, problems=error.problems) from error
+    notes = (f"not emulated: {missing.message} ({missing.hint})",) if missing else ()
     return replace(
         found,
         notes=(*found.notes, *notes),

@@ -58,7 +58,7 @@ UNCOMPARED = frozenset((NOT_COMPARED, PACKED, MASKED))
 """Notes on trainings of which no published run was compared."""
 
 ASSUMES = "prediction assumes"
-"""Begins a note on a library of which another release is installed."""
+"""Begins a note on a library whose arguments were read in another release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +486,7 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
 
 def _versions(held: Mapping[str, str]) -> list[str]:
     return [
-        f"{ASSUMES} {package} {read} (you have {installed})"
+        f"{ASSUMES} the defaults of {package} {read} (you have {installed})"
         for package, read in held.items()
         if (installed := _installed(package)) and installed.split(".")[:2] != read.split(".")[:2]
     ]

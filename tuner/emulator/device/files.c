@@ -10,7 +10,9 @@
  *
  * Raw system calls that change files (of Rust's rustix, of the C library's own insides) are trapped
  * by a seccomp filter and answered here. Static programs, which have nobody to answer, die of that,
- * and Landlock, where the kernel has it, lets none of them write elsewhere.
+ * which whoever waits for them is told in words, and Landlock, where the kernel has it, lets none of
+ * them write elsewhere. Raw calls that read are not trapped: a new program's loader makes them before
+ * anybody can answer.
  *
  * Real files are reached by system calls, never by the C library's own functions: other libraries
  * call these functions before anything is set up. */
@@ -35,13 +37,14 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <sys/vfs.h>
+#include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
 #include <utime.h>
@@ -135,7 +138,10 @@ static int hold(void) {
 #define ASK(k, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, k, yes, no)
 #define ARGUMENT(n) SAY(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[n]))
 
+#define FCHMODAT2 452 /* as the next ones, on every machine */
 static const int TRAPPED[] = {
+    425, 463, 466, 469, /* io_uring_setup, setxattrat, removexattrat, file_setattr: there is none, see `answer` */
+    SYS_open_by_handle_at, FCHMODAT2, SYS_fchmod, SYS_fchown, SYS_fsetxattr, SYS_fremovexattr,
     SYS_unlinkat, SYS_mkdirat, SYS_symlinkat, SYS_linkat, SYS_mknodat, SYS_renameat, SYS_renameat2, SYS_fchmodat,
     SYS_fchownat, SYS_truncate, SYS_utimensat, SYS_setxattr, SYS_lsetxattr, SYS_removexattr, SYS_lremovexattr,
 #ifdef SYS_open
@@ -154,7 +160,7 @@ static int trap(void) {
   int n = 0;
   lines[n++] = (struct sock_filter)SAY(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
   lines[n++] = (struct sock_filter)ASK(MACHINE, 1, 0);
-  lines[n++] = (struct sock_filter)SAY(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+  lines[n++] = (struct sock_filter)SAY(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS); /* of 32 bits */
   lines[n++] = (struct sock_filter)SAY(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
   int first = n; /* each jumps to one of three ends: flags of open, flags of openat, the sixth argument */
 #ifdef SYS_open
@@ -488,7 +494,7 @@ static int copy_up(struct found *f, int content) {
       }
       struct timespec times[2] = {f->st.st_atim, f->st.st_mtim};
       if (!failed) {
-        syscall(SYS_fchmod, to, f->st.st_mode & 07777);
+        syscall(SYS_fchmod, to, f->st.st_mode & 07777, 0L, 0L, 0L, OWN);
         syscall(SYS_utimensat, to, NULL, times, 0, 0L, OWN);
       }
       if (to >= 0) syscall(SYS_close, to);
@@ -660,7 +666,7 @@ static int merged(const struct found *f, int (*each)(const char *, void *), void
   return result;
 }
 
-static int is_entry(const char *name, void *with) { return name != with; }
+static int any_entry(const char *name, void *with) { return 1; }
 
 /* Remember that a folder is read with the entries of the real one, or without those deleted. */
 static DIR *remembered(DIR *shown, const struct found *f) {
@@ -938,7 +944,7 @@ static int remove_at(int fd, const char *path, int flags) {
   int is_folder = S_ISDIR(f.st.st_mode);
   if (is_folder && !(flags & AT_REMOVEDIR)) return fail(EISDIR);
   if (!is_folder && flags & AT_REMOVEDIR) return fail(ENOTDIR);
-  if (is_folder && merged(&f, is_entry, NULL)) return fail(ENOTEMPTY);
+  if (is_folder && merged(&f, any_entry, NULL)) return fail(ENOTEMPTY);
   if (!parent_is_writable(&f)) return -1;
   if (f.where == NEW && sys_unlink(f.place, flags) < 0) return -1;
   return mark_gone(&f);
@@ -991,7 +997,7 @@ static int rename_at(int from_fd, const char *from, int fd, const char *path, un
     if (!strcmp(f.path, g.path)) return 0;
     if (S_ISDIR(g.st.st_mode) && !S_ISDIR(f.st.st_mode)) return fail(EISDIR);
     if (!S_ISDIR(g.st.st_mode) && S_ISDIR(f.st.st_mode)) return fail(ENOTDIR);
-    if (S_ISDIR(g.st.st_mode) && merged(&g, is_entry, NULL)) return fail(ENOTEMPTY);
+    if (S_ISDIR(g.st.st_mode) && merged(&g, any_entry, NULL)) return fail(ENOTEMPTY);
   }
   if (within(g.path, f.path)) return fail(EINVAL);
   if (!parent_is_writable(&f) || !parent_is_writable(&g)) return -1;
@@ -1055,13 +1061,13 @@ EXPORT int utime(const char *path, const struct utimbuf *times) {
 #define OF_DESCRIPTOR(call, raw)                          \
   char path[PATH_MAX];                                    \
   return behind(fd, path) ? (call) : (int)(raw);
-EXPORT int fchmod(int fd, mode_t mode) { OF_DESCRIPTOR(chmod(path, mode), syscall(SYS_fchmod, fd, mode)) }
-EXPORT int fchown(int fd, uid_t u, gid_t g) { OF_DESCRIPTOR(chown(path, u, g), syscall(SYS_fchown, fd, u, g)) }
+EXPORT int fchmod(int fd, mode_t mode) { OF_DESCRIPTOR(chmod(path, mode), syscall(SYS_fchmod, fd, mode, 0L, 0L, 0L, OWN)) }
+EXPORT int fchown(int fd, uid_t u, gid_t g) { OF_DESCRIPTOR(chown(path, u, g), syscall(SYS_fchown, fd, u, g, 0L, 0L, OWN)) }
 EXPORT int fsetxattr(int fd, const char *name, const void *value, size_t size, int flags) {
-  OF_DESCRIPTOR(setxattr(path, name, value, size, flags), syscall(SYS_fsetxattr, fd, name, value, size, flags))
+  OF_DESCRIPTOR(setxattr(path, name, value, size, flags), syscall(SYS_fsetxattr, fd, name, value, size, flags, OWN))
 }
 EXPORT int fremovexattr(int fd, const char *name) {
-  OF_DESCRIPTOR(removexattr(path, name), syscall(SYS_fremovexattr, fd, name))
+  OF_DESCRIPTOR(removexattr(path, name), syscall(SYS_fremovexattr, fd, name, 0L, 0L, 0L, OWN))
 }
 
 /* -- sockets with a path ------------------------------------------------------------------------ */
@@ -1108,14 +1114,14 @@ EXPORT int getsockname(int fd, struct sockaddr *address, socklen_t *length) {
 
 /* -- programs ----------------------------------------------------------------------------------- */
 
-/* 1 for a program that would run without this library: it is linked statically. */
+/* 1 for a program that would run without this library: it is linked statically, or of 32 bits. */
 static int is_static(const char *place) {
   Elf64_Ehdr head;
   int file = (int)sys_open(place, O_RDONLY | O_CLOEXEC, 0), result = 0;
   if (file < 0) return 0;
   if (syscall(SYS_pread64, file, &head, sizeof head, 0) == sizeof head && !memcmp(head.e_ident, ELFMAG, SELFMAG)) {
     result = 1;
-    for (int at = 0; at < head.e_phnum; at++) {
+    for (int at = 0; at < head.e_phnum && head.e_ident[EI_CLASS] == ELFCLASS64; at++) {
       Elf64_Phdr part;
       off_t offset = head.e_phoff + (off_t)at * head.e_phentsize;
       if (syscall(SYS_pread64, file, &part, sizeof part, offset) == sizeof part && part.p_type == PT_INTERP) result = 0;
@@ -1243,6 +1249,34 @@ EXPORT __attribute__((optimize("O2"))) void *dlopen(const char *path, int mode) 
   return later_dlopen(to_load(path), mode);
 }
 
+/* Say why a program ended that had no handler for the trap. */
+static pid_t told_of(pid_t pid, int was_trapped) {
+  char text[200];
+  if (pid > 0 && was_trapped && held) {
+    int length = snprintf(text, sizeof text, "tuner: process %d was ended before it changed your files: a program that is"
+                          " linked statically, or of 32 bits, can't be kept apart from them\n", pid);
+    syscall(SYS_write, 2, text, length);
+  }
+  return pid;
+}
+EXPORT pid_t wait4(pid_t pid, int *status, int options, struct rusage *use) {
+  int own = 0;
+  if (status == NULL) status = &own;
+  pid = (pid_t)syscall(SYS_wait4, pid, status, options, use);
+  return told_of(pid, pid > 0 && WIFSIGNALED(*status) && WTERMSIG(*status) == SIGSYS);
+}
+EXPORT pid_t waitpid(pid_t pid, int *status, int options) { return wait4(pid, status, options, NULL); }
+EXPORT pid_t wait3(int *status, int options, struct rusage *use) { return wait4(-1, status, options, use); }
+EXPORT pid_t wait(int *status) { return wait4(-1, status, 0, NULL); }
+EXPORT int waitid(idtype_t type, id_t id, siginfo_t *info, int options) {
+  siginfo_t own = {0};
+  if (info == NULL) info = &own;
+  int failed = (int)syscall(SYS_waitid, type, id, info, options, NULL);
+  int ended = !failed && (info->si_code == CLD_KILLED || info->si_code == CLD_DUMPED) && !(options & WNOWAIT);
+  told_of(ended ? info->si_pid : 0, ended && info->si_status == SIGSYS);
+  return failed;
+}
+
 /* -- raw system calls --------------------------------------------------------------------------- */
 
 struct how { uint64_t flags, mode, resolve; }; /* struct open_how of linux/openat2.h */
@@ -1260,6 +1294,11 @@ static long answer(int number, const long *a) {
     case SYS_renameat: return rename_at(a[0], q, a[2], (const char *)a[3], 0);
     case SYS_renameat2: return rename_at(a[0], q, a[2], (const char *)a[3], a[4]);
     case SYS_fchmodat: return fchmodat(a[0], q, a[2], 0);
+    case FCHMODAT2: return fchmodat(a[0], q, a[2], a[3]);
+    case SYS_fchmod: return fchmod(a[0], a[1]);
+    case SYS_fchown: return fchown(a[0], a[1], a[2]);
+    case SYS_fsetxattr: return fsetxattr(a[0], q, (const void *)a[2], a[3], a[4]);
+    case SYS_fremovexattr: return fremovexattr(a[0], q);
     case SYS_fchownat: return fchownat(a[0], q, a[2], a[3], a[4]);
     case SYS_truncate: return truncate(p, a[1]);
     case SYS_utimensat: return set_times(a[0], q, (const void *)a[2], a[3]);
