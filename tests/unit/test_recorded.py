@@ -191,6 +191,15 @@ def test_of_a_shell_script_each_start_is_recorded():
         record(read_program(["bash", "train.sh"]))
 
 
+def test_a_program_that_starts_the_training_names_its_command():
+    Path("own.py").write_text("")
+    code = "import subprocess\nsubprocess.run(['ls'])\n" + (
+        "subprocess.run(['accelerate', 'launch', 'own.py', '--lr', '1'], check=True)"
+    )
+    with pytest.raises(InputError, match=r"train\.py:6: .* accelerate launch own\.py --lr 1"):
+        record(program(code))
+
+
 def test_its_folder_stays_as_it_is(folder: Path):
     one = program("os.remove('train.py')\nopen('log', 'w').write('x')\n" + TRAIN.format(""))
     before = {path: path.stat() for path in folder.rglob("*")}

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from tuner.core.errors import InputError, TunerError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
-from tuner.program.program import Program, starts_of
+from tuner.program.program import Program, read_program, starts_of
 from tuner.program.releases import classes, library, releases
 from tuner.program.sources import SOURCES
 
@@ -99,8 +100,10 @@ def record(
             found.append(_record(start, gpu, count, seeds, seconds))
         except InputError as error:  # a script may prepare what is not there
             errors.append(error)
-    if errors and not any(one.trainings or one.loops for one in found):
-        raise errors[0]
+    if not any(one.trainings or one.loops for one in found):
+        errors += [e for one in found for each in one.dropped if (e := _started(program, each))]
+        if errors:
+            raise errors[0]
     if not program.shell:
         return found[0]
 
@@ -395,6 +398,22 @@ def _error(program: Program, ended: Any, seconds: float) -> TunerError | None:
         "died": f"its process died when it was read{f': {text}' if text else ''}",
     }
     return UnsupportedError(f"{at}{reasons[kind]}", hint=_EMULATE)
+
+
+def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:
+    """The error of a program that has another one train, by the command that it didn't start."""
+    words = dropped.get("words", ())
+    try:
+        started = read_program(words, program.folder, is_run=False)
+    except TunerError:
+        return None
+    if not (started.main or started.shell or started.trainer):
+        return None
+    return InputError(
+        f"{_shown(dropped['where'], program)}: the training is another program, which this one "
+        f"starts: {shlex.join(words)}",
+        hint="name that command after --",
+    )
 
 
 def _shown(where: Mapping[str, Any], program: Program) -> str:

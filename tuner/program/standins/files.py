@@ -5,7 +5,6 @@ What it writes goes to a scratch folder and is read back from there.
 
 from __future__ import annotations
 
-import builtins
 import errno
 import functools
 import io
@@ -543,7 +542,6 @@ def install(layer: Layer, texts: dict[str, str], swap: Callable[[dict[Any, Any]]
         able = getattr(os, f"supports_{kind}")
         able |= {swapped[each] for each in able if each in swapped}
     swap(swapped)
-    builtins.open = open_
     # The import of Python has its own names for them.
     loading: Any = sys.modules["_frozen_importlib_external"]
     loading._os = SimpleNamespace(**{**vars(loading._os), **new})

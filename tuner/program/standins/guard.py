@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import sys
 import threading
 import time
@@ -27,11 +28,15 @@ leave = os._exit
 """Ends this process at once; the program's `os._exit` ends only the program."""
 
 DROPPED: list[dict[str, Any]] = []
-"""What did not happen, with its line."""
+"""What did not happen, with its line; and the words of a command that did not start."""
 
 
-def drop(what: str) -> None:
-    found = {"what": what, "where": where(users_frame(1))}
+def drop(what: str, command: Any = None) -> None:
+    found: dict[str, Any] = {"what": what, "where": where(users_frame(1))}
+    if command is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            words = shlex.split(command) if isinstance(command, str) else map(os.fsdecode, command)
+            found["words"] = [*words]
     if found not in DROPPED and len(DROPPED) < 100:
         DROPPED.append(found)
 
@@ -43,7 +48,6 @@ def install(request: Mapping[str, Any], unknown: Callable[[str], Any] | None = N
     """
     layer = Layer(request["scratch"])
     sys.dont_write_bytecode = True
-    sys.stdin = io.StringIO()
     absent: Any = dict.fromkeys(("_gdbm", "_dbm", "_posixshmem", "readline"))
     sys.modules.update(absent)  # they open files that Python is not told of
     _install_environment()
@@ -96,9 +100,9 @@ def _install_processes(layer: Layer, unknown: Callable[[str], Any] | None) -> No
     pending: list[int] = []
     kill_ = os.kill
 
-    def started(what: str) -> int:
+    def started(what: str, command: Any = None) -> int:
         """The number of a process that does not start; no process has it."""
-        drop(what)
+        drop(what, command)
         pending.append(2**22 + len(pending) + 1)
         return pending[-1]
 
@@ -130,7 +134,7 @@ def _install_processes(layer: Layer, unknown: Callable[[str], Any] | None) -> No
             if name.startswith(("spawn", "posix_spawn", "fork")):
                 pid = started(what)
                 return 0 if name[0] == "s" and args[0] == os.P_WAIT else pid
-            drop(what)
+            drop(what, words[-1] if words else None)
             if name.startswith("exec"):
                 raise SystemExit(0)
             return 0 if name == "system" else None
@@ -171,7 +175,7 @@ def _install_processes(layer: Layer, unknown: Callable[[str], Any] | None) -> No
             if patch is None:
                 return None
             spec = sys.modules["_frozen_importlib_external"].PathFinder.find_spec(name, path)
-            if spec is not None:
+            if spec is not None and is_library(spec.origin or ""):
                 run = spec.loader.exec_module
 
                 def exec_module(module: Any) -> None:
@@ -193,7 +197,7 @@ def _patch_subprocess(module: Any, started: Any, unknown: Callable[[str], Any] |
         returncode = 0
 
         def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
-            self.args, self.pid = args, started(f"subprocess: {args!r:.200}")
+            self.args, self.pid = args, started(f"subprocess: {args!r:.200}", args)
             options = {**dict(zip(names, rest)), **options}
             words = ("text", "universal_newlines", "encoding", "errors")
             stream: Any = io.StringIO if any(map(options.get, words)) else io.BytesIO
