@@ -131,6 +131,24 @@ def test_an_end_before_training_is_an_error_with_its_line(monkeypatch, code, err
     assert time.monotonic() - began < 30
 
 
+def test_variables_are_what_they_are_but_for_secrets(monkeypatch):
+    monkeypatch.setenv("MAX_TOKENS", "512")
+    monkeypatch.setenv("API_KEY", "mine-and-nobody-elses")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    code = TRAIN.format(
+        "max_length=int(os.environ['MAX_TOKENS']), run_name=os.environ['API_KEY'],"
+        "output_dir=os.environ['HF_HUB_OFFLINE'], logging_dir=os.environ['NO_SUCH_TOKEN']"
+    )
+    assert given(record(program(code))) == [
+        {
+            "max_length": 512,
+            "run_name": PLACEHOLDER,
+            "output_dir": "0",
+            "logging_dir": PLACEHOLDER,
+        }
+    ]
+
+
 def test_a_program_that_ends_well_without_training_is_no_error():
     found = record(program("raise SystemExit(0)"))
     assert (found.trainings, found.loops) == ([], [])

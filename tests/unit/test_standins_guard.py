@@ -52,7 +52,7 @@ NOT_STARTED = {
     "os.system": "FileNotFoundError",
     **dict.fromkeys(("subprocess", "subprocess without environment", "env -i"), "AssertionError"),
     **dict.fromkeys(("spawn to a file", "shell tools", "worker"), "AssertionError"),
-    **dict.fromkeys(("libc", "raw", "raw open"), "Refused"),
+    **{name: "Refused" for name, way in WAYS.items() if "ctypes" in way},
     **dict.fromkeys(("safetensors", "tokenizers"), "ImportError"),
     "a socket": "OSError",
 }

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.core.environment import masked, names_secret, your_python
+from tuner.core.environment import LEAST_CHARS, masked, names_secret, your_python
 from tuner.core.errors import InputError, TunerError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.program.edit.notebook import code_cells
@@ -41,10 +41,6 @@ _MOST_BYTES = 64 * 2**20
 _TAIL = 8192
 _GRACE_S = 2.0
 """The child ends by itself when its time is over; it is killed if it has not after this long."""
-_OFFLINE = dict.fromkeys(
-    ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "WANDB_DISABLED"), "1"
-)
-_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _EMULATE = "`tuner check` without --predict runs it on an emulated GPU"
 
 
@@ -205,10 +201,12 @@ def _card(gpu: Gpu, count: int) -> dict[str, Any]:
 
 
 def _environment(program: Program) -> dict[str, str]:
-    """The environment of the program, without its secrets and the network."""
-    given = {**os.environ, **program.environment}
-    secrets = {name: PLACEHOLDER for name in given if names_secret(name)}
-    return {**given, **secrets, **_OFFLINE, **_ONE_THREAD, "PYTHONIOENCODING": "utf-8"}
+    """The environment of the program, without its secrets."""
+    given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **program.environment}
+    for name, value in given.items():
+        if names_secret(name) and len(value) >= LEAST_CHARS and not value.isdigit():
+            given[name] = PLACEHOLDER
+    return {**given, "PYTHONIOENCODING": "utf-8"}
 
 
 def _run(

@@ -22,7 +22,7 @@ from tuner.program.standins.files import DEVICES, WRITES, Layer, Refused
 from tuner.program.standins.unknown import is_library, users_frame, where
 
 PLACEHOLDER = "placeholder-for-a-secret"
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY(_ID)?)$", re.IGNORECASE)
 
 leave = os._exit
 """Ends this process at once; the program's `os._exit` ends only the program."""
