@@ -112,7 +112,7 @@ def test_escapes_before_a_value_do_not_move_it(characters, ascii_only):
         ("files = !ls\nx = 1", ["x = 1"]),
         ("if x:\n    !ls\nx = 1", ["if x:", "x = 1"]),
         ("%%bash\nls\nx=2", []),
-        ("\n%%bash\nls", []),
+        ("\n%%bash\nif true\n  then ls; fi", []),
         ("%%time\nx = 1", ["x = 1"]),
         ("%%capture out\n!pip install x\nx = 1", ["x = 1"]),
         ('t = """\n!pip\n%x\n"""\nx = 1', ['t = """', "!pip", "%x", '"""', "x = 1"]),

@@ -1,6 +1,6 @@
 """A Jupyter notebook's code cells as one Python text, with each character's place in the file.
 
-A `pass` replaces lines for the shell and IPython, and cells of `%%bash` and the like.
+A `pass` replaces lines for the shell and IPython; cells of `%%bash` and the like are blank.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _without_magic(source: str) -> str:
     first = next((n for n, line in enumerate(lines) if line.strip()), 0)
     if lines[first].lstrip().startswith("%%"):
         if not _PYTHON_CELL.match(lines[first]):
-            return "".join(map(_blanked, lines))
+            return re.sub(r"[^\n]", " ", source)
         lines[first] = _blanked(lines[first])
     for number in _first_lines(lines):
         if _MAGIC.match(lines[number]):
