@@ -1,4 +1,4 @@
-"""The tables of what libraries take: beside the classes themselves, installed and shipped."""
+"""The tables of what libraries take: beside the classes themselves, and in other releases."""
 
 from __future__ import annotations
 
@@ -6,29 +6,53 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import json
+import pkgutil
+from pathlib import Path
 
 import pytest
 
 from tuner.program import releases
-from tuner.program.sources import SOURCES
+from tuner.program.releases import (
+    FILE,
+    SHIPPED,
+    Meant,
+    classes,
+    default,
+    describe,
+    known,
+    lacks,
+    library,
+    meant,
+    names_of,
+    takes,
+)
+from tuner.program.sources import Reader
 
 HOMES = {
     "transformers": ("transformers", "transformers.utils.quantization_config"),
     "trl": ("trl", "trl.scripts.utils", "trl.trainer.base_config"),
     "peft": ("peft", "peft.config"),
-    "accelerate": ("accelerate.utils", "accelerate", "accelerate.utils.dataclasses"),
-    "torch": ("torch.optim", "torch.utils.data", "torch.optim.optimizer"),
-    "bitsandbytes": ("bitsandbytes.optim", "bitsandbytes.optim.optimizer"),
+    "accelerate": ("accelerate", "accelerate.utils"),
+    "torch": ("torch", "torch.optim", "torch.utils.data"),
+    "bitsandbytes": ("bitsandbytes.optim",),
 }
 """The modules that have a library's classes under their names."""
 
+SECRETLY = {"accelerate.Accelerator.split_batches"}
+"""The only defaults that are unknown: an object of its own."""
 
-@pytest.fixture(scope="module")
-def read() -> dict[str, dict]:
-    """The classes as the sources of the installed libraries say them."""
-    tables = releases.classes(SOURCES)
-    assert tables
-    return tables
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Nothing is shipped and nothing is kept: the classes are those of the installed sources."""
+    monkeypatch.setattr(releases, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(releases, "_shipped", dict)
+    for kept in (library, known):
+        kept.cache_clear()
+    yield classes
+    for kept in (library, known):
+        kept.cache_clear()
 
 
 def plain(value: object) -> object:
@@ -42,58 +66,291 @@ def plain(value: object) -> object:
     return value
 
 
-def defaults_of(kind: type) -> dict[str, object]:
-    """The fields of a dataclass that its constructor takes, with what they are by default."""
-    none = dataclasses.MISSING
+def real_classes(root: str, names: set[str]) -> dict[str, type]:
+    """The classes and functions of an imported library, by their names in the tables."""
+    homes = [importlib.import_module(name) for name in HOMES[root]]
+    if root == "trl":
+        path = importlib.import_module("trl.experimental").__path__
+        packages = [each.name for each in pkgutil.iter_modules(path) if each.ispkg]
+        for name in packages:
+            try:
+                homes.append(importlib.import_module(f"trl.experimental.{name}"))
+            except ImportError:
+                continue  # it needs vLLM or another library
+    pairs = [(f"{root}.{name}", home, name) for home in homes for name in dir(home)]
+    return {full: getattr(home, name) for full, home, name in reversed(pairs) if full in names}
+
+
+def check_default(said: dict, real: object, where: str) -> None:
+    if real in (dataclasses.MISSING, inspect.Parameter.empty):
+        assert "default" not in said, where
+    elif isinstance(said["default"], dict) and "$unknown" in said["default"]:
+        assert where in SECRETLY
+    elif isinstance(said["default"], dict) and "$object" in said["default"]:
+        assert said["default"]["$object"]["class"].endswith(f".{type(real).__name__}")
+    else:
+        assert said["default"] == plain(real), where
+
+
+def real_defaults(kind: type | object, *, is_dataclass: bool) -> dict[str, object]:
+    if not is_dataclass:
+        parameters = inspect.signature(getattr(kind, "__init__", kind)).parameters.values()
+        if not isinstance(kind, type):
+            parameters = inspect.signature(kind).parameters.values()
+        named = [p for p in parameters if p.name != "self" and p.kind not in (p.VAR_KEYWORD,)]
+        return {p.name: p.default for p in named}
     return {
-        field.name: field.default_factory() if field.default is none is not field.default_factory
-        else field.default
-        for field in dataclasses.fields(kind) if field.init
-    }  # fmt: skip
+        field.name: field.default
+        if field.default_factory is dataclasses.MISSING
+        else field.default_factory()
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
 
 
-def real_classes(library: str, tables: dict[str, dict]) -> dict[str, type]:
-    modules = [importlib.import_module(name) for name in HOMES[library]]
-    found = {}
-    for name in tables:
-        root, _, own = name.partition(".")
-        here = [getattr(m, own) for m in modules if hasattr(m, own)] if root == library else []
-        if here:
-            found[name] = here[0]
-    return found
-
-
-@pytest.mark.parametrize("library", HOMES)
-def test_fields_are_those_of_the_imported_classes(read, library):
-    """Equal or unknown, and hardly anything is unknown."""
-    unknown, compared = [], 0
-    for name, kind in real_classes(library, read).items():
-        if not dataclasses.is_dataclass(kind) or "parameters" in read[name]:
-            continue
-        fields, real = read[name]["fields"], defaults_of(kind)
-        assert list(fields) == list(real), name
-        for field, value in real.items():
-            compared += 1
-            said = fields[field].get("default", dataclasses.MISSING)
-            if isinstance(said, dict) and "$unknown" in said:
-                unknown.append(f"{name}.{field}")
-            elif isinstance(said, dict) and "$object" in said:
-                assert said["$object"]["class"].endswith(f".{type(value).__name__}")
-            else:
-                assert said == plain(value), f"{name}.{field}"
-    assert unknown == []
-    assert compared > 100 or library in ("torch", "bitsandbytes")
-
-
-@pytest.mark.parametrize("library", HOMES)
-def test_parameters_are_those_of_the_imported_functions(read, library):
+@pytest.mark.parametrize(("root", "least"), [
+    ("transformers", 350), ("trl", 2500), ("peft", 600), ("accelerate", 180), ("torch", 100),
+    ("bitsandbytes", 250),
+])  # fmt: skip
+def test_names_and_defaults_are_those_of_the_imported_library(read, root, least):
+    """Without an import of it: every field and every parameter, in their order."""
+    tables = read(HOMES)
     compared = 0
-    for name, real in real_classes(library, read).items():
-        if "parameters" not in read[name]:
+    for name, kind in real_classes(root, set(tables)).items():
+        its = tables[name]
+        is_dataclass = "parameters" not in its
+        if is_dataclass and not dataclasses.is_dataclass(kind):
             continue
-        made = real.__init__ if isinstance(real, type) else real
-        own = [p for p in inspect.signature(made).parameters.values() if p.name != "self"]
-        positional = [p.name for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        assert read[name]["parameters"] == positional, name
-        compared += 1
-    assert compared
+        real = real_defaults(kind, is_dataclass=is_dataclass)
+        assert list(its["fields"]) == list(real), name
+        for field, value in real.items():
+            check_default(its["fields"][field], value, f"{name}.{field}")
+        if not is_dataclass:
+            signature = inspect.signature(kind.__init__ if isinstance(kind, type) else kind)
+            positional = [
+                p.name
+                for p in signature.parameters.values()
+                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
+            ]
+            assert its["parameters"] == positional, name
+            assert its["open"] == any(
+                p.kind is p.VAR_KEYWORD for p in signature.parameters.values()
+            )
+        compared += len(real)
+    assert compared >= least
+
+
+def test_the_shipped_table_is_of_the_releases_that_predictions_are_of():
+    """What is read here and what the file says are the same, and it is no large file."""
+    table = json.loads(FILE.read_text(encoding="utf-8"))
+    site = Path(importlib.util.find_spec("trl").origin).parents[1]
+    for name in ("trl", "transformers", "peft"):
+        if library(name).release == table[name]["release"]:
+            read_here = Reader(name, site / name, (2, 13)).read()
+            assert read_here == table[name]["rows"], "python -m benchmarks.releases"
+    assert FILE.stat().st_size < 150_000
+
+
+def test_trl_sets_bf16_where_fp16_is_not():
+    assert known("trl.SFTConfig")["contrary"] == {"bf16": "fp16"}
+    assert known("transformers.TrainingArguments")["contrary"] == {}
+    assert known("trl.SFTConfig")["bases"][-1] == "transformers.TrainingArguments"
+
+
+def install(folder: Path, release: str, config: str, files: dict[str, str] | None = None) -> None:
+    """A library `trl` with this text in its sft_config.py."""
+    package = folder / "trl"
+    (package / "trainer").mkdir(parents=True, exist_ok=True)
+    (folder / f"trl-{release}.dist-info").mkdir(exist_ok=True)
+    for name, text in {"__init__.py": "raise SystemExit\n", **(files or {})}.items():
+        (package / name).write_text(text)
+    (package / "trainer/sft_config.py").write_text(config)
+
+
+OLD = """\
+from dataclasses import dataclass, field
+from transformers import TrainingArguments
+from ..words import Strategy, LENGTH, is_torch_greater_or_equal_than_2_8
+
+@dataclass
+class SFTConfig(TrainingArguments):
+    chosen = "slow"
+    if is_torch_greater_or_equal_than_2_8:
+        chosen = "fast"
+    if is_a_tuesday():
+        other = 1
+    kind: str = chosen
+    max_seq_length: int | None = field(default=LENGTH * 2)
+    strategy: Strategy = field(default=Strategy.BFD)
+    words: list = field(default_factory=lambda: ["a", -1])
+    kwargs: dict = field(default_factory=dict)
+    later: int = field(default=other)
+    made: int = field(init=False, default=3)
+    needed: int = field(metadata={})
+"""
+WORDS = """\
+from enum import Enum
+LENGTH = 512
+class Strategy(str, Enum):
+    BFD = "bfd"
+"""
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch) -> tuple[str]:
+    """The folder of an environment with TRL 0.15, which nothing imports."""
+    monkeypatch.setattr(releases, "user_cache", lambda: tmp_path / "cache")
+    install(tmp_path, "0.15.1", OLD, {"words.py": WORDS})
+    releases._listed.cache_clear()
+    return (str(tmp_path),)
+
+
+def test_defaults_are_followed_to_constants_and_enums_of_the_users_own_release(old):
+    said = known("trl.SFTConfig", old)["fields"]
+    mine = {name: said[name].get("default") for name in list(said)[-7:]}
+    assert mine == {
+        "kind": "fast", "max_seq_length": 1024, "strategy": "bfd", "words": ["a", -1],
+        "kwargs": {}, "later": {"$unknown": "other"}, "needed": None,
+    }  # fmt: skip
+    assert "default" not in said["needed"]
+    assert "made" not in said
+    assert "per_device_train_batch_size" in said
+    assert describe("trl", old) == "TRL 0.15.1"
+    assert library("trl", old).is_before("0.19")
+
+
+def test_a_library_is_read_again_only_if_its_files_differ(old, tmp_path, monkeypatch):
+    reads = []
+    own = Reader.source
+
+    def source(self, path):
+        reads.append(path)
+        return own(self, path)
+
+    monkeypatch.setattr(Reader, "source", source)
+
+    def again() -> tuple[object, bool]:
+        reads.clear()
+        for kept in (library, known, releases._listed):
+            kept.cache_clear()
+        return default("trl.SFTConfig", "max_seq_length", old), bool(reads)
+
+    assert again() == (1024, True)
+    assert again() == (1024, False)
+    (tmp_path / "trl/words.py").write_text(WORDS.replace("512", "2048"))
+    assert again() == (4096, True)
+    [kept] = (tmp_path / "cache/releases").iterdir()
+    for damaged in ('{"format": 1}', "[", "{}", '{"format": 1, "files": 3, "rows": {}}'):
+        kept.write_text(damaged)
+        assert again() == (4096, True)
+        assert again() == (4096, False)
+
+
+def test_what_is_not_installed_is_of_the_shipped_release(tmp_path):
+    nothing = (str(tmp_path),)
+    assert not library("trl", nothing).is_installed
+    assert describe("trl", nothing) == describe("trl", SHIPPED)
+    assert default("trl.SFTConfig", "max_length", nothing) == 1024
+    assert library("nosuch") is None
+    assert takes("nosuch.Config", "a") is None
+    assert takes("trl.NoSuchConfig", "a") is None
+    assert default("trl.SFTConfig", "nosuch") == {"$unknown": "trl.SFTConfig nosuch"}
+
+
+LACKING = [
+    ("trl.SFTConfig", "max_seq_length",
+     "SFTConfig in TRL 1.16 has no max_seq_length (until 0.19): use max_length"),
+    ("trl.SFTTrainer", "max_seq_length", "(until 0.12): use SFTConfig(max_length=512)"),
+    ("trl.SFTTrainer", "tokenizer", "(until 0.15): use processing_class"),
+    ("trl.SFTTrainer", "packing", "use SFTConfig(packing=512)"),
+    ("trl.SFTConfig", "peft_config", "use SFTTrainer(peft_config=512)"),
+    ("trl.SFTConfig", "evaluation_strategy", "(until transformers 4.50): use eval_strategy"),
+    ("trl.SFTConfig", "per_device_train_batchsize", "did you mean per_device_train_batch_size?"),
+    ("trl.SFTConfig", "nothing_like_it", "has no nothing_like_it: remove it"),
+    ("transformers.Trainer", "tokenizer", "(until 4.57): use processing_class"),
+    ("transformers.TrainingArguments", "adafactor", "use optim='adafactor'"),
+    ("transformers.TrainingArguments", "no_cuda", "use use_cpu"),
+    ("transformers.TrainingArguments", "warmup_ratio", "(until 5.14): use warmup_steps"),
+    ("transformers.PreTrainedModel.gradient_checkpointing_enable", "reentrant",
+     "gradient_checkpointing_enable in transformers 5.23 has no reentrant"),
+    ("transformers.from_pretrained", "load_in_4bit",
+     "use quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
+    ("transformers.BitsAndBytesConfig", "bnb_4bit_use_doublequant",
+     ", and ignores it: did you mean bnb_4bit_use_double_quant?"),
+    ("peft.LoraConfig", "rank", "use r"),
+    ("TRL", "max_seq_length", "TRL 1.16 has no max_seq_length (until 0.19): use max_length"),
+    ("Axolotl", "max_seq_length", ", and ignores it: use sequence_len"),
+    ("LLaMA-Factory", "max_seq_length", "use cutoff_len"),
+    ("LLaMA-Factory", "evaluation_strategy", "use eval_strategy"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "argument", "said"), LACKING)
+def test_an_argument_that_a_release_lacks_is_told_with_the_newest_that_has_it(name, argument, said):
+    note = lacks(name, argument, "512", SHIPPED)
+    assert note is not None
+    assert said in note
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("trl.SFTConfig", "max_length"),
+        ("transformers.from_pretrained", "torch_dtype"),
+        ("transformers.from_pretrained", "attn_implementation"),
+        ("unsloth.FastLanguageModel.from_pretrained", "max_seq_length"),
+        ("LLaMA-Factory", "warmup_ratio"),
+        ("TRL", "num_processes"),
+        ("nosuch.Config", "anything"),
+    ],
+)
+def test_nothing_is_said_of_an_argument_that_is_taken(name, argument):
+    assert lacks(name, argument, folders=SHIPPED) is None
+
+
+def test_the_release_of_the_program_decides(old):
+    assert lacks("trl.SFTConfig", "max_seq_length", folders=old) is None
+    said = "SFTConfig in TRL 0.15.1 has no max_length (since 0.16): use max_seq_length"
+    assert lacks("trl.SFTConfig", "max_length", folders=old) == said
+    said = "SFTConfig in TRL 0.15.1 has no loss_type (since 0.23): remove it, or update TRL"
+    assert lacks("trl.SFTConfig", "loss_type", folders=old) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value", "counts"),
+    [
+        ("trl.SFTConfig", "max_seq_length", 8, Meant("trl.SFTConfig", "max_length", 8)),
+        ("trl.SFTTrainer", "max_seq_length", 8, Meant("trl.SFTConfig", "max_length", 8)),
+        ("trl.SFTTrainer", "tokenizer", 8, Meant("trl.SFTTrainer", "processing_class", 8)),
+        ("trl.SFTConfig", "max_length", 8, Meant("trl.SFTConfig", "max_length", 8)),
+        ("trl.SFTConfig", "nosuch", 8, None),
+        (
+            "transformers.TrainingArguments",
+            "adafactor",
+            True,
+            Meant("transformers.TrainingArguments", "optim", "adafactor"),
+        ),
+        ("transformers.TrainingArguments", "adafactor", False, None),
+        ("transformers.BitsAndBytesConfig", "load_in_four_bit", True, None),
+        (
+            "transformers.from_pretrained",
+            "load_in_4bit",
+            True,
+            Meant("transformers.from_pretrained", "load_in_4bit", True),
+        ),
+        ("LLaMA-Factory", "max_seq_length", 8, Meant("LLaMA-Factory", "cutoff_len", 8)),
+        ("Axolotl", "max_seq_length", 8, None),
+    ],
+)
+def test_an_older_name_counts_as_what_it_is_called_now(name, argument, value, counts):
+    assert meant(name, argument, value) == counts
+
+
+def test_a_method_is_that_of_the_base(old):
+    vision = names_of("unsloth.FastVisionModel.from_pretrained", SHIPPED)
+    assert vision == names_of("unsloth.FastModel.from_pretrained", SHIPPED)
+    assert "load_in_4bit" in vision
+    assert known("unsloth.FastLanguageModel.get_peft_model", SHIPPED)["parameters"][:2] == [
+        "model",
+        "r",
+    ]

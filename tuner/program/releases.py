@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +95,8 @@ def _place(name: str, folders: Folders) -> tuple[Path | None, str]:
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
         if said := re.search(r"^__version__ *= *['\"]([^'\"]+)", text, re.MULTILINE):
             return folder, said[1]
+    from importlib import metadata  # a third of this module's import
+
     with contextlib.suppress(metadata.PackageNotFoundError):
         return folder, metadata.version(name)
     return None, ""

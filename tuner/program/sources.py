@@ -200,20 +200,25 @@ class Reader:
             return f"{root}.{_named(node_of, name)}" if root in SOURCES else None
         return None
 
-    def find(self, name: str, source: Source, depth: int = 8) -> tuple[ast.stmt, Source] | None:
-        """The definition of a name in this library, through its imports."""
+    def find(self, name: str, source: Source) -> tuple[ast.stmt, Source] | None:
+        """The class or function of a name, wherever in this library it is."""
+        own, home = self._home(name, source)
+        node = home.names.get(own) if home else None
+        return (node, home) if node and home else None
+
+    def _home(self, name: str, source: Source, depth: int = 8) -> tuple[str, Source | None]:
+        """The name that something has in the module that it is imported from, and this module."""
         node = source.names.get(name)
-        if not isinstance(node, ast.ImportFrom) or not depth:
-            return (node, source) if node else None
+        if not isinstance(node, ast.ImportFrom):
+            return name, source
         parts = node.module.split(".") if node.module else []
-        if not node.level and parts[:1] != [self.folder.name]:
-            return None
-        folder = source.path.parents[node.level - 1] if node.level else self.folder.parent
-        there = folder.joinpath(*parts)
-        for path in (there.with_suffix(".py"), there / "__init__.py"):
-            if (other := self.source(path)) is not None:
-                return self.find(_named(node, name), other, depth - 1)
-        return None
+        if depth and (node.level or parts[:1] == [self.folder.name]):
+            folder = source.path.parents[node.level - 1] if node.level else self.folder.parent
+            there = folder.joinpath(*parts)
+            for path in (there.with_suffix(".py"), there / "__init__.py"):
+                if (other := self.source(path)) is not None:
+                    return self._home(_named(node, name), other, depth - 1)
+        return name, None
 
     def _fields(self, node: ast.ClassDef, scope: Scope) -> Iterator[tuple[str, Value]]:
         for line in node.body:
@@ -299,9 +304,11 @@ class Reader:
                     if value is not None:
                         return self.value(value, (found[1], found[0]), depth - 1)
             case ast.Name(id=name):
-                for body in (scope[1].body if scope[1] else [], scope[0].tree.body):
-                    if (value := _assigned(body, name, self.torch)) is not None:
-                        return inner(value)
+                if scope[1] and (value := _assigned(scope[1].body, name, self.torch)):
+                    return inner(value)
+                own, home = self._home(name, scope[0])
+                if home and (value := _assigned(home.tree.body, own, self.torch)):
+                    return self.value(value, (home, None), depth - 1)
         return {"$unknown": ast.unparse(node)[:60]}
 
 
