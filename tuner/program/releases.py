@@ -370,9 +370,9 @@ def _instead(
 
 def _beside(name: str) -> list[str]:
     """The configuration of a trainer, and the trainer of a configuration."""
-    swaps = (("TrainingArguments", "Trainer"), ("Trainer", "Config"), ("Config", "Trainer"))
-    swaps += (("Trainer", "TrainingArguments"),)
-    pairs = [name.removesuffix(old) + new for old, new in swaps if name.endswith(old)]
+    kinds = {"TrainingArguments": ["Trainer"], "Config": ["Trainer"]}
+    kinds["Trainer"] = ["Config", "TrainingArguments"]
+    pairs = [name.removesuffix(k) + new for k in kinds if name.endswith(k) for new in kinds[k]]
     return [each for each in pairs if known(each)]
 
 

@@ -119,8 +119,9 @@ class Reader:
         """The rows of everything that `SOURCES` names."""
         files, wanted = SOURCES[self.library]
         for path in [path for each in files.split() for path in sorted(self.folder.glob(each))]:
-            source = self.source(path)
-            for name, node in source.names.items() if source else ():
+            if (source := self.source(path)) is None:
+                continue
+            for name, node in source.names.items():
                 if isinstance(node, Function) and re.fullmatch(wanted, name):
                     self._keep(name, node, (source, None))
                 elif isinstance(node, ast.ClassDef):
@@ -157,14 +158,10 @@ class Reader:
         return self.sources[path]
 
     def _class(self, node: ast.ClassDef, source: Source) -> None:
-        for base in node.bases:  # TRL's own class of the same name at another place
-            found = self.find(ast.unparse(base), source)
-            if (
-                found is not None
-                and found[0] is not node
-                and getattr(found[0], "name", 0) == node.name
-            ):
-                self._class(found[0], found[1])
+        for parent in node.bases:  # TRL has classes of the same name at two places
+            found = self.find(ast.unparse(parent), source)
+            if found is not None and found[0].name == node.name and found[0] is not node:
+                self._class(*found)
         if node.name in self.rows:
             return
         row = self.rows[node.name] = dict[str, Any]()
@@ -179,20 +176,19 @@ class Reader:
             row["fields"] = dict(self._fields(node, scope))
         row["bases"] = [base for each in node.bases if (base := self._base(each, source))]
         after = methods["__post_init__"].body if "__post_init__" in methods else []
-        if settled := [
-            found for each in after if (found := _CONTRARY.fullmatch(ast.unparse(each)))
-        ]:
-            row["contrary"] = {found[1]: found[2] for found in settled}
+        settled = [_CONTRARY.fullmatch(ast.unparse(each)) for each in after]
+        if any(settled):
+            row["contrary"] = {each[1]: each[2] for each in settled if each}
 
     def _base(self, node: ast.expr, source: Source) -> str | None:
         name = ast.unparse(node).rpartition(".")[2]
         if name not in source.names:  # another name for it
             flat = [each for each in _flat(source.tree.body) if isinstance(each, ast.Assign)]
-            there = _assigned(flat, name, self.torch)
-            name = there.id if isinstance(there, ast.Name) else name
+            other = _assigned(flat, name, self.torch)
+            name = other.id if isinstance(other, ast.Name) else name
         found = self.find(name, source)
-        if found is not None and isinstance(found[0], ast.ClassDef):
-            self._class(found[0], found[1])
+        if found is not None:
+            self._class(*found)
             return f"{self.library}.{found[0].name}"
         node_of = source.names.get(name)
         if isinstance(node_of, ast.ImportFrom) and not node_of.level:
@@ -200,11 +196,11 @@ class Reader:
             return f"{root}.{_named(node_of, name)}" if root in SOURCES else None
         return None
 
-    def find(self, name: str, source: Source) -> tuple[ast.stmt, Source] | None:
-        """The class or function of a name, wherever in this library it is."""
+    def find(self, name: str, source: Source) -> tuple[ast.ClassDef, Source] | None:
+        """The class of a name, wherever in this library it is."""
         own, home = self._home(name, source)
         node = home.names.get(own) if home else None
-        return (node, home) if node and home else None
+        return (node, home) if home and isinstance(node, ast.ClassDef) else None
 
     def _home(self, name: str, source: Source, depth: int = 8) -> tuple[str, Source | None]:
         """The name that something has in the module that it is imported from, and this module."""
@@ -271,8 +267,9 @@ class Reader:
         def inner(each: ast.expr) -> Value:
             return self.value(each, scope, depth - 1)
 
-        found: Any = None
-        match node if depth else None:
+        match node:
+            case _ if not depth:
+                pass
             case ast.Constant(value=bool() | int() | float() | str() | None):
                 return node.value
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
@@ -280,15 +277,13 @@ class Reader:
             case ast.List() | ast.Tuple():
                 return [inner(each) for each in node.elts]
             case ast.Dict() if all(isinstance(key, ast.Constant) for key in node.keys):
-                return {str(k.value): inner(v) for k, v in zip(node.keys, node.values, strict=True)}
-            case ast.Call(
-                func=ast.Name(id="list" | "tuple" | "dict" as name), args=[], keywords=[]
-            ):
-                return {} if name == "dict" else []
-            case ast.Call(func=ast.Name(id=name), args=[], keywords=[]) if self.find(
-                name, scope[0]
-            ):
-                return {"$object": {"class": f"{self.library}.{name}"}}
+                pairs = zip(node.keys, node.values, strict=True)
+                return {str(k.value): inner(v) for k, v in pairs if isinstance(k, ast.Constant)}
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=[]):
+                if name in ("list", "tuple", "dict"):
+                    return {} if name == "dict" else []
+                if self.find(name, scope[0]):
+                    return {"$object": {"class": f"{self.library}.{name}"}}
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
                 sides = inner(node.left), inner(node.right)
                 if all(isinstance(side, int | float) for side in sides):
@@ -299,10 +294,8 @@ class Reader:
                 return {"$name": f"torch.{name}"}
             case ast.Attribute(value=ast.Name(id=name), attr=attribute):
                 found = self.find(name, scope[0])
-                if found is not None and isinstance(found[0], ast.ClassDef):
-                    value = _assigned(found[0].body, attribute, self.torch)
-                    if value is not None:
-                        return self.value(value, (found[1], found[0]), depth - 1)
+                if found and (value := _assigned(found[0].body, attribute, self.torch)):
+                    return self.value(value, (found[1], found[0]), depth - 1)
             case ast.Name(id=name):
                 if scope[1] and (value := _assigned(scope[1].body, name, self.torch)):
                     return inner(value)
