@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 from tuner.core.errors import nearest
 from tuner.core.files import user_cache
 from tuner.program.sources import SOURCES, Reader
+from tuner.program.standins.tables import Tables
 
 FILE = Path(__file__).with_name("releases.json")
 
@@ -159,59 +160,23 @@ TOOLS: Mapping[str, tuple[str, ...]] = {
 
 
 @functools.cache
+def _tables(folders: Folders) -> Tables:
+    def row(name: str) -> Mapping[str, Any] | None:
+        root, _, own = name.partition(".")
+        return found.rows.get(own) if (found := library(root, folders)) else None
+
+    return Tables(row)
+
+
 def known(name: str, folders: Folders = ()) -> Mapping[str, Any] | None:
-    """A class or function with what it has of its bases, as `classes` describes it, or None."""
-    root, _, own = name.partition(".")
-    found = library(root, folders)
-    row = found.rows.get(own) if found else None
-    if row is None:
-        return _inherited(name, folders)
-    whole: dict[str, Any] = {"fields": {}, "bases": [], "open": False, "also": "", "contrary": {}}
-    for base in reversed(row.get("bases", ())):
-        its = known(base, folders)
-        whole["bases"] = [base, *(its["bases"] if its else ()), *whole["bases"]]
-        if its and "call" not in row:
-            whole["fields"] |= its["fields"]
-            whole["contrary"] |= its["contrary"]
-            whole["also"] += f" {its['also']}"
-            whole |= {key: its[key] for key in ("open", "parameters") if key in its}
-    fields = {key: _field(value) for key, value in row.get("fields", {}).items()}
-    whole["fields"] |= fields
-    whole["contrary"] |= row.get("contrary", {})
-    whole["also"] += f" {row.get('also', '')}"
-    whole["open"] = row.get("open", whole["open"])
-    whole["bases"] = list(dict.fromkeys(whole["bases"]))
-    if "call" in row:
-        whole["parameters"] = list(fields)[: len(fields) - row["call"]]
-    return whole
-
-
-def _inherited(name: str, folders: Folders) -> Mapping[str, Any] | None:
-    """A method that a class has of its bases."""
-    kind, _, method = name.rpartition(".")
-    bases = its["bases"] if "." in kind and (its := known(kind, folders)) else ()
-    rows = (known(f"{base}.{method}", folders) for base in bases)
-    return next((row for row in rows if row is not None), None)
-
-
-def _field(value: str | Sequence[Any]) -> dict[str, Any]:
-    """A field of a row: a type alone has None as its default."""
-    if isinstance(value, str):
-        return {"default": None, "type": value}
-    return {"type": value[0]} if len(value) == 1 else {"default": value[1], "type": value[0]}
+    """A class or function as `Tables` describes it; None if it is unknown."""
+    return _tables(folders).get(name)
 
 
 def classes(libraries: Collection[str], folders: Folders = ()) -> dict[str, Mapping[str, Any]]:
-    """Everything that is known of these libraries, by "trl.SFTConfig".
-
-    "fields" have a "default", unless they have to be given, and a "type"; "parameters" are the
-    positional ones of what is no dataclass; "bases" are all of them; "open" ones take other names;
-    "also" are names without a default; "contrary" are switches that are the contrary of another
-    where they are None (bf16 of fp16).
-    """
+    """The rows of these libraries, by "trl.SFTConfig", for the `Tables` of another process."""
     found = {name: its.rows for name in libraries if (its := library(name, folders)) is not None}
-    names = [f"{name}.{one}" for name, rows in found.items() for one in rows]
-    return {name: row for name in names if (row := known(name, folders)) is not None}
+    return {f"{name}.{one}": row for name, rows in found.items() for one, row in rows.items()}
 
 
 def releases(libraries: Collection[str] = (*SOURCES,), folders: Folders = ()) -> dict[str, str]:

@@ -255,14 +255,14 @@ _ANSWERS: dict[str, Any] = {
 
 def is_config(path: str) -> bool:
     """Whether a table tells a class whose values are settings."""
-    table = CLASSES.get(path, {})
+    table = CLASSES.get(path) or {}
     return bool(table.get("fields")) and ("parameters" not in table or path.endswith("Config"))
 
 
 def config(path: str, bases: tuple[str, ...] = ()) -> Any:
     """The class of a table, below those of its bases; without a table its values are unknown."""
     if path not in _MADE:
-        table = CLASSES.get(path, {})
+        table = CLASSES.get(path) or {}
         module, _, name = path.rpartition(".")
         above = [config(base) for base in table.get("bases") or bases if is_config(base)]
         fields = table.get("fields") or (above[0]._fields if above else {})

@@ -15,6 +15,7 @@ from tuner.program.standins.record import ABSENT, STANDINS
 from tuner.program.standins.unknown import (
     CLASSES,
     ORACLE,
+    ROWS,
     Name,
     Thing,
     Unknown,
@@ -225,7 +226,7 @@ def _wandb(*args: Any, **kwargs: Any) -> Any:
 
 def start(request: dict[str, Any]) -> None:
     GPU.update(request.get("gpu") or {})
-    CLASSES.update(request.get("classes") or {})
+    ROWS.update(request.get("classes") or {})
     RELEASES.update(request.get("releases") or {})
     FIXED.update({**_torch(), **_known()})
     PARENTS.update(path.rpartition(".")[0] for path in FIXED)

@@ -17,6 +17,8 @@ from itertools import combinations, islice
 from opcode import opmap
 from typing import Any
 
+from tuner.program.standins.tables import Tables
+
 _HERE = __file__.rpartition("unknown.py")[0]
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")} | {sys.base_prefix + "/lib"}
@@ -551,8 +553,9 @@ class Note:
             self.assigned[name] = (value, where(frame))
 
 
-# Tables of the request, and positional parameters by the path of what is called.
-CLASSES: dict[str, dict[str, Any]] = {}
+# Rows of the request, and positional parameters by the path of what is called.
+ROWS: dict[str, dict[str, Any]] = {}
+CLASSES = Tables(ROWS.get)
 
 
 def names(path: str) -> Any:
