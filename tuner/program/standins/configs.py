@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from opcode import opmap
 from typing import Any
 
 from tuner.program.standins.unknown import (
@@ -13,12 +14,18 @@ from tuner.program.standins.unknown import (
     Name,
     Note,
     Unknown,
+    guarded,
     is_library,
     put,
     where,
 )
 
 _MADE: dict[str, Any] = {}
+_LOADS = {opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in opmap}
+_ALIASES = [
+    ("gradient_checkpointing", "activation_checkpointing"),
+    ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+]
 
 
 def revived(value: Any) -> Any:
@@ -128,6 +135,12 @@ class Config(metaclass=ConfigMeta):
         for name, other in self._contrary.items():
             if self.__dict__.get(name, self) is None:
                 put(self, name, not self.__dict__.get(other))
+        held = self.__dict__
+        for old, new in _ALIASES:  # transformers 5.23
+            if new in self._fields and old in self._fields:
+                held[new] = held[old] = held[old] if held[new] is None else held[new]
+                if new == "activation_checkpointing" and held[new] is None:
+                    held[new] = held[old] = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         put(self, name, value)
@@ -143,7 +156,11 @@ class Config(metaclass=ConfigMeta):
             raise AttributeError(name)
         if name in _ANSWERS and "output_dir" in self._fields:
             return _ANSWERS[name](self)
-        if self._open:
+        frame: Any = sys._getframe(1)
+        reads = frame.f_code.co_code[frame.f_lasti] in _LOADS and not is_library(
+            frame.f_code.co_filename
+        )
+        if self._open or (reads and not guarded(frame)):  # of another release
             return Unknown(f"{self._path}.{name}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -271,7 +288,7 @@ def config(path: str, bases: tuple[str, ...] = ()) -> Any:
             "_path": path,
             "_fields": fields,
             "__slots__": (),
-            "_known": bool(table.get("fields")),
+            "_known": bool(fields) and (bool(table) or name.endswith("Arguments")),
             "_contrary": table.get("contrary", {}),
             "_open": not table or bool(table.get("open")),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import os
 import sys
@@ -19,6 +18,7 @@ from tuner.program.standins.unknown import (
     Name,
     Thing,
     Unknown,
+    guarded,
     is_library,
     thing,
     users_frame,
@@ -232,7 +232,6 @@ def start(request: dict[str, Any]) -> None:
     PARENTS.update(path.rpartition(".")[0] for path in FIXED)
     sys.meta_path.insert(0, First())
     sys.meta_path.append(Last())
-    _versions()
 
 
 def _bar(rows: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -255,16 +254,13 @@ class Bar(Unknown):
         return len(self.__dict__["rows"])
 
 
-def _versions() -> None:
-    from importlib import metadata
+def _versions(module: Any) -> None:
+    own = module.version
 
-    own = metadata.version
+    def version(name: str) -> Any:
+        return RELEASES.get(name) or RELEASES.get(name.replace("-", "_")) or own(name)
 
-    def version(name: str) -> str:
-        known = RELEASES.get(name) or RELEASES.get(name.replace("-", "_"))
-        return known or own(name)
-
-    metadata.version = version
+    module.version = version
 
 
 def _version(root: str) -> Any:
@@ -396,11 +392,13 @@ class Module(types.ModuleType):
         return made
 
 
-class First(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class First:
     """Finds the libraries that train, before those that are installed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         root = name.partition(".")[0]
+        if name == "importlib.metadata":
+            return _patched(name, path, _versions)
         if root not in HEAVY or (root not in CORE and _beside(root)):
             return None
         if name == root and _guarded() and not installed(root):
@@ -417,7 +415,19 @@ class First(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-class _Missing(importlib.abc.Loader):
+def _patched(name: str, path: Any, patch: Any) -> Any:
+    spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
+    run = spec.loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        run(module)
+        patch(module)
+
+    spec.loader.exec_module = exec_module
+    return spec
+
+
+class _Missing:
     def create_module(self, spec: Any) -> Any:
         raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
 
@@ -467,11 +477,4 @@ def _guarded() -> bool:
         return False
     if frame.f_code.co_filename.endswith("util.py") and frame.f_code.co_name == "find_spec":
         return True
-    frame = users_frame(2)
-    if frame is None or sys.version_info < (3, 11):
-        return False
-    import dis
-
-    at = frame.f_lasti
-    parsed = dis._parse_exception_table(frame.f_code)  # type: ignore[attr-defined]
-    return any(entry.start <= at < entry.end for entry in parsed)
+    return guarded(users_frame(2))

@@ -153,18 +153,31 @@ class HfArgumentParser(argparse.ArgumentParser):
             made.append(argparse.Namespace(**values))
         if return_remaining_strings:
             return (*made, rest)
-        if rest:
-            raise ValueError(
-                f"Some specified arguments are not used by the HfArgumentParser: {rest}"
-            )
+        return self._with_others(made, rest)
+
+    def _with_others(self, made: list[Any], words: list[str]) -> tuple[Any, ...]:
+        """Words that this release lacks, kept as given: whoever reads the record tells them."""
+        first = next((each for each in made if isinstance(each, Config)), None)
+        if words and (first is None or not words[0].startswith("--")):
+            raise ValueError(f"Some specified arguments are not used: {words}")
+        for at, word in enumerate(words):
+            name, _, value = word.removeprefix("--").partition("=")
+            follows = words[at + 1] if at + 1 < len(words) else "--"
+            if word.startswith("--"):
+                value = value or ("true" if follows.startswith("--") else follows)
+                try:
+                    given = json.loads(value)
+                except ValueError:
+                    given = value
+                first._note.given[name.replace("-", "_")] = given
+                first.__dict__.setdefault(name.replace("-", "_"), given)
         return tuple(made)
 
     def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> Any:
         values = dict(args)
         made = self._made(values)
-        if values and not allow_extra_keys:
-            raise ValueError(f"Some keys are not used by the HfArgumentParser: {sorted(values)}")
-        return tuple(made)
+        words = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in values.items()]
+        return self._with_others(made, [] if allow_extra_keys else words)
 
     def parse_json_file(self, json_file: Any, allow_extra_keys: bool = False) -> Any:
         with open(json_file, encoding="utf-8") as file:
@@ -200,15 +213,10 @@ class TrlParser(HfArgumentParser):
             values = _yaml(path) or {}
             os.environ.update({k: str(v) for k, v in (values.pop("env", None) or {}).items()})
             unused = self.set_defaults_with_config(**values)
-        try:
-            *made, rest = self.parse_args_into_dataclasses(words, return_remaining_strings=True)
-        finally:
-            pass
+        *made, rest = self.parse_args_into_dataclasses(words, return_remaining_strings=True)
         if return_remaining_strings:
             return (*made, rest + unused)
-        if (rest or unused) and fail_with_unknown_args:
-            raise ValueError(f"Unknown arguments: {rest + unused}")
-        return tuple(made)
+        return self._with_others(made, rest + unused if fail_with_unknown_args else [])
 
     def set_defaults_with_config(self, **values: Any) -> list[str]:
         unused = []

@@ -103,13 +103,15 @@ class Oracle:
     def number(self, what: str) -> int:
         """One of six magnitudes, each with another seed, so that any threshold is crossed."""
         self._note(what)
-        turn = (zlib.crc32(what.encode()) + self.seed) % 6
-        return (2, 30, 400, 5000, 60_000, 2_000_000)[turn] + self.seed
+        orders = [2, 30, 400, 5000, 60_000, 2_000_000]
+        random.Random(what).shuffle(orders)
+        return orders[self.seed % 6] + self.seed
 
     def fraction(self, what: str) -> float:
         self._note(what)
-        turn = (zlib.crc32(what.encode()) + self.seed) % 6
-        return (0.003, 0.07, 0.3, 0.6, 4.2, 900.5)[turn] + self.seed / 1000
+        orders = [0.003, 0.07, 0.3, 0.6, 4.2, 900.5]
+        random.Random(what).shuffle(orders)
+        return orders[self.seed % 6] + self.seed / 1000
 
     def text(self, what: str) -> Text:
         return Text(f"{MARK}{what[:80]} {zlib.crc32(f'{self.seed} {what}'.encode())}>")
@@ -183,6 +185,29 @@ def none_asked(frame: Any) -> bool:
     )
 
 
+def filled(function: Any) -> Any:
+    """A function that a decorator gives arguments of its own: those that lack are unknown."""
+    code, least = function.__code__, len(function.__defaults__ or ())
+    needed = code.co_varnames[: code.co_argcount - least]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        lacking = [name for name in needed[len(args) :] if name not in kwargs]
+        return function(*args, **kwargs, **{name: Unknown(name) for name in lacking})
+
+    call.__name__, call.__wrapped__ = function.__name__, function  # type: ignore[attr-defined]
+    return call
+
+
+def guarded(frame: Any) -> bool:
+    """Whether a line stands in a `try`."""
+    if frame is None or sys.version_info < (3, 11):
+        return False
+    import dis
+
+    parsed = dis._parse_exception_table(frame.f_code)  # type: ignore[attr-defined]
+    return any(entry.start <= frame.f_lasti < entry.end for entry in parsed)
+
+
 def unpacked(frame: Any) -> int | None:
     """Into how many names a line unpacks a value, where it does."""
     code, at = frame.f_code.co_code, frame.f_lasti
@@ -239,8 +264,10 @@ class Unknown:
         last = self._what.rpartition(".")[2].replace("(...)", "")
         frame = users_frame(2)
         alone = len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type))
-        if alone and (last in _PASSES or decorates(frame, args[0])):
+        if alone and last in _PASSES:
             return args[0]
+        if alone and decorates(frame, args[0]):
+            return args[0] if isinstance(args[0], type) else filled(args[0])
         if (call := CALLS.get(last)) is not None:
             call(self, args, kwargs)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
