@@ -121,7 +121,7 @@ def _soften() -> None:
     def default(self: Any, value: Any) -> Any:
         return str(value) if isinstance(value, Unknown) else own(self, value)
 
-    json.JSONEncoder.default = default  # type: ignore[method-assign]
+    json.JSONEncoder.default = default  # type: ignore[method-assign,assignment]
     for name in ("search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"):
         _asks(re, name)
     for name in ("loads", "load"):

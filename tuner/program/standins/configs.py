@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -76,7 +77,7 @@ def _dataclass_fields(cls: Any) -> dict[str, Any]:
     for name, told in cls._fields.items():
         default = revived(told["default"]) if "default" in told else dataclasses.MISSING
         made: Any = (
-            dataclasses.field(default_factory=lambda told=told: revived(told["default"]))
+            dataclasses.field(default_factory=functools.partial(revived, told["default"]))
             if isinstance(default, (list, dict, Unknown))
             else dataclasses.field(default=default)
         )

@@ -113,7 +113,7 @@ class Dataset(Thing):
         return Unknown("num_rows") if self._rows is None else len(self._rows)
 
     def __len__(self) -> int:
-        return super().__len__() if self._rows is None else len(self._rows)
+        return ORACLE.number(f"len({self._what})") if self._rows is None else len(self._rows)
 
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__() if self._rows is None else iter(self._rows)

@@ -7,7 +7,7 @@ import importlib.machinery
 import os
 import sys
 import types
-from typing import Any
+from typing import Any, cast
 
 from tuner.program.standins import configs, data, loops, models, trainers
 from tuner.program.standins.record import ABSENT, STANDINS
@@ -217,7 +217,8 @@ class WandbConfig(dict[str, Any]):
 
 
 def _wandb(*args: Any, **kwargs: Any) -> Any:
-    run, config = Unknown("wandb.init(...)"), kwargs.get("config")
+    run: Any = Unknown("wandb.init(...)")
+    config = kwargs.get("config")
     held = config if isinstance(config, dict) else getattr(config, "__dict__", {})
     run.config = WandbConfig(held)
     sys.modules["wandb"].config = run.config  # type: ignore[attr-defined]
@@ -402,9 +403,9 @@ class First:
         if root not in HEAVY or (root not in CORE and _beside(root)):
             return None
         if name == root and _guarded() and not installed(root):
-            return importlib.machinery.ModuleSpec(name, _Missing())
+            return importlib.machinery.ModuleSpec(name, cast(Any, _Missing()))
         STANDINS[root] = None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return importlib.machinery.ModuleSpec(name, cast(Any, self), is_package=True)
 
     def create_module(self, spec: Any) -> Any:
         made = Module(spec.name)
@@ -458,7 +459,7 @@ class Last(First):
             if name != root and root in sys.modules and not isinstance(sys.modules[root], Module):
                 return None  # a part that a module of the user's own does not have
             ABSENT[root] = None
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+            return importlib.machinery.ModuleSpec(name, cast(Any, self), is_package=True)
         return None
 
 

@@ -117,7 +117,7 @@ def initialize(*args: Any, **kwargs: Any) -> Any:
     """`deepspeed.initialize`."""
     names = "args model optimizer model_parameters training_data".split()
     given = {**dict(zip(names, args)), **kwargs}
-    engine, model = Engine(), given.get("model")
+    engine, model = Engine(), given.get("model", Unknown("model"))
     put(engine, "module", model)
     made = given.get("optimizer")
     put(

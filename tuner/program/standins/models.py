@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,16 +92,14 @@ class Model(Thing):
         yield "lm_head", "Linear"
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        import bitsandbytes
-        import torch
-
+        nn: Any = importlib.import_module("torch.nn")
         given = self._note.given
-        config, linear = given.get("quantization_config"), torch.nn.Linear
+        config, linear = given.get("quantization_config"), nn.Linear
         for name, cls in (("load_in_4bit", "Linear4bit"), ("load_in_8bit", "Linear8bitLt")):
             if given.get(name) is True or getattr(config, name, None) is True:
-                linear = getattr(bitsandbytes.nn, cls)
-        made = {k: getattr(torch.nn, k)() for k in ("Linear", "Embedding", "RMSNorm")}
-        inner = {**made, "Linear": linear()}
+                linear = getattr(importlib.import_module("bitsandbytes.nn"), cls)
+        made = {k: getattr(nn, k)() for k in ("Linear", "Embedding", "RMSNorm")}
+        inner: dict[str, Any] = {**made, "Linear": linear()}
         for name, kind in self._structure():
             yield name, (made if name == "lm_head" else inner)[kind]
 
@@ -194,7 +193,8 @@ class Part(Unknown):
     def __setattr__(self, name: str, value: Any) -> None:
         put(self, name, value)
         if name not in ("requires_grad", "data"):
-            return self._model._note.assign(f"{self._name}.{name}", value)
+            self._model._note.assign(f"{self._name}.{name}", value)
+            return
         at, calls, path = where(), self._model._note.calls, f"parameter.{name}"
         last = calls[-1] if calls else None
         same = last is not None and last.path == path and last.where == at
@@ -202,7 +202,6 @@ class Part(Unknown):
             last.given["names"].append(self._name)
         else:
             calls.append(Note(path, at, (), {"value": value, "names": [self._name]}))
-        return None
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         self.requires_grad = requires_grad
@@ -258,7 +257,7 @@ def wraps(path: str, *more: Any) -> Any:
 
     def wrap(*args: Any, **kwargs: Any) -> Any:
         held = [*args, *kwargs.values()]
-        first = next((v for v in held if isinstance(v, Thing)), held[0] if held else None)
+        first: Any = next((v for v in held if isinstance(v, Thing)), held[0] if held else None)
         if isinstance(getattr(first, "_note", None), Note):
             note = call(path, [v for v in args if v is not first], {})
             note.given.update({k: v for k, v in kwargs.items() if v is not first})

@@ -42,7 +42,8 @@ def _fields(cls: Any) -> list[tuple[str, str, Any, dict[str, Any]]]:
         if not isinstance(kind, (str, type)) or getattr(kind, "__args__", None):
             text = str(kind)
         if isinstance(kind, type) and hasattr(kind, "__members__"):
-            text = f"Literal[{', '.join(repr(each.value) for each in kind)}]"  # type: ignore[var-annotated]
+            members: Any = kind
+            text = f"Literal[{', '.join(repr(each.value) for each in members)}]"
         fields.append((field.name, text, default, dict(field.metadata)))
     return fields
 
@@ -169,6 +170,7 @@ class HfArgumentParser(argparse.ArgumentParser):
                     given = json.loads(value)
                 except ValueError:
                     given = value
+                assert first is not None
                 first._note.given[name.replace("-", "_")] = given
                 first.__dict__.setdefault(name.replace("-", "_"), given)
         return tuple(made)

@@ -93,7 +93,7 @@ def _stub(value: Any) -> dict[str, Any]:
 def told(value: Any, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
     """An object: its class, what its call was given, what was set later, and what it holds."""
     note, cls = value._note, type(value)
-    lines = [base for base in cls.__mro__ if "_path" in base.__dict__]
+    lines: list[Any] = [base for base in cls.__mro__ if "_path" in base.__dict__]
     own = [base for base in cls.__mro__ if isinstance(base, Meta) and "_path" not in base.__dict__]
     methods = {name for base in own for name, each in vars(base).items() if callable(each)}
     told: dict[str, Any] = called(note, stubs)

@@ -200,7 +200,7 @@ def filled(function: Any) -> Any:
 
 def guarded(frame: Any) -> bool:
     """Whether a line stands in a `try`."""
-    if frame is None or sys.version_info < (3, 11):
+    if frame is None or not hasattr(frame.f_code, "co_exceptiontable"):
         return False
     import dis
 
@@ -279,92 +279,25 @@ class Unknown:
             count = ORACLE.small(f"length of {self._what}")
         return (self[index] for index in range(count))
 
-    def __reversed__(self) -> Iterator[Any]:
-        return iter(list(self)[::-1])
-
-    def __next__(self) -> Any:
-        return self._child(f"next({self._what})")
-
-    async def __aiter__(self) -> Any:
-        for item in self:
-            yield item
-
-    def __await__(self) -> Any:
-        return self
-        yield
-
     def __getitem__(self, key: Any) -> Any:
-        try:
-            return self.__dict__.setdefault("[]", {})[key]
-        except (KeyError, TypeError):
-            pass
-        child = self._child(f"{self._what}[{short(key)}]")
-        try:
-            self.__dict__["[]"][key] = child
-        except TypeError:
-            pass
-        return child
+        held, key = (
+            self.__dict__.setdefault("[]", {}),
+            key if isinstance(key, (str, int)) else repr(key),
+        )
+        if key not in held:
+            held[key] = self._child(f"{self._what}[{short(key)}]")
+        return held[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        try:
-            self.__dict__.setdefault("[]", {})[key] = value
-        except TypeError:
-            pass
-
-    def __delitem__(self, key: Any) -> None:
-        pass
-
-    def __contains__(self, key: object) -> bool:
-        return ORACLE.truth(f"{short(key)} in {self._what}")
-
-    def __bool__(self) -> bool:
-        return ORACLE.truth(self._what)
-
-    def __len__(self) -> int:
-        return ORACLE.number(f"len({self._what})")
-
-    def __int__(self) -> int:
-        return ORACLE.number(f"int({self._what})")
-
-    __index__ = __trunc__ = __floor__ = __ceil__ = __int__
-
-    def __round__(self, digits: int | None = None) -> Any:
-        return self._child(f"round({self._what})")
-
-    def __float__(self) -> float:
-        return ORACLE.fraction(f"float({self._what})")
-
-    def __complex__(self) -> complex:
-        return complex(float(self))
-
-    def __str__(self) -> str:
-        return ORACLE.text(self._what)
-
-    __repr__ = __fspath__ = __str__
-
-    def __format__(self, spec: str) -> str:
-        return ORACLE.text(self._what)
-
-    def __bytes__(self) -> bytes:
-        return ORACLE.text(self._what).encode()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: object) -> bool:
-        return False
-
-    async def __aenter__(self) -> Any:
-        return self
-
-    async def __aexit__(self, *error: object) -> bool:
-        return False
-
-    def __hash__(self) -> int:
-        return id(self)
+        self.__dict__.setdefault("[]", {})[key if isinstance(key, (str, int)) else repr(key)] = (
+            value
+        )
 
     def __eq__(self, other: object) -> Any:
         return self is other or self._child(f"{self._what} == {short(other)}")
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def __ne__(self, other: object) -> Any:
         return self is not other and self._child(f"{self._what} != {short(other)}")
@@ -372,34 +305,10 @@ class Unknown:
     def keys(self) -> Any:
         return Keys(f"{self._what}.keys()", self._at)
 
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return str, (str.__str__(str(self)),)
-
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         import numpy  # the user's own, and imported already
 
         return numpy.full((4, 4), float(self))
-
-    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._child(f"ufunc({self._what})")
-
-    def __array_function__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._child(f"numpy({self._what})")
-
-    def __mro_entries__(self, bases: Any) -> Any:
-        return (thing(self._what),)
-
-    def __instancecheck__(self, instance: object) -> bool:
-        return ORACLE.truth(f"isinstance {self._what}")
-
-    def __subclasscheck__(self, subclass: type) -> bool:
-        return ORACLE.truth(f"issubclass {self._what}")
 
 
 class Keys(Unknown):
@@ -411,23 +320,71 @@ class Keys(Unknown):
         yield "**"
 
 
+async def _later(self: Any, *values: Any) -> Any:
+    return self
+
+
+def _awaited(self: Any) -> Any:
+    return self
+    yield
+
+
+async def _streamed(self: Any) -> Any:
+    for item in self:
+        yield item
+
+
+def _itself(self: Any, *values: Any) -> Any:
+    return self
+
+
+def _child(form: str) -> Any:
+    return lambda self, *others: self._child(form.format(self._what, *map(short, others)))
+
+
+def _is(form: str) -> Any:
+    return lambda self, *others: ORACLE.truth(form.format(self._what, *map(short, others)))
+
+
+_METHODS: dict[str, Any] = {
+    "reversed": lambda self: iter(list(self)[::-1]),
+    "bool": _is("{0}"),
+    "contains": _is("{1} in {0}"),
+    "instancecheck": _is("isinstance {1} {0}"),
+    "subclasscheck": _is("issubclass {1} {0}"),
+    "len": lambda self: ORACLE.number(f"len({self._what})"),
+    "int index trunc floor ceil": lambda self: ORACLE.number(f"int({self._what})"),
+    "float": lambda self: ORACLE.fraction(f"float({self._what})"),
+    "complex": lambda self: complex(float(self)),
+    "str repr fspath": lambda self: ORACLE.text(self._what),
+    "format": lambda self, spec: ORACLE.text(self._what),
+    "bytes": lambda self: str.encode(ORACLE.text(self._what)),
+    "enter copy deepcopy": _itself,
+    "aenter": _later,
+    "aexit": _later,
+    "aiter": _streamed,
+    "await": _awaited,
+    "exit delitem": lambda self, *values: None,
+    "reduce_ex": lambda self, protocol: (str, (str.__str__(str(self)),)),
+    "mro_entries": lambda self, bases: (thing(self._what),),
+    "next": _child("next({0})"),
+    "round": _child("round({0})"),
+    "array_ufunc": lambda self, *args, **kwargs: self._child(f"numpy({self._what})"),
+    "array_function": lambda self, *args, **kwargs: self._child(f"numpy({self._what})"),
+    "neg pos abs invert": _child("-{0}"),
+}
+for _name in """add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod lt le gt
+ge radd rsub rmul rtruediv rfloordiv rmod rpow rmatmul rand ror rxor rlshift rrshift
+rdivmod""".split():
+    _METHODS[_name] = _child(f"({{0}} {_name} {{1}})")
+for _names, _method in _METHODS.items():
+    for _name in _names.split():
+        setattr(Unknown, f"__{_name}__", _method)
+
 put = object.__setattr__
 
 # What is called by name on any value: `.backward()`, `.step()`.
 CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
-
-
-def _operator(name: str) -> Any:
-    def apply(self: Any, *others: Any) -> Any:
-        return self._child(f"({self._what} {name} {short(others[0])})" if others else self._what)
-
-    return apply
-
-
-for _name in """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg
-pos abs matmul rmatmul and rand or ror xor rxor lshift rlshift rshift rrshift invert divmod rdivmod
-lt le gt ge""".split():
-    setattr(Unknown, f"__{_name}__", _operator(_name))
 
 
 class Name:
@@ -469,23 +426,15 @@ class Word(str):
     value: str
 
 
-WORDS = {
-    "IntervalStrategy": {},
-    "SaveStrategy": {},
-    "HubStrategy": {},
-    "SchedulerType": {},
-    "OptimizerNames": {
-        "ADAMW_BNB": "adamw_bnb_8bit",
-        "PAGED_ADAMW": "paged_adamw_32bit",
-        "LION": "lion_32bit",
-        "PAGED_LION": "paged_lion_32bit",
-        "ADEMAMIX_8BIT": "ademamix_8bit",
-        "PAGED_ADEMAMIX": "paged_ademamix_32bit",
-        "RMSPROP_BNB": "rmsprop_bnb",
-    },
-    "TaskType": None,
-    "PeftType": None,
-}  # type: dict[str, dict[str, str] | None]
+# Enumerations whose members are words: in small letters, but for these.
+_WORDS = set("IntervalStrategy SaveStrategy HubStrategy SchedulerType OptimizerNames".split())
+_ODD = {
+    "ADAMW_BNB": "adamw_bnb_8bit",
+    "PAGED_ADAMW": "paged_adamw_32bit",
+    "LION": "lion_32bit",
+    "PAGED_LION": "paged_lion_32bit",
+    "PAGED_ADEMAMIX": "paged_ademamix_32bit",
+}
 
 
 class Meta(ABCMeta):
@@ -497,9 +446,8 @@ class Meta(ABCMeta):
         path = getattr(cls, "_path", cls.__name__)
         last = path.rpartition(".")[2]
         made: Any
-        if last in WORDS and name.isupper():
-            table = WORDS[last]
-            made = Word(name if table is None else table.get(name, name.lower()))
+        if (last in _WORDS or last in ("TaskType", "PeftType")) and name.isupper():
+            made = Word(_ODD.get(name, name.lower()) if last in _WORDS else name)
             made.name, made.value = name, str(made)
         elif name.replace("_", "").isupper():
             made = Name(f"{path}.{name}")
@@ -527,12 +475,6 @@ class Meta(ABCMeta):
 
     def __iter__(cls) -> Iterator[Any]:
         return iter(())
-
-    def __len__(cls) -> int:
-        return 1
-
-    def __bool__(cls) -> bool:
-        return True
 
     def __contains__(cls, item: object) -> bool:
         return ORACLE.truth(f"{short(item)} in {cls.__name__}")
@@ -589,39 +531,21 @@ def names(path: str) -> Any:
     """The names of the positional parameters of a call; further ones are numbered."""
     root, last = path.partition(".")[0], path.rpartition(".")[2]
     table = CLASSES.get(path) or CLASSES.get(f"{root}.{last}") or {}
-    known = table.get("parameters") or PARAMETERS.get(last, ())
+    known: list[str] = table.get("parameters") or PARAMETERS.get(last) or []
     yield from known
     yield from map(str, range(len(known), 99))
 
 
-PARAMETERS = {
-    name: words.split()
-    for name, words in {
-        "from_pretrained": "pretrained_model_name_or_path",
-        "from_config": "config",
-        "get_peft_model": "model peft_config adapter_name mixed",
-        "DataLoader": "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn",
-        "prepare_model_for_kbit_training": "model use_gradient_checkpointing"
-        " gradient_checkpointing_kwargs",
-        "gradient_checkpointing_enable": "gradient_checkpointing_kwargs",
-        "add_adapter": "adapter_config adapter_name",
-        "compile": "model",
-        "resize_token_embeddings": "new_num_tokens pad_to_multiple_of",
-        "requires_grad_": "requires_grad",
-        "BitsAndBytesConfig": "load_in_8bit load_in_4bit llm_int8_threshold llm_int8_skip_modules",
-        "Linear": "in_features out_features bias",
-        "Embedding": "num_embeddings embedding_dim",
-        "SentenceTransformer": "model_name_or_path modules device",
-        "Trainer": "model args data_collator train_dataset eval_dataset processing_class model_init"
-        " compute_loss_func compute_metrics callbacks optimizers",
-        "SFTTrainer": "model args data_collator train_dataset eval_dataset processing_class",
-        "DPOTrainer": "model ref_model args data_collator train_dataset eval_dataset",
-        "GRPOTrainer": "model reward_funcs args train_dataset eval_dataset processing_class",
-        "SentenceTransformerTrainer": "model args train_dataset eval_dataset loss",
-    }.items()
+PARAMETERS = {  # of what the tables lack
+    "from_config": ["config"],
+    "add_adapter": ["adapter_config", "adapter_name"],
+    "resize_token_embeddings": ["new_num_tokens", "pad_to_multiple_of"],
+    "gradient_checkpointing_enable": ["gradient_checkpointing_kwargs"],
+    "requires_grad_": ["requires_grad"],
+    "Linear": ["in_features", "out_features"],
+    "SentenceTransformer": ["model_name_or_path", "modules", "device"],
+    "SentenceTransformerTrainer": ["model", "args", "train_dataset", "eval_dataset", "loss"],
 }
-for _name in "AdamW Adam SGD Adafactor Lion AdamW8bit PagedAdamW8bit PagedAdamW32bit".split():
-    PARAMETERS[_name] = ["params", "lr"]
 
 _CLASSES: dict[str, Any] = {}
 
