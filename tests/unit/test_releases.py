@@ -341,6 +341,13 @@ def test_the_release_of_the_program_decides(old):
         ),
         ("LLaMA-Factory", "max_seq_length", 8, Meant("LLaMA-Factory", "cutoff_len", 8)),
         ("Axolotl", "max_seq_length", 8, None),
+        ("Axolotl", "flash_attention", True, Meant("Axolotl", "flash_attention", True)),
+        (
+            "transformers.from_pretrained",
+            "torch_dtype",
+            8,
+            Meant("transformers.from_pretrained", "dtype", 8),
+        ),
     ],
 )
 def test_an_older_name_counts_as_what_it_is_called_now(name, argument, value, counts):

@@ -54,7 +54,8 @@ class Library:
     @property
     def title(self) -> str:
         """The library and its release, for people: "TRL 1.16"."""
-        return f"{_TITLES.get(self.name, self.name)} {self.release.removesuffix('.0')}"
+        release = self.release.partition("+")[0].removesuffix(".0")
+        return f"{_TITLES.get(self.name, self.name)} {release}"
 
     def is_before(self, release: str) -> bool:
         """True if the release is older."""
@@ -91,7 +92,7 @@ def _place(name: str, folders: Folders) -> tuple[Path | None, str]:
         return None, ""
     for each in _listed(folder.parent):  # a tenth of the time of importlib.metadata
         if each.startswith(f"{name}-") and each.endswith((".dist-info", ".egg-info")):
-            return folder, each[len(name) + 1 : -len(".dist-info")]
+            return folder, each[len(name) + 1 : -len(".dist-info")].partition("-py")[0]
     for file in (folder / "version.py", folder / "__init__.py"):
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
         if said := re.search(r"^__version__ *= *['\"]([^'\"]+)", text, re.MULTILINE):
@@ -215,34 +216,18 @@ def describe(name: str, folders: Folders = ()) -> str:
 
 # -- what a release lacks ---------------------------------------------------------
 
-RENAMED: Mapping[str, str] = {
-    "evaluation_strategy": "eval_strategy",
-    "tokenizer": "processing_class",
-    "max_seq_length": "max_length",
-    "use_liger": "use_liger_kernel",
-    "torch_dtype": "dtype",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "warmup_ratio": "warmup_steps",  # a share of all steps, where it is below 1
-    "no_cuda": "use_cpu",
-    "use_num_logits_to_keep": "use_logits_to_keep",
-    "push_to_hub_model_id": "hub_model_id",
-    "push_to_hub_token": "hub_token",
-    "use_auth_token": "token",
-    "torchdynamo": "torch_compile_backend",
-    "padding_value": "pad_token",
-    "lr": "learning_rate",
-    "epochs": "num_train_epochs",
-    "num_epochs": "num_train_epochs",
-    "rank": "r",
-    "alpha": "lora_alpha",
-    "dropout": "lora_dropout",
-    "targets": "target_modules",
-    "lora_target": "target_modules",
-    "lora_target_modules": "target_modules",
-    "liger_kernel": "use_liger_kernel",
-    "flash_attention": "attn_implementation",
-}
+_RENAMED = """
+evaluation_strategy eval_strategy, tokenizer processing_class, max_seq_length max_length,
+use_liger use_liger_kernel, liger_kernel use_liger_kernel, torch_dtype dtype, no_cuda use_cpu,
+per_gpu_train_batch_size per_device_train_batch_size, use_auth_token token,
+per_gpu_eval_batch_size per_device_eval_batch_size, warmup_ratio warmup_steps,
+use_num_logits_to_keep use_logits_to_keep, push_to_hub_model_id hub_model_id,
+push_to_hub_token hub_token, torchdynamo torch_compile_backend, padding_value pad_token,
+lr learning_rate, epochs num_train_epochs, num_epochs num_train_epochs, rank r, alpha lora_alpha,
+dropout lora_dropout, targets target_modules, lora_target target_modules,
+lora_target_modules target_modules, flash_attention attn_implementation
+"""
+RENAMED: Mapping[str, str] = dict(pair.split() for pair in _RENAMED.split(","))
 """Names of older releases and of other libraries, and what stands in their place."""
 
 _SWITCHES = {
@@ -280,14 +265,14 @@ def meant(name: str, argument: str, value: Any = None, folders: Folders = ()) ->
         return Meant(name, *_SWITCHES[argument]) if value else None
     if name in _IGNORING and not takes(name, argument, folders):
         return None
+    words = argument, _renamed(name, argument)
     for each in (name, *_beside(name)):
-        for word in (_renamed(name, argument), argument):
+        # transformers takes dtype and torch_dtype.
+        for word in reversed(words) if argument == "torch_dtype" else words:
             if takes(each, word, SHIPPED):
                 return Meant(each, word, value)
-    is_own = takes(name, argument, folders) or (
-        name.endswith("from_pretrained") and argument in _LOADING
-    )
-    return Meant(name, argument, value) if is_own else None
+    loads = name.endswith("from_pretrained") and argument in _LOADING
+    return Meant(name, argument, value) if loads or takes(name, argument, folders) else None
 
 
 def _renamed(name: str, argument: str) -> str:
