@@ -82,7 +82,7 @@ kwargs = dict(dtype=torch.bfloat16 if not USE_4BIT else torch.float16)
 if USE_4BIT:
     kwargs["attn_implementation"] = "eager"
 model = AutoModelForCausalLM.from_pretrained("{MODEL}", **kwargs)
-SFTTrainer(model=model, args=SFTConfig(output_dir="o"))
+SFTTrainer(model=model, args=SFTConfig(output_dir="o")).train()
 """
     )
     for value, wanted in (("True", ("fp16", "eager")), ("False", ("bf16", "sdpa"))):
@@ -104,7 +104,7 @@ class Own:
 
 own = Own(per_device_train_batch_size=4)
 cfg = {{"gradient_accumulation_steps": 8, **asdict(own)}}
-SFTTrainer(model="{MODEL}", args=SFTConfig(**cfg))
+SFTTrainer(model="{MODEL}", args=SFTConfig(**cfg)).train()
 """
     )
     assert knobs(planned(tmp_path, text), "micro_batch", "grad_accum", "max_length") == (4, 8, 128)
@@ -115,7 +115,7 @@ def test_examples_that_are_not_cut_have_no_length(tmp_path):
         PARSED
         + f"""\
 args = SFTConfig(output_dir="o", max_length=None)
-SFTTrainer(model="{MODEL}", args=args)
+SFTTrainer(model="{MODEL}", args=args).train()
 """
     )
     with pytest.raises(InputError, match="cannot be predicted"):
@@ -129,7 +129,7 @@ def test_kto_has_a_reference_which_full_training_keeps_as_a_second_model(tmp_pat
         + f"""\
 model = AutoModelForCausalLM.from_pretrained("{MODEL}")
 {{}}
-KTOTrainer(model, {{}}args=KTOConfig(output_dir="o", {{}}))
+KTOTrainer(model, {{}}args=KTOConfig(output_dir="o", {{}})).train()
 """
     )
     second = f'ref_model = AutoModelForCausalLM.from_pretrained("{MODEL}")'
@@ -149,7 +149,8 @@ KTOTrainer(model, {{}}args=KTOConfig(output_dir="o", {{}}))
 def test_answers_of_one_example_are_one_batch(tmp_path, name, sequences):
     text = f"""\
 from trl.experimental.all import {name}Config, {name}Trainer
-{name}Trainer(model="{MODEL}", args={name}Config(per_device_train_batch_size=3, output_dir="o"))
+args = {name}Config(per_device_train_batch_size=3, output_dir="o")
+{name}Trainer(model="{MODEL}", args=args).train()
 """
     plan = planned(tmp_path, text)
     assert (plan.sequences, plan.settings["micro_batch"]) == (sequences, 3)
@@ -205,7 +206,9 @@ def test_a_notebook_with_lines_for_the_shell_is_read(tmp_path):
     ],
 )
 def test_bf16_on_turing_is_a_finding_with_its_change(tmp_path, arguments, finding):
-    text = PARSED + f"SFTTrainer(model='{MODEL}', args=SFTConfig(output_dir='o', {arguments}))"
+    text = (
+        PARSED + f"SFTTrainer(model='{MODEL}', args=SFTConfig(output_dir='o', {arguments})).train()"
+    )
     plan = planned(tmp_path, text, gpu="t4")
     assert knobs(plan, "mixed_precision", "precision") == ("fp16", "fp32")
     assert len(plan.findings) == 1
@@ -219,7 +222,7 @@ def test_a_program_that_asks_for_bf16_gets_the_answer_of_the_gpu(tmp_path):
         + f"""\
 from unsloth import is_bf16_supported
 args = SFTConfig(output_dir="o", fp16=not is_bf16_supported(), bf16=is_bf16_supported())
-SFTTrainer(model="{MODEL}", args=args)
+SFTTrainer(model="{MODEL}", args=args).train()
 """
     )
     for gpu, wanted in (("t4", "fp16"), ("rtx4090", "bf16")):
@@ -230,5 +233,5 @@ SFTTrainer(model="{MODEL}", args=args)
 
 def test_settings_that_only_save_memory_make_an_upper_bound(tmp_path):
     more = "use_liger_kernel=True, activation_offloading=True"
-    text = PARSED + f"SFTTrainer(model='{MODEL}', args=SFTConfig(output_dir='o', {more}))"
+    text = PARSED + f"SFTTrainer(model='{MODEL}', args=SFTConfig(output_dir='o', {more})).train()"
     assert len(planned(tmp_path, text).at_most) == 2

@@ -6,11 +6,14 @@ a `LoraConfig` of the trainer or of its model, a `BitsAndBytesConfig` of the cal
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.core.errors import Problem
+from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import SCHEMAS
@@ -33,6 +36,7 @@ from tuner.program.fp16 import has_bf16
 from tuner.program.places import Places, Row
 from tuner.program.program import Program, words_behind_tool
 from tuner.program.recorded import Recorded, record
+from tuner.program.releases import lacks, meant
 from tuner.program.signatures import hold_file
 from tuner.program.trainer import trainer_named
 
@@ -73,14 +77,6 @@ _OVERRIDES = {
     "get_train_dataloader": "micro_batch",
 }
 """Methods of trainers that decide memory, by the parameter that says what one's own does."""
-
-_OLDER: Mapping[str, tuple[str, str]] = {
-    "max_seq_length": ("arguments", "max_length"),
-    "packing": ("arguments", "packing"),
-    "torch_dtype": ("model", "dtype"),
-    "per_gpu_train_batch_size": ("arguments", "per_device_train_batch_size"),
-}
-"""Arguments of older releases: the group that has them today, and their names there."""
 
 MODEL_KEYS = (
     "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
@@ -148,7 +144,8 @@ class _Reader:
                 groups[group] = self.arguments(one, found)
         self._adapt(row, groups, found)
         self._quantize(row, groups, found)
-        _rename(groups)
+        if not training.trainer.startswith("Unsloth"):  # whose classes take more
+            self._of_releases(row, groups, found)
         self._own_methods(trainer, groups["trainer"])
         self._own_optimizer(trainer, training)
         self._calls(row, training)
@@ -182,6 +179,9 @@ class _Reader:
 
     def _flat(self, name: str, value: Any, where: str) -> Iterator[tuple[str, Argument]]:
         yield name, self._argument(value, where)
+        if isinstance(value, str) and value.startswith("{"):
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)  # a word of the command line
         if isinstance(value, Mapping) and not any(key.startswith("$") for key in value):
             for key, one in value.items():
                 yield from self._flat(f"{name}.{key}", one, where)
@@ -251,8 +251,10 @@ class _Reader:
         loaded = groups.get("model", groups["trainer"])
         if not isinstance(chosen, Mapping):
             bits = {n: a for n, a in loaded.values.items() if n in ("load_in_4bit", "load_in_8bit")}
-            if any(one.value for one in bits.values()) and "unsloth" not in loaded.title.lower():
+            if any(one.value for one in bits.values()) and not loaded.title.startswith("Fast"):
                 groups["quantization"] = Arguments("BitsAndBytesConfig", bits, found)
+                text = f"use BitsAndBytesConfig({next(iter(bits))}=True) in transformers 5"
+                found.notes.append(f"{loaded.where(next(iter(bits)))}: {text}")
         elif "$unknown" in chosen:
             where = loaded.where("quantization_config")
             self._undecided(found, chosen, where, "precision")
@@ -265,6 +267,34 @@ class _Reader:
                 loaded.values.pop("quantization_config", None)
                 text = "transformers loads it in 4 bits all the same: pass quantization_config=None"
                 found.at_most.append(f"{quantization.where('load_in_4bit')}: false, and {text}")
+
+    def _of_releases(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
+        """Note what the program's releases lack, and read it as what has taken its place."""
+        made = {
+            "trainer": row["trainer"],
+            "arguments": row.get("arguments"),
+            "lora": row.get("lora"),
+        }
+        for group, one in made.items():
+            if not isinstance(one, Mapping) or one.get("class", "") != self._library(one):
+                continue  # of the program's own class, which has fields of its own
+            path = f"{one['class'].partition('.')[0]}.{one['class'].rpartition('.')[2]}"
+            own = groups[group]
+            for name, argument in own.values.items():
+                text = lacks(path, name, show(argument.value)) if "." not in name else None
+                if text is None:
+                    continue
+                own.values = {n: a for n, a in own.values.items() if n != name}
+                if "(until" not in text and "(since" not in text:
+                    found.problems.append(Problem(f"{text} (TypeError)", argument.where))
+                    continue
+                found.notes.append(f"{argument.where}: {text}")
+                instead = meant(path, name, argument.value)
+                if instead is not None:
+                    to = group if instead.name == path else "arguments"
+                    held = groups.setdefault(to, Arguments(to, {}, found))
+                    new = replace(argument, value=instead.value)
+                    held.values = {instead.argument: new, **held.values}
 
     def _undecided(self, found: Found, value: Row, where: str, knob: str) -> None:
         text = self._argument(value, where).problem
@@ -358,16 +388,3 @@ class _Reader:
 
 def _object(value: Any) -> Any:
     return value["$object"] if isinstance(value, Mapping) and "$object" in value else value
-
-
-def _rename(groups: dict[str, Arguments]) -> None:
-    """Give arguments of older releases, which older trainers take themselves, their own names."""
-    for name, (group, own) in _OLDER.items():
-        for holder in (groups["trainer"], groups.get(group)):
-            if holder is None or name not in holder.values or (holder.title.startswith("Fast")):
-                continue
-            to = groups.setdefault(group, Arguments(group, {}, holder.found))
-            if own not in to.values:
-                to.values = {**to.values, own: holder.values[name]}
-            if name != own or holder is not to:
-                holder.values = {n: a for n, a in holder.values.items() if n != name}
