@@ -118,7 +118,7 @@ args = SFTConfig(output_dir="o", max_length=None)
 SFTTrainer(model="{MODEL}", args=args).train()
 """
     )
-    with pytest.raises(InputError, match="cannot be predicted"):
+    with pytest.raises(InputError, match="max_length: is None: the longest example decides"):
         planned(tmp_path, text)
     assert knobs(planned(tmp_path, text, max_length=64), "max_length") == (64,)
 

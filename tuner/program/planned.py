@@ -215,7 +215,8 @@ def _plan(
         found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
     places = _places_of_model(training) if model is not None else set()
     decided = {*given, *((MODEL,) if model is not None else ())}
-    problems = [p for p in found.problems if p.where not in places and not _is_given(p, decided)]
+    noted = dict.fromkeys(found.problems)
+    problems = [p for p in noted if p.where not in places and not _is_given(p, decided)]
     known = {"saves": found.at_most, "adds": (at_least := list[str]())}
     for problem in [p for p in problems if isinstance(p, Undecided) and p.effect]:
         known[problem.effect].append(str(problem))  # type: ignore[attr-defined]

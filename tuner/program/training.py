@@ -270,16 +270,11 @@ class _Reader:
 
     def _of_releases(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
         """Note what the program's releases lack, and read it as what has taken its place."""
-        made = {
-            "trainer": row["trainer"],
-            "arguments": row.get("arguments"),
-            "lora": row.get("lora"),
-        }
-        for group, one in made.items():
-            if not isinstance(one, Mapping) or one.get("class", "") != self._library(one):
+        for group in ("trainer", "arguments", "lora"):
+            one, own = _object(row.get(group)), groups.get(group)
+            if own is None or not isinstance(one, Mapping) or one["class"] != self._library(one):
                 continue  # of the program's own class, which has fields of its own
             path = f"{one['class'].partition('.')[0]}.{one['class'].rpartition('.')[2]}"
-            own = groups[group]
             for name, argument in own.values.items():
                 text = lacks(path, name, show(argument.value)) if "." not in name else None
                 if text is None:

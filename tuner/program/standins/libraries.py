@@ -106,8 +106,12 @@ def _torch() -> dict[str, Any]:
     made["torch.distributed.is_initialized"] = lambda: False
     made["torch.distributed.get_rank"] = lambda *args: 0
     made["torch.distributed.get_world_size"] = lambda *args: int(os.environ.get("WORLD_SIZE", "1"))
-    for call in ("autograd.graph.save_on_cpu", "cuda.set_per_process_memory_fraction"):
-        made[f"torch.{call}"] = trainers.special(f"torch.{call}")
+    for call in (
+        "torch.autograd.graph.save_on_cpu torch.cuda.set_per_process_memory_fraction "
+        "torchao.optim.CPUOffloadOptimizer galore_torch.GaLoreAdamW galore_torch.GaLoreAdamW8bit "
+        "apollo_torch.APOLLOAdamW lomo_optim.Lomo lomo_optim.AdaLomo"
+    ).split():
+        made[call] = trainers.special(call)
     return made
 
 
@@ -136,6 +140,7 @@ def _known() -> dict[str, Any]:
         "trl.setup_chat_format": models.wraps("trl.setup_chat_format", tokenizer),
         "trl.clone_chat_template": models.wraps("trl.clone_chat_template", tokenizer, []),
         "unsloth.is_bfloat16_supported": lambda: GPU.get("has_bf16", True),
+        "unsloth.is_bf16_supported": lambda: GPU.get("has_bf16", True),
         "unsloth.execute_with_time_limit": lambda seconds: _times_out,
         "transformers.set_seed": lambda *args, **kwargs: None,
         "transformers.AutoConfig": thing("transformers.AutoConfig", ModelConfig),
@@ -230,7 +235,9 @@ def start(request: dict[str, Any]) -> None:
     ROWS.update(request.get("classes") or {})
     RELEASES.update(request.get("releases") or {})
     FIXED.update({**_torch(), **_known()})
-    PARENTS.update(path.rpartition(".")[0] for path in FIXED)
+    for path in FIXED:
+        while path := path.rpartition(".")[0]:
+            PARENTS.add(path)
     sys.meta_path.insert(0, First())
     sys.meta_path.append(Last())
 

@@ -18,7 +18,8 @@ RECORDED = set(
     enable_adapters disable_adapters freeze_feature_encoder freeze_base_model apply quantize
     disable_input_require_grads set_attn_implementation for_training for_inference load_adapter
     add_weighted_adapter delete_adapter fuse_lora enable_gradient_checkpointing enable_adapter
-    enable_xformers_memory_efficient_attention use_gradient_checkpointing""".split()
+    enable_xformers_memory_efficient_attention use_gradient_checkpointing
+    register_post_accumulate_grad_hook save_pretrained_merged""".split()
 )
 _LINEAR = """self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj
 mlp.up_proj mlp.down_proj""".split()
@@ -71,6 +72,9 @@ class Model(Thing):
             extra["adapted"] = None
         elif name == "compile":
             extra["compiled"] = note
+        if name in ("merge_and_unload", "save_pretrained_merged"):
+            for training in extra.get("trainings", ()):  # that are over
+                training["calls"].append(called(note))
         return None if name == "print_trainable_parameters" else self
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:

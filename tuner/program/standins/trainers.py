@@ -81,7 +81,9 @@ class Trainer(Thing):
         if len(TRAININGS) < 64:
             training = self._snapshot(name, args, kwargs)
             TRAININGS.append(training)
-            self._note.extra.setdefault("trainings", []).append(training)
+            model = self.__dict__.get("model")
+            for held in (self, model) if isinstance(model, Model) else (self,):
+                held._note.extra.setdefault("trainings", []).append(training)
         return Unknown(f"{name}()")
 
     def _snapshot(self, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
