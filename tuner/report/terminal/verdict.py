@@ -20,7 +20,7 @@ from tuner.searches.facts import times_text
 if TYPE_CHECKING:
     from tuner.searches.cost import RunCost  # numpy
 
-LINES, NOTEBOOK_LINES = 12, 100
+LINES, NOTEBOOK_LINES = 14, 100
 """Lines of an answer without --verbose; and in a notebook, which scrolls, with all notes."""
 
 COLOURS = {
