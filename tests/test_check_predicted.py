@@ -284,5 +284,5 @@ def test_without_an_emulator_what_cannot_be_predicted_names_what_is_missing(
     monkeypatch.setattr("tuner.emulator.machine.find_torch", mock.Mock(side_effect=refused))
     assert run(["check", "--gpu", "rtx4090", "train.py"]) == EXIT_UNAVAILABLE
     said = capsys.readouterr().err
-    assert "there is no C compiler; without it: unsupported trainer" in said
+    assert "there is no C compiler; without it: no training is seen in train.py" in said
     assert "hint: install one\n" in said

@@ -86,7 +86,8 @@ def check(  # noqa: PLR0913 - one argument for each option
         if missing is None:
             raise
         text = f"{missing.message}; without it: {error.message}"
-        raise UnsupportedError(text, hint=missing.hint, problems=error.problems) from error
+        kind = type(error) if error.problems else UnsupportedError  # a loop needs the emulator
+        raise kind(text, hint=missing.hint, problems=error.problems) from error
     notes = (f"not emulated: {missing.message} ({missing.hint})",) if missing else ()
     return replace(
         found,
