@@ -9,6 +9,7 @@ from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
+from tuner.program import releases
 from tuner.program.arguments import DTYPES, EMULATE, Arguments, ProgramTraining
 from tuner.program.trainers.accelerate import sharding
 
@@ -210,20 +211,30 @@ WITHOUT_MEMORY = (
 """Beginnings of names that have no part in the memory and time of a training step."""
 
 
+_TRAINING = "transformers.TrainingArguments"
+
+
 def trainer_arguments(
     arguments: Arguments, *, checkpoints: bool, precision: str
 ) -> dict[str, KnobValue]:
-    """Parameters of `transformers.TrainingArguments` (5.23), with these two defaults."""
+    """Parameters of `transformers.TrainingArguments`, with these two defaults.
+
+    The others are those of the program's own release: the optimizer's is another before 4.56.
+    """
+
+    def usual(name: str) -> Any:
+        return number(arguments, name, releases.default(_TRAINING, name))
+
     unset(arguments, _NOT_PREDICTED)
     saves(arguments, _SAVING)
     arguments.taken.add("0")  # output_dir, without its name
     return {
-        "micro_batch": number(arguments, "per_device_train_batch_size", 8),
-        "grad_accum": number(arguments, "gradient_accumulation_steps", 1),
+        "micro_batch": usual("per_device_train_batch_size"),
+        "grad_accum": usual("gradient_accumulation_steps"),
         **checkpointing(arguments, default=checkpoints),
         "mixed_precision": mixed_precision(arguments, precision),
-        "optimizer": optimizer(arguments, "optim", "adamw_torch_fused"),
-        "max_grad_norm": number(arguments, "max_grad_norm", 1.0),
+        "optimizer": optimizer(arguments, "optim", releases.default(_TRAINING, "optim")),
+        "max_grad_norm": usual("max_grad_norm"),
         "training_loop": "trainer",
         **compiled(arguments),
         **sharded(arguments),
