@@ -17,6 +17,8 @@ from tuner.program.standins.files import opened
 from tuner.program.standins.unknown import ORACLE, Unknown, is_library, place
 
 _lock = threading.Lock()
+_STATEMENT_S = 2.0
+"""Time of one statement of a notebook."""
 
 
 def main() -> None:
@@ -79,20 +81,84 @@ def _script(main: str) -> None:
 
 
 def _cells(parts: list[list[str]], main: str) -> None:
+    """Runs the cells in their order, a statement at a time.
+
+    A statement that fails or takes long is noted, what it would have set is unknown, and the next
+    go on. The first error is raised in the end if no training was seen.
+    """
     import ast
     import linecache
 
-    held = _namespace(main)
+    held, errors = _namespace(main), []
     held.update(get_ipython=Unknown("get_ipython"), display=Unknown("display"))
     for name, text in parts:
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        try:
+            statements = ast.parse(text, name).body
+        except SyntaxError as error:
+            errors.append(error)
+            statements = []
+        for each in statements:
+            if error := _failed(each, name, held):
+                errors.append(error)
+                _forget(each, name, held)
+    if errors and not record.TRAININGS and not record.LOOPS:
+        raise errors[0]
+
+
+def _failed(statement: Any, name: str, held: dict[str, Any]) -> BaseException | None:
+    """Runs a statement; returns and notes the error that ends it."""
+    import ast
+
+    late = threading.Timer(_STATEMENT_S, _interrupt, (threading.get_ident(),))
+    late.daemon = True
+    late.start()
+    try:
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        code = compile(text, name, "exec", flags, dont_inherit=True)
+        code = compile(ast.Module([statement], []), name, "exec", flags, dont_inherit=True)
         made = eval(code, held)
-        if code.co_flags & 0x80:  # the cell awaits
+        if code.co_flags & 0x80:  # it awaits
             import asyncio
 
             asyncio.run(made)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        why = f"a statement, which ends with {type(error).__name__}: {error}"[:400]
+        guard.DROPPED.append({"what": why, "where": _last_line(error)})
+        return error
+    finally:
+        late.cancel()
+    return None
+
+
+def _forget(statement: Any, name: str, held: dict[str, Any]) -> None:
+    """Makes all unknown that a failed statement sets."""
+    import ast
+
+    for node in ast.walk(statement):
+        if isinstance(getattr(node, "ctx", None), ast.Store) and not isinstance(
+            node, (ast.Tuple, ast.List, ast.Starred)
+        ):
+            of = ast.unparse(node)
+            value = ast.copy_location(ast.Name("unknown here", ast.Load()), statement)
+            assign = ast.copy_location(ast.Assign([node], value), statement)
+            held["unknown here"] = Unknown(of)
+            try:
+                exec(compile(ast.Module([assign], []), name, "exec", dont_inherit=True), held)
+            except Exception:  # its object is unknown as well
+                continue
+    held.pop("unknown here", None)
+
+
+class TooLong(BaseException):
+    """Ends a statement of a notebook."""
+
+
+def _interrupt(thread: int) -> None:
+    import ctypes
+
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TooLong))
 
 
 def _last_line(error: BaseException) -> dict[str, Any] | None:
