@@ -181,7 +181,7 @@ class SFTConfig(TrainingArguments):
     if is_a_tuesday():
         other = 1
     kind: str = chosen
-    max_seq_length: int | None = field(default=LENGTH * 2)
+    max_seq_length: int | None = field(default=LENGTH)
     strategy: Strategy = field(default=Strategy.BFD)
     words: list = field(default_factory=lambda: ["a", -1])
     kwargs: dict = field(default_factory=dict)
@@ -191,7 +191,7 @@ class SFTConfig(TrainingArguments):
 """
 WORDS = """\
 from enum import Enum
-LENGTH = 512
+LENGTH = 1024
 class Strategy(str, Enum):
     BFD = "bfd"
 """
@@ -238,10 +238,10 @@ def test_a_library_is_read_again_only_if_its_files_differ(old, tmp_path, monkeyp
 
     assert again() == (1024, True)
     assert again() == (1024, False)
-    (tmp_path / "trl/words.py").write_text(WORDS.replace("512", "2048"))
+    (tmp_path / "trl/words.py").write_text(WORDS.replace("1024", "4096"))
     assert again() == (4096, True)
     [kept] = (tmp_path / "cache/releases").iterdir()
-    for damaged in ('{"format": 1}', "[", "{}", '{"format": 1, "files": 3, "rows": {}}'):
+    for damaged in ("[", "{}", '{"torch": 1, "files": 3, "rows": {}}'):
         kept.write_text(damaged)
         assert again() == (4096, True)
         assert again() == (4096, False)
