@@ -47,6 +47,7 @@ def read(folder: Any, text: str, *words: str, seed: int = 0, **request: Any) -> 
     """The record of one run."""
     for name, content in FILES.items():
         (folder / name).write_text(content)
+    (folder / "scratch").mkdir(exist_ok=True)
     main = folder / "train.py"
     main.write_text(text)
     asked = {
@@ -356,3 +357,164 @@ def test_every_way_to_quantize(tmp_path, text, right):
         return quantization is not None and quantization["values"]["load_in_4bit"]
 
     check(tmp_path, text, "SFTTrainer(model, args=SFTConfig('o')).train()", four, right)
+
+
+# -- what is recorded ------------------------------------------------------------------------------
+def test_where_and_what_was_set(tmp_path):
+    text = (
+        IMPORTS.strip() + "\nargs = SFTConfig('o',\n    max_length=512)\nargs.max_length = 2048\n"
+    )
+    text += "class Mine(SFTTrainer):\n    def compute_loss(self, *a, **k): pass\n"
+    text += "t = Mine('m', args, train_dataset=load_dataset('d'))\nt.train()\nt.evaluate()\n1 / 0\n"
+    record = read(tmp_path, text)
+    (training,) = record["trainings"]
+    arguments, trainer = training["arguments"], training["trainer"]
+    line = IMPORTS.strip().count("\n") + 2
+    file = str(tmp_path / "train.py")
+    at = {"file": file, "line": line, "end": line + 1, "column": 7, "end_column": 19}
+    assert (arguments["class"], arguments["where"]) == ("trl.SFTConfig", at)
+    assert arguments["bases"][-1] == "transformers.TrainingArguments"
+    assert arguments["given"] == {"output_dir": "o", "max_length": 512}
+    assert arguments["assigned"]["max_length"][0] == arguments["values"]["max_length"] == 2048
+    assert arguments["assigned"]["max_length"][1]["line"] == line + 2
+    assert (trainer["class"], trainer["methods"]) == ("__main__.Mine", ["compute_loss"])
+    assert trainer["bases"] == ["trl.SFTTrainer", "transformers.Trainer"]
+    assert (training["model"], training["evaluates"]) == ("m", True)
+    assert trainer["given"]["train_dataset"]["$unknown"] == "datasets.load_dataset(...)"
+    assert record["ended"]["kind"] == "error"  # after the training, it does not matter
+    assert record["ended"]["text"].startswith("ZeroDivisionError")
+    assert record["files"] == [file]
+
+
+def test_what_was_done_to_a_model(tmp_path):
+    text = """
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+tokenizer = AutoTokenizer.from_pretrained("m", model_max_length=900)
+model = AutoModelForCausalLM.from_pretrained("m", dtype="bfloat16").to("cuda")
+model.config.use_cache = False
+model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+model.gradient_checkpointing_enable({"use_reentrant": False})
+for parameter in model.parameters():
+    parameter.requires_grad = False
+for name, parameter in model.named_parameters():
+    if "q_proj" in name: parameter.requires_grad = True
+model.model.embed_tokens.requires_grad_(False)
+model = get_peft_model(model, LoraConfig(r=4))
+Trainer(model, TrainingArguments("o"), data_collator=lambda rows: tokenizer(rows, max_length=300),
+    train_dataset=None, callbacks=[print]).train()
+"""
+    training = read(tmp_path, text)["trainings"][0]
+    model, calls = training["model"], {each["class"]: each["given"] for each in training["calls"]}
+    assert model["class"] == "transformers.AutoModelForCausalLM"
+    assert model["given"]["pretrained_model_name_or_path"] == "m"
+    assert model["prepared"]["given"] == {"use_gradient_checkpointing": False}
+    assert model["enabled"]["given"] == {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    assert model["assigned"]["config.use_cache"][0] is False
+    assert training["lora"]["values"]["r"] == 4
+    frozen = [each["given"] for each in training["calls"] if "requires_grad" in each["class"]]
+    assert [each["value"] for each in frozen] == [False, True, False]
+    assert all("q_proj" in name for name in frozen[1]["names"])
+    assert frozen[2]["names"] == ["embed_tokens"]
+    assert calls["transformers.AutoTokenizer"]["model_max_length"] == 900
+    assert calls["tokenizer"] == {"max_length": 300}
+    assert training["callbacks"] == [{"$name": "builtins.print"}]
+
+
+LOOPS = """
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, get_scheduler
+model = AutoModelForCausalLM.from_pretrained("m"); opt = torch.optim.AdamW(model.parameters(), 1e-4)
+loader = DataLoader(ds := object(), batch_size=3); schedule = get_scheduler("cosine", opt)
+for i, batch in enumerate(loader):
+    loss = model(**batch).loss / 4; loss.backward()
+    if (i + 1) % 4 == 0: opt.step(); schedule.step(); opt.zero_grad()
+---
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+accelerator = Accelerator(gradient_accumulation_steps=4); model = AutoModelForCausalLM.from_pretrained("m")
+model, opt, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), DataLoader([1] * 192, 3))
+for batch in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(**batch).loss)
+        if accelerator.sync_gradients: opt.step()
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("text", ways(LOOPS))
+def test_loops(tmp_path, text):
+    (loop,) = read(tmp_path, text)["loops"]
+    assert (loop["backwards"], loop["steps"]) == (64, 16)
+    assert loop["batch"]["$object"]["given"]["batch_size"] == 3
+    assert loop["optimizer"]["class"] == "torch.optim.AdamW"
+    assert loop["model"]["given"] == {"pretrained_model_name_or_path": "m"}
+
+
+# -- what only the real library knows --------------------------------------------------------------
+UNKNOWN = """
+u = load_dataset("d"); a, b = u; c, *d = u.x[0]; f"{u:>9}"; str(u + 1); -u; 2 ** u; u @ u; u["x"]["y"] = 3
+assert u["x"]["y"] == 3 and u.x is u.x; hash(u); copy.deepcopy(u) is u; json.dumps({"a": u})
+import re; re.sub("a", "b", u); re.search("a", u.text); sorted([u.a, u.b]); max(1, u.n); list(range(min(3, u.n)))
+with u as v: pass
+async def f():
+    async with u: await u
+    async for row in u: pass
+import asyncio; asyncio.run(f())
+dict(**u); {**u}; print(*u); (lambda **k: k)(**u); isinstance(u, torch.Tensor); u[1:2]; del u["x"]; u.x += 1
+class Net(torch.nn.Module):
+    def __init__(self): super().__init__(); self.a = torch.nn.Linear(4, 4)
+    @torch.no_grad()
+    def forward(self, x): return self.a(x)
+Net()(u).backward; Net().to("cuda").parameters(); torch.tensor([1.0]).item(); float(u.f); int(u.i); round(u.r, 2)
+import numpy as np; np.mean(u); np.array([1]) + u; u.shape[0] * 2
+"""  # noqa: E501
+
+
+def test_programs_go_on_with_what_is_unknown(tmp_path):
+    last = "\nSFTTrainer('m', args=SFTConfig('o', max_length=u.n, warmup_steps=int(u.n))).train()"
+    record = read(tmp_path, IMPORTS + UNKNOWN + last)
+    assert record["ended"] is None
+    values = record["trainings"][0]["arguments"]["values"]
+    assert values["max_length"]["$unknown"] == "datasets.load_dataset(...).n"
+    assert values["max_length"]["where"][0]["line"] == IMPORTS.count("\n") + 2
+    assert {"what", "where"} == set(record["asked"][0])
+
+
+def test_six_seeds_answer_every_question_both_ways(tmp_path):
+    text = IMPORTS + "u = load_dataset('d')\n"
+    text += "if u.big and u.wide: n = 1\nelif len(u) > 1000: n = 2\nelse: n = 3\n"
+    text += "SFTTrainer('m', args=SFTConfig('o', max_length=n)).train()"
+    found = set()
+    for seed in range(6):
+        (tmp_path / str(seed)).mkdir()
+        record = read(tmp_path / str(seed), text, seed=seed)
+        found.add(record["trainings"][0]["arguments"]["values"]["max_length"])
+    assert found == {1, 2, 3}
+
+
+def test_what_is_not_installed(tmp_path):
+    text = "import lib_that_is_nowhere as lib\ntry:\n    import other_nowhere\n    n = 1\n"
+    text += "except ImportError:\n    n = 2\n@lib.main(config='c')\ndef main(cfg):\n"
+    text += "    from trl import SFTConfig, SFTTrainer\n"
+    text += "    SFTTrainer('m', args=SFTConfig('o', max_length=n, packing=cfg.p)).train()\nmain()"
+    record = read(tmp_path, text)
+    assert record["absent"][0] == "lib_that_is_nowhere"
+    assert [each["what"] for each in record["asked"]] == ["is other_nowhere installed"]
+    values = record["trainings"][0]["arguments"]["values"]
+    assert values["packing"] == {"$unknown": "cfg.p", "where": []}
+
+
+def test_a_notebook_and_texts_in_place_of_files(tmp_path):
+    parts = [
+        ["cell 1", "import own\nfrom trl import *\n"],
+        ["cell 2", "t = SFTTrainer('m', own.make())"],
+    ]
+    parts += [["cell 3", "await t.nothing\nt.train()"]]
+    files = {str(tmp_path / "own.py"): FILES["own.py"].replace("n=7", "n=9")}
+    record = read(tmp_path, "", parts=parts, files=files, main="")
+    (training,) = record["trainings"]
+    assert training["arguments"]["values"]["per_device_train_batch_size"] == 9
+    assert training["trainer"]["where"]["file"] == "cell 2"
