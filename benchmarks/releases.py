@@ -108,8 +108,7 @@ def written(table: Mapping[str, Any]) -> str:
             if isinstance(value, str):
                 lines.append(f"  {json.dumps(key)}: {json.dumps(value)}")
                 continue
-            full = {n: {k: v for k, v in r.items() if v not in ([], {})} for n, r in value.items()}
-            rows = [f"   {json.dumps(n)}: {json.dumps(r)}" for n, r in sorted(full.items())]
+            rows = [f"   {json.dumps(n)}: {json.dumps(r)}" for n, r in sorted(value.items())]
             lines.append(f"  {json.dumps(key)}: {{\n" + ",\n".join(rows) + "\n  }")
         parts.append(f" {json.dumps(library)}: {{\n" + ",\n".join(lines) + "\n }")
     return "{\n" + ",\n".join(parts) + "\n}\n"
