@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tuner.program import releases
+from tuner.program.planned import plan_program
+from tuner.program.program import read_program
 from tuner.program.releases import (
     FILE,
     SHIPPED,
@@ -362,3 +364,43 @@ def test_a_method_is_that_of_the_base(old):
         "model",
         "r",
     ]
+
+
+FILES = {
+    "trl.yaml": "model_name_or_path: tiny-llama-3m\ndataset_name: d\nnum_processes: 1\n",
+    "lf.yaml": (
+        "model_name_or_path: tiny-llama-3m\nstage: sft\ntemplate: llama3\noutput_dir: o\n"
+        "finetuning_type: full\n"
+    ),
+    "axolotl.yml": (
+        "base_model: tiny-llama-3m\ndatasets: []\nadapter: lora\nlora_r: 8\n"
+        "lora_target_linear: true\nmicro_batch_size: 2\nsequence_len: 32\n"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "said", "length"),
+    [
+        ("trl.yaml", "max_seq_length: 8", "(until 0.19): use max_length", 8),
+        ("trl.yaml", "max_lenght: 8", "did you mean max_length?", 1024),
+        ("lf.yaml", "max_seq_length: 8", "LLaMA-Factory 0.9.5 has no max_seq_length: use cutof", 8),
+        ("axolotl.yml", "max_seq_length: 8", ", and ignores it: use sequence_len", 32),
+    ],
+)
+def test_a_key_that_a_tool_lacks_is_noted_with_its_line_and_costs_no_answer(
+    tmp_path, name, key, said, length
+):
+    (tmp_path / name).write_text(f"{FILES[name]}{key}\n")
+    plan = plan_program(read_program((name,), tmp_path, is_run=False))
+    line = len(FILES[name].splitlines()) + 1
+    [note] = [note for note in plan.notes if f"{name}:{line}: " in note]
+    assert said in note
+    assert plan.configuration["max_length"] == length
+
+
+def test_a_tools_own_keys_are_no_note(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+        plan = plan_program(read_program((name,), tmp_path, is_run=False))
+        assert not [note for note in plan.notes if " has no " in note]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import (
+    COMMAND_LINE,
     DTYPES,
     EMULATE,
     Argument,
@@ -36,8 +38,7 @@ from tuner.program.fp16 import has_bf16
 from tuner.program.places import Places, Row
 from tuner.program.program import Program, words_behind_tool
 from tuner.program.recorded import Recorded, record
-from tuner.program.releases import lacks, meant
-from tuner.program.signatures import hold_file
+from tuner.program.releases import lacks, meant, names_of, takes
 from tuner.program.trainer import trainer_named
 
 _TRAINERS: Mapping[str, tuple[str, ...]] = {
@@ -103,9 +104,26 @@ def _of_files(program: Program) -> ProgramTraining:
     if tool and tool.file and tool.file.takes_assignments:
         values |= assignments_of(words)
     values.pop("config", None)
-    known = hold_file(program.trainer, values, found)
+    known = _known_to(program.trainer, values, found)
     arguments = Arguments(program.trainer, known, found)
     return ProgramTraining(program.trainer, {"arguments": arguments}, found)
+
+
+def _known_to(tool: str, values: Mapping[str, Argument], found: Found) -> Mapping[str, Argument]:
+    """The values of a file as the keys of its tool's newest release; others are noted."""
+    lenient = os.environ.get("ALLOW_EXTRA_ARGS", "").lower() in ("true", "y", "1")
+    if names_of(tool) is None or "plugins" in values or (lenient and tool == "LLaMA-Factory"):
+        return values  # plugins have keys of their own
+    known = dict[str, Argument]()
+    for name, one in values.items():
+        # A tool's own options, such as --launcher, are no keys.
+        is_option = one.where == COMMAND_LINE and tool == "Axolotl" and not takes(tool, name)
+        if "." not in name and not is_option and (text := lacks(tool, name, show(one.value))):
+            found.notes.append(f"{one.where}: {text}")
+        counts = meant(tool, name, one.value)
+        if counts is not None and (counts.argument == name or counts.argument not in values):
+            known[counts.argument] = replace(one, value=counts.value)
+    return known
 
 
 @dataclass(slots=True)
