@@ -384,8 +384,25 @@ def installed(root: str) -> bool:
     return ORACLE.truth(f"is {root} installed")
 
 
+def _starred(root: str, frame: Any) -> list[str]:
+    """Names that `import *` gives: those of the tables, and what looks like a library's class."""
+    known = [path for path in (*ROWS, *FIXED, *LATE) if path.startswith(f"{root}.")]
+    found = {path.rpartition(".")[2] for path in known if path.count(".") == 1}
+    others = {path.rpartition(".")[2] for path in (*ROWS, *FIXED, *LATE)}
+    codes = [frame.f_code] if frame is not None else []
+    ends = ("Trainer", "Config", "Arguments", "LM", "Tokenizer", "Dataset", "Module")
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in code.co_names:
+            if name not in others and (name.startswith(("Auto", "Fast")) or name.endswith(ends)):
+                found.add(name)
+    return [name for name in found if frame is None or name not in frame.f_globals]
+
+
 class Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__" and self.__name__.partition(".")[0] in HEAVY:
+            return _starred(self.__name__, users_frame(2))
         if name.startswith("__") and name.endswith("__") and name != "__version__":
             raise AttributeError(name)
         path = f"{self.__name__}.{name}"
