@@ -20,7 +20,7 @@ from tuner.space.models.catalogue import resolve_config
 
 SFT = """\
 from trl import SFTConfig, SFTTrainer
-SFTTrainer(model='tiny-llama-3m', args=SFTConfig({}))
+SFTTrainer(model='tiny-llama-3m', args=SFTConfig({})).train()
 """
 FSDP = """\
 compute_environment: LOCAL_MACHINE
@@ -131,7 +131,7 @@ def test_trainer_takes_the_launchers_mixed_precision_where_it_has_none(tmp_path,
     text = "from transformers import Trainer, TrainingArguments\n"
     text += "from transformers import AutoModelForCausalLM\n"
     text += "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m')\n"
-    text += "Trainer(model, args=TrainingArguments('out'), train_dataset=None)\n"
+    text += "Trainer(model, args=TrainingArguments('out'), train_dataset=None).train()\n"
     (tmp_path / "own.py").write_text(text)
     program = read_program((*words, "own.py"), tmp_path, is_run=False)
     plan = plan_program(program, {"max_length": 64})

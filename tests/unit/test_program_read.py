@@ -75,7 +75,7 @@ def test_a_script_is_run_by_this_python_with_its_arguments(folder):
         ("llamafactory-cli train c.yaml", "LLaMA-Factory"),
         ("poetry run trl sft --config c.yaml", "TRL"),
         ("tune run lora_finetune_single_device --config c.yaml", "torchtune"),
-        ("trl dpo --config c.yaml", ""),
+        ("trl dpo --config c.yaml", "TRL"),
         ("accelerate launch t.py --config c.yaml", ""),
     ],
 )

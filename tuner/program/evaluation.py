@@ -15,7 +15,7 @@ from tuner.program.arguments import Argument, Arguments, ProgramTraining
 DEFAULT_BATCH = 8
 """`per_device_eval_batch_size` of TrainingArguments, whatever the training's is."""
 
-_PRICED = ("Trainer", "SFTTrainer", "TRL")
+_PRICED = ("Trainer", "SFTTrainer")
 """Trainers whose evaluation is predicted, as `read_training` names them."""
 
 _ASKING = (

@@ -12,7 +12,13 @@ from tuner.core.environment import this_python
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.host import find_program
-from tuner.program.arguments import file_in
+from tuner.program.arguments import (
+    Argument,
+    assignments_of,
+    file_in,
+    values_of_files,
+    values_of_words,
+)
 from tuner.program.edit.source import PYTHON, SourceFile, read_places
 from tuner.program.reads import SETTINGS_FILES, module_path, opened, read_by
 from tuner.program.shell import SUFFIX, is_shell, run_shell
@@ -116,10 +122,13 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
 
 
 def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
-    """The programs that a shell script starts, in order; of any other, itself.
+    """The programs that a shell script or a tool's command starts; of any other, itself.
 
     Raises `InputError` for a script that starts none.
     """
+    tool = trainer_named(program.trainer)
+    if tool and tool.script and not program.main:
+        return [tool.script(program)]
     if not program.shell:
         return [program]
     text = program.files[program.shell].data.decode("utf-8")
@@ -137,7 +146,7 @@ def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
             else source
             for word, source in one.files.items()
         }
-        found.append(replace(one, files=files, environment=start.environment))
+        found += starts_of(replace(one, files=files, environment=start.environment))
     return found
 
 
@@ -212,17 +221,24 @@ def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:
     return Program((*command, *others), {name: source}, trainer.name, folder)
 
 
-def words_behind_tool(program: Program) -> Sequence[str]:
-    """The words of a command behind those that start its tool: `uv run --with x axolotl train`."""
-    return program.command[_start_of(program.command, program.trainer) or 0 :]
+def settings_of(program: Program) -> dict[str, Argument]:
+    """The settings of a tool's program: its file's, and the words behind it, which count more."""
+    words = program.command[_start_of(program.command, program.trainer) or 0 :]
+    data = [source for source in program.sources if source.path.suffix not in PYTHON]
+    values = {**values_of_files(data), **values_of_words(words)}
+    tool = trainer_named(program.trainer)
+    if tool and tool.file and tool.file.takes_assignments:
+        values |= assignments_of(words)
+    values.pop("config", None)
+    return values
 
 
 def _start_of(words: Sequence[str], trainer: str) -> int | None:
     """The end of the words that start a trainer: 4 in `uv run axolotl train config.yml`."""
-    tool = trainer_named(trainer)
-    start = list(tool.file.command[:2]) if tool and tool.file else []
-    names = [Path(word).name for word in words]
-    ends = (n + 2 for n in range(len(names)) if names[n : n + 2] == start)
+    file = tool.file if (tool := trainer_named(trainer)) else None
+    starts = (file.command[:2], *file.starts) if file else ()
+    names = tuple(Path(word).name for word in words)
+    ends = (n + len(s) for n in range(len(names)) for s in starts if names[n : n + len(s)] == s)
     return next(ends, None)
 
 

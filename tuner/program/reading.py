@@ -10,7 +10,7 @@ from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.program import releases
-from tuner.program.arguments import DTYPES, EMULATE, Arguments, ProgramTraining
+from tuner.program.arguments import DTYPES, EMULATE, Arguments, ProgramTraining, Undecided
 from tuner.program.trainers.accelerate import sharding
 
 STORED = "stored"
@@ -42,6 +42,21 @@ def unset(arguments: Arguments, reasons: Mapping[str, str]) -> None:
         value = arguments.take(name)
         if value not in _UNSET:
             arguments.refuse(name, f"{why} is not predicted: {EMULATE}")
+
+
+def only_run(arguments: Arguments, name: str, what: str) -> None:
+    """Note that what `name` says is another training than those that are modelled."""
+    text = f"{what} isn't modelled, and only a run tells its memory"
+    arguments.found.problems.append(Undecided(text, arguments.where(name)))
+
+
+def adds(arguments: Arguments, reasons: Mapping[str, str]) -> None:
+    """Name each of these that is set: the prediction is a lower bound."""
+    for name, what in reasons.items():
+        if arguments.is_unknown(name):
+            arguments.undecided(name, "adds")
+        elif arguments.take(name) not in _UNSET:
+            arguments.adds(name, what)
 
 
 def saves(arguments: Arguments, reasons: Mapping[str, str]) -> None:
@@ -80,13 +95,15 @@ def compiled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
     return {"torch_compile": True}
 
 
-def preference(knobs: dict[str, Any]) -> str:
-    """Turn the parameters of a language model into those of DPO on adapters; returns a note.
+def preference(knobs: dict[str, Any], sequences: int = 2) -> str:
+    """Turn the parameters of a language model into those of DPO, or of KTO with one sequence.
 
-    The reference is the model without its adapters, in a second forward pass.
+    The reference is the model without its adapters, in a second forward pass. Returns a note.
     """
     knobs |= {"reference_pass": True, "lora_dropout": 0.0}
-    knobs["micro_batch"] *= 2  # the chosen and the rejected answer
+    knobs["micro_batch"] *= sequences
+    if sequences == 1:
+        return "speed is without the two passes over unrelated answers that KTO's KL term takes"
     return "two sequences an example, the chosen and the rejected answer, both of full length"
 
 

@@ -83,8 +83,7 @@ def record(
     can't read it. A process runs the same program once. Of a shell script, the programs that it
     starts are recorded as one, without those that fail.
     """
-    starts = starts_of(program, gpus=count) if program.shell else [program]
-    starts = [start for start in starts if start.main]
+    starts = [start for start in starts_of(program, gpus=count) if start.main]
     if not starts:
         raise UnsupportedError(
             f"no Python script is seen in: {' '.join(program.command)}",

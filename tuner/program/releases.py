@@ -185,7 +185,7 @@ def describe(name: str, folders: Folders = ()) -> str:
 RENAMED: Mapping[str, str] = DATA["renamed"]
 """Names of older releases and of other libraries, and what stands in their place."""
 
-_IGNORING = ("Axolotl", "transformers.BitsAndBytesConfig")
+IGNORING = ("Axolotl", "transformers.BitsAndBytesConfig")
 """What ignores names that it doesn't know."""
 
 
@@ -206,7 +206,7 @@ def meant(name: str, argument: str, value: Any = None, folders: Folders = ()) ->
     if switch and switch[0] in (names_of(name, SHIPPED) or ()):
         return Meant(name, *switch) if value else None
     is_own = takes(name, argument, folders)
-    if name in _IGNORING and not is_own:
+    if name in IGNORING and not is_own:
         return None
     words = argument, _renamed(name, argument)
     for each in (name, *_beside(name)):
@@ -238,7 +238,7 @@ def lacks(name: str, argument: str, shown: str = "...", folders: Folders = ()) -
     update = f"remove it, or update {DATA['titles'].get(root, root)}"
     instead = _instead(name, argument, names, shown, folders)
     instead = instead or (update if "since" in when else "remove it")
-    ignores = ", and ignores it" if name in _IGNORING else ""
+    ignores = ", and ignores it" if name in IGNORING else ""
     return f"{of}{describe(root, folders)} has no {argument}{when}{ignores}: {instead}"
 
 

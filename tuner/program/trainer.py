@@ -29,6 +29,8 @@ class SettingsFile:
 
     command: tuple[str, ...]
     keys: tuple[tuple[str, ...], ...]
+    starts: tuple[tuple[str, ...], ...] = ()
+    """Words with which other commands of the trainer begin."""
     takes_assignments: bool = False
     """Words such as `batch_size=4` set keys of the file."""
 
@@ -122,13 +124,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """One trainer, every part of it optional; `launch` gets the program."""
+    """One trainer, every part of it optional; `launch` and `script` get the program.
+
+    `script` makes the program that the trainer's command runs, if that is a Python script.
+    """
 
     name: str
     file: SettingsFile | None = None
     readings: tuple[Reading, ...] = ()
     format: Format | None = None
     launch: Callable[[Any], Launch] | None = None
+    script: Callable[[Any], Any] | None = None
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,18 +27,13 @@ from tuner.program.arguments import (
     Found,
     ProgramTraining,
     Undecided,
-    assignments_of,
     decided_by,
-    values_of_files,
-    values_of_words,
 )
-from tuner.program.edit.source import PYTHON
 from tuner.program.fp16 import has_bf16
 from tuner.program.places import Places, Row
-from tuner.program.program import Program, words_behind_tool
+from tuner.program.program import Program, settings_of
 from tuner.program.recorded import Recorded, record
-from tuner.program.releases import lacks, meant, names_of, takes
-from tuner.program.trainer import trainer_named
+from tuner.program.releases import IGNORING, lacks, meant, names_of
 
 _TRAINERS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("Trainer",),
@@ -92,38 +86,42 @@ def read_trainings(program: Program, *, gpu: Gpu | None = None) -> list[ProgramT
         return [_of_files(program)] if program.trainer else []
     recorded = record(program, gpu=gpu)
     reader = _Reader(Places(program), recorded, has_bf16(gpu))
-    return [reader.training(row) for row in recorded.trainings]
+    trainings = [reader.training(row) for row in recorded.trainings]
+    for training in trainings if program.trainer else ():
+        _of_tool(program, training.found)
+    return trainings
 
 
 def _of_files(program: Program) -> ProgramTraining:
     found = Found()
-    data = [source for source in program.sources if source.path.suffix not in PYTHON]
-    words = words_behind_tool(program)
-    values = {**values_of_files(data), **values_of_words(words)}
-    tool = trainer_named(program.trainer)
-    if tool and tool.file and tool.file.takes_assignments:
-        values |= assignments_of(words)
-    values.pop("config", None)
-    known = _known_to(program.trainer, values, found)
-    arguments = Arguments(program.trainer, known, found)
+    arguments = Arguments(program.trainer, _of_tool(program, found), found)
     return ProgramTraining(program.trainer, {"arguments": arguments}, found)
 
 
-def _known_to(tool: str, values: Mapping[str, Argument], found: Found) -> Mapping[str, Argument]:
-    """The values of a file as the keys of its tool's newest release; others are noted."""
-    lenient = os.environ.get("ALLOW_EXTRA_ARGS", "").lower() in ("true", "y", "1")
-    if names_of(tool) is None or "plugins" in values or (lenient and tool == "LLaMA-Factory"):
-        return values  # plugins have keys of their own
-    known = dict[str, Argument]()
-    for name, one in values.items():
-        # A tool's own options, such as --launcher, are no keys.
-        is_option = one.where == COMMAND_LINE and tool == "Axolotl" and not takes(tool, name)
-        if "." not in name and not is_option and (text := lacks(tool, name, show(one.value))):
-            found.notes.append(f"{one.where}: {text}")
-        counts = meant(tool, name, one.value)
-        if counts is not None and (counts.argument == name or counts.argument not in values):
-            known[counts.argument] = replace(one, value=counts.value)
-    return known
+def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
+    """The settings of a tool's file and words, by their newest names; others are noted."""
+    tool, kept = program.trainer, dict[str, Argument]()
+    values = settings_of(program)
+    for name, argument in values.items():
+        text = lacks(tool, name, show(argument.value))
+        if text is None or "plugins" in values:  # which have keys of their own
+            kept[name] = argument
+        elif "." in name or (argument.where == COMMAND_LINE and _is_option(tool, name)):
+            continue
+        elif instead := meant(tool, name, argument.value):
+            found.notes.append(f"{argument.where}: {text}")
+            kept.setdefault(instead.argument, replace(argument, value=instead.value))
+        elif "did you mean" in text or tool in IGNORING:
+            found.notes.append(f"{argument.where}: {text}")
+        else:
+            text = f"{text}; what it changes isn't known"
+            found.problems.append(Undecided(text, argument.where))
+    return kept
+
+
+def _is_option(tool: str, name: str) -> bool:
+    """True for --launcher, which is no setting, and for the beginning of a name."""
+    return tool == "Axolotl" or any(one.startswith(name) for one in names_of(tool) or ())
 
 
 @dataclass(slots=True)

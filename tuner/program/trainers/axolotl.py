@@ -21,6 +21,7 @@ from tuner.program.reading import (
     compiled,
     listed,
     number,
+    only_run,
     optimizer,
     packed_rows,
     preference,
@@ -128,7 +129,7 @@ def _plan(training: ProgramTraining) -> Planned:
         knobs |= _quantized(file, weights)
         _fused_kernels(file)
     elif adapter is not None:
-        file.refuse("adapter", f"is {adapter}; predicted are lora, qlora and none: {EMULATE}")
+        only_run(file, "adapter", f"{adapter} (modelled: lora, qlora)")
     elif weights != "fp32" and not sharded and _is_widened(knobs):
         why = (
             "are widened to fp32 where all weights are trained with this attention, which is not "
@@ -211,13 +212,13 @@ def _sharding(file: Arguments) -> dict[str, KnobValue]:
 def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str]) -> int:
     """The sequences of an example, of preference training and of a reward model."""
     kind = file.take("rl")
-    if kind in ("dpo", "ipo"):
+    if kind in ("dpo", "ipo", "kto"):
         if not knobs["lora_rank"] or file.take("rl_adapter_ref_model"):
             file.refuse("rl", f"has a second model in memory, which is not predicted: {EMULATE}")
-        notes.append(preference(knobs))
-        return 2
+        notes.append(preference(knobs, sequences := 1 if kind == "kto" else 2))
+        return sequences
     if kind not in (None, "orpo"):
-        file.refuse("rl", f"is {kind}, which is not predicted (dpo, ipo and orpo are): {EMULATE}")
+        only_run(file, "rl", f"{kind} (modelled: dpo, ipo, kto, orpo)")
     is_reward = bool(file.take("reward_model"))
     if is_reward:
         knobs |= {"num_labels": 1, "loss": "transformers", "fused_loss": False}

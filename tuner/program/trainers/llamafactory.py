@@ -14,7 +14,9 @@ from tuner.program.reading import (
     STORED,
     WITHOUT_MEMORY,
     adapters,
+    adds,
     number,
+    only_run,
     packed_rows,
     preference,
     saves,
@@ -37,18 +39,21 @@ _ATTENTION = {"auto": "sdpa", "sdpa": "sdpa", "disabled": "eager", "fa2": "flash
 _ATTENTION["fa3"] = _ATTENTION["fa2"]  # both keep their output and a number for each row
 
 _NOT_PREDICTED = {
-    "use_unsloth": "what Unsloth's kernels take",
     "fp8": "training in FP8",
     "shift_attn": "shifted attention",
-    "mixture_of_depths": "mixture of depths",
+    "quantization_device_map": "a model on several devices",
+}
+
+_ADDS = {
     "resize_vocab": "a vocabulary that grows",
     "upcast_layernorm": "norms in fp32",
     "upcast_lmhead_output": "logits in fp32",
     "use_asft_loss": "a second model in memory",
-    "quantization_device_map": "a model on several devices",
 }
 
 _SAVES = {
+    "use_unsloth": "Unsloth's kernels",
+    "mixture_of_depths": "mixture of depths",
     "enable_liger_kernel": "Liger's kernels",
     "use_unsloth_gc": "offloading of checkpoints",
     "use_galore": "GaLore",
@@ -64,7 +69,7 @@ _WITHOUT_REFERENCE = ("orpo", "simpo")
 _WITHOUT_MEMORY = ("template", "preprocessing", "trust_remote", "plot", "tokenized", "max_samples")
 
 _ALLOWED = {
-    "stage": ("sft", "pt", "dpo", "rm"),
+    "stage": ("sft", "pt", "dpo", "kto", "rm"),
     "finetuning_type": ("lora", "full", "freeze"),
 }
 
@@ -78,11 +83,12 @@ _LORA = {
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
     unset(file, _NOT_PREDICTED)
+    adds(file, _ADDS)
     saves(file, _SAVES)
     for name, allowed in _ALLOWED.items():
         value = file.take(name, allowed[0])
         if value not in allowed:
-            file.refuse(name, f"is {value}; predicted: {', '.join(allowed)}: {EMULATE}")
+            only_run(file, name, f"{value} (modelled: {', '.join(allowed)})")
     stage = file.take("stage", quietly=True)
     has_logits = stage not in (None, "pt", "sft")
     knobs: dict[str, Any] = trainer_arguments(file, checkpoints=False, precision="no")
@@ -118,7 +124,7 @@ def _plan(training: ProgramTraining) -> Planned:
     sequences = _several_sequences(file, knobs, notes)
     model = file.take("model_name_or_path")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    if knobs["precision"] == "int8" or stage == "dpo" or file.take("use_muon"):
+    if knobs["precision"] == "int8" or stage in ("dpo", "kto") or file.take("use_muon"):
         notes.append(NOT_COMPARED)
     return Planned(model, knobs, sequences, notes=notes, packs_codes=True)
 
@@ -131,11 +137,11 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
         file.bound("stage", "a reward in place of the loss over the logits")
     elif stage == "dpo" and file.take("pref_loss", "sigmoid", quietly=True) in _WITHOUT_REFERENCE:
         notes.append("two sequences an example, the chosen and the rejected answer")
-    elif stage == "dpo":
+    elif stage in ("dpo", "kto"):
         if not knobs["lora_rank"]:
             file.refuse("stage", f"has a second model in memory, which is not predicted: {EMULATE}")
-        notes.append(preference(knobs))
-        return 2
+        notes.append(preference(knobs, sequences := 2 if stage == "dpo" else 1))
+        return sequences
     else:
         return 1
     knobs["micro_batch"] *= 2

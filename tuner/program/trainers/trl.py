@@ -7,18 +7,17 @@ base_config.py, utils.py (`create_model_from_path`, `add_fused_lm_head`) and scr
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.core.errors import UnavailableError
 from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import (
     Arguments,
     ProgramTraining,
-    values_of_files,
-    values_of_words,
 )
-from tuner.program.model_config import groups_of, is_of_it
-from tuner.program.program import Program
+from tuner.program.program import Program, settings_of
 from tuner.program.reading import (
     WITHOUT_MEMORY,
     adapters_by_calls,
@@ -27,7 +26,8 @@ from tuner.program.reading import (
     training_by_calls,
     unset,
 )
-from tuner.program.releases import default, known, library
+from tuner.program.reads import opened
+from tuner.program.releases import default, known, library, meant, takes
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import launch as accelerate_launch
 from tuner.program.writing import (
@@ -41,14 +41,16 @@ from tuner.program.writing import (
 TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machines")
 """Settings that `trl sft` passes on to `accelerate launch` (trl/cli, 1.16)."""
 
+_CONFIGS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "grpo": "GRPO",
+            "rloo": "RLOO", "distillation": "Distillation"}  # fmt: skip
+"""The classes of the arguments of each of `trl`'s scripts, without "Config"."""
+
 PAIRS = "two sequences an example, the chosen and the rejected answer, both of full length"
 
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
 
 def _sft(training: ProgramTraining) -> Planned:
-    if training.trainer == "TRL":
-        training = _as_script(training)
     model, knobs = _trained(training)
     arguments = training["arguments"]
     notes = _long_rows(arguments, knobs)
@@ -171,7 +173,7 @@ def is_before(release: str) -> bool:
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     """The model and the knobs, with the defaults of the program's own TRL."""
     arguments = training["arguments"]
-    own = training.trainer.replace("Trainer", "Config").replace("TRL", "SFTConfig")
+    own = training.trainer.replace("Trainer", "Config")
     # TrainingArguments are taken over as they are, with their own defaults.
     is_plain = arguments.title == "TrainingArguments"
     config = "transformers.TrainingArguments" if is_plain else f"trl.{own}"
@@ -202,14 +204,6 @@ def _long_rows(arguments: Arguments, knobs: dict[str, Any]) -> list[str]:
     strategy = arguments.take("packing_strategy", "bfd", quietly=True)
     is_packed = arguments.take("packing", False) and strategy != "wrapped"
     return packed_rows(knobs) if arguments.take("padding_free") or is_packed else []
-
-
-def _as_script(training: ProgramTraining) -> ProgramTraining:
-    """The file of `trl sft --config` as the calls that scripts/sft.py makes of it."""
-    flat, found = training["arguments"], training.found
-    values = {name: argument for name, argument in flat.values.items() if not is_of_it(name)}
-    groups = {"arguments": Arguments(flat.title, values, found), **groups_of(flat)}
-    return ProgramTraining(training.trainer, groups, found)
 
 
 # -- writing ----------------------------------------------------------------------
@@ -268,15 +262,41 @@ def _adapters(chosen: SettingsReader) -> Settings:
 
 def _launch(program: Program) -> Launch:
     """`trl sft`, which runs `accelerate launch`; TRL ships some of its configurations."""
-    said = {**values_of_files(program.sources), **values_of_words(program.command)}
+    said = settings_of(program)
     options = {name: said[name].value for name in TRL_LAUNCHES if name in said}
     named = options.pop("accelerate_config", None)
     if named is not None:
-        spec = importlib.util.find_spec("trl")
-        folders = spec.submodule_search_locations if spec else None
-        shipped = Path(folders[0] if folders else "", "accelerate_configs", f"{named}.yaml")
+        shipped = _folder() / "accelerate_configs" / f"{named}.yaml"
         options["config_file"] = str(shipped if shipped.is_file() else named)
     return accelerate_launch(program, options)
+
+
+def _folder() -> Path:
+    spec = importlib.util.find_spec("trl")
+    return Path(*(spec.submodule_search_locations or ())[:1] if spec else ())
+
+
+def _script(program: Program) -> Program:
+    """TRL's own script, which `trl sft` starts with the words behind it.
+
+    Raises `UnavailableError` without TRL.
+    """
+    place = next(n for n, word in enumerate(program.command) if Path(word).name == "trl") + 1
+    path = _folder() / "scripts" / f"{program.command[place]}.py"
+    source = opened(path)
+    if source is None:
+        raise UnavailableError(
+            f"`trl {program.command[place]}` runs a script of TRL's, which isn't installed here",
+            hint="run tuner in the environment of the trainer, or pip install trl",
+        )
+    command = [*program.command[:place], str(path), *program.command[place + 1 :]]
+    own, said = f"trl.{_CONFIGS[program.command[place]]}Config", settings_of(program)
+    for name, argument in said.items():
+        instead = None if takes(own, name) else meant(own, name, argument.value)
+        if instead is not None and instead.argument not in said:
+            command.append(f"--{instead.argument}={argument.value}")
+    files = {**program.files, str(path): source}
+    return replace(program, command=tuple(command), main=str(path), files=files)
 
 
 TRAINER = Trainer(
@@ -284,10 +304,10 @@ TRAINER = Trainer(
     SettingsFile(
         ("trl", "sft", "--config", FILE),
         (("model_name_or_path",), ("dataset_name", "datasets", "max_length", "packing")),
+        tuple(("trl", name) for name in _CONFIGS),
     ),
     (
         Reading("TRL SFTTrainer", "SFTTrainer", _VERSIONS, _sft),
-        Reading("TRL SFTTrainer", "TRL", _VERSIONS, _sft),
         Reading("TRL DPOTrainer", "DPOTrainer", _VERSIONS, _dpo),
         Reading("TRL KTOTrainer", "KTOTrainer", _VERSIONS, _kto),
         Reading("TRL ORPOTrainer", "ORPOTrainer", _VERSIONS, _pairs),
@@ -303,4 +323,5 @@ TRAINER = Trainer(
         workloads=("causal_lm",),
     ),
     _launch,
+    _script,
 )
