@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.core.errors import UndecidedError
 from tuner.program import releases
 from tuner.program.planned import plan_program
 from tuner.program.program import read_program
@@ -404,3 +405,9 @@ def test_a_tools_own_keys_are_no_note(tmp_path):
         (tmp_path / name).write_text(text)
         plan = plan_program(read_program((name,), tmp_path, is_run=False))
         assert not [note for note in plan.notes if " has no " in note]
+
+
+def test_a_key_that_no_release_has_leaves_the_training_unknown(tmp_path):
+    (tmp_path / "lf.yaml").write_text(FILES["lf.yaml"] + "tensor_model_parallel_size: 4\n")
+    with pytest.raises(UndecidedError, match="has no tensor_model_parallel_size"):
+        plan_program(read_program(("lf.yaml",), tmp_path, is_run=False))

@@ -150,7 +150,9 @@ def test_preference_and_reward_have_two_sequences(tmp_path):
     assert "second model in memory" in refusals(tmp_path, AXOLOTL + "rl: dpo\n")
     orpo = planned(tmp_path, AXOLOTL + "rl: orpo\n")
     assert chosen(orpo, "micro_batch", "reference_pass") == (4, None)
-    assert "rl: is kto" in refusals(tmp_path, AXOLOTL + LORA + "rl: kto\n")
+    kto = planned(tmp_path, AXOLOTL + LORA + "rl: kto\n")
+    assert chosen(kto, "micro_batch", "reference_pass") == (2, True)
+    assert "rl: grpo" in refusals(tmp_path, AXOLOTL + LORA + "rl: grpo\n")
     reward = planned(tmp_path, AXOLOTL + LORA + CUT + "reward_model: true\n")
     assert chosen(reward, "num_labels", "micro_batch", "loss") == (1, 4, "transformers")
 
@@ -161,6 +163,7 @@ def test_preference_and_reward_have_two_sequences(tmp_path):
         ("pt", "", 2, None, 0),
         ("dpo", "", 4, True, 0),
         ("dpo", "pref_loss: orpo\n", 4, None, 0),
+        ("kto", "", 2, True, 0),
         ("rm", "", 4, None, 1),
     ],
 )
@@ -176,7 +179,7 @@ def test_kernels_and_frozen_layers_of_llama_factory_make_an_upper_bound(tmp_path
     assert (chosen(plan, "loss", "lora_rank"), len(plan.at_most)) == (("chunked", 0), 2)
     dpo = FACTORY.format(stage="dpo", kind="lora") + "enable_liger_kernel: true\n"
     assert chosen(planned(tmp_path, dpo), "loss") == ("transformers",)
-    assert "stage: is kto" in refusals(tmp_path, FACTORY.format(stage="kto", kind="lora"))
+    assert "stage: ppo" in refusals(tmp_path, FACTORY.format(stage="ppo", kind="lora"))
 
 
 def test_a_recipe_takes_the_longest_example_of_its_data_set(tmp_path):
