@@ -41,7 +41,7 @@ def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
     optimizer = args[0] if args else self
     if isinstance(optimizer, Unknown) and "optim" in optimizer._what.lower().split("sched")[0]:
         loop = _loop()
-        loop["steps"] += 1
+        loop["steps"] += all(each.sync_gradients for each in _accelerators)
         if loop["optimizer"] is None and isinstance(optimizer._note, Note):
             loop["optimizer"] = told(optimizer)
 
@@ -90,9 +90,14 @@ class Accelerator(Thing):
     def backward(self, loss: Any = None, **kwargs: Any) -> None:
         backward()
 
+    def accumulate(self, *models: Any) -> Any:
+        """In its context, all but every nth `optimizer.step()` do nothing."""
+        self.__dict__["accumulates"] = True
+        return Unknown("accumulate()")
+
     @property
     def sync_gradients(self) -> bool:
-        every = self.__dict__["gradient_accumulation_steps"]
+        every = self.__dict__["gradient_accumulation_steps"] if "accumulates" in vars(self) else 1
         return not isinstance(every, int) or _loop()["backwards"] % max(every, 1) == 0
 
 

@@ -133,6 +133,15 @@ def _data(args: Any, kwargs: Any, stubs: frozenset[int]) -> Any:
     return found
 
 
+def fit(model: Any, *args: Any, **kwargs: Any) -> None:
+    """`SentenceTransformer.fit`, which needs no trainer."""
+    note = call("sentence_transformers.SentenceTransformer.fit", args, kwargs)
+    empty = dict.fromkeys(("arguments", "reference", "lora", "compiled"))
+    calls = [called(each) for each in (*_SPECIAL, *model._note.calls)]
+    told = {"trainer": called(note), "model": told_model(model), "calls": calls}
+    TRAININGS.append({**empty, **told, "callbacks": [], "evaluates": "evaluator" in kwargs})
+
+
 def _arguments_of(path: str) -> Any:
     module, _, name = path.rpartition(".")
     own = f"{module}.{name.replace('Trainer', 'Config')}"
