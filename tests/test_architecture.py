@@ -235,6 +235,19 @@ def test_what_runs_inside_an_emulated_program_needs_no_package_of_tuner():
     )
 
 
+def test_what_reads_a_program_runs_in_any_python():
+    """Stand-ins are imported by the user's own interpreter: they need the standard library only."""
+    inside = [path for path in FILES if "standins" in path.parts]
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path in inside
+        for name, line in imports(path, at_import_only=True)
+        if name.partition(".")[0] not in sys.stdlib_module_names
+        and not name.startswith("tuner.program.standins")
+    ]
+    assert inside and not wrong
+
+
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["gpus"], ["models"], ["spaces"], ["best", "--help"]]
 )

@@ -440,7 +440,7 @@ model, opt, loader = accelerator.prepare(model, torch.optim.AdamW(model.paramete
 for batch in loader:
     with accelerator.accumulate(model):
         accelerator.backward(model(**batch).loss)
-        if accelerator.sync_gradients: opt.step()
+        opt.step()
 """  # noqa: E501
 
 

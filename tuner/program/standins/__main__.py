@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from tuner.program.standins import guard, libraries, record
 from tuner.program.standins.files import opened
@@ -89,14 +89,14 @@ def _cells(parts: list[list[str]], main: str) -> None:
     import ast
     import linecache
 
-    held, errors = _namespace(main), []
+    held, errors = _namespace(main), list[BaseException]()
     held.update(get_ipython=Unknown("get_ipython"), display=Unknown("display"))
     for name, text in parts:
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         try:
             statements = ast.parse(text, name).body
-        except SyntaxError as error:
-            errors.append(error)
+        except SyntaxError as wrong:
+            errors.append(wrong)
             statements = []
         for each in statements:
             if error := _failed(each, name, held):
@@ -142,7 +142,7 @@ def _forget(statement: Any, name: str, held: dict[str, Any]) -> None:
         ):
             of = ast.unparse(node)
             value = ast.copy_location(ast.Name("unknown here", ast.Load()), statement)
-            assign = ast.copy_location(ast.Assign([node], value), statement)
+            assign = ast.copy_location(ast.Assign([cast(Any, node)], value), statement)
             held["unknown here"] = Unknown(of)
             try:
                 exec(compile(ast.Module([assign], []), name, "exec", dont_inherit=True), held)

@@ -333,7 +333,10 @@ def _class(path: str, root: str, last: str) -> Any:
         or last.endswith(("Model", "Transformer", "CrossEncoder", "SparseEncoder"))
         or any(f"For{task}" in last for task in _TASKS)
     ):
-        return models.model_class(path)
+        made = models.model_class(path)
+        if last == "SentenceTransformer":
+            made.fit = trainers.fit
+        return made
     if (".optim" in path and "lr_scheduler" not in path) or last in _OPTIMIZERS:
         return thing(path, loops.Optimizer)
     if last == "DataLoader":
