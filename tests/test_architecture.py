@@ -245,7 +245,8 @@ def test_what_reads_a_program_runs_in_any_python():
         if name.partition(".")[0] not in sys.stdlib_module_names
         and not name.startswith("tuner.program.standins")
     ]
-    assert inside and not wrong
+    assert inside
+    assert not wrong
 
 
 @pytest.mark.parametrize(
