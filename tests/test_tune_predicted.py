@@ -14,12 +14,11 @@ PROGRAM = """\
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
 
-raise SystemExit("this was run")
 SFTTrainer(
     model="tiny-llama-3m",
     args=SFTConfig(per_device_train_batch_size=1, gradient_accumulation_steps=4, max_length=64),
     peft_config=LoraConfig(r=4, target_modules="all-linear"),
-)
+).train()
 """
 
 
