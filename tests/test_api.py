@@ -330,6 +330,7 @@ trainer = SFTTrainer(
     train_dataset=[],
     peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
 )
+trainer.train()
 """
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import InputError, Problem, UndecidedError, UnsupportedError
@@ -217,10 +220,8 @@ def _plan(
     decided = {*given, *((MODEL,) if model is not None else ())}
     noted = dict.fromkeys(found.problems)
     problems = [p for p in noted if p.where not in places and not _is_given(p, decided)]
-    known = {"saves": found.at_most, "adds": (at_least := list[str]())}
-    for problem in [p for p in problems if isinstance(p, Undecided) and p.effect]:
-        known[problem.effect].append(str(problem))  # type: ignore[attr-defined]
-        problems.remove(problem)
+    bounds = [p for p in problems if isinstance(p, Undecided) and p.effect]
+    problems = [p for p in problems if p not in bounds]
     unknowns = {p.knob for p in problems if isinstance(p, Undecided)}
     defaults_of = _defaults_of(reading, training)
     if (problems and strict) or chosen is None:
@@ -230,12 +231,20 @@ def _plan(
     if knobs.get("torch_compile"):
         how = _emulated(program, gpu) or EMULATE
         found.at_most.append(f"torch.compile isn't modelled, and only saves memory; speed: {how}")
+    if planned.of_images is not None and "images" not in given and _takes_images(chosen):
+        knobs |= planned.of_images(knobs)
     knobs = _settled(knobs, chosen)
+    is_default = any(text.endswith(_NO_WORD_ON_ATTENTION) for text in found.assumed)
+    if is_default and knobs["attention"] == "sdpa" and not _has_sdpa(chosen):
+        found.assumed.append("attention=eager: transformers has no sdpa for this model")
+        knobs["attention"] = given.get("attention", "eager")
     findings: list[str] = []
     if gpu is not None and not has_bf16(gpu):
         halved, findings = in_fp16(training, knobs, gpu)
         knobs |= {name: value for name, value in halved.items() if name not in given}
     configuration = _configuration(knobs)
+    found.at_most += [str(p) for p in bounds if p.effect == "saves"]
+    at_least = [str(p) for p in (*bounds, *planned.adds) if p.effect == "adds"]
     notes = [
         *findings, *planned.notes, *found.notes, *_unsharded(configuration),
         *_versions(reading.versions),
@@ -441,6 +450,19 @@ def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
     if values.get("lora_targets") == PEFT_DEFAULT:
         values["lora_targets"] = _default_targets(model)
     return values
+
+
+_NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")
+
+
+def _has_sdpa(model: str) -> bool:
+    """False for a model that transformers runs with eager attention unless it is told another."""
+    kind, spec = resolve_config(model).model_type, importlib.util.find_spec("transformers")
+    folder = Path(next(iter(spec.submodule_search_locations or ())) if spec else "")
+    file = folder / "models" / kind / f"modeling_{kind}.py"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    first = re.search(r"^    _supports_sdpa = (\w+)", text, re.MULTILINE)
+    return first is None or first[1] == "True"
 
 
 def _stored_dtype(model: str, knob: str) -> str:

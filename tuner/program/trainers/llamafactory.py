@@ -6,9 +6,12 @@ model/loader.py, model/model_utils/checkpointing.py and quantization.py.
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
+from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, Undecided
 from tuner.program.reading import (
     NOT_COMPARED,
     STORED,
@@ -66,7 +69,10 @@ _SAVES = {
 _WITHOUT_REFERENCE = ("orpo", "simpo")
 """Kinds of `pref_loss` without a reference model."""
 
-_WITHOUT_MEMORY = ("template", "preprocessing", "trust_remote", "plot", "tokenized", "max_samples")
+_WITHOUT_MEMORY = (
+    "image_", "video_", "freeze_vision", "freeze_multi", "template", "preprocessing",
+    "trust_remote", "plot", "tokenized", "max_samples",
+)  # fmt: skip
 
 _ALLOWED = {
     "stage": ("sft", "pt", "dpo", "kto", "rm"),
@@ -124,9 +130,41 @@ def _plan(training: ProgramTraining) -> Planned:
     sequences = _several_sequences(file, knobs, notes)
     model = file.take("model_name_or_path")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
+    planned = Planned(model, knobs, sequences, notes=notes, packs_codes=True)
+    planned.of_images = functools.partial(_of_images, file, planned)
     if knobs["precision"] == "int8" or stage in ("dpo", "kto") or file.take("use_muon"):
         notes.append(NOT_COMPARED)
-    return Planned(model, knobs, sequences, notes=notes, packs_codes=True)
+    return planned
+
+
+_MOST_PIXELS = 768 * 768
+_OF_TOKEN = 28 * 28
+"""Pixels of an image that are about one token."""
+
+
+def _of_images(file: Arguments, planned: Planned, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """One image of `image_max_pixels` in each example, where that is said and has room in it."""
+    pixels = file.take("image_max_pixels", _MOST_PIXELS, quietly=True)
+    side = math.isqrt(pixels)
+    has_room = pixels // _OF_TOKEN < knobs["max_length"]
+    said = {
+        "image_max_pixels": f"images of up to {side} x {side} pixels" if not has_room else "",
+        "video_max_pixels": "videos" if "video_max_pixels" in file else "",
+        "freeze_vision_tower": ""
+        if file.take("freeze_vision_tower", True, quietly=True)
+        else "training of the vision tower",
+    }
+    for name, what in said.items():
+        if what:
+            text = f"{what}: not modelled, and take more memory: --set images=N decides"
+            planned.adds.append(Undecided(text, file.where(name), "images", "adds"))
+    if not has_room or "image_max_pixels" not in file:
+        if has_room:
+            text = "images: whether the data has some isn't known: --set images=N decides"
+            planned.adds.append(Undecided(text, "", "images", "adds"))
+        return {}
+    planned.notes.append(f"one image of {side} x {side} pixels in each example (--set images=N)")
+    return {"images": 1, "image_size": side}
 
 
 def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str]) -> int:
