@@ -158,12 +158,13 @@ def checkpointing(
     default.
     """
     # transformers 5.23 calls it activation_checkpointing, and takes the older name as well.
-    own = "activation_checkpointing"
-    is_new = own in arguments or arguments.defaults.get(own) is not None
+    new = "activation_checkpointing"
+    is_new = new in arguments or arguments.defaults.get(new) is not None
     word = "activation" if is_new else "gradient"
+    arguments.taken |= {new, "gradient_checkpointing"}
+    on: Any = False
     if arguments.is_unknown(f"{word}_checkpointing"):
         arguments.undecided(f"{word}_checkpointing", "saves")
-        on = False
     else:
         on = arguments.take(f"{word}_checkpointing", default)
     if on in OFFLOADED:

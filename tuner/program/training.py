@@ -190,7 +190,7 @@ class _Reader:
             and not isinstance(given, Mapping)
             and (value := self._argument(given, "").value) is not None
         }
-        title = title or self._library(made).rpartition(".")[2]
+        title = title or _last(self._library(made))
         return Arguments(title, values, found, defaults)
 
     def _flat(self, name: str, value: Any, where: str) -> Iterator[tuple[str, Argument]]:
@@ -212,7 +212,7 @@ class _Reader:
             case {"$object": made}:
                 return Argument(made["class"], where, is_made=True)
             case {"$name": name}:
-                last = str(name).rpartition(".")[2]
+                last = _last(str(name))
                 return Argument(last if last in DTYPES else name, where, is_made=last not in DTYPES)
             case list():
                 items = [self._argument(one, where) for one in value]
@@ -225,7 +225,7 @@ class _Reader:
     def _loaded(self, model: Row, found: Found) -> dict[str, Arguments]:
         """The call that loads a model, and what was done to it before it trains."""
         how = model.get("made") or "from_pretrained"
-        loaded = self.arguments(model, found, f"{model['class'].rpartition('.')[2]}.{how}")
+        loaded = self.arguments(model, found, f"{_last(model['class'])}.{how}")
         values = dict(loaded.values)
         config = _object((model.get("given") or {}).get("config"))
         if how.endswith("from_config") and isinstance(config, Mapping) and "class" in config:
@@ -251,7 +251,7 @@ class _Reader:
         elif self._library(lora).endswith((".LoraConfig", ".get_peft_model")):
             groups["lora"] = self.arguments(lora, found)
         else:
-            kind = lora["class"].rpartition(".")[2]
+            kind = _last(lora["class"])
             refused = SCHEMAS["causal_lm"].terms["adapter"].refused
             near = {name.replace("_", ""): text for name, text in refused.items()}
             text = near.get(kind.removesuffix("Config").lower(), EMULATE)
@@ -290,7 +290,7 @@ class _Reader:
             one, own = _object(row.get(group)), groups.get(group)
             if own is None or not isinstance(one, Mapping) or one["class"] != self._library(one):
                 continue  # of the program's own class, which has fields of its own
-            path = f"{one['class'].partition('.')[0]}.{one['class'].rpartition('.')[2]}"
+            path = f"{one['class'].partition('.')[0]}.{_last(one['class'])}"
             for name, argument in own.values.items():
                 text = lacks(path, name, show(argument.value)) if "." not in name else None
                 if text is None:
@@ -320,7 +320,7 @@ class _Reader:
         for method, knob in _OVERRIDES.items():
             if method in (trainer.get("methods") or ()):
                 effect: Effect = "" if knob else "adds"
-                where = f"{self.places.at(trainer.get('where'))} {trainer['class']}.{method}"
+                where = f"{self.places.at(trainer.get('where'))} {_last(trainer['class'])}.{method}"
                 problem = Undecided(f"{what}: {decided_by(knob)}", where, knob, effect)
                 group.found.problems.append(problem)
 
@@ -335,11 +335,11 @@ class _Reader:
         named = [
             (len(one.recipe), label)
             for label, one in OPTIMIZERS.items()
-            if (one.path.split(".")[0], one.path.rpartition(":")[2])
-            == (root, name.rpartition(".")[2])
+            if (one.path.split(".")[0], one.path.rpartition(":")[2]) == (root, _last(name))
             and all(bool(said.get(key)) == value for key, value in one.recipe.items())
         ]
         where = training["trainer"].where("optimizers")
+        training["trainer"].taken.add("optimizers")
         if not named:
             text = f"is {made['class']}, which is not predicted: {EMULATE}"
             training.found.problems.append(Problem(text, where))
@@ -353,7 +353,7 @@ class _Reader:
         """What calls say: lengths of examples, merges, frozen weights, and what isn't predicted."""
         found, lengths = training.found, list[Argument]()
         for call in row.get("calls") or ():
-            name, at = call["class"].rpartition(".")[2], self.places.at(call.get("where"))
+            name, at = _last(call["class"]), self.places.at(call.get("where"))
             given = self.arguments(call, found).values
             lengths += [given[n] for n in _LENGTHS if n in given and given[n].value is not None]
             if name in _MERGES:
@@ -372,10 +372,18 @@ class _Reader:
                 self._cast(name, given, training["model"])
         training.lengths = tuple(lengths)
 
+    def _cast(self, name: str, given: Mapping[str, Argument], model: Arguments) -> None:
+        """`model.half()`, `model.to(torch.bfloat16)`: the dtype that the weights have then."""
+        said = [Argument(_CASTS[name], "")] if name in _CASTS else given.values()
+        dtypes = [one for one in said if str(one.value) in DTYPES]
+        if dtypes and "of" not in given and "quantization_config" not in model:
+            model.values = {**model.values, "dtype": dtypes[0]}
+
     def _freezes(
         self, where: str, given: Mapping[str, Argument], training: ProgramTraining
     ) -> None:
-        said = next(iter(given.values()), Argument(True, where))
+        names = ("value", "requires_grad", "0")
+        said = next((given[name] for name in names if name in given), Argument(True, where))
         effect: Effect = "adds" if training.has("lora") else "saves"  # peft freezes the others
         if said.is_unknown or said.value is (effect == "adds"):
             text = f"says which weights are trained, and that isn't modelled: {EMULATE}"
@@ -390,11 +398,15 @@ class _Reader:
         return next((name for name in names if name.split(".")[0] in libraries), names[0])
 
     def _kind(self, trainer: Row) -> str:
-        path = self._library(trainer)
-        root, last = path.split(".")[0], path.rpartition(".")[2]
+        path: str = self._library(trainer)
+        root, last = path.split(".", maxsplit=1)[0], _last(path)
         if last.removesuffix("Trainer" if root == "trl" else "") in _TRAINERS.get(root, ()):
             return last.replace("UnslothTrainer", "SFTTrainer")
         return path if last == "Trainer" else last
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _object(value: Any) -> Any:

@@ -25,6 +25,7 @@ from tuner.app.cli.checked_text import (
     memory_text_of,
     notes_of,
     pace_fields_of,
+    read_text,
     run_fields_of,
 )
 from tuner.app.listener import Compiling, Listener, Searching
@@ -143,7 +144,9 @@ def check_html(checked: CheckedProgram) -> str:
     answer = answer_of(checked.found, checked.needed)
     words, rest = map(html.escape, verdict_texts(answer))
     parts = [f'<p><b style="{_TINTS[answer.verdict]}">&nbsp;{words}&nbsp;</b> {rest}</p>']
-    parts += [f"<p>{html.escape(text)}</p>" for text in change_texts(checked)]
+    read = read_text(checked.needed or checked.found)
+    lines = [f"read as {read}"] if read else []
+    parts += [f"<p>{html.escape(text)}</p>" for text in (*lines, *change_texts(checked))]
     if checked.suggestion is not None:
         shown = "".join(
             # Pages of Jupyter give a span the letters of prose.

@@ -62,10 +62,16 @@ def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
 
 
 def read_lines(found: RunAnswer) -> list[str]:
+    """The second line of an answer."""
+    text = read_text(found)
+    return field_lines([(READ_AS, text)]) if text else []
+
+
+def read_text(found: RunAnswer) -> str:
     """The training in ten words; of an emulated one, what took effect."""
     if isinstance(found, PredictedProgram):
-        return field_lines([(READ_AS, found.plan.read_as)])
-    return field_lines([(READ_AS, read_as(found.settings, ""))]) if found.settings else []
+        return found.plan.read_as
+    return read_as(found.settings, "") if found.settings else ""
 
 
 def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
