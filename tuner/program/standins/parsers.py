@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 from tuner.program.standins.configs import Config, config
-from tuner.program.standins.unknown import Note
 
 
 def truth(text: Any) -> bool:
@@ -266,6 +265,3 @@ def get_quantization_config(model_args: Any, *args: Any, **kwargs: Any) -> Any:
             bnb_4bit_quant_storage=vars(model_args).get("bnb_4bit_quant_storage"),
         )
     return made(load_in_8bit=True) if model_args.load_in_8bit else None
-
-
-__all__ = ["HfArgumentParser", "Note", "TrlParser", "get_peft_config", "get_quantization_config"]
