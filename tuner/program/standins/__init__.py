@@ -3,7 +3,7 @@
 The process of one reading: `python -P -m tuner.program.standins`, with a request on its input. The
 record is one JSON document of
 
-- `trainings`: T = {trainer: O, arguments: O, model: M or V, reference, lora, compiled: O, evaluates,
+- `trainings`: T = {trainer: O, arguments: O, model: M or V, reference, lora, compiled, evaluates,
   calls: [O] on the model, its parts, the trainer and tokenizers, callbacks: [V], train: O}
 - `loops`: L = {where: W, batch: V of the loader, backwards, steps, optimizer: O, model: M or V,
   accelerator: O, calls: [O]}
