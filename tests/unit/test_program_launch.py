@@ -73,6 +73,10 @@ def config(tmp_path, monkeypatch) -> Path:
         (("uv", "run", "torchrun", "--nproc-per-node=2"), 2),
         (("accelerate", "launch", "--num_processes", "4", "--multi_gpu"), 4),
         (("accelerate", "launch"), None),
+        (("accelerate-launch", "--num_processes", "2", "--mixed_precision=bf16"), 2),
+        (("mpirun", "-np", "3", "python"), 3),
+        (("CUDA_VISIBLE_DEVICES=0,1", "accelerate", "launch"), 2),
+        (("env", "CUDA_VISIBLE_DEVICES=3", "torchrun", "--nproc-per-node", "gpu"), 1),
         (("python", "-m", "accelerate.commands.launch", "--num-processes=2"), 2),
         (("deepspeed", "--num_gpus", "8"), 8),
         (("deepspeed", "--include", "localhost:0,1,2"), 3),
@@ -149,6 +153,56 @@ def test_trl_hands_its_options_on_to_accelerate(tmp_path, config):
     plan = plan_program(read_program(words, tmp_path, is_run=False))
     assert (plan.configuration["gpus_per_trial"], plan.configuration["distributed"]) == (2, "fsdp2")
     assert not plan.left_out
+
+
+def test_visible_gpus_of_one_process_are_refused(tmp_path, config):
+    assert "starts one process on 2 GPUs" in refusals(
+        tmp_path, "CUDA_VISIBLE_DEVICES=0,1", "python"
+    )
+
+
+TOOLS = {
+    "axolotl.yaml": "base_model: tiny-llama-3m\nadapter: lora\nlora_target_linear: true\n",
+    "factory.yaml": "model_name_or_path: tiny-llama-3m\nstage: sft\nbf16: true\nlora_target: all\n",
+    "sft.yaml": "model_name_or_path: tiny-llama-3m\ndataset_name: d\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks", "knob", "value"),
+    [
+        ("python -m axolotl.cli.train axolotl.yaml --sequence-len 64", 1, "max_length", 64),
+        (
+            "accelerate launch --num_processes 2 -m axolotl.cli.train axolotl.yaml",
+            2,
+            "lora_rank",
+            8,
+        ),
+        ("llamafactory-cli train factory.yaml cutoff_len=64", 1, "max_length", 64),
+        ("NPROC_PER_NODE=2 llamafactory-cli train factory.yaml", 2, "max_length", 2048),
+        ("python -m llamafactory.cli train factory.yaml", 1, "max_length", 2048),
+        (
+            "torchrun --nproc_per_node=2 src/train.py factory.yaml cutoff_len=64",
+            2,
+            "max_length",
+            64,
+        ),
+        ("trl sft --config sft.yaml --max_length 64", 1, "max_length", 64),
+        ("trl dpo --config sft.yaml --num_processes 2", 2, "micro_batch", 16),
+        ("trl reward --config sft.yaml --max_seq_length 64", 1, "max_length", 64),
+        ("bash run.sh 64", 2, "max_length", 64),
+    ],
+)
+def test_a_tool_is_read_however_it_is_started(tmp_path, config, command, ranks, knob, value):
+    for name, text in TOOLS.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "src").mkdir()
+    run_exp = "from llamafactory.train.tuner import run_exp\nrun_exp()\n"
+    (tmp_path / "src" / "train.py").write_text(run_exp)
+    (tmp_path / "run.sh").write_text("trl sft --config sft.yaml --max_length $1 --num_processes 2")
+    plan = plan_program(read_program(command.split(), tmp_path, is_run=False))
+    assert plan.configuration.get("gpus_per_trial", 1) == ranks
+    assert plan.configuration[knob] == value
 
 
 @pytest.mark.parametrize("config_file", [True, False])

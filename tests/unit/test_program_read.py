@@ -205,3 +205,11 @@ def test_what_is_no_program_is_said_so(words, message, folder):
     with pytest.raises(InputError) as refused:
         read_program(words)
     assert message in str(refused.value)
+
+
+def test_variables_before_a_command_are_its_own(folder):
+    (folder / "t.py").write_text("")
+    for words in (["A=1", "B=", "t.py", "C=2"], ["env", "A=1", "B=", "t.py", "C=2"]):
+        read = read_program(words)
+        assert read.environment == {"A": "1", "B": ""}
+        assert read.command == ("env", "A=1", "B=", sys.executable, "t.py", "C=2")

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tuner.core.setup.distributed_knobs import (
 from tuner.program.arguments import file_in, options_of
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK, PYTHON, SourceFile
-from tuner.program.program import Program
+from tuner.program.program import Program, tool_words
 from tuner.program.trainer import Launch, trainer_named
 from tuner.program.trainers import accelerate, deepspeed
 
@@ -37,15 +38,32 @@ _ALL = ("gpu", "auto")
 
 def read_launch(program: Program) -> Launch:
     """Reads how `program` is started; unreadable parts become problems."""
+    launch = _launch(program)
+    visible = program.environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return launch
+    count = len([device for device in visible.split(",") if device.strip()])
+    if launch.processes is None:
+        launch.processes = max(1, count)
+    elif program.main and not launch.starts_ranks:
+        launch.on(max(1, count))
+    return launch
+
+
+def _launch(program: Program) -> Launch:
     words = [Path(word).name for word in program.command]
-    end = words.index(Path(program.main).name) if Path(program.main).name in words else len(words)
+    place = tool_words(program)
+    end = words.index(Path(program.main).name) if program.main else len(words)
+    end = place.start if place and not program.main else end
+    end -= words[end - 1 : end] in (["-m"], ["--module"])
     for start, word in enumerate(words[:end]):
         module = words[start + 1] if word == "-m" and start + 1 < end else ""
         if word == "torchrun" or module in ("torch.distributed.run", "torch.distributed.launch"):
             return _torchrun(program.command[start + 1 : end])
-        is_accelerate = words[start : start + 2] == ["accelerate", "launch"]
-        if is_accelerate or module == "accelerate.commands.launch":
-            return accelerate.launch(program, options_of(program.command[start + 2 : end]))
+        if "accelerate" in (word.removesuffix("-launch"), module.partition(".")[0]):
+            return accelerate.launch(program, options_of(program.command[start + 1 : end]))
+        if word in ("mpirun", "mpiexec"):
+            return _mpi(words[start:end])
         if word == "deepspeed":
             return deepspeed.launch(program.command[start + 1 : end])
     tool = trainer_named(program.trainer)
@@ -61,6 +79,14 @@ def _torchrun(words: Sequence[str]) -> Launch:
     else:
         launch.processes = launch.whole("torchrun --nproc-per-node", per_machine)
     launch.set_machines("torchrun --nnodes", str(options.get("nnodes", 1)).rpartition(":")[2])
+    return launch
+
+
+def _mpi(words: Sequence[str]) -> Launch:
+    launch = Launch()
+    for name, value in pairwise(words):
+        if name in ("-np", "-n", "--np"):
+            launch.processes = launch.whole(f"mpirun {name}", value)
     return launch
 
 

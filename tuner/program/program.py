@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from tuner.core.environment import this_python
@@ -28,6 +29,7 @@ from tuner.space.apply import Path as Keys
 _MOST_BYTES = 64 * 1024 * 1024
 """The largest program: a notebook keeps its pictures."""
 
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 ONLY_BELOW = "TUNER_ONLY_BELOW"
 """The variable with the folder, without links, outside of which no program runs or is read."""
@@ -100,6 +102,11 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
             hint="name a script with its arguments, a file of Axolotl, LLaMA-Factory, TRL or "
             "torchtune, or after -- any command",
         )
+    given, rest = _assigned(words)
+    if given and rest:
+        inner = _program_of(rest, folder, is_run=is_run)
+        command = ("env", *words[words[0] == "env" : -len(rest)], *inner.command)
+        return replace(inner, command=command, environment=given)
     first = Path(words[0])
     if is_shell(words):
         command = ("bash", *words) if first.suffix == SUFFIX else tuple(words)
@@ -114,11 +121,18 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
         return _tool(folder, words, is_run=is_run)
     if is_run and find_program(words[0]) is None:
         raise _no_program(words[0])
-    trainer = next((t.name for t in trainers() if _start_of(words, t.name)), "")
+    trainer = next((t.name for t in trainers() if _words_of(words, t.name)), "")
     program = _with_read(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
     if not program.main and not trainer and find_program(words[0]) is None:
         raise _no_program(words[0])
     return program
+
+
+def _assigned(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    """The variables of `A=1 python train.py` or `env A=1 python train.py`, and the other words."""
+    rest = list(words[words[0] == "env" :])
+    given = list(takewhile(_ASSIGNMENT.match, rest))
+    return dict(each.split("=", 1) for each in given), rest[len(given) :]
 
 
 def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
@@ -132,7 +146,8 @@ def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
     if not program.shell:
         return [program]
     text = program.files[program.shell].data.decode("utf-8")
-    run = run_shell(program.command, program.folder, text, gpus=gpus)
+    words = program.command[program.command.index(program.shell) - 1 :]
+    run = run_shell(words, program.folder, text, gpus=gpus, environment=program.environment)
     known = {source.path.resolve(): source for source in program.sources}
     found = []
     for start in run.starts:
@@ -146,7 +161,8 @@ def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
             else source
             for word, source in one.files.items()
         }
-        found += starts_of(replace(one, files=files, environment=start.environment))
+        environment = {**program.environment, **start.environment, **one.environment}
+        found += starts_of(replace(one, files=files, environment=environment))
     return found
 
 
@@ -167,7 +183,11 @@ def _with_read(program: Program) -> Program:
         files = {main: source, **files}
     if not main:
         return program
-    program = replace(program, files=files, main=main)
+    data = files[main].data
+    tools = (t.name for t in trainers() if t.file and t.file.script and t.file.script in data)
+    program = replace(program, files=files, main=main, trainer=next(tools, ""))
+    if program.trainer:
+        return program
     own = {source.path.resolve() for source in files.values()}
     below: dict[str, Keys] = {}
     for path, read in read_by(files[main], program.roots, program.command).items():
@@ -223,8 +243,12 @@ def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:
 
 def settings_of(program: Program) -> dict[str, Argument]:
     """The settings of a tool's program: its file's, and the words behind it, which count more."""
-    words = program.command[_start_of(program.command, program.trainer) or 0 :]
-    data = [source for source in program.sources if source.path.suffix not in PYTHON]
+    place = tool_words(program)
+    command = program.command
+    start = place.stop if place else command.index(program.main) + 1 if program.main else 0
+    words = command[start:]
+    named = [program.files[name] for name in map(file_in, words) if name in program.files]
+    data = [source for source in named if source.path.suffix not in PYTHON]
     values = {**values_of_files(data), **values_of_words(words)}
     tool = trainer_named(program.trainer)
     if tool and tool.file and tool.file.takes_assignments:
@@ -233,13 +257,22 @@ def settings_of(program: Program) -> dict[str, Argument]:
     return values
 
 
-def _start_of(words: Sequence[str], trainer: str) -> int | None:
-    """The end of the words that start a trainer: 4 in `uv run axolotl train config.yml`."""
+def tool_words(program: Program) -> slice | None:
+    """The place of the words that start its tool: 2 to 4 in `uv run axolotl train config.yml`."""
+    return _words_of(program.command, program.trainer)
+
+
+def _words_of(words: Sequence[str], trainer: str) -> slice | None:
     file = tool.file if (tool := trainer_named(trainer)) else None
     starts = (file.command[:2], *file.starts) if file else ()
     names = tuple(Path(word).name for word in words)
-    ends = (n + len(s) for n in range(len(names)) for s in starts if names[n : n + len(s)] == s)
-    return next(ends, None)
+    found = (
+        slice(n, n + len(start))
+        for n in range(len(names))
+        for start in starts
+        if names[n : n + len(start)] == start
+    )
+    return next(found, None)
 
 
 def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:

@@ -164,9 +164,14 @@ def is_shell(words: Sequence[str]) -> bool:
 
 
 def run_shell(
-    words: Sequence[str], folder: Path, text: str | None = None, *, gpus: int = 1
+    words: Sequence[str],
+    folder: Path,
+    text: str | None = None,
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
 ) -> ShellRun:
-    """The starts of the script in `words`, whose text may be given.
+    """The starts of the script in `words`, whose text may be given, as may more variables.
 
     Raises `InputError` for a script that fails or never ends, `UnavailableError` without bash.
     """
@@ -178,8 +183,13 @@ def run_shell(
             hint="name the Python program that it starts, with its words",
         )
     text = (folder / script).read_text(encoding="utf-8") if text is None else text
-    starts, skipped = _once(bash, script, arguments, folder, text, gpus, 1)
-    others, _ = _once(bash, script, arguments, folder, text, gpus, 2) if skipped else (starts, [])
+    given = {**os.environ, **(environment or {})}
+
+    def once(seed: int) -> tuple[list[Started], list[str]]:
+        return _once([bash, script, *arguments], folder, text, given, gpus, seed)
+
+    starts, skipped = once(1)
+    others, _ = once(2) if skipped else (starts, [])
     unknown = [
         word
         for one, other in zip(starts, others, strict=False)
@@ -190,8 +200,9 @@ def run_shell(
 
 
 def _once(
-    bash: str, script: str, arguments: Sequence[str], folder: Path, text: str, gpus: int, seed: int
+    words: Sequence[str], folder: Path, text: str, given: Mapping[str, str], gpus: int, seed: int
 ) -> tuple[list[Started], list[str]]:
+    bash, script, *arguments = words
     ours = re.sub(r"\$\{BASH_SOURCE(\[0\])?\}|\$BASH_SOURCE\b", "$0", without_files(text))
     lines = _PRELUDE.count("\n") + 2
     head = f"__gpus={gpus}; __unknown={_UNKNOWN}-{seed}; __head={lines}\n{_PRELUDE}"
@@ -200,6 +211,7 @@ def _once(
         process = subprocess.Popen(  # noqa: S603
             [bash, "--noprofile", "--norc", "-c", code, script, *arguments],
             cwd=folder,
+            env=given,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,

@@ -31,6 +31,8 @@ class SettingsFile:
     keys: tuple[tuple[str, ...], ...]
     starts: tuple[tuple[str, ...], ...] = ()
     """Words with which other commands of the trainer begin."""
+    script: bytes = b""
+    """A part of the scripts that take the file."""
     takes_assignments: bool = False
     """Words such as `batch_size=4` set keys of the file."""
 

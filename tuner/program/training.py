@@ -34,6 +34,7 @@ from tuner.program.places import Places, Row
 from tuner.program.program import Program, settings_of
 from tuner.program.recorded import Recorded, record
 from tuner.program.releases import IGNORING, lacks, meant, names_of
+from tuner.program.trainer import trainer_named
 
 _TRAINERS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("Trainer",),
@@ -82,8 +83,11 @@ MODEL_KEYS = (
 
 def read_trainings(program: Program, *, gpu: Gpu | None = None) -> list[ProgramTraining]:
     """The trainings of `program`, with problems noted, not raised; none for a loop of its own."""
+    tool = trainer_named(program.trainer)
+    if tool and not tool.script:
+        return [_of_files(program)]
     if not program.main:
-        return [_of_files(program)] if program.trainer else []
+        return []
     recorded = record(program, gpu=gpu)
     reader = _Reader(Places(program), recorded, has_bf16(gpu))
     trainings = [reader.training(row) for row in recorded.trainings]

@@ -327,6 +327,7 @@ TRAINER = Trainer(
     SettingsFile(
         ("axolotl", "train", FILE),
         (("base_model",), ("micro_batch_size", "sequence_len", "datasets")),
+        (("-m", "axolotl.cli.train"),),
     ),
     (Reading("Axolotl", "Axolotl", _VERSIONS, _plan),),
     Format(

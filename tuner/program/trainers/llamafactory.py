@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, Undecided
+from tuner.program.program import Program
 from tuner.program.reading import (
     NOT_COMPARED,
     STORED,
@@ -261,11 +262,23 @@ def _adapters(chosen: SettingsReader) -> Settings:
     }
 
 
+def _launch(program: Program) -> Launch:
+    """A process on each GPU, or as many as variables say (launcher.py)."""
+    found, given = Launch(processes=None), program.environment
+    if "NPROC_PER_NODE" in given:
+        found.processes = found.whole("NPROC_PER_NODE", given["NPROC_PER_NODE"])
+    found.set_machines("NNODES", given.get("NNODES", "1"))
+    return found
+
+
 TRAINER = Trainer(
     "LLaMA-Factory",
     SettingsFile(
         ("llamafactory-cli", "train", FILE),
         (("model_name_or_path",), ("finetuning_type", "cutoff_len", "stage")),
+        (("lmf", "train"), ("-m", "llamafactory.cli", "train")),
+        b"from llamafactory.train.tuner import run_exp",
+        takes_assignments=True,
     ),
     (Reading("LLaMA-Factory", "LLaMA-Factory", _VERSIONS, _plan),),
     Format(
@@ -275,5 +288,5 @@ TRAINER = Trainer(
         use="llamafactory-cli train FILE, with data set, template and schedule added",
         workloads=("causal_lm",),
     ),
-    lambda program: Launch(processes=None),  # it starts a process on each GPU
+    _launch,
 )
