@@ -19,6 +19,8 @@ def flat(training: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a recorded training, by the names that the oracle uses."""
     arguments = training["arguments"] or {}
     model, lora = training["model"] or {}, training["lora"]
+    if isinstance(model, str):
+        model = {"given": {"pretrained_model_name_or_path": model}}
     quantization = model.get("quantization") if isinstance(model, dict) else None
     settings = {**arguments.get("values", {})}
     # Since transformers 5.23 the old name is an alias at construction, and no more than that.
