@@ -240,6 +240,22 @@ def start(request: dict[str, Any]) -> None:
             PARENTS.add(path)
     sys.meta_path.insert(0, First())
     sys.meta_path.append(Last())
+    for package in ("importlib", "concurrent", "urllib", "xml"):  # nothing of which is slow
+        importlib.import_module(package).__dict__["__getattr__"] = _part_of(package)
+
+
+def _part_of(package: str) -> Any:
+    """Imports a part of a standard package when it is used: real libraries have imported it."""
+
+    def part(name: str) -> Any:
+        if name[:2] != "__":
+            try:
+                return importlib.import_module(f"{package}.{name}")
+            except ModuleNotFoundError:
+                pass
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return part
 
 
 def _bar(rows: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -482,12 +498,21 @@ class Last(First):
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None or is_library(frame.f_code.co_filename) or root in _stdlib():
             return None
+        if name == root and (own := _in_folder(root)):
+            return own
         if root in ABSENT or not (_guarded() and not ORACLE.truth(f"is {root} installed")):
             if name != root and root in sys.modules and not isinstance(sys.modules[root], Module):
                 return None  # a part that a module of the user's own does not have
             ABSENT[root] = None
             return importlib.machinery.ModuleSpec(name, cast(Any, self), is_package=True)
         return None
+
+
+def _in_folder(root: str) -> Any:
+    """A package that lies in the folder, from which it is installed where the program runs."""
+    places = [os.getcwd(), os.path.join(os.getcwd(), "src")]
+    spec = importlib.machinery.PathFinder.find_spec(root, places)
+    return spec if spec is not None and spec.origin else None
 
 
 def _stdlib() -> Any:

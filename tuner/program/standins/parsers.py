@@ -73,6 +73,12 @@ def converter(text: str) -> dict[str, Any]:
     return {"type": {"int": int, "float": float}.get(text, str)}
 
 
+_OF_MODEL = re.compile(
+    "torch_dtype|lora_|load_in_|bnb_|use_(peft|flash|bnb)|attn_|model_|tokenizer_"
+)
+"""Names of arguments that older releases had beside the model's name."""
+
+
 class HfArgumentParser(argparse.ArgumentParser):
     _path = "transformers.HfArgumentParser"
 
@@ -157,8 +163,8 @@ class HfArgumentParser(argparse.ArgumentParser):
 
     def _with_others(self, made: list[Any], words: list[str]) -> tuple[Any, ...]:
         """Words that this release lacks, kept as given: whoever reads the record tells them."""
-        first = next((each for each in made if isinstance(each, Config)), None)
-        if words and (first is None or not words[0].startswith("--")):
+        configs = [each for each in made if isinstance(each, Config)]
+        if words and (not configs or not words[0].startswith("--")):
             raise ValueError(f"Some specified arguments are not used: {words}")
         for at, word in enumerate(words):
             name, _, value = word.removeprefix("--").partition("=")
@@ -169,9 +175,13 @@ class HfArgumentParser(argparse.ArgumentParser):
                     given = json.loads(value)
                 except ValueError:
                     given = value
-                assert first is not None
-                first._note.given[name.replace("-", "_")] = given
-                first.__dict__.setdefault(name.replace("-", "_"), given)
+                name = name.replace("-", "_")
+                for each in configs:
+                    each.__dict__.setdefault(name, given)
+                # The class that had it is the one whose other names begin like it.
+                has = "model_name_or_path" if _OF_MODEL.match(name) else "output_dir"
+                owner = next((each for each in configs if has in each._fields), configs[0])
+                owner._note.given[name] = given
         return tuple(made)
 
     def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> Any:
