@@ -457,7 +457,9 @@ _NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")
 
 def _has_sdpa(model: str) -> bool:
     """False for a model that transformers runs with eager attention unless it is told another."""
-    kind, spec = resolve_config(model).model_type, importlib.util.find_spec("transformers")
+    spec, kind = importlib.util.find_spec("transformers"), ""
+    with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
+        kind = resolve_config(model).model_type
     folder = Path(next(iter(spec.submodule_search_locations or ())) if spec else "")
     file = folder / "models" / kind / f"modeling_{kind}.py"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""

@@ -161,7 +161,7 @@ def checkpointing(
     new = "activation_checkpointing"
     is_new = new in arguments or arguments.defaults.get(new) is not None
     word = "activation" if is_new else "gradient"
-    arguments.taken |= {new, "gradient_checkpointing"}
+    arguments.taken |= {new, "gradient_checkpointing", *_CHECKPOINTING_KWARGS}
     on: Any = False
     if arguments.is_unknown(f"{word}_checkpointing"):
         arguments.undecided(f"{word}_checkpointing", "saves")

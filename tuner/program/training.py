@@ -187,6 +187,10 @@ class _Reader:
             for old in [one for one in values if one.partition(".")[0] == name]:
                 del values[old]
             values.update(self._flat(name, final.get(name, value), self.places.at(where)))
+        for name, value in final.items():
+            is_filled = isinstance(value, Mapping) and value and not any(k[0] == "$" for k in value)
+            if name not in values and is_filled:  # by a script of the library's own
+                values.update(self._flat(name, value, self.places.at(made.get("where"))))
         defaults = {
             name: value
             for name, given in final.items()
@@ -290,7 +294,7 @@ class _Reader:
 
     def _of_releases(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
         """Note what the program's releases lack, and read it as what has taken its place."""
-        for group in ("trainer", "arguments", "lora"):
+        for group in ("arguments", "lora", "trainer"):  # whose arguments may move to the first
             one, own = _object(row.get(group)), groups.get(group)
             if own is None or not isinstance(one, Mapping) or one["class"] != self._library(one):
                 continue  # of the program's own class, which has fields of its own

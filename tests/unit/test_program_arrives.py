@@ -1,0 +1,128 @@
+"""An object counts because it arrives at the trainer, and what only a run knows is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.app.cli.main import run
+from tuner.core.errors import UndecidedError
+from tuner.program.planned import ProgramPlan, plan_program
+from tuner.program.program import read_program
+
+IMPORTS = """\
+import torch, datasets
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+rows = datasets.load_dataset("d")
+"""
+SFT = "SFTTrainer('tiny-llama-3m', args=SFTConfig({}), {}).train()\n"
+
+
+def planned(folder: Path, text: str, **given) -> ProgramPlan:
+    (folder / "train.py").write_text(IMPORTS + text)
+    return plan_program(read_program(("train.py",), folder, is_run=False), given)
+
+
+def value(plan: ProgramPlan, name: str) -> object:
+    return plan.configuration.get(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "wanted"),
+    [
+        ("BitsAndBytesConfig(load_in_4bit=True)\n" + SFT, "precision", "fp32"),
+        ("lora = LoraConfig(r=8)\n" + SFT, "lora_rank", 0),
+        (SFT.format("max_length=8, {}", ""), "max_length", 8),
+        (
+            "args = SFTConfig(max_length=8)\nargs.max_length = 16\n"
+            "SFTTrainer('tiny-llama-3m', args=args).train()\n",
+            "max_length",
+            16,
+        ),
+        (
+            "lora = LoraConfig(r=4)\nlora.r = 64\n" + SFT.format("", "peft_config=lora"),
+            "lora_rank",
+            64,
+        ),
+        (
+            "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m').to(torch.bfloat16)\n"
+            "SFTTrainer(model, args=SFTConfig()).train()\n",
+            "precision",
+            "bf16",
+        ),
+        (SFT.format("", "optimizers=(torch.optim.SGD([]), None)"), "optimizer", "sgd"),
+    ],
+)
+def test_what_reaches_the_trainer_counts(tmp_path, text, name, wanted):
+    assert value(planned(tmp_path, text.replace("{}", "")), name) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "given"),
+    [
+        (SFT.format("optim=rows.x", ""), "train.py:6 optim: is known only", {"optimizer": "sgd"}),
+        (
+            SFT.format("per_device_train_batch_size=len(rows)", ""),
+            "--set micro_batch=1 or another value decides",
+            {"micro_batch": 2},
+        ),
+        (
+            "class Own(SFTTrainer):\n    def create_optimizer(self): ...\n"
+            + SFT.replace("SFTTrainer", "Own"),
+            "Own.create_optimizer: is the program's own",
+            {"optimizer": "sgd"},
+        ),
+    ],
+)
+def test_what_matters_and_only_a_run_knows_is_unknown(tmp_path, text, said, given):
+    with pytest.raises(UndecidedError) as raised:
+        planned(tmp_path, text.replace("{}", ""))
+    assert raised.value.exit_code == 4
+    assert said in str(raised.value)
+    assert "read as fp32 with bf16, " in str(raised.value)
+    plan = planned(tmp_path, text.replace("{}", ""), **given)
+    assert given.items() <= plan.configuration.items()
+
+
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "use_liger_kernel", "torch_compile"])
+def test_what_can_only_save_memory_makes_an_upper_bound(tmp_path, name):
+    plan = planned(tmp_path, SFT.format(f"{name}=len(rows) > 100", ""))
+    assert f"train.py:6 {name}: is known only when it runs" in "".join(plan.at_most)
+    assert not plan.at_least
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Own(SFTTrainer):\n    def compute_loss(self, *a): ...\n"
+        + SFT.replace("SFTTrainer", "Own").format("", ""),
+        SFT.format("chat_template_path='t'", "peft_config=LoraConfig()"),
+        SFT.format("", "") + "DPOTrainer('tiny-llama-3m', args=DPOConfig(optim=rows.x)).train()\n",
+    ],
+    ids=["a loss of its own", "tokens", "another training"],
+)
+def test_what_can_only_add_memory_is_no_fit(tmp_path, monkeypatch, capsys, text):
+    assert planned(tmp_path, text).at_least
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", "train.py", "--gpu", "rtx4090", "--predict", "--no-changes"]) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("unknown: at least ")
+    assert lines[1].startswith("read as ")
+
+
+def test_of_several_trainings_the_largest_is_the_answer_and_each_is_told(
+    tmp_path, monkeypatch, capsys
+):
+    text = "for seed in range(3):\n    " + SFT.format("seed=seed", "peft_config=LoraConfig(r=4)")
+    text += "DPOTrainer('tiny-llama-3m', args=DPOConfig(max_length=2048)).train()\n"
+    assert [one.trainer for one in planned(tmp_path, text).others] == ["TRL DPOTrainer"]
+    monkeypatch.chdir(tmp_path)
+    words = ["check", "train.py", "--gpu", "rtx4090", "--predict", "--no-changes", "--verbose"]
+    assert run(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "length 2048, checkpointing, adamw_torch_fused, DPO" in out
+    assert "train.py:8 is the largest of 2 trainings" in out
+    assert "train.py:7: fp32 with bf16, LoRA 4, batch 8 x 1, length 1024" in out
