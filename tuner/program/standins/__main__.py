@@ -182,6 +182,16 @@ def _soften() -> None:
 
     time.sleep = lambda seconds: None
 
+    named = getattr
+
+    def get(value: Any, name: Any, *default: Any) -> Any:
+        if not isinstance(name, Unknown):
+            return named(value, name, *default)
+        if value is sys.modules.get("transformers"):  # one of its models, as a config names it
+            return value.PreTrainedModel
+        return Unknown(f"getattr(..., {name._what})")
+
+    builtins.getattr = get
     own: Callable[..., Any] = json.JSONEncoder.default
 
     def default(self: Any, value: Any) -> Any:

@@ -139,7 +139,14 @@ class Dataset(Thing):
     with_format = cast_column = add_column = flatten_indices = shuffle
 
 
-class DatasetDict(dict[str, Any]):
+class _Asked(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        if type(instance) is Unknown:
+            return ORACLE.truth(f"isinstance({instance._what}, {cls.__name__})")
+        return super().__instancecheck__(instance)
+
+
+class DatasetDict(dict[str, Any], metaclass=_Asked):
     """Several datasets by name: what is done to it is done to each."""
 
     def __getattr__(self, name: str) -> Any:

@@ -239,7 +239,7 @@ class TrlParser(HfArgumentParser):
                 action.default, action.required = value, False
                 self._own.pop(action.dest, None)
         for name, value in values.items():
-            unused += [f"--{name}", str(value)]
+            unused += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
         return unused
 
 
