@@ -83,3 +83,13 @@ class Places:
             if os.path.realpath(source.path) == os.path.realpath(file):
                 return source.data.decode("utf-8-sig")
         return Path(file).read_text(encoding="utf-8-sig")
+
+
+def last(path: str) -> str:
+    """The name of a class without its modules."""
+    return path.rpartition(".")[2]
+
+
+def the_object(value: Any) -> Any:
+    """The object that a value of a record is; anything else as it is."""
+    return value["$object"] if isinstance(value, Mapping) and "$object" in value else value

@@ -15,7 +15,6 @@ from typing import Any
 from tuner.core.errors import Problem
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
-from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import (
     COMMAND_LINE,
@@ -23,14 +22,14 @@ from tuner.program.arguments import (
     EMULATE,
     Argument,
     Arguments,
-    Effect,
     Found,
     ProgramTraining,
     Undecided,
     decided_by,
 )
+from tuner.program.calls import own_methods, own_optimizer, read_calls
 from tuner.program.fp16 import has_bf16
-from tuner.program.places import Places, Row
+from tuner.program.places import Places, Row, last, the_object
 from tuner.program.program import Program, settings_of
 from tuner.program.recorded import Recorded, record
 from tuner.program.releases import IGNORING, lacks, meant, names_of
@@ -42,37 +41,6 @@ _TRAINERS: Mapping[str, tuple[str, ...]] = {
     "unsloth": ("UnslothTrainer",),
 }
 """By library: its trainers that are read; TRL's without "Trainer"."""
-
-_LENGTHS = ("max_length", "model_max_length")
-"""Names of the length of examples in calls of tokenizers."""
-
-_MERGES = ("merge_and_unload", "save_pretrained_merged")
-"""Calls after the training that make weights on the GPU, which are not predicted."""
-
-_NOT_PREDICTED = {
-    "register_post_accumulate_grad_hook": "work on each gradient in the backward pass",
-    "save_on_cpu": "keeping activations on the host",
-    "CPUOffloadOptimizer": "an optimizer on the host",
-    "OffloadActivations": "offloading of activations",
-    "GaLoreAdamW": "GaLore",
-    "GaLoreAdamW8bit": "GaLore",
-    "APOLLOAdamW": "APOLLO",
-    "Lomo": "LOMO",
-    "AdaLomo": "LOMO",
-}
-"""Calls that change what a step keeps, whatever the trainer's settings say of it."""
-
-_CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
-"""Methods of models that change the dtype of their weights."""
-
-_OVERRIDES = {
-    "compute_loss": "",
-    "training_step": "",
-    "create_optimizer": "optimizer",
-    "create_optimizer_and_scheduler": "optimizer",
-    "get_train_dataloader": "micro_batch",
-}
-"""Methods of trainers that decide memory, by the parameter that says what one's own does."""
 
 MODEL_KEYS = (
     "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
@@ -150,7 +118,7 @@ class _Reader:
         training.where = self.places.at(trainer.get("where"))
         training.releases = self.recorded.releases
         training.evaluates = row.get("evaluates") is True
-        model = _object(model)
+        model = the_object(model)
         if isinstance(model, str):
             training.model_by_name = model
         elif isinstance(model, Mapping) and "class" in model:
@@ -160,15 +128,15 @@ class _Reader:
         elif isinstance(model, Mapping) and "$unknown" in model:
             self._undecided(found, model, groups["trainer"].where("model"), "model")
         for group in ("reference", "compiled"):
-            if isinstance(one := _object(row.get(group)), Mapping) and "class" in one:
+            if isinstance(one := the_object(row.get(group)), Mapping) and "class" in one:
                 groups[group] = self.arguments(one, found)
         self._adapt(row, groups, found)
         self._quantize(row, groups, found)
         if not training.trainer.startswith("Unsloth"):  # whose classes take more
             self._of_releases(row, groups, found)
-        self._own_methods(trainer, groups["trainer"])
-        self._own_optimizer(trainer, training)
-        self._calls(row, training)
+        own_methods(self.places, trainer, found)
+        own_optimizer(trainer, training)
+        read_calls(self.places, self.arguments, row, training)
         if row.get("unsure"):
             lines = ", ".join(map(self.places.at, row["unsure"]))
             found.notes.append(f"{lines}: decides whether the training at {training.where} happens")
@@ -198,7 +166,7 @@ class _Reader:
             and not isinstance(given, Mapping)
             and (value := self._argument(given, "").value) is not None
         }
-        title = title or _last(self._library(made))
+        title = title or last(self._library(made))
         return Arguments(title, values, found, defaults)
 
     def _flat(self, name: str, value: Any, where: str) -> Iterator[tuple[str, Argument]]:
@@ -220,8 +188,8 @@ class _Reader:
             case {"$object": made}:
                 return Argument(made["class"], where, is_made=True)
             case {"$name": name}:
-                last = _last(str(name))
-                return Argument(last if last in DTYPES else name, where, is_made=last not in DTYPES)
+                word = last(str(name))
+                return Argument(word if word in DTYPES else name, where, is_made=word not in DTYPES)
             case list():
                 items = [self._argument(one, where) for one in value]
                 unknown = next((one for one in items if one.problem), None)
@@ -233,9 +201,9 @@ class _Reader:
     def _loaded(self, model: Row, found: Found) -> dict[str, Arguments]:
         """The call that loads a model, and what was done to it before it trains."""
         how = model.get("made") or "from_pretrained"
-        loaded = self.arguments(model, found, f"{_last(model['class'])}.{how}")
+        loaded = self.arguments(model, found, f"{last(model['class'])}.{how}")
         values = dict(loaded.values)
-        config = _object((model.get("given") or {}).get("config"))
+        config = the_object((model.get("given") or {}).get("config"))
         if how.endswith("from_config") and isinstance(config, Mapping) and "class" in config:
             # Weights of one's own, of the shapes that a configuration has.
             values = {"dtype": Argument("float32", loaded.where("0")), **values}
@@ -244,13 +212,13 @@ class _Reader:
             values["0"] = values.pop("pretrained_model_name_or_path")
         groups = {"model": Arguments(loaded.title, values, found, loaded.defaults)}
         for name, group in (("prepared", "preparation"), ("enabled", "enabled")):
-            if isinstance(one := _object(model.get(name)), Mapping) and "class" in one:
+            if isinstance(one := the_object(model.get(name)), Mapping) and "class" in one:
                 groups[group] = self.arguments(one, found)
         return groups
 
     def _adapt(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
         """The adapters: `peft_config` of the trainer, or those that its model has."""
-        lora = _object(row.get("lora"))
+        lora = the_object(row.get("lora"))
         if not isinstance(lora, Mapping):
             return
         where = groups["trainer"].where("peft_config")
@@ -259,7 +227,7 @@ class _Reader:
         elif self._library(lora).endswith((".LoraConfig", ".get_peft_model")):
             groups["lora"] = self.arguments(lora, found)
         else:
-            kind = _last(lora["class"])
+            kind = last(lora["class"])
             refused = SCHEMAS["causal_lm"].terms["adapter"].refused
             near = {name.replace("_", ""): text for name, text in refused.items()}
             text = near.get(kind.removesuffix("Config").lower(), EMULATE)
@@ -267,11 +235,11 @@ class _Reader:
 
     def _quantize(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
         """Only the configuration that the trained model is loaded with counts."""
-        model, trainer = _object(row.get("model")), row["trainer"].get("given") or {}
+        model, trainer = the_object(row.get("model")), row["trainer"].get("given") or {}
         options = ((row.get("arguments") or {}).get("given") or {}).get("model_init_kwargs") or {}
         by_trainer = trainer.get("quantization_config") or options.get("quantization_config")
         is_loaded = isinstance(model, Mapping)
-        chosen = _object(model.get("quantization") if is_loaded else by_trainer)
+        chosen = the_object(model.get("quantization") if is_loaded else by_trainer)
         loaded = groups.get("model", groups["trainer"])
         if not isinstance(chosen, Mapping):
             bits = {n: a for n, a in loaded.values.items() if n in ("load_in_4bit", "load_in_8bit")}
@@ -295,10 +263,10 @@ class _Reader:
     def _of_releases(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
         """Note what the program's releases lack, and read it as what has taken its place."""
         for group in ("arguments", "lora", "trainer"):  # whose arguments may move to the first
-            one, own = _object(row.get(group)), groups.get(group)
+            one, own = the_object(row.get(group)), groups.get(group)
             if own is None or not isinstance(one, Mapping) or one["class"] != self._library(one):
                 continue  # of the program's own class, which has fields of its own
-            path = f"{one['class'].partition('.')[0]}.{_last(one['class'])}"
+            path = f"{one['class'].partition('.')[0]}.{last(one['class'])}"
             for name, argument in own.values.items():
                 text = lacks(path, name, show(argument.value)) if "." not in name else None
                 if text is None:
@@ -320,102 +288,17 @@ class _Reader:
         how = "pass --model" if knob == "model" else decided_by(knob)
         found.problems.append(Undecided(f"{text}: {how}", where, knob))
 
-    # -- what the settings do not say --------------------------------------------------------
-
-    def _own_methods(self, trainer: Row, group: Arguments) -> None:
-        """Methods of a trainer that the program replaces by its own."""
-        what = "is the program's own, and what it takes is known only when it runs"
-        for method, knob in _OVERRIDES.items():
-            if method in (trainer.get("methods") or ()):
-                effect: Effect = "" if knob else "adds"
-                where = f"{self.places.at(trainer.get('where'))} {_last(trainer['class'])}.{method}"
-                problem = Undecided(f"{what}: {decided_by(knob)}", where, knob, effect)
-                group.found.problems.append(problem)
-
-    def _own_optimizer(self, trainer: Row, training: ProgramTraining) -> None:
-        """`optimizers=(optimizer, None)` of a trainer is what counts, whatever `optim` says."""
-        given = (trainer.get("given") or {}).get("optimizers")
-        made = _object(given[0]) if isinstance(given, list) and given else None
-        if not isinstance(made, Mapping) or "class" not in made:
-            return
-        root, _, name = made["class"].partition(".")
-        said = {**(made.get("values") or {}), **(made.get("given") or {})}
-        named = [
-            (len(one.recipe), label)
-            for label, one in OPTIMIZERS.items()
-            if (one.path.split(".")[0], one.path.rpartition(":")[2]) == (root, _last(name))
-            and all(bool(said.get(key)) == value for key, value in one.recipe.items())
-        ]
-        where = training["trainer"].where("optimizers")
-        training["trainer"].taken.add("optimizers")
-        if not named:
-            text = f"is {made['class']}, which is not predicted: {EMULATE}"
-            training.found.problems.append(Problem(text, where))
-            return
-        own = training["arguments"]
-        values = {**own.values, "optim": Argument(max(named)[1], where.rpartition(" ")[0])}
-        arguments = Arguments(own.title, values, own.found, own.defaults)
-        training.groups = {**training.groups, "arguments": arguments}
-
-    def _calls(self, row: Row, training: ProgramTraining) -> None:
-        """What calls say: lengths of examples, merges, frozen weights, and what isn't predicted."""
-        found, lengths = training.found, list[Argument]()
-        for call in row.get("calls") or ():
-            name, at = _last(call["class"]), self.places.at(call.get("where"))
-            given = self.arguments(call, found).values
-            lengths += [given[n] for n in _LENGTHS if n in given and given[n].value is not None]
-            if name in _MERGES:
-                found.left_out.append(f"{at} {name}")
-            elif name in _NOT_PREDICTED:
-                text = f"{_NOT_PREDICTED[name]} is not predicted: {EMULATE}"
-                found.problems.append(Problem(text, f"{at} {name}"))
-            elif name.startswith("requires_grad"):
-                self._freezes(f"{at} {name}", given, training)
-            elif call["class"] == "parameter.data":
-                text = f"weights of another dtype may take more memory: {EMULATE}"
-                found.problems.append(Undecided(text, f"{at} data", "", "adds"))
-            elif name == "compile":
-                training.groups = {"compiled": self.arguments(call, found), **training.groups}
-            elif name in _CASTS or name == "to":
-                self._cast(name, given, training["model"])
-        training.lengths = tuple(lengths)
-
-    def _cast(self, name: str, given: Mapping[str, Argument], model: Arguments) -> None:
-        """`model.half()`, `model.to(torch.bfloat16)`: the dtype that the weights have then."""
-        said = [Argument(_CASTS[name], "")] if name in _CASTS else given.values()
-        dtypes = [one for one in said if str(one.value) in DTYPES]
-        if dtypes and "of" not in given and "quantization_config" not in model:
-            model.values = {**model.values, "dtype": dtypes[0]}
-
-    def _freezes(
-        self, where: str, given: Mapping[str, Argument], training: ProgramTraining
-    ) -> None:
-        names = ("value", "requires_grad", "0")
-        said = next((given[name] for name in names if name in given), Argument(True, where))
-        effect: Effect = "adds" if training.has("lora") else "saves"  # peft freezes the others
-        if said.is_unknown or said.value is (effect == "adds"):
-            text = f"says which weights are trained, and that isn't modelled: {EMULATE}"
-            training.found.problems.append(Undecided(text, where, "", effect))
-
     # -- names -----------------------------------------------------------------------------------
 
     def _library(self, made: Row) -> str:
         """The class of an object, or the first class of a library that one's own is made from."""
         libraries = {*self.recorded.standins, *self.recorded.absent, *_TRAINERS, "peft"}
-        names = [made["class"], *(made.get("bases") or ())]
+        names: list[str] = [made["class"], *(made.get("bases") or ())]
         return next((name for name in names if name.split(".")[0] in libraries), names[0])
 
     def _kind(self, trainer: Row) -> str:
-        path: str = self._library(trainer)
-        root, last = path.split(".", maxsplit=1)[0], _last(path)
-        if last.removesuffix("Trainer" if root == "trl" else "") in _TRAINERS.get(root, ()):
-            return last.replace("UnslothTrainer", "SFTTrainer")
-        return path if last == "Trainer" else last
-
-
-def _last(path: str) -> str:
-    return path.rpartition(".")[2]
-
-
-def _object(value: Any) -> Any:
-    return value["$object"] if isinstance(value, Mapping) and "$object" in value else value
+        path = self._library(trainer)
+        root, word = path.split(".", maxsplit=1)[0], last(path)
+        if word.removesuffix("Trainer" if root == "trl" else "") in _TRAINERS.get(root, ()):
+            return word.replace("UnslothTrainer", "SFTTrainer")
+        return path if word == "Trainer" else word
