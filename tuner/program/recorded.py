@@ -10,12 +10,8 @@ import functools
 import json
 import os
 import shlex
-import signal
 import subprocess
-import sys
 import tempfile
-import threading
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -37,10 +33,8 @@ SEEDS = 6
 PLACEHOLDER = "placeholder-for-a-secret"
 """Takes the place of tokens and passwords in the environment of the program."""
 
-_MOST_BYTES = 64 * 2**20
-_TAIL = 8192
 _GRACE_S = 2.0
-"""The child ends by itself when its time is over; it is killed if it has not after this long."""
+_MOST_KNOWN = 256
 _EMULATE = "`tuner check` without --predict runs it on an emulated GPU"
 
 
@@ -65,17 +59,12 @@ class Recorded:
     shipped: frozenset[str] = frozenset()
 
 
-_MOST_KNOWN = 256
-_known: dict[tuple[object, ...], tuple[Mapping[str, object], Recorded]] = {}
+_LISTS = ("trainings", "loops", "asked", "files", "standins", "absent", "dropped")
+_known: dict[tuple[str, str, int], tuple[list[object], Recorded]] = {}
 
 
 def record(
-    program: Program,
-    *,
-    gpu: Gpu | None = None,
-    count: int = 1,
-    seeds: int = SEEDS,
-    seconds: float = SECONDS,
+    program: Program, *, gpu: Gpu | None = None, seeds: int = SEEDS, seconds: float = SECONDS
 ) -> Recorded:
     """Runs `program` with stand-ins; it reads the texts of `program.files` in place of its files.
 
@@ -83,51 +72,40 @@ def record(
     can't read it. A process runs the same program once. Of a shell script, the programs that it
     starts are recorded as one, without those that fail.
     """
-    starts = [start for start in starts_of(program, gpus=count) if start.main]
-    if not starts:
+    found, errors = [], []
+    for start in [start for start in starts_of(program) if start.main]:
+        try:
+            found.append(_record(start, _request(start, gpu, seconds), seeds, seconds))
+        except InputError as error:  # a script may prepare what is not there
+            errors.append(error)
+    if not found and not errors:
         raise UnsupportedError(
             f"no Python script is seen in: {' '.join(program.command)}",
             hint="name a script or `python -m` a module",
         )
-    found, errors = [], []
-    for start in starts:
-        try:
-            found.append(_record(start, gpu, count, seeds, seconds))
-        except InputError as error:  # a script may prepare what is not there
-            errors.append(error)
     if not any(one.trainings or one.loops for one in found):
         errors += [e for one in found for each in one.dropped if (e := _started(program, each))]
         if errors:
             raise errors[0]
     if not program.shell:
         return found[0]
-
-    def all_of(name: str) -> list[Any]:
-        return _unique(each for one in found for each in getattr(one, name))
-
-    script = str(program.files[program.shell].path.resolve())
-    return replace(
-        found[0],
-        trainings=[each for one in found for each in one.trainings],
-        loops=[each for one in found for each in one.loops],
-        asked=all_of("asked"),
-        files=[*all_of("files"), script],
-        standins=all_of("standins"),
-        absent=all_of("absent"),
-        dropped=all_of("dropped"),
-    )
+    script = Recorded(files=[str(program.files[program.shell].path.resolve())])
+    every = {name: [x for one in [*found, script] for x in getattr(one, name)] for name in _LISTS}
+    return replace(found[0], **every)
 
 
-def _record(program: Program, gpu: Gpu | None, count: int, seeds: int, seconds: float) -> Recorded:
-    request = _request(program, gpu, count, seconds)
-    environment = _environment(program)
-    key = (json.dumps(request), json.dumps(environment), seeds)
-    if key in _known and all(_state(path) == was for path, was in _known[key][0].items()):
+def _record(program: Program, request: Mapping[str, Any], seeds: int, seconds: float) -> Recorded:
+    given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **program.environment}
+    for name, value in given.items():
+        if names_secret(name) and len(value) >= LEAST_CHARS and not value.isdigit():
+            given[name] = PLACEHOLDER
+    key = (json.dumps(request), json.dumps(given), seeds)
+    if key in _known and _states(_known[key][1].files) == _known[key][0]:
         return _known[key][1]
-    text = f"{json.dumps(request)[:-1]}, {_libraries()}}}"
 
     def run(seed: int) -> dict[str, Any]:
-        return _run(text, seed, seconds, program.folder, environment)
+        text = f'{key[0][:-1]}, {_libraries()}, "seed": {seed}'
+        return _run(text, seconds, program.folder, {**given, "PYTHONIOENCODING": "utf-8"})
 
     runs = [run(0)]
     if runs[0]["asked"]:
@@ -139,9 +117,9 @@ def _record(program: Program, gpu: Gpu | None, count: int, seeds: int, seconds: 
     is_empty = not recorded.trainings and not recorded.loops
     if is_empty and (error := _error(program, recorded.ended, seconds)):
         raise error
-    if len(_known) >= _MOST_KNOWN:
-        del _known[next(iter(_known))]
-    _known[key] = {path: _state(path) for path in recorded.files}, recorded
+    if len(_known) > _MOST_KNOWN:
+        _known.clear()
+    _known[key] = _states(recorded.files), recorded
     return recorded
 
 
@@ -151,141 +129,66 @@ def _libraries() -> str:
     return json.dumps({"classes": classes(SOURCES), "releases": releases()})[1:-1]
 
 
-def _state(path: str) -> object:
-    try:
-        stat = Path(path).stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+def _states(files: Iterable[str]) -> list[object]:
+    found = [path.stat() if (path := Path(file)).exists() else None for file in files]
+    return [one and (one.st_mtime_ns, one.st_size, one.st_ino) for one in found]
 
 
-def _request(program: Program, gpu: Gpu | None, count: int, seconds: float) -> dict[str, Any]:
-    source = program.files[program.main]
-    files = {str(each.path.resolve()): each.data for each in program.sources}
-    texts = {path: data.decode() for path, data in files.items() if _bytes(path) != data}
-    parts = None
+def _request(program: Program, gpu: Gpu | None, seconds: float) -> dict[str, Any]:
+    source, parts = program.files[program.main], None
     if source.path.suffix == NOTEBOOK:
         cells = code_cells(source.data.decode(), str(source.path))
         parts = [(f"{source.path}: cell {cell.number}", cell.text) for cell in cells]
-    words = program.command[program.command.index(program.main) :]
+    changed = (
+        each
+        for each in program.sources
+        if not each.path.is_file() or each.path.read_bytes() != each.data
+    )
     return {
         "main": "" if program.is_module else str(source.path.resolve()),
         "module": program.main if program.is_module else "",
-        "argv": list(words),
+        "argv": program.command[program.command.index(program.main) :],
         "folder": str(program.folder.resolve()),
         "parts": parts,
-        "files": texts,
-        "gpu": gpu and _card(gpu, count),
+        "files": {str(each.path.resolve()): each.data.decode() for each in changed},
+        "gpu": gpu and _card(gpu),
         "seconds": seconds,
         "memory_bytes": MEMORY_BYTES,
     }
 
 
-def _bytes(path: str) -> bytes | None:
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return None
-
-
-def _card(gpu: Gpu, count: int) -> dict[str, Any]:
+def _card(gpu: Gpu) -> dict[str, Any]:
     return {
-        "name": gpu.device_names[0] if gpu.device_names else gpu.name,
-        "total_memory_bytes": gpu.memory_bytes,
-        "capability": list(gpu.compute_capability),
-        "processors": gpu.sm_count,
-        "count": count,
+        "name": next(iter(gpu.device_names), gpu.name), "capability": gpu.compute_capability,
+        "total_memory_bytes": gpu.memory_bytes, "processors": gpu.sm_count, "count": 1,
         "has_bf16": "bf16" not in gpu.unsupported,
-    }
+    }  # fmt: skip
 
 
-def _environment(program: Program) -> dict[str, str]:
-    """The environment of the program, without its secrets."""
-    given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **program.environment}
-    for name, value in given.items():
-        if names_secret(name) and len(value) >= LEAST_CHARS and not value.isdigit():
-            given[name] = PLACEHOLDER
-    return {**given, "PYTHONIOENCODING": "utf-8"}
-
-
-def _run(
-    request: str, seed: int, seconds: float, folder: Path, environment: Mapping[str, str]
-) -> dict[str, Any]:
+def _run(request: str, seconds: float, folder: Path, given: Mapping[str, str]) -> dict[str, Any]:
     """The record of one run, also of one that had to be killed."""
-    with tempfile.TemporaryDirectory(prefix="tuner-", ignore_cleanup_errors=True) as scratch:
-        text = f'{request[:-1]}, "seed": {seed}, "scratch": {json.dumps(scratch)}}}'
-        return _ran(text, seconds, folder, environment)
-
-
-def _ran(
-    request: str, seconds: float, folder: Path, environment: Mapping[str, str]
-) -> dict[str, Any]:
-    process = subprocess.Popen(  # noqa: S603
-        your_python("tuner.program.standins"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=folder,
-        env=environment,
-        start_new_session=True,  # a group of its own; nothing on Windows
-    )
-    tail: deque[bytes] = deque(maxlen=_TAIL // 256)
-    found: list[bytes] = []
-    readers = [
-        threading.Thread(target=_keep, args=(process.stdout, found, _MOST_BYTES)),
-        threading.Thread(target=_keep, args=(process.stderr, tail)),
-        threading.Thread(target=_send, args=(process.stdin, request)),
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        readers[0].join(seconds + _GRACE_S)  # to the end of its output
-        is_late = readers[0].is_alive()
-    finally:
-        _kill(process)
-    for reader in readers:
-        reader.join()
-    said = b"".join(tail).decode("utf-8", "replace").strip()
-    try:
-        run: dict[str, Any] = json.loads(b"".join(found))
-    except ValueError:
-        kind = "time" if is_late else "died"
-        run = {"ended": {"kind": kind, "text": said.rpartition("\n")[2], "where": None}}
-    lists = dict.fromkeys(
-        ("trainings", "loops", "asked", "files", "standins", "absent", "dropped"), ()
-    )
-    run = {**lists, "ended": None, **run}
-    if run["ended"] and run["ended"]["kind"] == "exit":
-        run["ended"] = {**run["ended"], "said": said[-400:]}
+    kind, record = "died", b""
+    with (
+        tempfile.TemporaryDirectory(prefix="tuner-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryFile() as output,
+    ):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            kind = "time"
+            record = subprocess.run(  # noqa: S603
+                your_python("tuner.program.standins"),
+                input=f'{request}, "scratch": {json.dumps(scratch)}}}'.encode(),
+                stdout=subprocess.PIPE, stderr=output, cwd=folder, env=given, check=False,
+                start_new_session=True, timeout=seconds + _GRACE_S,
+            ).stdout  # fmt: skip
+            kind = "died"
+        output.seek(max(0, output.seek(0, os.SEEK_END) - 400))
+        last = output.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+    run = {**dict.fromkeys(_LISTS, ()), "ended": {"kind": kind, "text": last, "where": None}}
+    with contextlib.suppress(ValueError):
+        run |= json.loads(record)
+    if run["ended"]:
+        run["ended"]["said"] = last
     return run
-
-
-def _send(pipe: Any, text: str) -> None:
-    try:
-        with pipe:
-            pipe.write(text.encode())
-    except OSError:  # it has ended before it read all
-        pass
-
-
-def _keep(pipe: Any, parts: Any, most: float = float("inf")) -> None:
-    """Reads all of a pipe, of which `parts` keeps the first `most` bytes."""
-    size = 0
-    with pipe:
-        while part := pipe.read1(256 if most == float("inf") else 2**16):
-            size += len(part)
-            if size <= most:
-                parts.append(part)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process with all of its group. Its id is not reused: it is not reaped before."""
-    if sys.platform == "win32":
-        process.kill()
-    else:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 # -- joining ------------------------------------------------------------------------------------
@@ -298,37 +201,27 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     good = [run for run in runs if (run["ended"] or {"kind": "exit"})["kind"] == "exit"]
     some = good or [run for run in runs if run["trainings"] or run["loops"]] or [runs[0]]
     lines = _unique(each["where"] for each in asked if each["where"])
-
-    def seen(name: str) -> list[Any]:
-        return _unique(each for run in some for each in run[name])
-
-    return Recorded(
-        _joined_by_place([run["trainings"] for run in some], "trainer", lines),
-        _joined_by_place([run["loops"] for run in some], "", lines),
-        asked,
-        next((run["ended"] for run in some if run["ended"]), None),
-        files=seen("files"),
-        standins=seen("standins"),
-        absent=seen("absent"),
-        dropped=seen("dropped"),
-    )
+    found = {name: _unique(each for run in some for each in run[name]) for name in _LISTS}
+    for name in ("trainings", "loops"):
+        found[name] = _joined_by_place([run[name] for run in some], lines)
+    ended = next((run["ended"] for run in some if run["ended"]), None)
+    return Recorded(**{**found, "asked": asked}, ended=ended)
 
 
 def _unique(values: Iterable[Any]) -> list[Any]:
     return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
 
-def _joined_by_place(runs: Sequence[Any], at: str, lines: list[Any]) -> list[dict[str, Any]]:
+def _joined_by_place(runs: Sequence[Any], lines: list[Any]) -> list[dict[str, Any]]:
     """The trainings of all runs; those of one line belong together, in their order."""
     places: dict[object, list[Any]] = {}
     for run in runs:
-        seen: dict[str, int] = {}
+        seen: list[str] = []
         for each in run:
-            made = each[at] if at else each
+            made = each.get("trainer", each)
             made = made.get("$object", made) if isinstance(made, dict) else {"class": made}
-            place = json.dumps((made.get("class"), made.get("where")))
-            seen[place] = seen.get(place, 0) + 1
-            places.setdefault((place, seen[place]), []).append(each)
+            seen.append(json.dumps((made.get("class"), made.get("where"))))
+            places.setdefault((seen[-1], seen.count(seen[-1])), []).append(each)
     return [
         {**_joined(same, lines), **({"unsure": lines} if len(same) < len(runs) else {})}
         for same in places.values()
@@ -341,30 +234,23 @@ _MISSING = {"$missing": True}
 def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
     """The value that all runs agree in; else what they agree in of it, and the rest unknown."""
     first = values[0]
-    if len({json.dumps(value, sort_keys=True) for value in values}) == 1:  # 1 is not True
+    if name == "where" or len(_unique(values)) == 1:  # 1 is not True
         return first
-    if name == "where":
-        return first
-    if name in ("calls", "callbacks") and all(isinstance(value, list) for value in values):
-        return _joined_by_place(values, "", lines)
-    if all(isinstance(value, dict) and "$unknown" not in value for value in values) and (
-        _MISSING not in values and len({_kind(value) for value in values}) == 1
-    ):
-        return {
-            key: _joined([value.get(key, _MISSING) for value in values], lines, key)
-            for key in {key: None for value in values for key in value}
-        }
-    if all(isinstance(value, list) and len(value) == len(first) for value in values):
-        return [_joined(one, lines) for one in zip(*values, strict=True)]
+    if all(isinstance(value, list) for value in values):
+        if name in ("calls", "callbacks"):
+            return _joined_by_place(values, lines)
+        if len({len(value) for value in values}) == 1:
+            return [_joined(one, lines) for one in zip(*values, strict=True)]
     known = [value for value in values if isinstance(value, dict) and "$unknown" in value]
+    # Only objects of the same class have settings that can be compared.
+    if not known and all(isinstance(value, dict) and value != _MISSING for value in values):
+        kinds = {(value.get("class"), value.get("$name"), "$object" in value) for value in values}
+        if len(kinds) == 1:
+            keys = {key: None for value in values for key in value}
+            return {k: _joined([v.get(k, _MISSING) for v in values], lines, k) for k in keys}
     what = known[0]["$unknown"] if known else f"{name or 'value'} differs with the answers"
     own = [place for value in known for place in value["where"]]
     return {"$unknown": what, "where": _unique([*own, *lines])}
-
-
-def _kind(value: Mapping[str, Any]) -> object:
-    """Only objects of the same class have settings that can be compared."""
-    return value.get("class"), value.get("$name"), "$object" in value
 
 
 # -- errors -------------------------------------------------------------------------------------
@@ -374,27 +260,22 @@ def _error(program: Program, ended: Any, seconds: float) -> TunerError | None:
     """The error of a program that ended before it trained; None if it just had nothing to do."""
     if ended is None:
         return None
-    kind, text, where = ended["kind"], masked(str(ended["text"])), ended["where"]
-    title = Path(program.main).name
-    at = f"{_shown(where, program)}: " if where else f"{title}: "
-    if kind == "exit":
-        if text in ("", "0", "None"):
-            return None
-        last = masked(str(ended.get("said", ""))).rpartition("\n")[2]
-        why = last if text.isdigit() and last else f"it exits with {text}"
-        return InputError(f"{at}{why}", hint="pass the arguments that it needs")
-    if kind == "error":
-        return InputError(
-            f"{at}{text}",
-            hint="make the program start as it is, or name its settings with --set and --model",
-        )
-    reasons = {
+    kind, text, last = ended["kind"], masked(str(ended["text"])), masked(str(ended.get("said", "")))
+    if kind == "exit" and text in ("", "0", "None"):
+        return None
+    what = {
+        "exit": last if text.isdigit() and last else f"it exits with {text}",
         "time": f"no training is seen within {seconds:g} s",
         "memory": f"it needs more than {MEMORY_BYTES // 2**30} GiB before it trains",
         "refused": f"{text} is refused when a program is only read",
         "died": f"its process died when it was read{f': {text}' if text else ''}",
-    }
-    return UnsupportedError(f"{at}{reasons[kind]}", hint=_EMULATE)
+    }.get(kind, text)
+    hint = {
+        "exit": "pass the arguments that it needs",
+        "error": "make the program start as it is, or name its settings with --set and --model",
+    }.get(kind)
+    where = _shown(ended["where"], program) if ended["where"] else Path(program.main).name
+    return (InputError if hint else UnsupportedError)(f"{where}: {what}", hint=hint or _EMULATE)
 
 
 def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:
@@ -406,11 +287,9 @@ def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:
         return None
     if not (started.main or started.shell or started.trainer):
         return None
-    return InputError(
-        f"{_shown(dropped['where'], program)}: the training is another program, which this one "
-        f"starts: {shlex.join(words)}",
-        hint="name that command after --",
-    )
+    where = _shown(dropped["where"], program)
+    text = f"the training is another program, which this one starts: {shlex.join(words)}"
+    return InputError(f"{where}: {text}", hint="name that command after --")
 
 
 def _shown(where: Mapping[str, Any], program: Program) -> str:

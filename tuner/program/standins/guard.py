@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 import re
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from tuner.program.standins import files
 from tuner.program.standins.files import DEVICES, WRITES, Layer, Refused
@@ -23,6 +24,31 @@ from tuner.program.standins.unknown import is_library, users_frame, where
 
 PLACEHOLDER = "placeholder-for-a-secret"
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY(_ID)?)$", re.IGNORECASE)
+_DROPPED = (
+    "killpg setpriority sched_setaffinity sched_setscheduler sched_setparam setns unshare"
+    " pidfd_open"
+)
+"""Functions that change other processes, or can."""
+_REFUSED = frozenset(
+    "os.remove os.rmdir os.mkdir os.chmod os.chown os.chflags os.utime os.truncate os.setxattr"
+    " os.removexattr os.rename os.link os.symlink os.system os.exec os.fork os.forkpty"
+    " os.posix_spawn os.spawn os.startfile os.startfile/2 os.killpg subprocess.Popen pty.spawn"
+    " _winapi.CreateProcess _winapi.TerminateProcess _winapi.CopyFile2 winreg.CreateKey"
+    " winreg.DeleteKey winreg.DeleteValue winreg.SaveKey winreg.LoadKey winreg.SetValue"
+    " syslog.syslog socket.sethostname resource.prlimit sqlite3.enable_load_extension"
+    " sqlite3.load_extension".split()
+)
+"""Events that Python tells of before they happen; those of files are not refused to `files`."""
+_SOCKETS = frozenset(
+    "socket.connect socket.bind socket.sendto socket.sendmsg socket.getaddrinfo"
+    " socket.gethostbyname socket.gethostbyaddr socket.getnameinfo".split()
+)
+_NATIVE = frozenset(
+    "pyarrow tokenizers safetensors h5py grpc zmq polars duckdb pycurl lmdb psycopg2 _cffi_backend"
+    " fastparquet rocksdb lxml netCDF4 tables cv2 torch jaxlib tensorflow".split()
+)
+"""Libraries that write files or use sockets without Python being told of it."""
+_FOREIGN = frozenset("ctypes.dlopen ctypes.dlsym ctypes.dlsym/handle ctypes.call_function".split())
 
 leave = os._exit
 """Ends this process at once; the program's `os._exit` ends only the program."""
@@ -51,18 +77,28 @@ def install(request: Mapping[str, Any], unknown: Callable[[str], Any] | None = N
     absent: Any = dict.fromkeys(("_gdbm", "_dbm", "_posixshmem", "readline"))
     sys.modules.update(absent)  # they open files that Python is not told of
     _install_environment()
-    files.install(layer, request.get("files") or {}, _swap)
-    _install_processes(layer, unknown)
+    _swap({**layer.install(request.get("files") or {}), **_processes()})
+    patches: dict[str, Callable[[Any], None]] = {
+        "subprocess": lambda module: _patch_subprocess(module, unknown),
+        "multiprocessing": _patch_multiprocessing,
+        "concurrent.futures.process": _patch_futures,
+        "socket": lambda module: [
+            setattr(module.socket, name, lambda *_: None)  # a port is given; nobody can reach it
+            for name in ("bind", "listen")
+            if os.name != "nt"  # whose socketpair needs them
+        ],
+        "sqlite3.dbapi2": lambda module: _patch_sqlite(module, layer),
+        "shutil": lambda module: module.__dict__.update(_use_fd_functions=False, _winapi=None),
+    }
+    _patch_after_import(patches)
     _limit_memory(4 * (request.get("memory_bytes") or 2**31))
-    _install_net(layer)
+    sys.addaudithook(functools.partial(_hook, layer.scratch))
 
 
 def _swap(swapped: Mapping[Any, Any]) -> None:
-    """Replaces functions under every name that they have in a module but in these."""
-    for module in list(sys.modules.values()):
+    """Replaces functions under every name that they have in a module but in this."""
+    for module in [each for name, each in sys.modules.items() if name != __name__]:
         values = getattr(module, "__dict__", {})
-        if values.get("__name__") in (__name__, files.__name__):
-            continue
         for name, value in list(values.items()):
             if callable(value) and type(value).__hash__ is not None:
                 with contextlib.suppress(TypeError):
@@ -89,116 +125,69 @@ def _install_environment() -> None:
 
 # -- processes -----------------------------------------------------------------------------------
 
-_OF_OTHERS = (
-    "killpg setpriority sched_setaffinity sched_setscheduler sched_setparam setns unshare"
-    " pidfd_open"
-)
-"""Functions that change other processes, or can."""
 
-
-def _install_processes(layer: Layer, unknown: Callable[[str], Any] | None) -> None:
-    pending: list[int] = []
+def _processes() -> dict[Any, Callable[..., Any]]:
     kill_ = os.kill
 
-    def started(what: str, command: Any = None) -> int:
-        """The number of a process that does not start; no process has it."""
-        drop(what, command)
-        pending.append(2**22 + len(pending) + 1)
-        return pending[-1]
+    def system(command: Any) -> int:
+        drop(f"os.system({command!r})", command)
+        return 0
 
-    def wait(pid: int = -1, *_: Any) -> tuple[int, int]:
-        if pid not in pending and (pid > 0 or not pending):
-            raise ChildProcessError(errno.ECHILD, os.strerror(errno.ECHILD))
-        pending.remove(pid if pid in pending else (pid := pending[0]))
-        return pid, 0
+    def execv(path: Any, args: Any, *_: Any) -> None:
+        drop(f"os.execv({path!r})", args)
+        raise SystemExit(0)
 
-    def kill(pid: int, number: int) -> None:
-        import signal
-
-        if number == 0:
-            kill_(pid, 0)
-        elif pid != os.getpid():
-            drop(f"os.kill({pid}, {int(number)})")
-        elif signal.getsignal(number) in (signal.SIG_DFL, None):
-            raise SystemExit(128 + number)
-        else:
-            signal.raise_signal(number)
-
-    def ended(code: Any = 0) -> NoReturn:
+    def end(code: int = 134) -> None:
         raise SystemExit(code)
 
-    def named(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **_: Any) -> Any:
-            words = [arg for arg in args if isinstance(arg, str | bytes | list | tuple)]
-            what = f"os.{name}({', '.join(map(repr, words[:1]))})"
-            if name.startswith(("spawn", "posix_spawn", "fork")):
-                pid = started(what)
-                return 0 if name[0] == "s" and args[0] == os.P_WAIT else pid
-            drop(what, words[-1] if words else None)
-            if name.startswith("exec"):
-                raise SystemExit(0)
-            return 0 if name == "system" else None
+    def kill(pid: int, number: int) -> None:
+        if number == 0:
+            return kill_(pid, 0)
+        if pid == os.getpid():
+            end(128 + number)
+        return drop(f"os.kill({pid}, {int(number)})")
 
-        return call
-
-    names = ["system", "fork", *_OF_OTHERS.split()]
-    names += [n for n in dir(os) if n.startswith(("spawn", "posix_spawn", "exec"))]
-    new: dict[str, Callable[..., Any]] = {name: named(name) for name in names}
-    new.update(wait=wait, waitpid=wait, kill=kill, _exit=ended, abort=lambda: ended(134))
-    _swap({getattr(os, name): new[name] for name in new if hasattr(os, name)})
-    patches: dict[str, Callable[[Any], None]] = {
-        "subprocess": lambda module: _patch_subprocess(module, started, unknown),
-        "multiprocessing": _patch_multiprocessing,
-        "concurrent.futures.process": _patch_futures,
-        "socket": _patch_socket,
-        "sqlite3.dbapi2": lambda module: _patch_sqlite(module, layer),
-        "getpass": _patch_getpass,
-        "shutil": lambda module: module.__dict__.update(_use_fd_functions=False, _winapi=None),
-    }
-    for name, patch in patches.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
+    new = {"system": system, "execv": execv, "execve": execv, "_exit": end, "abort": end}
+    new |= {n: functools.partial(lambda n, *_: drop(f"os.{n}"), n) for n in _DROPPED.split()}
+    found = {getattr(os, n): f for n, f in {**new, "kill": kill}.items() if hasattr(os, n)}
     with contextlib.suppress(ImportError):
-        import _posixsubprocess
+        from _posixsubprocess import fork_exec
 
-        def refuse(*_: Any) -> NoReturn:
-            raise Refused("a process")
+        found[fork_exec] = functools.partial(files.refuse, "a process")
+    return found
 
-        _posixsubprocess.fork_exec = refuse
+
+def _patch_after_import(patches: Mapping[str, Callable[[Any], None]]) -> None:
+    for name in patches.keys() & sys.modules.keys():
+        patches[name](sys.modules[name])
 
     class After:
         """Patches a module of Python's as soon as it is imported."""
 
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-            patch = patches.get(name)
-            if patch is None:
+            if name not in patches:
                 return None
             spec = sys.modules["_frozen_importlib_external"].PathFinder.find_spec(name, path)
             if spec is not None and is_library(spec.origin or ""):
                 run = spec.loader.exec_module
-
-                def exec_module(module: Any) -> None:
-                    run(module)
-                    patch(module)
-
-                spec.loader.exec_module = exec_module
+                spec.loader.exec_module = lambda module: (run(module), patches[name](module))
             return spec
 
     sys.meta_path.insert(0, After)
 
 
-def _patch_subprocess(module: Any, started: Any, unknown: Callable[[str], Any] | None) -> None:
+def _patch_subprocess(module: Any, unknown: Callable[[str], Any] | None) -> None:
     names = ("bufsize", "executable", "stdin", "stdout", "stderr")
 
     class Popen:
         """A process that does not run: it has ended well, and its output is unknown or empty."""
 
-        returncode = 0
+        returncode, pid = 0, 2**22 + 1  # no process has this number
 
         def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
-            self.args, self.pid = args, started(f"subprocess: {args!r:.200}", args)
-            options = {**dict(zip(names, rest)), **options}
+            drop(f"subprocess: {args!r:.200}", args)
+            self.args, options = args, {**dict(zip(names, rest)), **options}
             words = ("text", "universal_newlines", "encoding", "errors")
             stream: Any = io.StringIO if any(map(options.get, words)) else io.BytesIO
             for name in names[2:]:
@@ -207,7 +196,7 @@ def _patch_subprocess(module: Any, started: Any, unknown: Callable[[str], Any] |
                     made = unknown(f"output of {args!r:.80}")
                 setattr(self, name, made)
 
-        def communicate(self, input: Any = None, timeout: Any = None) -> tuple[Any, Any]:  # noqa: A002
+        def communicate(self, *_: Any, **__: Any) -> tuple[Any, Any]:
             out, err = self.stdout, self.stderr  # type: ignore[attr-defined]
             out = out.read() if isinstance(out, io.IOBase) else out
             return out, err and err.read()
@@ -215,21 +204,14 @@ def _patch_subprocess(module: Any, started: Any, unknown: Callable[[str], Any] |
         def wait(self, timeout: Any = None) -> int:
             return 0
 
-        poll = wait
-
         def kill(self, *_: Any) -> None:
             pass
-
-        terminate = send_signal = kill
 
         def __enter__(self) -> Popen:
             return self
 
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def __class_getitem__(cls, _: object) -> Any:
-            return cls
+        poll, terminate, send_signal, __exit__ = wait, kill, kill, kill
+        __class_getitem__ = classmethod(lambda cls, _: cls)
 
     _swap({module.Popen: Popen})
 
@@ -264,47 +246,21 @@ def _patch_multiprocessing(module: Any) -> None:
 def _patch_futures(module: Any) -> None:
     from concurrent.futures.thread import ThreadPoolExecutor
 
-    class ProcessPoolExecutor(ThreadPoolExecutor):
-        def __init__(
-            self,
-            max_workers: int | None = None,
-            mp_context: Any = None,
-            initializer: Any = None,
-            initargs: Any = (),
-            **_: Any,
-        ) -> None:
-            super().__init__(max_workers, "", initializer, initargs)
+    def pool(n: Any = None, mp_context: Any = None, *args: Any, **given: Any) -> Any:
+        given = {name: given[name] for name in given if name != "max_tasks_per_child"}
+        return ThreadPoolExecutor(given.pop("max_workers", n), "", *args, **given)
 
-    module.ProcessPoolExecutor = ProcessPoolExecutor
-
-
-def _patch_socket(module: Any) -> None:
-    """A port is asked for and given; nobody can reach it."""
-    bind = module.socket.bind
-
-    def nothing(self: Any, *args: Any) -> None:
-        if sys._getframe(1).f_code.co_filename == module.__file__:  # socketpair, on Windows
-            bind(self, *args)
-
-    module.socket.bind = nothing
-    if os.name != "nt":
-        module.socket.listen = nothing
+    module.ProcessPoolExecutor = pool
 
 
 def _patch_sqlite(module: Any, layer: Layer) -> None:
     connect = module.connect
 
     def guarded(database: Any, *args: Any, **given: Any) -> Any:
-        text = os.fsdecode(database)
-        if given.get("uri") and text.startswith("file:"):
-            from urllib.parse import unquote, urlsplit
-
-            text, given["uri"] = unquote(urlsplit(text).path), False
-        if text not in ("", ":memory:"):
-            descriptor = os.open(text, os.O_RDWR | os.O_CREAT, 0o644)
-            text = layer.descriptors[descriptor][1]
-            os.close(descriptor)
-        made = connect(text, *args, **given)
+        if database not in ("", ":memory:") and not given.get("uri"):
+            os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o644))
+            database = layer.find(database)[1]
+        made = connect(database, *args, **given)
         # ATTACH opens files that Python is not told of.
         made.set_authorizer(lambda action, *_: int(action == module.SQLITE_ATTACH))
         return made
@@ -312,81 +268,37 @@ def _patch_sqlite(module: Any, layer: Layer) -> None:
     _swap({connect: guarded})
 
 
-def _patch_getpass(module: Any) -> None:
-    def end(*_: Any, **__: Any) -> NoReturn:
-        raise EOFError("EOF when reading a line")
-
-    module.getpass = end
-
-
-# -- the net -------------------------------------------------------------------------------------
-
-_PATHS: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(
-        "os.remove os.rmdir os.mkdir os.chmod os.chown os.chflags os.utime os.truncate os.setxattr"
-        " os.removexattr".split(),
-        (0,),
-    ),
-    **dict.fromkeys(("os.rename", "os.link"), (0, 1)),
-    "os.symlink": (1,),
-}
-"""By the event that Python tells of: the arguments that are changed paths."""
-_REFUSED = frozenset(
-    "os.system os.exec os.fork os.forkpty os.posix_spawn os.spawn os.startfile os.startfile/2"
-    " os.killpg subprocess.Popen pty.spawn _winapi.CreateProcess _winapi.TerminateProcess"
-    " _winapi.CopyFile2 winreg.CreateKey winreg.DeleteKey winreg.DeleteValue winreg.SaveKey"
-    " winreg.LoadKey winreg.SetValue syslog.syslog socket.sethostname resource.prlimit"
-    " sqlite3.enable_load_extension sqlite3.load_extension".split()
-)
-_SOCKETS = frozenset(
-    "socket.connect socket.bind socket.sendto socket.sendmsg socket.getaddrinfo"
-    " socket.gethostbyname socket.gethostbyaddr socket.getnameinfo".split()
-)
-_NATIVE = frozenset(
-    "pyarrow tokenizers safetensors h5py grpc zmq polars duckdb pycurl lmdb psycopg2 _cffi_backend"
-    " fastparquet rocksdb lxml netCDF4 tables cv2 torch jaxlib tensorflow".split()
-)
-"""Libraries that write files or use sockets without Python being told of it."""
-_FOREIGN = frozenset("ctypes.dlopen ctypes.dlsym ctypes.dlsym/handle ctypes.call_function".split())
-
-
-def _install_net(layer: Layer) -> None:
+def _hook(scratch: str, event: str, args: tuple[Any, ...]) -> None:
     """What reaches the system all the same is refused: Python tells of it before it happens."""
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, mode, flags = args
-            if isinstance(path, int) or files.is_opening(path):
-                return
-            is_written = flags & WRITES if isinstance(flags, int) else {*mode} & {*"wax+"}
-            if is_written and not layer.is_scratch(path) and os.fsdecode(path) not in DEVICES:
-                raise Refused(f"open({path!r})")
-        elif event == "sqlite3.connect":
-            if args[0] not in ("", ":memory:") and not layer.is_scratch(args[0]):
-                raise Refused(f"{event}({args[0]!r})")
-        elif event in _PATHS:
-            if not all(layer.is_scratch(args[number]) for number in _PATHS[event]):
-                raise Refused(f"{event}({args[0]!r})")
-        elif event in _REFUSED or (event == "os.kill" and args[1]):
-            raise Refused(event)
-        elif event in _SOCKETS:
-            if "socketpair" not in sys._getframe(1).f_code.co_name:
-                drop(event)
-                raise OSError(errno.ENETUNREACH, "no network here")
-        elif event in _FOREIGN:
-            frame = sys._getframe(1)
-            while frame.f_back and frame.f_globals.get("__name__") == "ctypes":
-                frame = frame.f_back
-            if not is_library(frame.f_code.co_filename):
-                raise Refused(f"{event}({args[0]!r})")
-        elif event == "import" and args[1]:
-            root = args[0].partition(".")[0]
-            if not is_library(os.path.abspath(args[1])):
-                raise Refused(f"the compiled extension {args[0]}")
-            if root in _NATIVE:
-                raise ImportError(f"{root} is not loaded when a program is only read", name=root)
-
-    sys.addaudithook(hook)
+    if event == "open":
+        path, mode, flags = args
+        is_written = flags & WRITES if isinstance(flags, int) else {*mode} & {*"wax+"}
+        is_kept = not is_written or isinstance(path, int) or os.fsdecode(path) in DEVICES
+        if not is_kept and sys._getframe(1).f_code.co_filename != files.__file__:
+            raise Refused(f"open({path!r})")
+    elif event == "sqlite3.connect":
+        if args[0] not in ("", ":memory:") and not os.fsdecode(args[0]).startswith(scratch):
+            raise Refused(f"{event}({args[0]!r})")
+    elif event in _REFUSED or (event == "os.kill" and args[1]):
+        is_descriptor = event == "os.truncate" and isinstance(args[0], int)
+        if not is_descriptor and sys._getframe(1).f_code.co_filename != files.__file__:
+            raise Refused(f"{event}({', '.join(map(repr, args[:1]))})")
+    elif event in _SOCKETS:
+        if "socketpair" not in sys._getframe(1).f_code.co_name:
+            drop(event)
+            raise OSError(errno.ENETUNREACH, "no network here")
+    elif event in _FOREIGN:
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals.get("__name__") == "ctypes":
+            frame = frame.f_back
+        if not is_library(frame.f_code.co_filename):
+            raise Refused(f"{event}({args[0]!r})")
+    elif event == "import" and args[1]:
+        root = args[0].partition(".")[0]
+        if not is_library(os.path.abspath(args[1])):
+            raise Refused(f"the compiled extension {args[0]}")
+        if root in _NATIVE:
+            raise ImportError(f"{root} is not loaded when a program is only read", name=root)
 
 
 # -- limits --------------------------------------------------------------------------------------
