@@ -6,7 +6,6 @@ A value is unknown if it differs between runs in which the stand-ins answered di
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shlex
@@ -34,7 +33,11 @@ PLACEHOLDER = "placeholder-for-a-secret"
 """Takes the place of tokens and passwords in the environment of the program."""
 
 _GRACE_S = 2.0
-_MOST_KNOWN = 256
+_MOST_KNOWN = 64
+_HINTS = {
+    "exit": "pass the arguments that it needs",
+    "error": "make the program start as it is, or name its settings with --set and --model",
+}
 _EMULATE = "`tuner check` without --predict runs it on an emulated GPU"
 
 
@@ -75,14 +78,12 @@ def record(
     found, errors = [], []
     for start in [start for start in starts_of(program) if start.main]:
         try:
-            found.append(_record(start, _request(start, gpu, seconds), seeds, seconds))
+            found.append(_record(start, gpu, seeds, seconds))
         except InputError as error:  # a script may prepare what is not there
             errors.append(error)
     if not found and not errors:
-        raise UnsupportedError(
-            f"no Python script is seen in: {' '.join(program.command)}",
-            hint="name a script or `python -m` a module",
-        )
+        text = f"no Python script is seen in: {' '.join(program.command)}"
+        raise UnsupportedError(text, hint="name a script or `python -m` a module")
     if not any(one.trainings or one.loops for one in found):
         errors += [e for one in found for each in one.dropped if (e := _started(program, each))]
         if errors:
@@ -90,28 +91,32 @@ def record(
     if not program.shell:
         return found[0]
     script = Recorded(files=[str(program.files[program.shell].path.resolve())])
-    every = {name: [x for one in [*found, script] for x in getattr(one, name)] for name in _LISTS}
+    every: dict[str, Any] = {
+        name: [x for one in [*found, script] for x in getattr(one, name)] for name in _LISTS
+    }
+    every |= {name: _unique(every[name]) for name in _LISTS[2:]}
     return replace(found[0], **every)
 
 
-def _record(program: Program, request: Mapping[str, Any], seeds: int, seconds: float) -> Recorded:
+def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Recorded:
     given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **program.environment}
     for name, value in given.items():
         if names_secret(name) and len(value) >= LEAST_CHARS and not value.isdigit():
             given[name] = PLACEHOLDER
-    key = (json.dumps(request), json.dumps(given), seeds)
+    known = releases()
+    libraries = {"classes": classes(SOURCES), "releases": known}
+    request = json.dumps({**_request(program, gpu), **libraries, "seconds": seconds})
+    key = (request, json.dumps(given), seeds)
     if key in _known and _states(_known[key][1].files) == _known[key][0]:
         return _known[key][1]
 
     def run(seed: int) -> dict[str, Any]:
-        text = f'{key[0][:-1]}, {_libraries()}, "seed": {seed}'
-        return _run(text, seconds, program.folder, {**given, "PYTHONIOENCODING": "utf-8"})
+        return _run(f'{request[:-1]}, "seed": {seed}', seconds, program.folder, given)
 
     runs = [run(0)]
     if runs[0]["asked"]:
         with ThreadPoolExecutor(2) as pool:
             runs += pool.map(run, range(1, seeds))
-    known = releases()
     shipped = frozenset(name for name in known if (lib := library(name)) and not lib.is_installed)
     recorded = replace(join(runs), releases=known, shipped=shipped)
     is_empty = not recorded.trainings and not recorded.loops
@@ -123,67 +128,52 @@ def _record(program: Program, request: Mapping[str, Any], seeds: int, seconds: f
     return recorded
 
 
-@functools.cache
-def _libraries() -> str:
-    """The classes and the releases of the libraries that have stand-ins, as a part of JSON."""
-    return json.dumps({"classes": classes(SOURCES), "releases": releases()})[1:-1]
-
-
 def _states(files: Iterable[str]) -> list[object]:
     found = [path.stat() if (path := Path(file)).exists() else None for file in files]
     return [one and (one.st_mtime_ns, one.st_size, one.st_ino) for one in found]
 
 
-def _request(program: Program, gpu: Gpu | None, seconds: float) -> dict[str, Any]:
-    source, parts = program.files[program.main], None
+def _request(program: Program, gpu: Gpu | None) -> dict[str, Any]:
+    source, changed, parts = program.files[program.main], {}, None
     if source.path.suffix == NOTEBOOK:
         cells = code_cells(source.data.decode(), str(source.path))
         parts = [(f"{source.path}: cell {cell.number}", cell.text) for cell in cells]
-    changed = (
-        each
-        for each in program.sources
-        if not each.path.is_file() or each.path.read_bytes() != each.data
-    )
+    for each in program.sources:
+        if not each.path.is_file() or each.path.read_bytes() != each.data:
+            changed[str(each.path.resolve())] = each.data.decode()
+    card = gpu and {
+        "name": next(iter(gpu.device_names), gpu.name), "capability": gpu.compute_capability,
+        "total_memory_bytes": gpu.memory_bytes, "processors": gpu.sm_count, "count": 1,
+        "has_bf16": "bf16" not in gpu.unsupported,
+    }  # fmt: skip
     return {
         "main": "" if program.is_module else str(source.path.resolve()),
         "module": program.main if program.is_module else "",
         "argv": program.command[program.command.index(program.main) :],
         "folder": str(program.folder.resolve()),
-        "parts": parts,
-        "files": {str(each.path.resolve()): each.data.decode() for each in changed},
-        "gpu": gpu and _card(gpu),
-        "seconds": seconds,
-        "memory_bytes": MEMORY_BYTES,
-    }
-
-
-def _card(gpu: Gpu) -> dict[str, Any]:
-    return {
-        "name": next(iter(gpu.device_names), gpu.name), "capability": gpu.compute_capability,
-        "total_memory_bytes": gpu.memory_bytes, "processors": gpu.sm_count, "count": 1,
-        "has_bf16": "bf16" not in gpu.unsupported,
+        "parts": parts, "files": changed, "gpu": card, "memory_bytes": MEMORY_BYTES,
     }  # fmt: skip
 
 
 def _run(request: str, seconds: float, folder: Path, given: Mapping[str, str]) -> dict[str, Any]:
     """The record of one run, also of one that had to be killed."""
     kind, record = "died", b""
-    with (
-        tempfile.TemporaryDirectory(prefix="tuner-", ignore_cleanup_errors=True) as scratch,
-        tempfile.TemporaryFile() as output,
-    ):
+    made = tempfile.TemporaryDirectory(prefix="tuner-", ignore_cleanup_errors=True)
+    with made as scratch, tempfile.TemporaryFile() as output:
         with contextlib.suppress(subprocess.TimeoutExpired):
             kind = "time"
             record = subprocess.run(  # noqa: S603
                 your_python("tuner.program.standins"),
                 input=f'{request}, "scratch": {json.dumps(scratch)}}}'.encode(),
-                stdout=subprocess.PIPE, stderr=output, cwd=folder, env=given, check=False,
-                start_new_session=True, timeout=seconds + _GRACE_S,
+                stdout=subprocess.PIPE, stderr=output, cwd=folder, check=False,
+                env={**given, "PYTHONIOENCODING": "utf-8"}, start_new_session=True,
+                timeout=seconds + _GRACE_S,
             ).stdout  # fmt: skip
             kind = "died"
         output.seek(max(0, output.seek(0, os.SEEK_END) - 400))
         last = output.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-    run = {**dict.fromkeys(_LISTS, ()), "ended": {"kind": kind, "text": last, "where": None}}
+    run: dict[str, Any] = dict.fromkeys(_LISTS, ())
+    run["ended"] = {"kind": kind, "text": last, "where": None}
     with contextlib.suppress(ValueError):
         run |= json.loads(record)
     if run["ended"]:
@@ -201,7 +191,7 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     good = [run for run in runs if (run["ended"] or {"kind": "exit"})["kind"] == "exit"]
     some = good or [run for run in runs if run["trainings"] or run["loops"]] or [runs[0]]
     lines = _unique(each["where"] for each in asked if each["where"])
-    found = {name: _unique(each for run in some for each in run[name]) for name in _LISTS}
+    found: dict[str, Any] = {n: _unique(each for run in some for each in run[n]) for n in _LISTS}
     for name in ("trainings", "loops"):
         found[name] = _joined_by_place([run[name] for run in some], lines)
     ended = next((run["ended"] for run in some if run["ended"]), None)
@@ -263,19 +253,16 @@ def _error(program: Program, ended: Any, seconds: float) -> TunerError | None:
     kind, text, last = ended["kind"], masked(str(ended["text"])), masked(str(ended.get("said", "")))
     if kind == "exit" and text in ("", "0", "None"):
         return None
-    what = {
+    says = {
         "exit": last if text.isdigit() and last else f"it exits with {text}",
         "time": f"no training is seen within {seconds:g} s",
         "memory": f"it needs more than {MEMORY_BYTES // 2**30} GiB before it trains",
         "refused": f"{text} is refused when a program is only read",
         "died": f"its process died when it was read{f': {text}' if text else ''}",
-    }.get(kind, text)
-    hint = {
-        "exit": "pass the arguments that it needs",
-        "error": "make the program start as it is, or name its settings with --set and --model",
-    }.get(kind)
+    }
     where = _shown(ended["where"], program) if ended["where"] else Path(program.main).name
-    return (InputError if hint else UnsupportedError)(f"{where}: {what}", hint=hint or _EMULATE)
+    error = InputError if kind in _HINTS else UnsupportedError
+    return error(f"{where}: {says.get(kind, text)}", hint=_HINTS.get(kind, _EMULATE))
 
 
 def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:

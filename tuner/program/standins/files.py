@@ -5,7 +5,6 @@ What it writes goes to a scratch folder and is read back from there.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import importlib
@@ -14,7 +13,7 @@ import os
 import stat
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,18 +23,18 @@ DEVICES = frozenset({os.devnull, "/dev/stdout", "/dev/stderr"})
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NOFOLLOW = os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 _KINDS = {
-    "read": "stat lstat access readlink statvfs getxattr listxattr listdir scandir chdir fchdir",
-    "change": "chmod lchmod fchmod chown lchown fchown chflags lchflags utime truncate setxattr"
+    "read": "stat lstat access readlink statvfs getxattr listxattr listdir scandir chdir",
+    "change": "chmod fchmod lchmod chown fchown lchown chflags lchflags utime truncate setxattr"
     " removexattr",
     "make": "mkdir mkfifo symlink",
     "remove": "remove unlink rmdir",
-    "move": "rename replace link",
-    "refuse": "mknod chroot",
+    "move": "rename replace",
+    "refuse": "fchdir link mknod chroot",
 }
 """Functions of `os` that take a path, by what they do to it."""
-_OF_LINKS = {"lstat", "readlink", "lchmod", "lchown", "lchflags", "rename", "replace"}
-_OF_FOLDERS = {"listdir", "scandir", "chdir", "fchdir"}
+_FOLLOW = {*_KINDS["read"].split(), *_KINDS["change"].split()} - {"lstat", "readlink"}
 
+real, _io = SimpleNamespace(**vars(os)), SimpleNamespace(**vars(io))
 opened: dict[str, None] = {}
 """The files that were opened to be read, by their absolute paths."""
 
@@ -44,42 +43,44 @@ class Refused(BaseException):
     """Ends a program that does what can neither be kept inside nor left out."""
 
 
-def _error(number: int, path: Any = None) -> OSError:
-    return OSError(number, os.strerror(number), path)
-
-
-def refuse(name: str, *_: Any, **__: Any) -> None:
-    raise Refused(name)
-
-
 class _Entry(SimpleNamespace):
-    """An entry of a folder, as `os.DirEntry`."""
-
-    def __init__(self, name: Any, path: Any, at: str) -> None:
-        def test(function: Callable[[str], bool]) -> Callable[..., bool]:
-            return lambda *, follow_symlinks=True: (
-                function(at) and (follow_symlinks or not os.path.islink(at))
-            )
-
-        super().__init__(name=name, path=path, stat=functools.partial(os.stat, at))
-        self.is_dir, self.is_file = test(os.path.isdir), test(os.path.isfile)
-        self.is_symlink, self.is_junction = test(os.path.islink), lambda: False
-        self.inode = lambda: os.lstat(at).st_ino
-
     def __fspath__(self) -> Any:
         return self.path
 
 
-class _Entries(contextlib.ExitStack):
-    def __init__(self, entries: Iterable[_Entry]) -> None:
-        super().__init__()
-        self._rest = iter(entries)
-
-    def __iter__(self) -> _Entries:
+class _Entries(map):  # type: ignore[type-arg]
+    def __enter__(self) -> Any:
         return self
 
-    def __next__(self) -> _Entry:
-        return next(self._rest)
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    close = __exit__
+
+
+def _entry(name: Any, folder: Any, at: str) -> _Entry:
+    """An entry of a folder, as `os.DirEntry`."""
+
+    def test(function: Callable[[str], bool]) -> Callable[..., bool]:
+        links = os.path.islink
+        return lambda follow_symlinks=True: function(at) and (follow_symlinks or not links(at))
+
+    made = _Entry(name=name, path=os.path.join(folder, name), stat=functools.partial(os.stat, at))
+    made.is_symlink, made.inode = test(os.path.islink), lambda: os.lstat(at).st_ino
+    made.is_dir, made.is_file, made.is_junction = test(os.path.isdir), test(os.path.isfile), bool
+    return made
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number), "")
+
+
+def _mode(back: str) -> int:
+    """The type and permissions of a real file; 0 where there is none."""
+    try:
+        return int(real.lstat(back).st_mode)
+    except OSError:
+        return 0
 
 
 class Layer:
@@ -93,50 +94,52 @@ class Layer:
         self.scratch = os.path.realpath(scratch)
         self.gone = os.path.join(self.scratch, "gone")
         self.entries: dict[str, str] = {}
-        self.descriptors: dict[int, str] = {}
         self.cwd, self.made = os.getcwd(), 0
-        names = " ".join(_KINDS.values()).split()
-        self.real = SimpleNamespace(**{n: getattr(os, n) for n in ["open", *names] if n in dir(os)})
-        self.open_file, self.open_code, self.file_type = io.open, io.open_code, io.FileIO
         # Python's own way to follow links, which here sees what the program sees.
-        lstat = functools.cache(os.lstat)
-        self.paths: Any = types.ModuleType(os.path.__name__)
-        self.paths.__spec__ = os.path.__spec__
-        self.paths.__spec__.loader.exec_module(self.paths)
-        self.paths.os = SimpleNamespace(
-            fspath=os.fspath,
-            getcwd=lambda: self.cwd,
-            lstat=lambda path: lstat(self.back(path)),
-            readlink=lambda path: self.real.readlink(self.back(path)),
-        )
+        lstat = functools.cache(real.lstat)
+        paths: Any = types.ModuleType(os.path.__name__)
+        paths.__spec__ = os.path.__spec__
+        paths.__spec__.loader.exec_module(paths)
+        paths.os, self.paths = SimpleNamespace(**vars(os)), paths
+        paths.os.getcwd = lambda: self.cwd
+        paths.os.lstat = lambda path: lstat(self.back(path))
+        paths.os.readlink = lambda path: real.readlink(self.back(path))
 
-    def functions(self) -> dict[Any, Callable[..., Any]]:
-        """What takes the place of Python's functions that take paths."""
-        layer = self
+    def install(self, texts: dict[str, str]) -> dict[Any, Callable[..., Any]]:
+        """What takes the place of Python's functions; `texts` replace what files hold, by path."""
+        opener = functools.partial(self.open, mode=0o666)
 
         class FileIO(io.FileIO):
-            def __init__(
-                self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None
-            ) -> None:
-                super().__init__(file, mode, closefd, opener or layer.opener)
+            def __init__(self, *args: Any, **given: Any) -> None:
+                super().__init__(*args, **{**given, "opener": given.get("opener") or opener})
 
+        def open_(*args: Any, **given: Any) -> Any:
+            return _io.open(*args, **{**given, "opener": given.get("opener") or opener})
+
+        def symlink(src: Any, dst: Any, is_folder: bool = False, **given: Any) -> None:
+            self.call("symlink", "make", dst, src, **given)
+
+        for path, text in texts.items():
+            with _io.open(new := self.new(), "x", encoding="utf-8", newline="") as file:
+                file.write(text)
+            real.utime(new, (1, 1))  # no compiled file is of this time
+            self.put(self.find(path)[0], new)
         found: dict[Any, Callable[..., Any]] = {
-            getattr(self.real, name): functools.partial(self.call, name, kind)
+            getattr(os, name): functools.partial(self.call, name, kind)
             for kind, names in _KINDS.items()
             for name in names.split()
             if hasattr(os, name)
         }
-        return found | {
-            self.real.symlink: lambda src, dst, *args, **given: self.call(
-                "symlink", "make", dst, src, *args, **given
-            ),
-            self.real.open: self.open,
-            self.open_file: self.open_for_people,
-            self.open_code: lambda path: self.open_for_people(path, "rb"),
-            self.file_type: FileIO,
-            os.getcwd: lambda: self.cwd,
-            os.getcwdb: lambda: os.fsencode(self.cwd),
-        }
+        found |= {os.symlink: symlink, os.open: self.open, io.open: functools.partial(open_)}
+        found |= {io.FileIO: FileIO, io.open_code: functools.partial(open_, mode="rb")}
+        found |= {os.getcwd: lambda: self.cwd, os.getcwdb: lambda: os.fsencode(self.cwd)}
+        # The import of Python has its own names for them.
+        loading: Any = sys.modules["_frozen_importlib_external"]
+        known = {n: found[f] for n, f in vars(loading._os).items() if callable(f) and f in found}
+        loading._os = SimpleNamespace(**{**vars(loading._os), **known})
+        loading._io = SimpleNamespace(**{**vars(io), "FileIO": FileIO})
+        loading._io.open_code = found[io.open_code]
+        return found
 
     def back(self, at: str) -> str:
         above = at
@@ -146,38 +149,24 @@ class Layer:
             above = parent
         return self.entries[above] + at[len(above) :]
 
-    def find(self, path: Any, dir_fd: int | None = None, follow: bool = True) -> tuple[str, str]:
+    def find(self, path: Any, follow: bool = True) -> tuple[str, str]:
         """The path without links, and the real file that is there, if there is one."""
-        if isinstance(path, int) or dir_fd is not None:
-            base = self.descriptors.get(path if isinstance(path, int) else dir_fd or 0)
-            if base is None:
-                raise _error(errno.EBADF)
-        else:
-            base = self.cwd
-        text = "." if isinstance(path, int) else os.fsdecode(path)
-        if not text:
-            raise _error(errno.ENOENT, path)
-        folder, name = os.path.split(os.path.join(base, text.rstrip("/") or text))
+        if not (text := os.fsdecode(path)):
+            raise _error(errno.ENOENT)
+        folder, name = os.path.split(os.path.join(self.cwd, text.rstrip("/") or text))
         if follow or name in ("", ".", ".."):
             at = self.paths.realpath(os.path.join(folder, name))
         else:
             at = os.path.join(self.paths.realpath(folder), name)
         return at, self.back(at)
 
-    def mode(self, back: str) -> int:
-        """The type and permissions of a real file; 0 where there is none."""
-        try:
-            return int(self.real.lstat(back).st_mode)
-        except OSError:
-            return 0
-
     def check_folder(self, at: str) -> None:
         """Raises as the system does where nothing can be made or removed at `at`."""
         parent = self.back(os.path.dirname(at))
-        if not stat.S_ISDIR(mode := self.mode(parent)):
-            raise _error(errno.ENOTDIR if mode else errno.ENOENT, at)
-        if not self.real.access(parent, os.W_OK | os.X_OK):
-            raise _error(errno.EACCES, at)
+        if not stat.S_ISDIR(mode := _mode(parent)):
+            raise _error(errno.ENOTDIR if mode else errno.ENOENT)
+        if not real.access(parent, os.W_OK | os.X_OK):
+            raise _error(errno.EACCES)
 
     def new(self) -> str:
         self.made += 1
@@ -192,180 +181,114 @@ class Layer:
         """The file in the scratch folder that takes the place of `back`, which is copied once."""
         if back.startswith(self.scratch):
             return back
-        was = self.real.stat(back)
+        was = real.stat(back)
         if was.st_size > _MOST_COPIED and not is_empty:
             raise Refused(f"a change of {at}, which has {was.st_size} bytes,")
-        copy = self.new()
-        with self.open_file(copy, "xb") as target:
-            if not is_empty:
-                with self.open_file(back, "rb") as source:
-                    target.write(source.read())
-        self.real.chmod(copy, stat.S_IMODE(was.st_mode))
-        self.real.utime(copy, ns=(was.st_atime_ns, was.st_mtime_ns))
+        with _io.open(copy := self.new(), "xb") as target, _io.open(back, "rb") as source:
+            target.write(b"" if is_empty else source.read())
+        real.chmod(copy, stat.S_IMODE(was.st_mode))
+        real.utime(copy, ns=(was.st_atime_ns, was.st_mtime_ns))
         self.put(at, copy)
         return copy
 
     def listed(self, at: str, back: str) -> list[str]:
-        names = dict.fromkeys(self.real.listdir(back), "")
-        names |= {
-            os.path.basename(k): v for k, v in self.entries.items() if os.path.dirname(k) == at
-        }
+        names = dict.fromkeys(real.listdir(back), "")
+        below = {os.path.split(path): back for path, back in self.entries.items()}
+        names |= {name: back for (folder, name), back in below.items() if folder == at}
         return [name for name, back in names.items() if back != self.gone]
 
-    # -- what takes the place of functions ----------------------------------------------------
+    # -- what takes the place of functions --------------------------------------------------------
 
-    def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
+        if dir_fd is not None:
+            raise Refused(f"open({path!r}, dir_fd={dir_fd})")
         if os.fsdecode(path) in DEVICES:
-            return int(self.real.open(path, flags, mode))
+            return int(real.open(path, flags, mode))
         try:
-            at, back = self.find(path, dir_fd, not flags & _NOFOLLOW)
-            there = self.mode(back)
+            at, back = self.find(path, not flags & _NOFOLLOW)
             if not flags & WRITES:
-                descriptor = int(self.real.open(back, flags))
                 opened[at] = None
-            elif there or not flags & os.O_CREAT:
-                if there and flags & os.O_EXCL and flags & os.O_CREAT:
+            elif (there := _mode(back)) or not flags & os.O_CREAT:
+                if there and flags & os.O_EXCL:
                     raise _error(errno.EEXIST)
-                if not stat.S_ISREG(there) or not self.real.access(back, os.W_OK):
+                if not stat.S_ISREG(there) or not real.access(back, os.W_OK):
                     of = {0: errno.ENOENT, stat.S_IFDIR: errno.EISDIR, stat.S_IFLNK: errno.ELOOP}
                     raise _error(of.get(stat.S_IFMT(there), errno.EACCES))
                 back = self.own(at, back, bool(flags & os.O_TRUNC))
-                descriptor = int(self.real.open(back, flags))
             else:
                 self.check_folder(at)
-                descriptor = int(self.real.open(new := self.new(), flags, mode))
-                self.put(at, new)
+                self.put(at, back := self.new())
+            return int(real.open(back, flags, mode))
         except OSError as error:
             error.filename = path
             raise
-        self.descriptors[descriptor] = at
-        return descriptor
-
-    def opener(self, path: Any, flags: int) -> int:
-        return self.open(path, flags, 0o666)
-
-    def open_for_people(
-        self,
-        file: Any,
-        mode: str = "r",
-        buffering: int = -1,
-        encoding: Any = None,
-        errors: Any = None,
-        newline: Any = None,
-        closefd: bool = True,
-        opener: Any = None,
-    ) -> Any:
-        args = mode, buffering, encoding, errors, newline, closefd
-        return self.open_file(file, *args, opener or self.opener)
 
     def call(self, name: str, kind: str, path: Any = ".", *args: Any, **given: Any) -> Any:
         """`os.name`(path, ...) where the program sees it."""
-        call = getattr(self.real, name)
-        if isinstance(path, int) and name not in _OF_FOLDERS:
-            return call(path, *args, **given) if kind == "read" or name == "truncate" else None
-        if kind == "read" and not self.entries and not name.endswith("chdir"):
-            return call(path, *args, **given)
-        dir_fd = given.pop("dir_fd", given.pop("src_dir_fd", None))
-        follow = given.pop("follow_symlinks", True)
-        follow = follow and name not in _OF_LINKS and kind not in ("make", "remove")
+        is_open = isinstance(path, int)
+        if is_open and kind == "change" and name != "truncate":
+            return None
+        if kind == "refuse" or (is_open and self.entries and name in ("listdir", "scandir")):
+            raise Refused(f"os.{name}({path!r})")
+        if is_open or (kind == "read" and not self.entries and name != "chdir"):
+            return getattr(real, name)(path, *args, **given)
+        if any(given.pop(each, None) is not None for each in ("dir_fd", "src_dir_fd")):
+            raise Refused(f"os.{name}({path!r}, dir_fd=...)")
+        follow = given.pop("follow_symlinks", True) and name in _FOLLOW
         try:
-            at, back = self.find(path, dir_fd, follow)
+            at, back = self.find(path, follow)
             return getattr(self, kind)(name, path, at, back, *args, **given)
         except OSError as error:
             error.filename = path
             raise
 
-    def refuse(self, name: str, path: Any, *_: Any) -> None:
-        raise Refused(f"os.{name}({path!r})")
-
     def read(self, name: str, path: Any, at: str, back: str, *args: Any, **given: Any) -> Any:
         code: Callable[[Any], Any] = os.fsencode if isinstance(path, bytes) else str
         if name.endswith("chdir"):
-            self.real.chdir(back)
+            real.chdir(back)
             self.cwd = at
             return None
         if name == "listdir":
             return [code(each) for each in self.listed(at, back)]
         if name == "scandir":
-            if at == back and at not in map(os.path.dirname, self.entries):
-                return self.real.scandir(path)
-            names, folder = self.listed(at, back), "" if isinstance(path, int) else path
-            return _Entries(
-                _Entry(code(n), os.path.join(folder, code(n)), os.path.join(at, n)) for n in names
-            )
-        name = "lstat" if name == "stat" else name
-        return getattr(self.real, name)(code(back), *args, **given)
+            make = lambda name: _entry(code(name), path, os.path.join(at, name))  # noqa: E731
+            return _Entries(make, self.listed(at, back))
+        return getattr(real, "lstat" if name == "stat" else name)(code(back), *args, **given)
 
     def change(self, name: str, path: Any, at: str, back: str, *args: Any, **given: Any) -> None:
         """Changes a copy; what is not copied, as a folder, stays as it is."""
-        was = self.real.lstat(back)
-        if not back.startswith(self.scratch):
-            is_small = stat.S_ISREG(was.st_mode) and was.st_size <= _MOST_COPIED
-            if not is_small and name != "truncate":
-                return
-            back = self.own(at, back)
-        if not stat.S_ISLNK(was.st_mode):
-            getattr(self.real, name)(back, *args, **given)
+        was = real.lstat(back)
+        is_small = stat.S_ISREG(was.st_mode) and was.st_size <= _MOST_COPIED
+        if back.startswith(self.scratch) or is_small or name == "truncate":
+            getattr(real, name)(self.own(at, back), *args, **given)
 
     def make(self, name: str, path: Any, at: str, back: str, *args: Any, **given: Any) -> None:
-        if self.mode(back):
+        if _mode(back):
             raise _error(errno.EEXIST)
         self.check_folder(at)
         new = self.new()
-        args = (args[0], new, *args[1:]) if name == "symlink" else (new, *args)
-        getattr(self.real, name)(*args, **given)
+        getattr(real, name)(*((args[0], new) if name == "symlink" else (new, *args)), **given)
         self.put(at, new)
 
     def remove(self, name: str, path: Any, at: str, back: str) -> None:
-        is_folder = stat.S_ISDIR(self.real.lstat(back).st_mode)
+        is_folder = stat.S_ISDIR(real.lstat(back).st_mode)
         if is_folder != (name == "rmdir"):
-            of_folder = errno.EISDIR if sys.platform == "linux" else errno.EPERM
-            raise _error(of_folder if is_folder else errno.ENOTDIR)
+            raise _error(errno.EISDIR if is_folder else errno.ENOTDIR)
         if is_folder and self.listed(at, back):
             raise _error(errno.ENOTEMPTY)
         self.check_folder(at)
         self.put(at, self.gone)
 
-    def move(
-        self, name: str, path: Any, at: str, back: str, dst: Any, *, dst_dir_fd: Any = None
-    ) -> None:
-        to, over = self.find(dst, dst_dir_fd, False)
-        is_folder, there = stat.S_ISDIR(self.real.lstat(back).st_mode), self.mode(over)
+    def move(self, name: str, path: Any, at: str, back: str, dst: Any) -> None:
+        to, over = self.find(dst, follow=False)
+        is_folder = stat.S_ISDIR(real.lstat(back).st_mode)
         self.check_folder(at)
         self.check_folder(to)
-        if name == "link":
-            if there:
-                raise _error(errno.EEXIST)
-            return self.put(to, self.own(at, back))
-        if at == to:
-            return None
-        if there and is_folder != stat.S_ISDIR(there):
-            raise _error(errno.ENOTDIR if is_folder else errno.EISDIR)
-        if there and is_folder and self.listed(to, over):
-            raise _error(errno.ENOTEMPTY)
-        if to.startswith(at + os.sep):
-            raise _error(errno.EINVAL)
-        below = {k: v for k, v in self.entries.items() if k.startswith(at + os.sep)}
-        kept = {k: v for k, v in self.entries.items() if not k.startswith((at + "/", to + "/"))}
-        self.entries = kept | {to + key[len(at) :]: back for key, back in below.items()}
-        self.put(to, back)
+        if _mode(over) and at != to:
+            self.remove("rmdir" if is_folder else "remove", dst, to, over)
+        ends = at + os.sep, to + os.sep
+        kept = {one: its for one, its in self.entries.items() if not one.startswith(ends)}
+        moved = {one: its for one, its in self.entries.items() if one.startswith(ends[0])}
+        self.entries = kept | {to + one[len(at) :]: its for one, its in moved.items()}
         self.put(at, self.gone)
-        return None
-
-    def install(self, texts: dict[str, str]) -> dict[Any, Callable[..., Any]]:
-        """The functions of these files, in which `texts` replace what files hold, by its path."""
-        for path, text in texts.items():
-            with self.open_file(new := self.new(), "x", encoding="utf-8", newline="") as file:
-                file.write(text)
-            self.real.utime(new, (1, 1))  # no compiled file is of this time
-            self.put(self.find(path)[0], new)
-        found = self.functions()
-        # The import of Python has its own names for them.
-        loading: Any = sys.modules["_frozen_importlib_external"]
-        own = vars(loading._os).items()
-        loading._os = SimpleNamespace(
-            **{n: found.get(f, f) if callable(f) and f.__hash__ else f for n, f in own}
-        )
-        kind, code = found[self.file_type], found[self.open_code]
-        loading._io = SimpleNamespace(**{**vars(io), "FileIO": kind, "open_code": code})
-        return found
+        self.put(to, back)
