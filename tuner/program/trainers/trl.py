@@ -84,16 +84,14 @@ def _dpo(training: ProgramTraining) -> Planned:
     for kind in (kinds,) if isinstance(kinds, str) else kinds:
         if kind not in _DPO_LOSSES:
             arguments.refuse("loss_type", f"is {kind}: expected one of {', '.join(_DPO_LOSSES)}")
-    unset(arguments, {
-        "padding_free": "a batch as one long row",
-        "use_weighting": "a weighted loss",
-    })  # fmt: skip
+    unset(arguments, {"use_weighting": "a weighted loss"})
     _refer(training, knobs)
     knobs["micro_batch"] *= 2  # the chosen and the rejected answer
+    notes = packed_rows(knobs) if arguments.take("padding_free") else []
     arguments.leave_out(
         (*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop", "loss_weights")
     )
-    return Planned(model, knobs, sequences=2, notes=[PAIRS])
+    return Planned(model, knobs, sequences=2, notes=[*notes, PAIRS])
 
 
 def _kto(training: ProgramTraining) -> Planned:
