@@ -360,3 +360,31 @@ def test_deepspeeds_own_optimizer_and_other_types_are_refused(tmp_path):
     text = refusals(tmp_path, "torchrun", "--nproc-per-node=2", arguments="deepspeed='ds.json'")
     assert "DeepSpeed's own optimizer" in text
     assert "bf16: is not enabled" in text
+
+
+OLDER = """\
+from dataclasses import dataclass
+import torch, trl
+from transformers import AutoModelForCausalLM
+@dataclass
+class Own(trl.SFTConfig):
+    extra: int = 0
+model, args = trl.TrlParser((trl.ModelConfig, Own)).parse_args_and_config()
+loaded = AutoModelForCausalLM.from_pretrained(
+    model.model_name_or_path,
+    torch_dtype=getattr(torch, model.torch_dtype),
+    quantization_config=trl.get_quantization_config(model),
+)
+trl.SFTTrainer(loaded, args=args, peft_config=trl.get_peft_config(model)).train()
+"""
+
+
+def test_names_of_older_releases_are_what_they_are_called_now(tmp_path):
+    settings = "model_name_or_path: tiny-llama-3m\ntorch_dtype: bfloat16\nmax_seq_length: 64\n"
+    settings += "use_peft: true\nload_in_4bit: true\nbnb_4bit_quant_storage: null\n"
+    (tmp_path / "own.yaml").write_text(settings)
+    (tmp_path / "own.py").write_text(OLDER)
+    words = ("accelerate", "launch", "own.py", "--config", "own.yaml")
+    plan = plan_program(read_program(words, tmp_path, is_run=False))
+    names = ("precision", "compute_dtype", "max_length")
+    assert [plan.configuration[name] for name in names] == ["nf4", "bf16", 64]

@@ -23,7 +23,7 @@ from tuner.core.gpu import Gpu
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
 from tuner.program.program import Program, read_program, starts_of
-from tuner.program.releases import classes, library, releases
+from tuner.program.releases import RENAMED, classes, library, releases
 from tuner.program.sources import SOURCES
 
 SECONDS = 10.0
@@ -104,7 +104,7 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
         if names_secret(name) and len(value) >= LEAST_CHARS and not value.isdigit():
             given[name] = PLACEHOLDER
     known = releases()
-    libraries = {"classes": classes(SOURCES), "releases": known}
+    libraries = {"classes": classes(SOURCES), "releases": known, "renamed": RENAMED}
     request = json.dumps({**_request(program, gpu), **libraries, "seconds": seconds})
     key = (request, json.dumps(given), seeds)
     if key in _known and _states(_known[key][1].files) == _known[key][0]:

@@ -23,6 +23,9 @@ from tuner.program.standins.unknown import (
 
 _MADE: dict[str, Any] = {}
 _LOADS = {opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in opmap}
+RENAMED: dict[str, str] = {}
+"""Names that arguments had in older releases, and their names today."""
+
 _ALIASES = [
     ("gradient_checkpointing", "activation_checkpointing"),
     ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),

@@ -234,6 +234,7 @@ def start(request: dict[str, Any]) -> None:
     GPU.update(request.get("gpu") or {})
     ROWS.update(request.get("classes") or {})
     RELEASES.update(request.get("releases") or {})
+    configs.RENAMED.update(request.get("renamed") or {})
     FIXED.update({**_torch(), **_known()})
     for path in FIXED:
         while path := path.rpartition(".")[0]:

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any
 
-from tuner.program.standins.configs import Config, config
+from tuner.program.standins.configs import RENAMED, Config, config
 
 
 def truth(text: Any) -> bool:
@@ -181,6 +181,10 @@ class HfArgumentParser(argparse.ArgumentParser):
                 # The class that had it is the one whose other names begin like it.
                 has = "model_name_or_path" if _OF_MODEL.match(name) else "output_dir"
                 owner = next((each for each in configs if has in each._fields), configs[0])
+                newest = RENAMED.get(name, name)
+                owner = next((each for each in configs if newest in each._fields), owner)
+                if newest in owner._fields and newest not in owner._note.given:
+                    owner.__dict__[newest] = given
                 owner._note.given[name] = given
         return tuple(made)
 
