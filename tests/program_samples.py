@@ -16,8 +16,7 @@ from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
 from tuner.program.changes import change
 from tuner.program.program import Program, read_program
-from tuner.program.setting import Setting
-from tuner.program.settings import find_settings
+from tuner.program.settings import Setting, Settings, settings_of
 
 FOLDER = Path(__file__).with_name("programs")
 EXPECTED = FOLDER / "expected.txt"
@@ -48,14 +47,15 @@ def program(command: str) -> Program:
 
 def described(command: str) -> str:
     """The section of a command: its settings, and what two changes do to it."""
-    read = program(command)
-    settings = find_settings(read)
-    lines = [_shown(setting) for setting in settings.values()]
+    settings = settings_of(program(command))
+    lines = [_shown(setting) for setting in settings.values() if setting.is_given]
+    if settings.trial.error is not None:
+        lines.append(str(settings.trial.error))
     checkpointing = settings.get("gradient_checkpointing")
     other = not (checkpointing is not None and checkpointing.value)
     for values in ({"micro_batch": 3, "grad_accum": 7}, {"gradient_checkpointing": other}):
         lines += ["", " ".join(f"{n}={v}" for n, v in values.items())]
-        lines += _changed(read, settings, values)
+        lines += _changed(settings, values)
     return "\n".join(lines)
 
 
@@ -64,11 +64,9 @@ def _shown(setting: Setting) -> str:
     return f"{setting.knob} [{setting.name}] {setting.where}: {value}"
 
 
-def _changed(
-    read: Program, settings: Mapping[str, Setting], values: Mapping[str, KnobValue]
-) -> list[str]:
+def _changed(settings: Settings, values: Mapping[str, KnobValue]) -> list[str]:
     try:
-        text = change(read, settings, values).difference
+        text = change(settings, values).difference
     except InputError as error:
         return str(error).splitlines()
     lines = text.replace(sys.executable, "python").splitlines()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner.program.changes import change
+from tuner.program.edit.source import TextEdit
+from tuner.program.edit.trial import edited
 from tuner.program.launch import runnable
 from tuner.program.program import Program, read_program
-from tuner.program.settings import find_settings
+from tuner.program.seen import whole
 
 SCRIPT = """\
 from __future__ import annotations
@@ -42,13 +43,25 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "project"
 
 
-def with_batch(words: list[str], size: int) -> tuple[Program, Program]:
+def changed(program: Program, old: str, new: str) -> Program:
+    """The program with `new` for `old` in its files; those that it reads are among them."""
+    edits = [
+        (word, TextEdit(at, at + len(old), new))
+        for word, source in program.files.items()
+        if (at := source.data.decode().find(old)) >= 0
+    ]
+    return edited(program, edits)
+
+
+def with_batch(words: list[str], size: int) -> Program:
     read = read_program(words)
-    return read, change(read, find_settings(read), {"micro_batch": size}).after
+    for name in ("BATCH_SIZE", "batch_size"):
+        read = changed(read, f"{name} = 4", f"{name} = {size}")
+    return read
 
 
-def run(program: Program, original: Program) -> subprocess.CompletedProcess[str]:
-    with runnable(program, original) as command:
+def run(program: Program) -> subprocess.CompletedProcess[str]:
+    with runnable(program) as command:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=False,
             env={**os.environ, "PYTHONIOENCODING": "utf-8"},
@@ -60,8 +73,8 @@ def run(program: Program, original: Program) -> subprocess.CompletedProcess[str]
 def test_a_changed_script_sees_what_it_would_see_in_its_own_place(folder):
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    original, after = with_batch(["project/train.py", "a", "--b=1"], 9)
-    done = run(after, original)
+    after = with_batch(["project/train.py", "a", "--b=1"], 9)
+    done = run(after)
     assert done.returncode == 0, done.stderr
     plain = subprocess.run(
         [sys.executable, "project/train.py", "a", "--b=1"], capture_output=True, text=True,
@@ -78,15 +91,14 @@ def test_a_changed_script_sees_what_it_would_see_in_its_own_place(folder):
 def test_an_unchanged_script_is_run_itself(folder):
     (folder / "train.py").write_text(SCRIPT)
     read = read_program(["project/train.py"])
-    for original in (None, read):
-        with runnable(read, original) as command:
-            assert command == [sys.executable, "project/train.py"]
+    with runnable(read) as command:
+        assert command == [sys.executable, "project/train.py"]
 
 
 def test_an_error_names_the_line_of_the_original(folder):
     (folder / "train.py").write_text(SCRIPT)
-    original, after = with_batch(["project/train.py", "fail"], 9)
-    done = run(after, original)
+    after = with_batch(["project/train.py", "fail"], 9)
+    done = run(after)
     assert done.returncode == 1
     assert f'File "{folder / "train.py"}", line 12, in <module>' in done.stderr
     assert 'raise ValueError("wanted")' in done.stderr
@@ -94,8 +106,8 @@ def test_an_error_names_the_line_of_the_original(folder):
 
 def test_the_copies_go_when_the_run_breaks(folder):
     (folder / "train.py").write_text(SCRIPT)
-    original, after = with_batch(["project/train.py"], 9)
-    with pytest.raises(KeyError), runnable(after, original):
+    after = with_batch(["project/train.py"], 9)
+    with pytest.raises(KeyError), runnable(after):
         raise KeyError
     assert not list(Path(os.environ["TMPDIR"]).iterdir())
 
@@ -103,8 +115,8 @@ def test_the_copies_go_when_the_run_breaks(folder):
 def test_a_script_with_a_mark_before_it_and_windows_lines_runs(folder):
     data = b"\xef\xbb\xbf" + SCRIPT.replace("\n", "\r\n").encode()
     (folder / "train.py").write_bytes(data)
-    original, after = with_batch(["project/train.py"], 9)
-    done = run(after, original)
+    after = with_batch(["project/train.py"], 9)
+    done = run(after)
     assert json.loads(done.stdout)[0] == 9
     assert (folder / "train.py").read_bytes() == data
 
@@ -126,14 +138,15 @@ def test_a_notebook_runs_cell_by_cell(folder):
     ]
     data = json.dumps({"cells": cells, "nbformat": 4}).encode()
     (folder / "n.ipynb").write_bytes(data)
-    original, after = with_batch(["project/n.ipynb", "x"], 9)
-    done = run(after, original)
+    original = read_program(["project/n.ipynb", "x"])
+    after = changed(original, "batch_size = 4", "batch_size = 9")
+    done = run(after)
     assert done.stdout.splitlines() == [
         "shown", "9 süß 🍰 beside ['project/n.ipynb', 'x']", "before",
     ]  # fmt: skip
     assert "ValueError: 9" in done.stderr
     assert f'File "{folder / "n.ipynb"}[7]", line 2' in done.stderr
-    assert "4 süß" in run(original, original).stdout
+    assert "4 süß" in run(original).stdout
     assert (folder / "n.ipynb").read_bytes() == data
 
 
@@ -141,16 +154,17 @@ def test_a_notebook_runs_cell_by_cell(folder):
 def test_a_file_of_settings_is_copied_for_the_command(word, folder):
     (folder / "train.py").write_text("import sys\nprint(open(sys.argv[1].split('=')[-1]).read())\n")
     (folder / "c.yaml").write_text("batch_size: 4\n")
-    original, after = with_batch(["project/train.py", word], 9)
-    assert run(after, original).stdout.strip() == "batch_size: 9"
-    assert run(original, original).stdout.strip() == "batch_size: 4"
+    original = read_program(["project/train.py", word])
+    after = changed(original, "batch_size: 4", "batch_size: 9")
+    assert run(after).stdout.strip() == "batch_size: 9"
+    assert run(original).stdout.strip() == "batch_size: 4"
     assert (folder / "c.yaml").read_text() == "batch_size: 4\n"
 
 
 def test_another_launcher_gets_the_changed_script(folder):
     (folder / "train.py").write_text(SCRIPT)
-    original, after = with_batch([sys.executable, "-u", "project/train.py", "a"], 9)
-    done = run(after, original)
+    after = with_batch([sys.executable, "-u", "project/train.py", "a"], 9)
+    done = run(after)
     assert json.loads(done.stdout)[:3] == [9, str(folder / "train.py"), ["project/train.py", "a"]]
 
 
@@ -170,22 +184,24 @@ def test_changed_modules_and_settings_reach_what_imports_and_opens_them(folder):
         " open(place).read(), open(str(place), 'rb').read().decode(), sys.argv]))\n"
         "place.with_name('new.txt').write_text('new')\n"
     )
-    read = read_program(["project/train.py", "a"])
-    settings = find_settings(read)
-    after = change(read, settings, {"micro_batch": 9, "grad_accum": 7}).after
-    done = run(after, read)
+    read = whole(read_program(["project/train.py", "a"]))
+    assert read.mentioned == {
+        "project/conf/base.yaml", "project/inner/__init__.py", "project/inner/settings.py",
+    }  # fmt: skip
+    after = changed(changed(read, "BATCH_SIZE = 4", "BATCH_SIZE = 9"), "batches: 2", "batches: 7")
+    done = run(after)
     assert done.returncode == 0, done.stderr
     new = "accumulate_grad_batches: 7\n"
     own = str(folder / "inner" / "settings.py")
     assert json.loads(done.stdout) == [9, own, new, new, new, ["project/train.py", "a"]]
-    assert json.loads(run(read, read).stdout)[0] == 4
+    assert json.loads(run(read).stdout)[0] == 4
     assert (folder / "inner" / "settings.py").read_text() == module
     assert (folder / "conf" / "base.yaml").read_text() == yaml_text
     assert (folder / "conf" / "new.txt").read_text() == "new"
 
 
-@pytest.mark.parametrize("changed", ["micro_batch", "grad_accum"])
-def test_a_module_that_is_run_by_its_name_is_run_with_the_change(changed, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["BATCH_SIZE", "accumulation_steps"])
+def test_a_module_that_is_run_by_its_name_is_run_with_the_change(name, tmp_path, monkeypatch):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "other.py").write_text("accumulation_steps = 4\n")
@@ -197,11 +213,10 @@ def test_a_module_that_is_run_by_its_name_is_run_with_the_change(changed, tmp_pa
     monkeypatch.chdir(tmp_path)
     words = [sys.executable, "-m", "package.train", "-x"]
     plain = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-    read = read_program(words)
-    after = change(read, find_settings(read), {changed: 9}).after
-    with runnable(after, read) as command:
+    after = changed(whole(read_program(words)), f"{name} = 4", f"{name} = 9")
+    with runnable(after) as command:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    wanted = {"micro_batch": "package 9 4", "grad_accum": "package 4 9"}[changed]
+    wanted = {"BATCH_SIZE": "package 9 4", "accumulation_steps": "package 4 9"}[name]
     assert done.stdout == plain.replace("package 4 4", wanted)
 
 
@@ -211,5 +226,5 @@ def test_a_notebook_may_wait_outside_of_functions(folder):
         cell("await queue.put(batch_size)\nprint(await queue.get())"),
     ]
     (folder / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
-    original, after = with_batch(["project/n.ipynb"], 9)
-    assert run(after, original).stdout == "9\n"
+    after = with_batch(["project/n.ipynb"], 9)
+    assert run(after).stdout == "9\n"

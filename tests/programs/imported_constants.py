@@ -1,5 +1,5 @@
 import settings.constants as C
-from trl import SFTConfig
+from trl import SFTConfig, SFTTrainer
 from settings.constants import *
 
 args = SFTConfig(
@@ -8,3 +8,4 @@ args = SFTConfig(
     gradient_accumulation_steps=C.TRAIN["accumulation"],
     max_length=C.LENGTH,
 )
+SFTTrainer("gpt2", args=args).train()

@@ -1,5 +1,6 @@
 from unsloth import FastLanguageModel
 from trl import SFTConfig, SFTTrainer
+from parts import dataset
 max_seq_length = 2048 # any
 dtype = None
 model, tokenizer = FastLanguageModel.from_pretrained(

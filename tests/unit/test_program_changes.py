@@ -2,184 +2,179 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from program_samples import FOLDER, make_tools, program, sections
+from program_samples import program
 
 from tuner.core.errors import InputError
-from tuner.program.changes import can_change, change
-from tuner.program.edit.source import read_places
-from tuner.program.program import Program
-from tuner.program.setting import NAMES, Setting
-from tuner.program.settings import find_settings
+from tuner.program.changes import Change, change
+from tuner.program.settings import settings_of
 
-COUNTS = ("micro_batch", "grad_accum", "max_length", "lora_rank")
-SWITCHES = ("gradient_checkpointing", "use_reentrant", "packing", "fused_kernels")
-WORDS = {
-    "optimizer": ("adamw_torch", "paged_adamw_8bit", "adafactor"),
-    "attention": ("sdpa", "eager", "kernels-community/flash-attn2"),
-}
+HEAD = """\
+from trl import SFTConfig, SFTTrainer
+"""
+TRAIN = """
+SFTTrainer("gpt2", args=args).train()
+"""
 
 
-def values_of(setting: Setting) -> st.SearchStrategy:
-    if setting.knob in COUNTS:
-        return st.integers(1, 10**6)
-    if setting.knob in SWITCHES:
-        # "unsloth" is a way to checkpoint, which no boolean takes the place of.
-        return st.just(setting.value) if isinstance(setting.value, str) else st.booleans()
-    return st.sampled_from(WORDS[setting.knob])
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """Every program, with its settings."""
-    tools = tmp_path_factory.mktemp("tools") / "bin"
-    make_tools(tools)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-        patch.chdir(FOLDER)
-        read = [program(command) for command in sections()]
-        yield [(one, find_settings(one)) for one in read]
-
-
-def shown(found: dict[str, Setting]) -> dict[str, object]:
-    return {knob: (type(s.value), s.value, s.problem) for knob, s in found.items()}
-
-
-@given(data=st.data())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_value_is_written_and_read_and_taken_back(programs, data):
-    read, found = data.draw(st.sampled_from(programs))
-    knobs = [k for k in found if can_change(read, found, k)]
-    if not knobs:
-        return
-    chosen = data.draw(st.lists(st.sampled_from(knobs), unique=True, min_size=1, max_size=4))
-    values = {knob: data.draw(values_of(found[knob])) for knob in chosen}
-    made = change(read, found, values)
-    now = find_settings(made.after)
-    for source in made.after.sources:
-        assert read_places(source.data, source.path) == source.places
-    assert {k: now[k].value for k in values} == values
-    others = set(found) - set(values)
-    assert {k: shown(now)[k] for k in others} == {k: shown(found)[k] for k in others}
-    assert set(now) == set(found)
-    back = change(made.after, now, {k: found[k].value for k in values}).after
-    if "4_096" not in "".join(p.raw for s in read.sources for p in s.places):
-        assert [s.data for s in back.sources] == [s.data for s in read.sources]
-    assert [w.lower() for w in back.command] == [w.lower() for w in read.command]
-
-
-@given(data=st.data())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_left_out_is_added_where_the_trainer_reads_it(programs, data):
-    read, found = data.draw(st.sampled_from(programs))
-    values = {"grad_accum": data.draw(st.integers(1, 99)), "gradient_checkpointing": True}
-    values = {k: v for k, v in values.items() if k not in found and can_change(read, found, k)}
-    made = change(read, found, values)
-    now = find_settings(made.after)
-    assert {k: now[k].value for k in values} == values
-    assert {k: v for k, v in shown(now).items() if k not in values} == shown(found)
-    for before, after in zip(read.sources, made.after.sources, strict=True):
-        assert (b"\r\n" in before.data) == (b"\r\n" in after.data)
-        assert before.data.count(b"\r") == 0 or after.data.count(b"\r") == after.data.count(b"\n")
-
-
-def test_a_program_is_never_written(programs):
-    before = {path: path.read_bytes() for path in FOLDER.iterdir() if path.is_file()}
-    for read, found in programs:
-        for knob in NAMES:
-            if can_change(read, found, knob) and knob in COUNTS:
-                change(read, found, {knob: 5})
-    assert {path: path.read_bytes() for path in before} == before
-
-
-def changed(folder: Path, monkeypatch, text: str, words: str = "", **values) -> tuple[str, Program]:
-    name = "train.py" if "(" in text else "train.yaml"
-    (folder / name).write_bytes(text.encode())
+def changed(folder: Path, monkeypatch, text: str, words: str = "", **values) -> tuple[str, Change]:
+    """The text of the script, or of its file c.yaml, with other values."""
+    (folder / "train.py").write_bytes(text.encode())
     monkeypatch.chdir(folder)
-    read = program(f"python {name} {words}".strip())
-    after = change(read, find_settings(read), values).after
-    return after.sources[0].data.decode(), after
+    made = change(settings_of(program(f"python train.py {words}".strip())), values)
+    (after,) = [new.decode() for _, new in made.files.values()] or [text]
+    return after, made
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("TrainingArguments(per_device_train_batch_size=4)\n",
-         "TrainingArguments(per_device_train_batch_size=4, gradient_accumulation_steps=2)\n"),
-        ("TrainingArguments(\n    per_device_train_batch_size=4\n)\n",
-         "TrainingArguments(\n    per_device_train_batch_size=4,\n"
+        ("args = SFTConfig(per_device_train_batch_size=4)\n",
+         "args = SFTConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2)\n"),
+        ("args = SFTConfig(\n    per_device_train_batch_size=4\n)\n",
+         "args = SFTConfig(\n    per_device_train_batch_size=4,\n"
          "    gradient_accumulation_steps=2,\n)\n"),
-        ("TrainingArguments(\n    per_device_train_batch_size = 4, # x\n)\n",
-         "TrainingArguments(\n    per_device_train_batch_size = 4, # x\n"
+        ("args = SFTConfig(\n    per_device_train_batch_size = 4, # x\n)\n",
+         "args = SFTConfig(\n    per_device_train_batch_size = 4, # x\n"
          "    gradient_accumulation_steps = 2,\n)\n"),
-        ("TrainingArguments(\n    per_device_train_batch_size=4  # x\n)\n",
-         "TrainingArguments(\n    per_device_train_batch_size=4,  # x\n"
+        ("args = SFTConfig(\n    per_device_train_batch_size=4  # x\n)\n",
+         "args = SFTConfig(\n    per_device_train_batch_size=4,  # x\n"
          "    gradient_accumulation_steps=2,\n)\n"),
-        ("TrainingArguments(\r\n    per_device_train_batch_size=4,\r\n)\r\n",
-         "TrainingArguments(\r\n    per_device_train_batch_size=4,\r\n"
+        ("args = SFTConfig(\r\n    per_device_train_batch_size=4,\r\n)\r\n",
+         "args = SFTConfig(\r\n    per_device_train_batch_size=4,\r\n"
          "    gradient_accumulation_steps=2,\r\n)\r\n"),
-        ("micro_batch_size: 4 # x", "micro_batch_size: 4 # x\ngradient_accumulation_steps: 2"),
-        ("a:\n  micro_batch_size: 4\nb: 1\n",
-         "a:\n  micro_batch_size: 4\n  gradient_accumulation_steps: 2\nb: 1\n"),
-        ("a: {micro_batch_size: 4, c: 1}\n",
-         "a: {micro_batch_size: 4, gradient_accumulation_steps: 2, c: 1}\n"),
+        ("args = SFTConfig()\n", "args = SFTConfig(gradient_accumulation_steps=2)\n"),
+        ("args = SFTConfig('out')\n", "args = SFTConfig('out', gradient_accumulation_steps=2)\n"),
+        ("more = {'per_device_train_batch_size': 4}\nargs = SFTConfig(**more)\n",
+         "more = {'per_device_train_batch_size': 4, \"gradient_accumulation_steps\": 2}\n"
+         "args = SFTConfig(**more)\n"),
     ],
 )  # fmt: skip
-def test_a_setting_is_added_behind_its_neighbour(text, wanted, tmp_path, monkeypatch):
-    assert changed(tmp_path, monkeypatch, text, grad_accum=2)[0] == wanted
+def test_a_setting_is_added_where_the_trainer_reads_it(text, wanted, tmp_path, monkeypatch):
+    after, _ = changed(tmp_path, monkeypatch, HEAD + text + TRAIN, grad_accum=2)
+    assert after == HEAD + wanted + TRAIN
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("name", "before", "after"),
     [
-        "micro_batch_size = 4\nprint(micro_batch_size)\n",
-        "class Config:\n    micro_batch_size = 4\nprint(Config())\n",
-        "TrainingArguments(per_device_train_batch_size=4, **more)\n",
-        "a = TrainingArguments(per_device_train_batch_size=4)\n"
-        "b = TrainingArguments(per_device_train_batch_size=4)\n",
-        "train(dict(micro_batch_size=4))\n",
+        ("c.yaml", "per_device_train_batch_size: 4 # x",
+         "per_device_train_batch_size: 4 # x\ngradient_accumulation_steps: 2"),
+        ("c.yaml", "{per_device_train_batch_size: 4, bf16: true}\n",
+         "{per_device_train_batch_size: 4, gradient_accumulation_steps: 2, bf16: true}\n"),
+        ("c.json", '{\n  "per_device_train_batch_size": 4\n}\n',
+         '{\n  "per_device_train_batch_size": 4,\n  "gradient_accumulation_steps": 2\n}\n'),
+        ("c.toml", "per_device_train_batch_size = 4\nbf16 = true\n",
+         "per_device_train_batch_size = 4\ngradient_accumulation_steps = 2\nbf16 = true\n"),
     ],
-)
-def test_nothing_is_added_where_nobody_may_read_it(text, tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="nothing in the program sets grad_accum: set it to 2 by"):
-        changed(tmp_path, monkeypatch, text, grad_accum=2)
+)  # fmt: skip
+def test_a_setting_is_added_to_the_file_that_has_the_others(
+    name, before, after, tmp_path, monkeypatch
+):
+    (tmp_path / name).write_text(before)
+    load = {
+        "c.yaml": "import yaml\nC = yaml.safe_load(open('c.yaml'))\n",
+        "c.json": "import json\nC = json.load(open('c.json'))\n",
+        "c.toml": "import tomllib\nC = tomllib.loads(open('c.toml').read())\n",
+    }[name]
+    text = f"{load}{HEAD}args = SFTConfig(**C){TRAIN}"
+    assert changed(tmp_path, monkeypatch, text, grad_accum=2)[0] == after
+
+
+def test_nothing_is_added_that_only_a_stand_in_would_take(tmp_path, monkeypatch):
+    text = "import lightning as L\nL.Trainer(accumulate_grad_batches=2).fit(None)\n"
+    with pytest.raises(InputError, match="nothing in the program sets gradient_checkpointing"):
+        changed(tmp_path, monkeypatch, text, gradient_checkpointing=True)
 
 
 def test_one_constant_for_two_settings_gets_no_two_values(tmp_path, monkeypatch):
     text = (
-        "N = 4\nTrainingArguments(per_device_train_batch_size=N, gradient_accumulation_steps=N)\n"
+        f"{HEAD}N = 4\nargs = SFTConfig(per_device_train_batch_size=N, "
+        f"gradient_accumulation_steps=N){TRAIN}"
     )
-    assert changed(tmp_path, monkeypatch, text, micro_batch=2, grad_accum=2)[0].startswith("N = 2")
+    after, _ = changed(tmp_path, monkeypatch, text, micro_batch=2, grad_accum=2)
+    assert after == text.replace("N = 4", "N = 2")
     with pytest.raises(InputError, match="sets something else too"):
         changed(tmp_path, monkeypatch, text, micro_batch=2, grad_accum=8)
-    with pytest.raises(InputError, match="grad_accum is to be 4, and would read as 2"):
+    with pytest.raises(InputError, match="grad_accum is to stay as it is, and would read as 2"):
         changed(tmp_path, monkeypatch, text, micro_batch=2)
 
 
+def test_a_value_that_follows_from_another_needs_no_place(tmp_path, monkeypatch):
+    text = (
+        f"{HEAD}B = 4\nargs = SFTConfig(per_device_train_batch_size=B, "
+        f"gradient_accumulation_steps=64 // B){TRAIN}"
+    )
+    after, _ = changed(tmp_path, monkeypatch, text, micro_batch=8, grad_accum=8)
+    assert after == text.replace("B = 4", "B = 8")
+    with pytest.raises(InputError, match="is computed: set it to 32 by hand"):
+        changed(tmp_path, monkeypatch, text, micro_batch=8, grad_accum=32)
+
+
 def test_words_that_are_added_move_no_other(tmp_path, monkeypatch):
+    text = (
+        "from transformers import HfArgumentParser\n"
+        f"{HEAD}(args,) = HfArgumentParser(SFTConfig).parse_args_into_dataclasses(){TRAIN}"
+    )
     words = "--per_device_train_batch_size 4 --optim adafactor --max_length 64"
-    _, after = changed(
-        tmp_path, monkeypatch, "main()\n", words, grad_accum=2, max_length=32, optimizer="sgd",
-        micro_batch=8, gradient_checkpointing=True,
+    _, made = changed(
+        tmp_path, monkeypatch, text, words, grad_accum=2, max_length=32, optimizer="sgd",
+        micro_batch=8,
     )  # fmt: skip
-    assert " ".join(after.command[2:]) == (
+    assert " ".join(made.after.command[2:]) == (
         "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 "
-        "--gradient_checkpointing true --optim sgd --max_length 32"
+        "--optim sgd --max_length 32"
     )
 
 
+def test_a_shell_script_is_changed_where_its_variable_stands(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(
+        f"import sys\n{HEAD}args = SFTConfig(per_device_train_batch_size=int(sys.argv[1])){TRAIN}"
+    )
+    script = "BATCH=${BATCH:-4}\nfor i in 1; do\n  python train.py $BATCH  # 4 fits\ndone\n"
+    (tmp_path / "run.sh").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    made = change(settings_of(program("bash run.sh")), {"micro_batch": 2})
+    ((_, after),) = made.files.values()
+    assert after.decode() == script.replace(":-4", ":-2")
+
+
+def test_a_program_is_never_written(tmp_path, monkeypatch):
+    text = f"{HEAD}args = SFTConfig(per_device_train_batch_size=4){TRAIN}"
+    changed(tmp_path, monkeypatch, text, micro_batch=2, grad_accum=3)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("train.py", text)]
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    values=st.dictionaries(
+        st.sampled_from(["micro_batch", "grad_accum", "max_length"]), st.integers(1, 10**6),
+        min_size=1,
+    )
+)  # fmt: skip
+def test_any_values_are_written_and_taken_back(values, tmp_path, monkeypatch):
+    text = f"{HEAD}B, LENGTH = 4, 1024\nargs = SFTConfig(\n    per_device_train_batch_size=B,\n"
+    text += f"    gradient_accumulation_steps=2,\n    max_length=LENGTH,\n){TRAIN}"
+    own = {"micro_batch": 4, "grad_accum": 2, "max_length": 1024}
+    _, made = changed(tmp_path, monkeypatch, text, **values)
+    back = change(settings_of(made.after), {knob: own[knob] for knob in values}).after
+    assert [s.data for s in back.sources] == [text.encode()]
+
+
 def test_every_refusal_comes_at_once_and_says_what_to_change_by_hand(tmp_path, monkeypatch):
-    text = "TrainingArguments(per_device_train_batch_size=f(), gradient_accumulation_steps=g())\n"
+    text = (
+        f"import sys\n{HEAD}args = SFTConfig(per_device_train_batch_size=len(sys.argv),\n"
+        f"    gradient_accumulation_steps=len(sys.path)){TRAIN}"
+    )
     with pytest.raises(InputError) as refused:
-        changed(tmp_path, monkeypatch, text, micro_batch=2, grad_accum=8, packing=True)
+        changed(tmp_path, monkeypatch, text, micro_batch=2, grad_accum=8)
     assert [str(problem) for problem in refused.value.problems] == [
-        "train.py:1 per_device_train_batch_size: is computed: f(): set it to 2 by hand",
-        "train.py:1 gradient_accumulation_steps: is computed: g(): set it to 8 by hand",
-        "nothing in the program sets packing: set it to true by hand, beside micro_batch "
-        "(train.py:1)",
+        "train.py:3 micro_batch: is computed: set it to 2 by hand",
+        "train.py:4 grad_accum: is computed: set it to 8 by hand",
     ]

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.core.errors import InputError
+from tuner.core.aliases import PROGRAM_NAMES
+from tuner.core.errors import InputError, Problem
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
-from tuner.program.changes import Change, change, obstacle
-from tuner.program.edit.source import open_source
+from tuner.program.changes import Change, FileSetting, by_hand, change
+from tuner.program.edit.place import Location, is_wanted
+from tuner.program.edit.source import SETTINGS_FILES, open_source
 from tuner.program.named_models import named_models
 from tuner.program.program import Program, read_program
-from tuner.program.reads import SETTINGS_FILES
-from tuner.program.setting import NAMES, Setting
-from tuner.program.settings import find_settings
+from tuner.program.settings import Settings, settings_of
 from tuner.program.trainer import trainer_of
 from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import is_meant, read_key, show_path
@@ -36,43 +36,50 @@ class Applying:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Settings and the values that they are to get, by parameter, or by file and key of a table.
-
-    `lacking` are the values that no setting is for, by parameter.
-    """
-
-    settings: dict[str, Setting]
-    values: dict[str, KnobValue]
-    lacking: dict[str, KnobValue]
-
-
 def applying(space: SearchSpace, configuration: Configuration, words: Sequence[str]) -> Applying:
     """Give the files or the program in `words` the values of `configuration`; nothing is written.
 
     Without words it is the program that the space searches. Raises `InputError` for files that set
     none of the values, and for a change that can't be proved.
     """
-    program = _program(space, words)
-    found = _find(space, configuration, program)
-    problems = {n: obstacle(program, found.settings, n, v) for n, v in found.values.items()}
-    values = {n: value for n, value in found.values.items() if problems[n] is None}
-    refused = [p for n, p in problems.items() if p is not None and n in found.settings]
-    unset = {n: v for n, v in found.values.items() if problems[n] and n not in found.settings}
-    lacking = tuple(f"{name} = {show(value)}" for name, value in (unset | found.lacking).items())
-    if not values:
+    settings = settings_of(_program(space, words))
+    program = settings.program
+    stages = {"": configuration, **space.stage_configurations(configuration)}
+    table, spoken = _table(space, stages, settings)
+    obstacles = {one: one.obstacle(program) for one in table}
+    taken = {one.expression for one in table}
+    values = {
+        knob: configuration[knob]
+        for knob in PROGRAM_NAMES
+        if knob in configuration
+        and knob not in taken
+        and (knob in settings or ((knob, "") not in spoken and knob not in space.defaulted))
+    }
+    can = {n: v for n, v in values.items() if _can_get(settings, n, v)}
+    refused = [problem for problem in obstacles.values() if problem is not None]
+    refused += [by_hand(settings, n, values[n]) for n in values if n in settings and n not in can]
+    unset = {n: v for n, v in values.items() if n not in settings and n not in can}
+    missing = unset | _lacking(space, stages, spoken, values)
+    lacking = tuple(f"{name} = {show(value)}" for name, value in missing.items())
+    unread = [Problem(settings.trial.error.message)] if settings.trial.error is not None else []
+    written = [one for one, problem in obstacles.items() if problem is None]
+    if not can and not written:
         raise InputError(
             f"no recommended value can be written into {', '.join(program.files)}",
-            problems=refused,
+            problems=[*unread, *refused],
             hint="name your script, its command, or the file of its settings; not set there: "
             + ", ".join(lacking),
         )
-    made = change(
-        program, found.settings, values, lambda after: _find(space, configuration, after).settings
-    )
-    notes = (*_other_models(space, program), *_batch_notes(found.settings, configuration))
-    return Applying(made, lacking, tuple(map(str, refused)), notes)
+    made = change(settings, can, written)
+    before = {n: setting.value for n, setting in settings.items()}
+    before |= {one.expression: one.place.value for one in table}
+    notes = (*_other_models(space, program), *_batch_notes(before, configuration))
+    return Applying(made, lacking, tuple(map(str, [*unread, *refused])), notes)
+
+
+def _can_get(settings: Settings, knob: str, value: KnobValue) -> bool:
+    has_it = knob in settings and is_wanted(settings[knob].value, value)
+    return has_it or settings.can_change(knob)
 
 
 def _program(space: SearchSpace, words: Sequence[str]) -> Program:
@@ -85,43 +92,45 @@ def _program(space: SearchSpace, words: Sequence[str]) -> Program:
     return read_program(words, is_run=False)
 
 
-def _find(space: SearchSpace, configuration: Configuration, program: Program) -> _Found:
-    """The settings that the program's reader finds, and those that the space's table names."""
-    own = find_settings(program)
-    stages = {"": configuration, **space.stage_configurations(configuration)}
-    table: dict[tuple[str, str], dict[str, Setting]] = {}
-    for target in space.apply.values():
-        for key, expression in target.keys.items():
-            named = table.setdefault((expression, target.stage or ""), {})
-            named.update(_at_key(program, target, key, expression))
-    settings: dict[str, Setting] = {}
-    values: dict[str, KnobValue] = {}
+def _table(
+    space: SearchSpace, stages: Mapping[str, Configuration], settings: Settings
+) -> tuple[list[FileSetting], set[tuple[str, str]]]:
+    """The places that the space's table names, and the (parameter, stage) that it speaks of."""
+    table: list[FileSetting] = []
     spoken: set[tuple[str, str]] = set()
-    for (expression, stage), named in table.items():
-        read = own.get(expression)
-        chosen = {name: setting for name, setting in named.items() if setting.problem is None}
-        if read is not None and read.problem is None:
-            # The reader has followed the program; a further script has values of its own.
-            chosen = {n: s for n, s in chosen.items() if read.source not in (None, s.source)}
-        elif chosen:
-            own.pop(expression, None)
-        elif read is None:
-            chosen = named
-        settings |= chosen
-        values |= dict.fromkeys(chosen, value_of(space, expression, stages[stage]))
-        if chosen or read is not None:
-            spoken.update((name, stage) for name in space.condition(expression).names)
-    taken = {_spot(setting) for setting in settings.values()}
-    for knob in NAMES:
-        if knob in own and _spot(own[knob]) in taken:
-            del own[knob]
-        elif knob in own or ((knob, "") not in spoken and knob not in space.defaulted):
-            values |= {knob: configuration[knob]} if knob in configuration else {}
-    wanted = [(n, s) for e, s in table for n in sorted(space.condition(e).names)]
+    for target in space.apply.values():
+        stage = target.stage or ""
+        for key, expression in target.keys.items():
+            names = {(name, stage) for name in space.condition(expression).names}
+            if expression in settings and settings.can_change(expression):
+                spoken |= names  # the program itself says where it is
+                continue
+            for word, place, problem in _at_key(settings.program, target, key):
+                value = value_of(space, expression, stages[stage])
+                name = key.lstrip(".")
+                table.append(FileSetting(name, expression, word, place, value, problem))
+                spoken |= names
+    places = {(one.word, one.place.start, show(one.value)): one for one in table}
+    return list(places.values()), spoken
+
+
+def _lacking(
+    space: SearchSpace,
+    stages: Mapping[str, Configuration],
+    spoken: set[tuple[str, str]],
+    values: Mapping[str, KnobValue],
+) -> dict[str, KnobValue]:
+    """The values that no setting is for, by parameter."""
+    wanted = [
+        (name, target.stage or "")
+        for target in space.apply.values()
+        for expression in target.keys.values()
+        for name in sorted(space.condition(expression).names)
+    ]
     wanted += [(name, "") for name in space.knobs if "." not in name]
     # The effective batch is that of the values that are written.
     implied = {n for text in space.derived.values() for n in space.condition(text).names}
-    lacking = {
+    return {
         f"{name} in {stage}" if stage else name: stages[stage][name]
         for name, stage in wanted
         if (name, stage) not in spoken
@@ -129,13 +138,12 @@ def _find(space: SearchSpace, configuration: Configuration, program: Program) ->
         and name not in implied
         and stages[stage].get(name, "") != ""
     }
-    return _Found({**own, **settings}, values, lacking)
 
 
 def _at_key(
-    program: Program, target: ApplyTarget, key: str, expression: str
-) -> Iterator[tuple[str, Setting]]:
-    """The settings that a key of the space's table names, one for each file."""
+    program: Program, target: ApplyTarget, key: str
+) -> Iterator[tuple[str, Location, str | None]]:
+    """The places of a key of the space's table, one for each file: word, place, problem."""
     for word, source in program.files.items():
         # A file that only the code mentions counts where the table names it.
         is_named = target.files or word not in program.mentioned
@@ -146,18 +154,11 @@ def _at_key(
         places = [place for place in found if not place.is_reference] or found
         if not places:
             continue
-        place, problem = places[0], places[0].problem
+        problem = places[0].problem
         if len(places) > 1:
             where = ", ".join(f"{p.spot} ({show_path(p.path)})" for p in places)
             problem = f"is there {len(places)} times: {where}"
-        yield (
-            f"{word} {target.name}.{key}",
-            Setting(expression, key.lstrip("."), place.value, source, place, problem=problem),
-        )
-
-
-def _spot(setting: Setting) -> object:
-    return setting.source and setting.source.path, setting.location and setting.location.start
+        yield word, places[0], problem
 
 
 def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue]) -> KnobValue:
@@ -186,8 +187,7 @@ def _other_models(space: SearchSpace, program: Program) -> Iterator[str]:
             )
 
 
-def _batch_notes(settings: Mapping[str, Setting], after: Configuration) -> Iterator[str]:
-    before = {setting.knob: setting.value for setting in settings.values()}
+def _batch_notes(before: Mapping[str, object], after: Configuration) -> Iterator[str]:
     old, new = _batch(before), _batch(after)
     if old and new and old != new:
         yield (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,9 @@ from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.emulator.emulation import FEW
-from tuner.program.changes import Change, can_change, change
+from tuner.program.changes import Change, change
 from tuner.program.program import Program
-from tuner.program.setting import Setting
+from tuner.program.settings import Settings
 
 LEAST_GAIN = 0.02
 """Faster changes are suggested from this gain on."""
@@ -85,7 +85,7 @@ class CheckedProgram:
     program: Program
     found: RunAnswer
     needed: RunAnswer | None
-    settings: Mapping[str, Setting]
+    settings: Settings
     ignored: tuple[tuple[str, KnobValue, KnobValue], ...]
     suggestion: BetterChange | None
     least_bytes: int | None
@@ -192,9 +192,9 @@ class _Search:
     @property
     def is_possible(self) -> bool:
         """True if the program has settings to change; notes say which are missing."""
-        program, settings = self.runs.program, self.runs.settings
+        settings = self.runs.settings
         for knob in ("micro_batch", "grad_accum"):
-            if can_change(program, settings, knob):
+            if settings.can_change(knob):
                 continue
             setting = settings.get(knob)
             why = f"{setting.name} {setting.problem}" if setting else "the program does not set it"
@@ -207,8 +207,7 @@ class _Search:
     @property
     def _sizes(self) -> list[int]:
         """The micro-batches that keep the effective batch, from small to large."""
-        program, settings = self.runs.program, self.runs.settings
-        if not all(can_change(program, settings, knob) for knob in ("micro_batch", "grad_accum")):
+        if not all(self.runs.settings.can_change(knob) for knob in ("micro_batch", "grad_accum")):
             return [self.micro_batch] if self.micro_batch else []
         batch = self.micro_batch * self.accumulation
         return [size for size in range(1, batch + 1) if batch % size == 0]
@@ -217,7 +216,7 @@ class _Search:
     def _ways(self) -> list[bool | None]:
         """The ways of checkpointing to try, the program's own first."""
         own = self.checkpointing
-        can = can_change(self.runs.program, self.runs.settings, "gradient_checkpointing")
+        can = self.runs.settings.can_change("gradient_checkpointing")
         return [own] if own is None or not can else [own, not own]
 
     # -- runs -----------------------------------------------------------------------------------
@@ -240,7 +239,7 @@ class _Search:
             step_s = run.step_s(self._rounds(size))
             if fits and base_step_s and step_s and step_s > base_step_s * (1 - LEAST_GAIN):
                 continue
-            made = change(self.runs.program, self.runs.settings, self._values(size, way))
+            made = change(self.runs.settings, self._values(size, way))
             return BetterChange(made, run.found, step_s, base_step_s)
         return None
 
@@ -332,11 +331,7 @@ class _Search:
         """The settings to change; `few` limits accumulation to what peak memory depends on."""
         values: dict[str, KnobValue] = {}
         rounds = self._rounds(size)
-        if (
-            few
-            and not self.base.generates
-            and can_change(self.runs.program, self.runs.settings, "grad_accum")
-        ):
+        if few and not self.base.generates and self.runs.settings.can_change("grad_accum"):
             rounds = min(rounds, FEW)
         if size != self.micro_batch:
             values["micro_batch"] = size

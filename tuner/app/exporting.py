@@ -7,14 +7,14 @@ from pathlib import Path
 
 from tuner.app.applying import value_of
 from tuner.app.target import Target
+from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.schemas import ALL_LINEAR
 from tuner.core.units import format_gib
 from tuner.program.changes import change
 from tuner.program.export import Exported, ExportInput, export
 from tuner.program.program import read_program
-from tuner.program.setting import NAMES
-from tuner.program.settings import find_settings
+from tuner.program.settings import settings_of
 from tuner.searches.best import BestTrial
 from tuner.space import SearchSpace
 from tuner.space.apply import read_key
@@ -69,15 +69,15 @@ def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str
         said = {n for text in (*command.argv, *command.env.values()) for n in placeholders(text)}
         return line, {n: "the command has no place for it" for n in values if n not in said}
     program = read_program(command.argv, Path(command.cwd))
-    settings = find_settings(program)
-    wanted = {n: v for n, v in values.items() if n in NAMES}
-    after = change(program, settings, wanted).after
+    settings = settings_of(program)
+    wanted = {n: v for n, v in values.items() if n in PROGRAM_NAMES}
+    after = change(settings, wanted).after
     unsaid = {
         n: f"it stands in {settings[n].where}: `tuner apply` writes it"
         if n in settings
         else "the program does not set it"
         for n in values
-        if n not in settings or settings[n].word is None
+        if n not in settings or not settings[n].is_word
     }
     return shlex.join(after.command), unsaid
 

@@ -117,7 +117,7 @@ def find_largest(
         raise InputError(f"the program has no {name}: its largest value is not known")
     else:
         own = plan.settings[name]
-        change(predictions.program, predictions.settings, {name: values[0]})  # it can be written
+        change(predictions.settings, {name: values[0]})  # it can be written
         start = bisect.bisect(values, own) - 1
     oracles: list[Ask] = [_of_model(predictions)]
     if name != MODEL:
@@ -129,7 +129,7 @@ def find_largest(
     following = start + 1
     changed = None
     if value is not None and value != own and name != MODEL:
-        changed = change(predictions.program, predictions.settings, {name: value})
+        changed = change(predictions.settings, {name: value})
     return Largest(
         name,
         own,
@@ -164,7 +164,7 @@ def _values(name: str, model: str) -> Iterator[KnobValue]:
 
 def _predicted(predictions: ProgramPredictions, name: str, *, at_once: bool) -> Ask:
     def ask(value: KnobValue) -> PredictedProgram:
-        after = change(predictions.program, predictions.settings, {name: value}).after
+        after = change(predictions.settings, {name: value}).after
         plan = predictions.plan(after)
         if plan.settings.get(name) != value:
             raise InputError(f"{name}={show(value)} has no effect in this program")

@@ -12,7 +12,7 @@ from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
 from tuner.core.errors import InputError, UnsupportedError, verdict_code
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue, Outcome, TrialRecord
-from tuner.program.changes import Change, can_change, change
+from tuner.program.changes import Change, change
 from tuner.program.planned import ProgramPlan
 from tuner.program.space_text import knobs_of
 from tuner.report.terminal.front import record_dict
@@ -73,7 +73,7 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
     keeps the effective batch, and checkpointing. Raises `InputError` for settings that cannot be
     varied or predicted, among them torch.compile.
     """
-    program, settings = predictions.program, predictions.settings
+    settings = predictions.settings
     base = predictions.as_it_is()
     if base.time is None:
         raise UnsupportedError(
@@ -85,12 +85,12 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
             f"the program trains {1 + len(base.others)} times, and one training is tuned",
             hint=f"the largest is at {base.plan.where}: leave the others out",
         )
-    varied = knobs_of(program, settings, base.settings, knobs)
+    varied = knobs_of(settings, base.settings, knobs)
     notes: list[str] = []
     tried: dict[str, tuple[Change, ProgramPlan]] = {}
     for values in _combinations(base.settings, varied, predictions):
         try:
-            changed = change(program, settings, values)
+            changed = change(settings, values)
             plan = predictions.plan(changed.after)
         except InputError as error:
             notes.append(f"{_text(values)}: {error.message}")
@@ -127,7 +127,7 @@ def _combinations(
 ) -> Iterator[Values]:
     """Each combination of values, as what differs from the program's `own` settings."""
     keeps_batch = "micro_batch" in varied and "grad_accum" not in varied
-    keeps_batch &= can_change(predictions.program, predictions.settings, "grad_accum")
+    keeps_batch &= predictions.settings.can_change("grad_accum")
     batch = int(str(own["micro_batch"])) * int(str(own["grad_accum"]))
     for combination in itertools.product(*varied.values()):
         values = dict(zip(varied, combination, strict=True))

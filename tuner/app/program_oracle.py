@@ -26,8 +26,7 @@ from tuner.program.edit.place import is_same
 from tuner.program.launch import read_launch, runnable
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
-from tuner.program.setting import Setting
-from tuner.program.settings import find_settings
+from tuner.program.settings import Setting, Settings, settings_of
 
 AT_ONCE = 2
 """Number of programs that run side by side; each keeps about one processor busy."""
@@ -165,11 +164,11 @@ class ProgramOracle(ABC, Generic[Answer]):
     margin_fraction: float | None = None
     count: int = field(default=0, init=False)
     log_tail: str = field(default="", init=False)
-    settings: Mapping[str, Setting] = field(init=False)
+    settings: Settings = field(init=False)
     doing: ClassVar[str]
 
     def __post_init__(self) -> None:
-        self.settings = find_settings(self.program)
+        self.settings = settings_of(self.program)
 
     def as_it_is(self, *, roomy: bool = False) -> Answer:
         """The unchanged program; `roomy` gives it a GPU with more memory."""
@@ -187,7 +186,7 @@ class ProgramOracle(ABC, Generic[Answer]):
 
     def _changed(self, values: Values, *, roomy: bool) -> Answer | TunerError:
         try:
-            return self._ask(change(self.program, self.settings, values).after, roomy=roomy)
+            return self._ask(change(self.settings, values).after, roomy=roomy)
         except TunerError as error:
             return error
 
@@ -334,7 +333,7 @@ class ProgramRuns(ProgramOracle[Emulation]):
             margin_fraction=self.margin_fraction,
         )
         tail = Tail()
-        with runnable(program, self.program) as command:
+        with runnable(program) as command:
             found = machine.run(
                 command,
                 steps=STEPS,
@@ -358,7 +357,7 @@ def ignored(
         (knob, setting.value, found.settings[knob])
         for knob, setting in settings.items()
         if setting.value is not None
-        and setting.problem is None
+        and setting.is_given
         and knob in found.settings
         and not is_same(setting.value, found.settings[knob])
     ]

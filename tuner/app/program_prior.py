@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.app.program_oracle import ProgramRuns
+from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, MemoryBudget, Prediction, Speed
 from tuner.emulator.emulation import FEW, Emulation
-from tuner.program.setting import NAMES
 from tuner.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def program_predictions(
 
 def _values(configuration: Configuration) -> dict[str, KnobValue]:
     """The values to write into the program, with few micro-batches per step."""
-    values = {name: value for name, value in configuration.items() if name in NAMES}
+    values = {name: value for name, value in configuration.items() if name in PROGRAM_NAMES}
     rounds = values.get("grad_accum")
     if isinstance(rounds, int):
         values["grad_accum"] = min(rounds, FEW)

@@ -18,7 +18,7 @@ from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.edit.source import PYTHON
 from tuner.program.launch import read_launch, runnable
 from tuner.program.program import Program, read_program
-from tuner.program.settings import find_settings
+from tuner.program.settings import settings_of
 from tuner.program.space_text import knobs_of, space_text
 from tuner.program.trainer import Launch
 from tuner.program.vocabulary import said_in_own_words
@@ -202,7 +202,7 @@ def write_space(  # noqa: PLR0913 - one argument for each option
     path = path or Path(f"tune-{Path(read.main or program[0]).stem}.yaml")
     if path.suffix not in (".yaml", ".yml"):
         raise InputError(f"--space {str(path)!r} is not a .yaml file")
-    settings = find_settings(read)
+    settings = settings_of(read)
     arrived: Mapping[str, KnobValue] = {}
     fits = True
     if mode is Mode.EMULATE or can_emulate(gpu):
@@ -211,8 +211,8 @@ def write_space(  # noqa: PLR0913 - one argument for each option
         arrived, fits = base.settings, bool(base.fits)
     else:
         report("settings are read from its files: nothing was run to see which take effect")
-    found = knobs_of(read, settings, arrived, knobs)
-    text = space_text(path.stem, read, program, settings, arrived, found, fits=fits)
+    found = knobs_of(settings, arrived, knobs)
+    text = space_text(path.stem, program, settings, arrived, found, fits=fits)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         search = ("tuner", "search", "--space", str(path), "--gpu", gpu_name)
         raise InputError(

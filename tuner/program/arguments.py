@@ -10,9 +10,9 @@ from typing import Any, Literal
 from tuner.core.aliases import meanings
 from tuner.core.errors import Problem
 from tuner.core.expressions import show
+from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.edit.source import SourceFile
-from tuner.program.setting import typed
 
 EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
 """The advice for a setting that is not predicted."""
@@ -180,8 +180,8 @@ class ProgramTraining:
     """The training of a program, run by the class or tool `trainer`.
 
     Of a script `groups` has what arrives: "trainer", "arguments", "model", "reference", "lora",
-    "quantization", "preparation", "adapted", "enabled" and "compiled". Of a tool's file all is in
-    "arguments".
+    "quantization", "preparation", "adapted", "enabled", "compiled" and "loader". Of a tool's file
+    all is in "arguments".
     """
 
     trainer: str
@@ -199,6 +199,8 @@ class ProgramTraining:
     """The place of the trainer."""
     releases: Mapping[str, str] = field(default_factory=dict)
     """The releases whose defaults were read, by library."""
+    accumulation: float | None = None
+    """Of a loop of its own: backward passes by optimizer steps; a fraction if several are near."""
 
     def __getitem__(self, group: str) -> Arguments:
         return self.groups.get(group) or Arguments(group, {}, self.found)
@@ -227,6 +229,24 @@ def values_of_files(files: Sequence[SourceFile]) -> dict[str, Argument]:
             else:
                 values[name] = Argument(place.value, where, problem)
     return values
+
+
+SWITCHES = ("gradient_checkpointing", "use_reentrant", "packing", "fused_kernels")
+"""Parameters that words such as "yes" set."""
+
+_TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
+
+
+def typed(text: str, knob: str) -> KnobValue:
+    """The value of a parameter that a word of a command line stands for."""
+    if knob in SWITCHES and text.lower() in (*_TRUE, *_FALSE):
+        return text.lower() in _TRUE
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def values_of_words(words: Sequence[str]) -> dict[str, Argument]:

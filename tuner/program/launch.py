@@ -10,12 +10,13 @@ import ast
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tuner.core.errors import Problem
+from tuner.core.errors import Problem, UnavailableError
 from tuner.core.files import scratch_folder
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
@@ -168,10 +169,15 @@ _NOTEBOOK = "def get_ipython():\n    return None\ndisplay = print\n"
 
 
 @contextlib.contextmanager
-def runnable(program: Program, original: Program | None = None) -> Iterator[list[str]]:
-    """The command that starts `program`, with copies of the files that differ from `original`."""
+def runnable(program: Program) -> Iterator[list[str]]:
+    """The command that starts `program`, with copies of the files that it has other texts of."""
     with scratch_folder() as folder:
-        changed = _changed(program, original)
+        changed = _changed(program)
+        if not program.main and (lost := [w for w in changed if not _is_named(program, w)]):
+            raise UnavailableError(
+                f"{', '.join(lost)} can't be replaced in a run of {shlex.join(program.command)}",
+                hint="name the command of the script itself",
+            )
         inside = [word for word in changed if word != program.main and _is_read(program, word)]
         copied = {
             word: _copy(program.files[word], folder / str(number))
@@ -189,10 +195,8 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
         yield _with_copies(program, words)
 
 
-def _changed(program: Program, original: Program | None) -> list[str]:
-    if original is None:
-        return []
-    return [w for w, source in program.files.items() if source.data != original.files[w].data]
+def _changed(program: Program) -> list[str]:
+    return [word for word, s in program.files.items() if s.path.read_bytes() != s.data]
 
 
 def _is_named(program: Program, word: str) -> bool:

@@ -20,11 +20,16 @@ from tuner.program.arguments import (
     values_of_files,
     values_of_words,
 )
-from tuner.program.edit.source import PYTHON, SourceFile, read_places
-from tuner.program.reads import SETTINGS_FILES, module_path, opened, read_by
+from tuner.program.edit.source import (
+    PYTHON,
+    SETTINGS_FILES,
+    WORDS,
+    SourceFile,
+    opened,
+    read_places,
+)
 from tuner.program.shell import SUFFIX, is_shell, run_shell
 from tuner.program.trainer import FILE, trainer_named, trainer_of, trainers
-from tuner.space.apply import Path as Keys
 
 _MOST_BYTES = 64 * 1024 * 1024
 """The largest program: a notebook keeps its pictures."""
@@ -39,8 +44,8 @@ ONLY_BELOW = "TUNER_ONLY_BELOW"
 class Program:
     """A training program that `command` starts.
 
-    `files` are those with settings: first those that words name, by the word, then those that its
-    code reads, by path. `trainer` is the tool whose file it is, "" for a script.
+    `files` are those with settings that words name, by the word; `tuner.program.seen.whole` adds
+    those that its code reads, by path. `trainer` is the tool whose file it is, "" for a script.
     """
 
     command: tuple[str, ...]
@@ -50,10 +55,8 @@ class Program:
     """The folder that it runs in, from which relative files are meant."""
     main: str = ""
     """The word of the script that is run, "" where it is not known."""
-    below: Mapping[str, Keys] = field(default_factory=dict)
-    """By file: the keys below which the program has all its values; none for most."""
     mentioned: frozenset[str] = frozenset()
-    """The files that only code of the program names."""
+    """The files that only code of the program opens or imports."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables that a shell script sets before it starts the program."""
     shell: str = ""
@@ -116,13 +119,13 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
         return Program(command, files, folder=folder, shell=command[1])
     if first.suffix in PYTHON:
         files = {words[0]: _opened(folder / words[0]), **_files_in(folder, words[1:])}
-        return _with_read(Program((this_python(), *words), files, folder=folder))
+        return _with_main(Program((this_python(), *words), files, folder=folder))
     if first.suffix in SETTINGS_FILES:
         return _tool(folder, words, is_run=is_run)
     if is_run and find_program(words[0]) is None:
         raise _no_program(words[0])
     trainer = next((t.name for t in trainers() if _words_of(words, t.name)), "")
-    program = _with_read(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
+    program = _with_main(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
     if not program.main and not trainer and find_program(words[0]) is None:
         raise _no_program(words[0])
     return program
@@ -155,12 +158,12 @@ def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
             one = read_program(start.words, start.folder, is_run=False)
         except InputError:  # `python -c`, or a tool that trains nothing
             continue
-        files = {
-            word: replace(source, data=other.data, places=other.places)
-            if (other := known.get(source.path.resolve()))
-            else source
-            for word, source in one.files.items()
-        }
+        files = dict(one.files)
+        for word, source in one.files.items():
+            other = known.get(source.path.resolve(), source)
+            files[word] = replace(source, data=other.data, places=other.places)
+        own = {source.path.resolve() for source in files.values()}
+        files |= {word: s for word, s in program.files.items() if s.path.resolve() not in own}
         environment = {**program.environment, **start.environment, **one.environment}
         found += starts_of(replace(one, files=files, environment=environment))
     return found
@@ -173,8 +176,8 @@ def _no_program(word: str) -> InputError:
     )
 
 
-def _with_read(program: Program) -> Program:
-    """The program with its script, and what that reads by itself, where a word names one."""
+def _with_main(program: Program) -> Program:
+    """The program with its script, where a word names one."""
     files = dict(program.files)
     main = next((word for word, source in files.items() if source.path.suffix in PYTHON), "")
     named = _module_in(program) if not main or _is_behind_module(program, main) else None
@@ -185,31 +188,17 @@ def _with_read(program: Program) -> Program:
         return program
     data = files[main].data
     tools = (t.name for t in trainers() if t.file and t.file.script and t.file.script in data)
-    program = replace(program, files=files, main=main, trainer=next(tools, ""))
-    if program.trainer:
-        return program
-    own = {source.path.resolve() for source in files.values()}
-    below: dict[str, Keys] = {}
-    for path, read in read_by(files[main], program.roots, program.command).items():
-        if path not in own:
-            # As the script itself is named: relative or not.
-            near = os.path.relpath(path, files[main].path.resolve().parent)
-            shown = os.path.normpath(files[main].path.parent / near)
-            files[shown] = replace(read.source, path=Path(shown))
-            below[shown] = read.below
-    put = {word: keys for word, keys in below.items() if keys}
-    return replace(program, below=put, mentioned=frozenset(below))
+    return replace(program, files=files, main=main, trainer=next(tools, ""))
 
 
 def _module_in(program: Program) -> tuple[str, SourceFile] | None:
     for before, word in pairwise(program.command):
         if before in ("-m", "--module"):
-            place = (program.folder.resolve(),)
-            for name in (f"{word}.__main__", word):
-                path = module_path(name, 0, program.folder, place)
-                source = opened(path) if path is not None else None
+            place = program.folder.resolve().joinpath(*word.split("."))
+            for path in (place / "__main__.py", place.with_suffix(".py"), place / "__init__.py"):
+                source = opened(path)
                 if source is not None:
-                    return word, replace(source, path=Path(os.path.relpath(source.path)))
+                    return word, replace(source, path=Path(os.path.relpath(path)))
             return None
     return None
 
@@ -278,7 +267,7 @@ def _words_of(words: Sequence[str], trainer: str) -> slice | None:
 def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
     files = {}
     for word in map(file_in, words):
-        if Path(word).suffix in (*PYTHON, *SETTINGS_FILES):
+        if Path(word).suffix in (*PYTHON, *SETTINGS_FILES, *WORDS):
             source = opened(folder / word)
             if source is not None:
                 files[word] = source

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
+from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, Problem, unknown
 from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
-from tuner.program.changes import can_change
+from tuner.program.arguments import typed
 from tuner.program.launch import read_launch
-from tuner.program.program import Program
-from tuner.program.setting import NAMES, Setting, typed
+from tuner.program.settings import Setting, Settings
 
 SAME_RESULT = ("micro_batch", "gradient_checkpointing")
 """Knobs that change neither what is trained nor on how much of the data at once."""
@@ -22,8 +22,7 @@ _MOST_VALUES = 12
 
 
 def knobs_of(
-    program: Program,
-    settings: Mapping[str, Setting],
+    settings: Settings,
     arrived: Mapping[str, KnobValue],
     asked: Sequence[str],
 ) -> dict[str, list[KnobValue]]:
@@ -35,20 +34,20 @@ def knobs_of(
     """
     if not asked:
         wanted: dict[str, list[KnobValue]] = {
-            name: [] for name in SAME_RESULT if can_change(program, settings, name)
+            name: [] for name in SAME_RESULT if settings.can_change(name)
         }
     else:
         wanted = dict(_asked(asked))
     problems = []
     found: dict[str, list[KnobValue]] = {}
     for name, values in wanted.items():
-        if not can_change(program, settings, name):
+        if not settings.can_change(name):
             setting = settings.get(name)
             why = setting.problem if setting else "the program does not set it"
             problems.append(Problem(f"{name} cannot be varied: {why}"))
             continue
         own = arrived.get(name, settings[name].value if name in settings else None)
-        proposed = values or _proposed(name, own, _batch(program, settings, arrived))
+        proposed = values or _proposed(name, own, _batch(settings, arrived))
         if not proposed:
             problems.append(Problem(f"no values of {name} are known: write --knob {name}=A,B"))
             continue
@@ -66,8 +65,8 @@ def knobs_of(
 def _asked(texts: Iterable[str]) -> Iterable[tuple[str, list[KnobValue]]]:
     for text in texts:
         name, _, values = text.partition("=")
-        if name not in NAMES:
-            raise unknown("parameter", name, NAMES)
+        if name not in PROGRAM_NAMES:
+            raise unknown("parameter", name, PROGRAM_NAMES)
         yield name, [_value(part, name) for part in values.split(",") if part]
 
 
@@ -77,15 +76,13 @@ def _value(text: str, name: str) -> KnobValue:
     return value
 
 
-def _batch(
-    program: Program, settings: Mapping[str, Setting], arrived: Mapping[str, KnobValue]
-) -> int | None:
+def _batch(settings: Settings, arrived: Mapping[str, KnobValue]) -> int | None:
     size, rounds = arrived.get("micro_batch"), arrived.get("grad_accum")
     for name, value in (("micro_batch", size), ("grad_accum", rounds)):
         if value is None and name in settings:
             known = settings[name].value
             size, rounds = (known, rounds) if name == "micro_batch" else (size, known)
-    if not isinstance(size, int) or not can_change(program, settings, "grad_accum"):
+    if not isinstance(size, int) or not settings.can_change("grad_accum"):
         return None
     return size * (rounds if isinstance(rounds, int) else 1)
 
@@ -107,9 +104,8 @@ def _proposed(name: str, own: KnobValue | None, batch: int | None) -> list[KnobV
 
 def space_text(
     name: str,
-    program: Program,
     words: Sequence[str],
-    settings: Mapping[str, Setting],
+    settings: Settings,
     arrived: Mapping[str, KnobValue],
     knobs: Mapping[str, list[KnobValue]],
     *,
@@ -121,11 +117,11 @@ def space_text(
     """
     space: dict[str, object] = {
         "name": name,
-        "description": f"settings of {Path(program.main or words[0]).name}",
+        "description": f"settings of {Path(settings.program.main or words[0]).name}",
         "program": list(words),
         "knobs": {knob: list(dict.fromkeys(values)) for knob, values in knobs.items()},
     }
-    batch, ranks = _batch(program, settings, arrived), read_launch(program).processes or 1
+    batch, ranks = _batch(settings, arrived), read_launch(settings.program).processes or 1
     fixed = {} if ranks == 1 else {GPUS_PER_TRIAL: ranks}
     if "micro_batch" in knobs and "grad_accum" not in knobs and batch is not None:
         fixed["effective_batch"] = batch * ranks
@@ -146,4 +142,6 @@ def space_text(
 
 
 def _place(setting: Setting | None) -> str:
-    return "left out by the program" if setting is None else f"{setting.name}, {setting.where}"
+    if setting is None or not setting.is_given:
+        return "left out by the program"
+    return f"{setting.name}, {setting.where}"

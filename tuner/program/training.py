@@ -31,7 +31,7 @@ from tuner.program.calls import own_methods, own_optimizer, read_calls
 from tuner.program.fp16 import has_bf16
 from tuner.program.places import Places, Row, last, the_object
 from tuner.program.program import Program, settings_of
-from tuner.program.recorded import Recorded, record
+from tuner.program.recorded import SEEDS, Recorded, record
 from tuner.program.releases import IGNORING, lacks, meant, names_of
 from tuner.program.trainer import trainer_named
 
@@ -49,19 +49,28 @@ MODEL_KEYS = (
 """Names of the argument that names a model."""
 
 
-def read_trainings(program: Program, *, gpu: Gpu | None = None) -> list[ProgramTraining]:
+def read_trainings(
+    program: Program, *, gpu: Gpu | None = None, seeds: int = SEEDS
+) -> list[ProgramTraining]:
     """The trainings of `program`, with problems noted, not raised; none for a loop of its own."""
     tool = trainer_named(program.trainer)
     if tool and not tool.script:
         return [_of_files(program)]
     if not program.main:
         return []
-    recorded = record(program, gpu=gpu)
+    recorded = record(program, gpu=gpu, seeds=seeds)
     reader = _Reader(Places(program), recorded, has_bf16(gpu))
     trainings = [reader.training(row) for row in recorded.trainings]
     for training in trainings if program.trainer else ():
         _of_tool(program, training.found)
     return trainings
+
+
+def read_loops(program: Program, *, seeds: int = SEEDS) -> list[ProgramTraining]:
+    """The loops of one's own: their model, the loader that they iterate, and the accumulation."""
+    recorded = record(program, seeds=seeds)
+    reader = _Reader(Places(program), recorded, has_bf16=True)
+    return [reader.loop(row) for row in recorded.loops]
 
 
 def _of_files(program: Program) -> ProgramTraining:
@@ -83,7 +92,7 @@ def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
         elif instead := meant(tool, name, argument.value):
             found.notes.append(f"{argument.where}: {text}")
             kept.setdefault(instead.argument, replace(argument, value=instead.value))
-        elif tool in IGNORING or any(say in text for say in ("did you mean", "until", "since")):
+        elif "did you mean" in text or tool in IGNORING:
             found.notes.append(f"{argument.where}: {text}")
         else:
             text = f"{text}; what it changes isn't known"
@@ -130,6 +139,9 @@ class _Reader:
         for group in ("reference", "compiled"):
             if isinstance(one := the_object(row.get(group)), Mapping) and "class" in one:
                 groups[group] = self.arguments(one, found)
+        data = (row.get("train") or {}).get("data") or {}
+        if isinstance(loader := the_object(data.get("train_dataloader")), Mapping):
+            groups["loader"] = self.arguments(loader, found)
         self._adapt(row, groups, found)
         self._quantize(row, groups, found)
         if not training.trainer.startswith("Unsloth"):  # whose classes take more
@@ -140,6 +152,20 @@ class _Reader:
         if row.get("unsure"):
             lines = ", ".join(map(self.places.at, row["unsure"]))
             found.notes.append(f"{lines}: decides whether the training at {training.where} happens")
+        return training
+
+    def loop(self, row: Row) -> ProgramTraining:
+        """The groups of one loop of the program's own."""
+        found, groups = Found(), dict[str, Arguments]()
+        model = the_object(row.get("model"))
+        if isinstance(model, Mapping) and "class" in model:
+            groups |= self._loaded(model, found)
+        for name, value in (("loader", row.get("batch")), ("trainer", row.get("accelerator"))):
+            if isinstance(one := the_object(value), Mapping) and "class" in one:
+                groups[name] = self.arguments(one, found)
+        training = ProgramTraining("", groups, found)
+        if rounds := row["rounds"]:
+            training.accumulation = rounds[0] if len(rounds) == 1 else sum(rounds) / len(rounds)
         return training
 
     # -- groups ----------------------------------------------------------------------------

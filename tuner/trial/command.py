@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tuner.core import nvml
+from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.host import TreeMemory, cpu_name, find_program
 from tuner.core.outcome import is_out_of_memory
@@ -30,8 +31,7 @@ from tuner.core.units import format_gib
 from tuner.program.changes import change
 from tuner.program.launch import runnable
 from tuner.program.program import read_program
-from tuner.program.setting import NAMES
-from tuner.program.settings import find_settings
+from tuner.program.settings import settings_of
 from tuner.space.command import Command
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.command_progress import CommandProgress
@@ -229,9 +229,9 @@ def words_of(command: Command, configuration: Configuration) -> Iterator[list[st
         yield command.arguments(configuration)
         return
     program = read_program(command.argv, Path(command.cwd))
-    settings = find_settings(program)
-    values = {name: value for name, value in configuration.items() if name in NAMES}
-    with runnable(change(program, settings, values).after, program) as words:
+    settings = settings_of(program)
+    values = {name: value for name, value in configuration.items() if name in PROGRAM_NAMES}
+    with runnable(change(settings, values).after) as words:
         yield words
 
 

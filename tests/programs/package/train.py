@@ -1,4 +1,4 @@
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from . import settings
 from .settings import Hyper
@@ -14,7 +14,7 @@ def main():
         gradient_accumulation_steps=hyper.accumulation,
         gradient_checkpointing=hyper.checkpoint,
     )
-    print(arguments)
+    Trainer("gpt2", arguments).train()
 
 
 if __name__ == "__main__":

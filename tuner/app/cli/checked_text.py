@@ -406,6 +406,7 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
                 "arrived": checked.found.settings.get(knob),
             }
             for knob, setting in checked.settings.items()
+            if setting.is_given
         },
         "suggestion": None
         if found is None

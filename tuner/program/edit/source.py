@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.core.errors import InputError
+from tuner.core.files import read_file
 from tuner.program.edit.notebook import PythonCode, cell_texts, notebook_python, read_notebook
 from tuner.program.edit.place import Location
 from tuner.program.edit.python_file import read_python
@@ -23,9 +24,18 @@ READERS = {
     ".ipynb": read_notebook,
 }
 
+SETTINGS_FILES = (".yaml", ".yml", ".json")
+
+WORDS = (".toml", ".sh", ".bash")
+"""Suffixes of texts that are known by their words only; the program says if a change is right."""
+
 NOTEBOOK = ".ipynb"
 PYTHON = (".py", NOTEBOOK)
 """Suffixes of Python: scripts and notebooks."""
+
+
+MOST_BYTES_OF_SETTINGS = 1024 * 1024
+"""The largest settings file; larger ones hold data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +103,19 @@ def open_source(path: Path) -> SourceFile:
     return SourceFile(path, data, read_places(data, path))
 
 
+def opened(path: Path) -> SourceFile | None:
+    """The file at `path`; None for what holds no settings: a folder, data, broken text."""
+    try:
+        data = read_file(path, MOST_BYTES_OF_SETTINGS)
+        return SourceFile(path, data, read_places(data, path))
+    except (OSError, ValueError, InputError):
+        return None
+
+
 def read_places(data: bytes, path: Path) -> list[Location]:
     """Every value of a file, by what its name says it is. Raises `InputError`."""
+    if path.suffix.lower() in WORDS:
+        return []
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(f"{path}: only {', '.join(READERS)} files can be changed safely")

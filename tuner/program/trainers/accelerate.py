@@ -15,8 +15,8 @@ from tuner.core.errors import Problem
 from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD
 from tuner.program.arguments import EMULATE, file_in
+from tuner.program.edit.source import opened
 from tuner.program.program import Program
-from tuner.program.reads import opened
 from tuner.program.trainer import Format, Launch, Trainer
 from tuner.program.trainers.deepspeed import zero_knobs, zero_of_file
 from tuner.program.writing import Settings, SettingsReader, without_none

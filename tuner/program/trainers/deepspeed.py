@@ -19,7 +19,7 @@ from tuner.core.setup.distributed_knobs import (
     ZERO_STAGES,
 )
 from tuner.program.arguments import EMULATE, options_of, values_of_files
-from tuner.program.reads import opened
+from tuner.program.edit.source import opened
 from tuner.program.trainer import Format, Launch, Trainer
 from tuner.program.writing import Settings, SettingsReader, without_none
 

@@ -17,6 +17,7 @@ from tuner.program.arguments import (
     Arguments,
     ProgramTraining,
 )
+from tuner.program.edit.source import opened
 from tuner.program.program import Program, settings_of
 from tuner.program.reading import (
     WITHOUT_MEMORY,
@@ -26,7 +27,6 @@ from tuner.program.reading import (
     training_by_calls,
     unset,
 )
-from tuner.program.reads import opened
 from tuner.program.releases import default, known, library, meant, takes
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import launch as accelerate_launch

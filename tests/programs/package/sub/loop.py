@@ -5,5 +5,5 @@ def fit(data, batch, steps):
     loader = DataLoader(data, batch_size=batch, shuffle=True)
     for number, item in enumerate(loader):
         item.loss.backward()
-        if number % steps == 0:
-            item.step()
+        if (number + 1) % steps == 0:
+            item.optimizer.step()
