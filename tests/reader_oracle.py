@@ -55,7 +55,10 @@ class Stopped:
     def train(self, trainer: Any) -> Any:
         args, model = trainer.args, trainer.model
         settings = {name: plain(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name)}
-        settings["gradient_checkpointing"] = args.activation_checkpointing  # what is looked at
+        # What is looked at, whatever the arguments say of it later.
+        settings["gradient_checkpointing"] = args.activation_checkpointing
+        settings["per_device_train_batch_size"] = trainer._train_batch_size
+        settings["bf16"] = args.mixed_precision == "bf16"
         adapters = getattr(model, "peft_config", None)
         lora = next(iter(adapters.values())) if adapters else None
         base = model.get_base_model() if lora and hasattr(model, "get_base_model") else model
@@ -74,6 +77,9 @@ class Stopped:
                 **({name: plain(getattr(lora, name, None)) for name in ADAPTER} if lora else {}),
             }
         )
+        for module in model.modules():  # whose rank counts, not that of an object set later
+            if lora is not None and getattr(module, "lora_A", None):
+                self.trainings[-1]["r"] = next(iter(module.lora_A.values())).weight.shape[0]
         from transformers.trainer_utils import TrainOutput
 
         return TrainOutput(1, 0.0, {})
@@ -123,9 +129,9 @@ def rows_of(text: str) -> Any:
         [{"role": "user", "content": "What?"}],
         [{"role": "assistant", "content": "That."}],
     )
-    if re.search(r"(DPO|Reward|ORPO|CPO)Trainer\(", text):
+    if re.search(r"(DPO|Reward|ORPO|CPO)Trainer[()]", text):
         row: dict[str, Any] = {"prompt": said, "chosen": answer, "rejected": answer}
-    elif re.search(r"(GRPO|RLOO)Trainer\(", text):
+    elif re.search(r"(GRPO|RLOO)Trainer[()]", text):
         row = {"prompt": said}
     else:
         row = {"messages": said + answer}

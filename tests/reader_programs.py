@@ -187,6 +187,7 @@ class Made:
         inner, known = repr(value), True
         if uses_inner and self.random.random() < 0.5 and way.lines.count("$v") <= 1:
             inner, known = self.expression(value, other, depth - 1)
+            inner = f"({inner})" if " " in inner else inner
         text = self.put(way, self.words(value, other, inner), self.head)
         return text, known and "unknown" not in way.types
 
@@ -223,8 +224,8 @@ def _construct(made: Made, one: Object, chosen: Mapping[str, Any], plain: bool) 
         text, known = made.expression(value, other, depth)
         made.truth[slot] = value if known else UNKNOWN
         changes = one.may_change and not plain and random.random() < 0.3
-        # transformers 5.23 looks at the other name of it, which only construction sets.
-        changes = changes and slot not in {"gradient_checkpointing", "bf16"}
+        # Only the construction of the arguments looks at these.
+        is_fixed = slot in {"gradient_checkpointing", "bf16"}
         if not changes:
             given.append(f"{slot}={text}")
             continue
@@ -232,12 +233,15 @@ def _construct(made: Made, one: Object, chosen: Mapping[str, Any], plain: bool) 
             way
             for way in CHANGES
             if ("dataclass" not in way.types or one.is_dataclass)
+            and not (is_fixed and way.name == "set_replace")
             and ("unknown" not in way.types or random.random() < 0.2)
         ]
         way = random.choice(ways)
-        if random.random() < 0.5:
+        if is_fixed or random.random() < 0.5:
             given.append(f"{slot}={other!r}")
-        if "unknown" in way.types:
+        if is_fixed:
+            made.truth[slot] = other
+        elif "unknown" in way.types:
             made.truth[slot] = UNKNOWN
         later.append((way, {**made.words(value, other, text), "slot": slot, "obj": one.name}))
     ways = [way for way in CLASSES if "config" not in way.types or one.is_config]
@@ -355,11 +359,40 @@ def _trainer(made: Made, plain: bool) -> None:
 def _train(made: Made, call: str) -> None:
     """Lines that make the trainer and train, in one of a few ways."""
     random = made.random
-    form = random.randrange(5)
+    form = random.randrange(12)
     if form == 0:
         made.body.append(f"{call}.train()")
         return
+    if form == 5:
+        name, _, given = call.partition("(")
+        made.head += [
+            f"class Mine({name}):",
+            "    def log(self, logs, *args, **kwargs):",
+            "        super().log({**logs, 'mine': 1}, *args, **kwargs)",
+        ]
+        call = f"Mine({given}"
     made.body.append(f"trainer = {call}")
+    if form == 6:
+        made.body.append("trainer.args.per_device_train_batch_size = 24  # too late")
+    elif form == 7 and "lora = " in "\n".join(made.body):
+        made.body.append("lora.r = 512")  # too late
+    elif form == 8:
+        made.body += ["def fit(it):", "    return it.train()", "fit(trainer)"]
+        return
+    elif form == 9:
+        made.body += ["do_train = True", "if do_train:", "    trainer.train()"]
+        return
+    elif form == 10:
+        made.body += ["for stage in [trainer]:", "    stage.train()"]
+        return
+    elif form == 11:
+        made.body += [
+            "try:",
+            "    trainer.train()",
+            "except KeyboardInterrupt:",
+            '    trainer.save_model("stopped")',
+        ]
+        return
     if form == 1:
         made.body.append("print(trainer.train())")
     elif form == 2:

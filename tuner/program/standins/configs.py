@@ -22,6 +22,8 @@ from tuner.program.standins.unknown import (
 )
 
 _MADE: dict[str, Any] = {}
+_FIXED = ("bf16", "fp16", "gradient_checkpointing", "activation_checkpointing")
+"""Arguments that only their construction reads; the last two in transformers 5.23 and later."""
 _LOADS = {opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in opmap}
 RENAMED: dict[str, str] = {}
 """Names that arguments had in older releases, and their names today."""
@@ -70,6 +72,10 @@ class ConfigMeta(Meta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
         made._note.extra["made"] = True
+        if "output_dir" in made._fields:
+            names = _FIXED if "activation_checkpointing" in made._fields else _FIXED[:2]
+            held = vars(made)
+            made._note.extra["fixed"] = {name: held[name] for name in names if name in held}
         return made
 
 
@@ -211,6 +217,11 @@ class Config(metaclass=ConfigMeta):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         return cls(**{"**": Unknown(f"{cls._path}.from_pretrained(...)")})
+
+
+def as_now(value: Any) -> Any:
+    """A configuration as it is now: what is set later does not reach who has read it."""
+    return value.__copy__() if isinstance(value, Config) else value
 
 
 def _gpus(_: Any) -> int:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from tuner.program.standins.configs import as_now
 from tuner.program.standins.record import call, called, described, plain, told
 from tuner.program.standins.unknown import ORACLE, Name, Note, Thing, Unknown, put, thing, where
 
@@ -214,6 +215,7 @@ class Part(Unknown):
 
 def _made(cls: Any, how: str, kwargs: Any) -> Any:
     model = Unknown.__new__(cls)
+    kwargs = {name: as_now(value) for name, value in kwargs.items()}
     note = Note(f"{cls._path}.{how}", where(), (), kwargs)
     note.extra["made"] = how
     put(model, "_what", cls._path)
@@ -297,7 +299,7 @@ def peft_class(path: str) -> Any:
 
 def get_peft_model(model: Any = None, peft_config: Any = None, *args: Any, **kwargs: Any) -> Any:
     if isinstance(getattr(model, "_note", None), Note):
-        model._note.extra["adapted"] = peft_config
+        model._note.extra["adapted"] = as_now(peft_config)
     return model
 
 

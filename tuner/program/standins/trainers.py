@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tuner.program.standins.configs import config
+from tuner.program.standins.configs import as_now, config
 from tuner.program.standins.data import TOKENIZED, tried
 from tuner.program.standins.models import Model, model_class
 from tuner.program.standins.record import (
@@ -21,6 +21,12 @@ from tuner.program.standins.record import (
 from tuner.program.standins.unknown import CLASSES, Note, Thing, Unknown, put, thing
 
 _SPECIAL: list[Note] = []  # calls that matter to every training after them
+
+
+_EARLY = set(
+    "per_device_train_batch_size max_length packing padding_free max_prompt_length".split()
+)
+"""Arguments that a trainer reads when it is made, and no more after that."""
 
 
 class Trainer(Thing):
@@ -46,6 +52,9 @@ class Trainer(Thing):
         if given.get("args") is None and not self._fits():
             put(self, "args", _arguments_of(self._path))
         self.model_wrapped = self.__dict__.get("model")
+        if "peft_config" in given:
+            given["peft_config"] = as_now(given["peft_config"])
+        self._note.extra["early"] = described(self.__dict__.get("args"))
         self._note.assigned.clear()
 
     def _fits(self) -> bool:
@@ -86,6 +95,25 @@ class Trainer(Thing):
                 held._note.extra.setdefault("trainings", []).append(training)
         return Unknown(f"{name}()")
 
+    def _arguments(self, arguments: Any) -> Any:
+        """The arguments as they are, but for those that only the making of the trainer reads."""
+        now, early = described(arguments), self._note.extra.get("early")
+        if (
+            isinstance(now, dict)
+            and isinstance(early, dict)
+            and "values" in now
+            and "values" in early
+        ):
+            for name in _EARLY & early["values"].keys():
+                for part in ("values", "assigned"):
+                    now[part].pop(name, None)
+                    if name in early[part]:
+                        now[part][name] = early[part][name]
+            for name, value in arguments._note.extra.get("fixed", {}).items():
+                now["values"][name] = plain(value)
+                now["assigned"].pop(name, None)
+        return now
+
     def _snapshot(self, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
         given, held = self._note.given, self.__dict__
         arguments, model = held.get("args"), held.get("model")
@@ -106,7 +134,7 @@ class Trainer(Thing):
         held_eval = getattr(arguments, "eval_strategy", None)
         return {
             "trainer": told(self, stubs),
-            "arguments": described(arguments) if arguments is not None else None,
+            "arguments": self._arguments(arguments),
             "model": given["model"] if text else told_model(model),
             "reference": told_model(given.get("ref_model")),
             "lora": described(lora if lora is not None else adapted),

@@ -1,0 +1,1 @@
+"""How many programs the reader reads, and how many of them rightly."""
