@@ -142,6 +142,8 @@ class PlannedTraining:
     training: ProgramTraining
     reading: Reading | None
     planned: Planned | None
+    named: Program
+    """The program whose words people typed."""
 
 
 def planned_trainings(program: Program, *, gpu: Gpu | None = None) -> list[PlannedTraining]:
@@ -151,7 +153,7 @@ def planned_trainings(program: Program, *, gpu: Gpu | None = None) -> list[Plann
         for training in read_trainings(start, gpu=gpu):
             reading = next((r for r in readings() if r.trainer == training.trainer), None)
             planned = reading.plan(training) if reading is not None else None
-            found.append(PlannedTraining(start, training, reading, planned))
+            found.append(PlannedTraining(start, training, reading, planned, program))
     return found
 
 
@@ -201,7 +203,7 @@ def _plan(
 ) -> ProgramPlan:
     program, training, reading, planned = one.program, one.training, one.reading, one.planned
     if reading is None or planned is None:
-        raise _unsupported(training, _emulated(program, gpu))
+        raise _unsupported(training, _emulated(one.named, gpu))
     with _malformed(program):
         found = training.found
         chosen = model or _beside(program, planned.model)
@@ -227,9 +229,9 @@ def _plan(
     if (problems and strict) or chosen is None:
         shown = {**_in_own_terms(knobs, planned.sequences), **dict.fromkeys(unknowns, "?")}
         how = f"{read_as(shown, reading.name)}; {defaults_of}"
-        raise _refused(reading, problems, how, _emulated(program, gpu))
+        raise _refused(reading, problems, how, _emulated(one.named, gpu))
     if knobs.get("torch_compile"):
-        how = _emulated(program, gpu) or EMULATE
+        how = _emulated(one.named, gpu) or EMULATE
         found.at_most.append(f"torch.compile isn't modelled, and only saves memory; speed: {how}")
     if planned.of_images is not None and "images" not in given and _takes_images(chosen):
         knobs |= planned.of_images(knobs)
