@@ -141,7 +141,9 @@ def test_a_value_of_the_command_line_is_shown_there(folder, capsys):
         "parser = argparse.ArgumentParser()\n"
         'parser.add_argument("--batch_size", type=int, default=1)\n'
         "size = parser.parse_args().batch_size\n"
-        "SFTTrainer('m', args=SFTConfig(per_device_train_batch_size=size)).train()\n"
+        "args = SFTConfig(per_device_train_batch_size=size, max_length=32,\n"
+        "    gradient_accumulation_steps=2, optim='adamw_torch')\n"
+        "SFTTrainer('m', args=args).train()\n"
     )
     before = contents(folder)
     assert run([*APPLY, "--", "train.py", "--batch_size", "4"]) == 0

@@ -126,9 +126,9 @@ def _planned(training: ProgramTraining) -> Mapping[str, Any]:
 def _name_of(knob: str, flat: Mapping[str, Argument]) -> str | None:
     """The argument that is the knob: the most certain name, in the call that decides."""
     for group in (*_GROUPS, *(["length"] if knob == "max_length" else [])):
-        ours = {
+        ours: dict[str, str] = {
             name.rpartition(".")[2]: name
-            for name, argument in reversed(flat.items())
+            for name, argument in reversed(list(flat.items()))
             if name.startswith(f"{group}.") and (argument.value is not None or argument.problem)
         }
         for own in PROGRAM_NAMES[knob]:
@@ -141,7 +141,7 @@ def _calls(program: Program, seeds: int) -> Iterator[tuple[str, int, int]]:
     """The calls that take arguments: file, by its word, line and column."""
     for row in record(program, seeds=seeds).trainings:
         for made in (row.get("arguments"), row.get("lora")):
-            where = made.get("where") if isinstance(made, Mapping) else None
+            where: Any = made.get("where") if isinstance(made, Mapping) else None
             for word, source in program.files.items() if where else ():
                 if source.path.suffix not in PYTHON:
                     continue

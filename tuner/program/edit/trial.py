@@ -335,10 +335,10 @@ class _Search:
                 done.add(spot)
                 yield from (self._beside(way.file, source, way.literal, name) for name in names)
         for file, line, column in self.trial.seen.calls if not is_given else ():
-            source = program.files.get(file)
-            call = call_at(source, line, column) if source is not None else None
-            if source is not None and call is not None:
-                yield from (self._in_call(file, source, call, line, name) for name in names)
+            held = program.files.get(file)
+            call = call_at(held, line, column) if held is not None else None
+            if held is not None and call is not None:
+                yield from (self._in_call(file, held, call, line, name) for name in names)
         text = command_text(program)
         ends = [w.literal.location.end for w in ways if w and w.literal and w.file == COMMAND]
         end = ends[0] if ends and text[ends[0] : ends[0] + 1] in ("", _BETWEEN) else len(text)
