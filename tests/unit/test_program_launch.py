@@ -13,7 +13,7 @@ from tuner.core.setup.distributed_knobs import most_gpus_per_trial
 from tuner.program.launch import Launch, read_launch
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
-from tuner.program.settings import find_settings
+from tuner.program.settings import settings_of
 from tuner.program.space_text import knobs_of, space_text
 from tuner.space import load_space
 from tuner.space.models.catalogue import resolve_config
@@ -295,9 +295,9 @@ def test_the_space_of_a_program_keeps_the_batch_of_all_ranks(tmp_path, config):
     (tmp_path / "train.py").write_text(SFT.format(arguments))
     words = ("accelerate", "launch", "--config_file", "fsdp.yaml", "train.py")
     program = read_program(words, tmp_path, is_run=False)
-    settings = find_settings(program)
-    knobs = knobs_of(program, settings, {}, ["micro_batch=1,2,4"])
-    text = space_text("mine", program, words, settings, {}, knobs, fits=True)
+    settings = settings_of(program)
+    knobs = knobs_of(settings, {}, ["micro_batch=1,2,4"])
+    text = space_text("mine", words, settings, {}, knobs, fits=True)
     (tmp_path / "mine.yaml").write_text(text)
     space = load_space(str(tmp_path / "mine.yaml"))
     assert "description: settings of train.py" in text

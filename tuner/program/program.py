@@ -230,7 +230,7 @@ def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:
     return Program((*command, *others), {name: source}, trainer.name, folder)
 
 
-def settings_of(program: Program) -> dict[str, Argument]:
+def tool_settings(program: Program) -> dict[str, Argument]:
     """The settings of a tool's program: its file's, and the words behind it, which count more."""
     place = tool_words(program)
     command = program.command

@@ -30,7 +30,7 @@ from tuner.program.arguments import (
 from tuner.program.calls import own_methods, own_optimizer, read_calls
 from tuner.program.fp16 import has_bf16
 from tuner.program.places import Places, Row, last, the_object
-from tuner.program.program import Program, settings_of
+from tuner.program.program import Program, tool_settings
 from tuner.program.recorded import SEEDS, Recorded, record
 from tuner.program.releases import IGNORING, lacks, meant, names_of
 from tuner.program.trainer import trainer_named
@@ -82,7 +82,7 @@ def _of_files(program: Program) -> ProgramTraining:
 def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
     """The settings of a tool's file and words, by their newest names; others are noted."""
     tool, kept = program.trainer, dict[str, Argument]()
-    values = settings_of(program)
+    values = tool_settings(program)
     for name, argument in values.items():
         text = lacks(tool, name, show(argument.value))
         if text is None or "plugins" in values:  # which have keys of their own

@@ -18,7 +18,7 @@ from tuner.program.arguments import (
     ProgramTraining,
 )
 from tuner.program.edit.source import opened
-from tuner.program.program import Program, settings_of
+from tuner.program.program import Program, tool_settings
 from tuner.program.reading import (
     WITHOUT_MEMORY,
     adapters_by_calls,
@@ -260,7 +260,7 @@ def _adapters(chosen: SettingsReader) -> Settings:
 
 def _launch(program: Program) -> Launch:
     """`trl sft`, which runs `accelerate launch`; TRL ships some of its configurations."""
-    said = settings_of(program)
+    said = tool_settings(program)
     options = {name: said[name].value for name in TRL_LAUNCHES if name in said}
     named = options.pop("accelerate_config", None)
     if named is not None:
@@ -288,7 +288,7 @@ def _script(program: Program) -> Program:
             hint="run tuner in the environment of the trainer, or pip install trl",
         )
     command = [*program.command[:place], str(path), *program.command[place + 1 :]]
-    own, said = f"trl.{_CONFIGS[program.command[place]]}Config", settings_of(program)
+    own, said = f"trl.{_CONFIGS[program.command[place]]}Config", tool_settings(program)
     for name, argument in said.items():
         instead = None if takes(own, name) else meant(own, name, argument.value)
         if instead is not None and instead.argument not in said:
