@@ -187,8 +187,9 @@ def _soften() -> None:
     def get(value: Any, name: Any, *default: Any) -> Any:
         if not isinstance(name, Unknown):
             return named(value, name, *default)
-        if value is sys.modules.get("transformers"):  # one of its models, as a config names it
-            return value.PreTrainedModel
+        module: Any = sys.modules.get("transformers")
+        if value is module is not None:  # one of its models, as a config names it
+            return module.PreTrainedModel
         return Unknown(f"getattr(..., {name._what})")
 
     builtins.getattr = get
