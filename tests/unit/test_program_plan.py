@@ -347,7 +347,8 @@ def test_axolotl_without_packing(tmp_path):
     assert knobs(plan, "micro_batch", "grad_accum", "max_length") == (2, 1, 256)
     assert plan.left_out == ("Axolotl's LoRA kernels (lora_mlp_kernel and others)",)
     full = text.replace("adapter: qlora\nload_in_4bit: true\n", "")
-    assert "embeddings and norms" in refusals(tmp_path, full, name="axolotl.yml")
+    [widened] = planned(tmp_path, full, name="axolotl.yml").at_least
+    assert "embeddings and norms" in widened
 
 
 def test_packed_rows_have_a_mask_where_no_flash_attention_is(tmp_path):

@@ -93,7 +93,8 @@ def test_an_upper_bound_that_does_not_fit_is_unknown(tmp_path):
 def test_all_weights_are_trained_in_one_dtype_where_the_attention_wants_it(tmp_path):
     assert chosen(planned(tmp_path, AXOLOTL), "lora_rank", "precision") == (0, "bf16")
     sdpa = AXOLOTL.replace("flash_attention_2", "sdpa")
-    assert "embeddings and norms" in refusals(tmp_path, sdpa)
+    [widened] = planned(tmp_path, sdpa).at_least
+    assert "embeddings and norms" in widened
     assert chosen(planned(tmp_path, sdpa + CUT), "precision") == ("bf16",)
 
 
@@ -147,7 +148,8 @@ def test_preference_and_reward_have_two_sequences(tmp_path):
     dpo = planned(tmp_path, AXOLOTL + LORA + "rl: dpo\n")
     assert chosen(dpo, "micro_batch", "reference_pass") == (4, True)
     assert (dpo.sequences, dpo.settings["micro_batch"]) == (2, 2)
-    assert "second model in memory" in refusals(tmp_path, AXOLOTL + "rl: dpo\n")
+    assert chosen(dpo, "reference_model") == (False,)
+    assert chosen(planned(tmp_path, AXOLOTL + "rl: dpo\n"), "reference_model") == (True,)
     orpo = planned(tmp_path, AXOLOTL + "rl: orpo\n")
     assert chosen(orpo, "micro_batch", "reference_pass") == (4, None)
     kto = planned(tmp_path, AXOLOTL + LORA + "rl: kto\n")

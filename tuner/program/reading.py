@@ -427,12 +427,13 @@ def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
 
 
 _NO_ADAPTERS = {
-    "target_parameters": "an adapter on parameters",
-    "layers_to_transform": "an adapter on some layers",
-    "layers_pattern": "an adapter on some layers",
     "rank_pattern": "ranks that differ by module",
-    "trainable_token_indices": "training of single tokens",
     "modules_to_tie": "tied modules",
+}
+_FEWER_ADAPTERS = dict.fromkeys(("layers_to_transform", "layers_pattern"), "some layers only")
+_MORE_ADAPTERS = {
+    "target_parameters": "an adapter on parameters",
+    "trainable_token_indices": "training of single tokens",
 }
 
 
@@ -449,7 +450,12 @@ def adapters(
     With `every_linear` the trainer adapts all linear layers.
     """
     targets = names.get("target_modules", "target_modules")
-    unset(lora, {names.get(name, name): why for name, why in _NO_ADAPTERS.items()})
+    for note, reasons in (
+        (unset, _NO_ADAPTERS),
+        (saves, _FEWER_ADAPTERS),
+        (adds, _MORE_ADAPTERS),
+    ):
+        note(lora, {names.get(name, name): why for name, why in reasons.items()})
     given_rank = number(lora, names.get("r", "r"), rank)
     flags = {word: names.get(f"use_{word}", f"use_{word}") for word in ("dora", "rslora")}
     kind = [word for word, flag in flags.items() if lora.take(flag, quietly=True) is True]

@@ -92,7 +92,7 @@ def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
         elif instead := meant(tool, name, argument.value):
             found.notes.append(f"{argument.where}: {text}")
             kept.setdefault(instead.argument, replace(argument, value=instead.value))
-        elif "did you mean" in text or tool in IGNORING:
+        elif tool in IGNORING or any(say in text for say in ("did you mean", "until", "since")):
             found.notes.append(f"{argument.where}: {text}")
         else:
             text = f"{text}; what it changes isn't known"

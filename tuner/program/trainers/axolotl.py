@@ -16,6 +16,7 @@ from tuner.program.reading import (
     NOT_COMPARED,
     WITHOUT_MEMORY,
     adapters,
+    adds,
     attention,
     checkpointing,
     compiled,
@@ -37,7 +38,6 @@ _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 _NOT_PREDICTED = {
     "selective_checkpointing": "checkpointing of some operators",
     "relora": "ReLoRA",
-    "qat": "quantisation-aware training",
     "gptq": "GPTQ",
     "fp8": "training in FP8",
     "process_reward_model": "a reward for each step",
@@ -98,6 +98,7 @@ _WITHOUT_MEMORY = (
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
     unset(file, _NOT_PREDICTED)
+    adds(file, {"qat": "quantisation-aware training"})
     unset(file, {name: what for name, what in _SIZES.items() if file.take(name) != 1})
     saves(file, _SAVES)
     plugins = _plugins(file)
@@ -131,11 +132,10 @@ def _plan(training: ProgramTraining) -> Planned:
     elif adapter is not None:
         only_run(file, "adapter", f"{adapter} (modelled: lora, qlora)")
     elif weights != "fp32" and not sharded and _is_widened(knobs):
-        why = (
-            "are widened to fp32 where all weights are trained with this attention, which is not "
-            f"predicted: set attn_implementation: flash_attention_2, or {EMULATE}"
+        file.adds(
+            "attn_implementation",
+            "widening of embeddings and norms to fp32, which flash_attention_2 turns off,",
         )
-        file.refuse("embeddings and norms", why)
     knobs |= sharded
     notes = [] if knobs["precision"] in QUANTIZED else [NOT_COMPARED]
     if file.take("sample_packing", False, quietly=True):
@@ -213,9 +213,8 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
     """The sequences of an example, of preference training and of a reward model."""
     kind = file.take("rl")
     if kind in ("dpo", "ipo", "kto"):
-        if not knobs["lora_rank"] or file.take("rl_adapter_ref_model"):
-            file.refuse("rl", f"has a second model in memory, which is not predicted: {EMULATE}")
         notes.append(preference(knobs, sequences := 1 if kind == "kto" else 2))
+        knobs["reference_model"] = not knobs["lora_rank"] or bool(file.take("rl_adapter_ref_model"))
         return sequences
     if kind not in (None, "orpo"):
         only_run(file, "rl", f"{kind} (modelled: dpo, ipo, kto, orpo)")
