@@ -148,6 +148,11 @@ PROCESSES = {
         "u.module_from_spec(s)",
         "Refused",
     ),
+    "a link that is changed": (
+        "os.symlink('file', 'l'); os.utime('l', (1, 1), follow_symlinks=False); os.chmod('l', 0)",
+        "",
+    ),
+    "a folder by its descriptor": ("os.chdir(os.open('out', os.O_RDONLY))", "Refused"),
     "a module of its own": (
         "open('written.py', 'w').write('x = 3'); import written; assert written.x == 3",
         "",
