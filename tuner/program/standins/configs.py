@@ -2,213 +2,143 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import json
 import os
 import sys
-from opcode import opmap
+from copy import deepcopy
+from opcode import opname
+from types import SimpleNamespace
 from typing import Any
 
-from tuner.program.standins.unknown import (
-    CLASSES,
-    Meta,
-    Name,
-    Note,
-    Unknown,
-    guarded,
-    is_library,
-    put,
-    where,
-)
+from tuner.program.standins import unknown
+from tuner.program.standins.unknown import CLASSES, Meta, Name, Note, Unknown, is_library, put
 
-_MADE: dict[str, Any] = {}
-_FIXED = ("bf16", "fp16", "gradient_checkpointing", "activation_checkpointing")
-"""Arguments that only their construction reads; the last two in transformers 5.23 and later."""
-_LOADS = {opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in opmap}
 RENAMED: dict[str, str] = {}
 """Names that arguments had in older releases, and their names today."""
-
-_ALIASES = [
-    ("gradient_checkpointing", "activation_checkpointing"),
-    ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
-]
+_FIXED = ("bf16", "fp16", "gradient_checkpointing", "activation_checkpointing")
+"""Arguments that only their construction reads; the last two in transformers 5.23 and later."""
 
 
 def revived(value: Any) -> Any:
     """A default of a table; a new one for each object."""
-    if isinstance(value, (list, dict)):
-        if isinstance(value, dict) and "$name" in value:
-            return Name(value["$name"])
-        if isinstance(value, dict) and ("$unknown" in value or "$object" in value):
-            return Unknown("default")
-        return json.loads(json.dumps(value))
-    return value
+    if isinstance(value, dict) and "$name" in value:
+        return Name(value["$name"])
+    if isinstance(value, dict) and ("$unknown" in value or "$object" in value):
+        return Unknown("default")
+    return deepcopy(value)
+
+
+class _Fields:
+    """`__dataclass_fields__`, made when it is asked for."""
+
+    def __get__(self, config: Any, cls: Any) -> dict[str, Any]:
+        import dataclasses  # with `inspect`, which only some programs need
+
+        fields: dict[str, Any] = {}
+        for name, told in cls._fields.items():
+            made = fields[name] = dataclasses.field()
+            default = told.get("default", dataclasses.MISSING)
+            if isinstance(default, (list, dict)):
+                made.default_factory = functools.partial(revived, default)
+            else:
+                made.default = default
+            made.name, made.type, made.kw_only = name, told.get("type", "Any"), False
+            made._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
+        return fields
 
 
 class ConfigMeta(Meta):
-    @property
-    def __dataclass_fields__(cls) -> dict[str, Any]:
-        for base in cls.__mro__:
-            if "_own_fields" not in vars(base) and vars(base).get("_fields"):
-                type.__setattr__(base, "_own_fields", _dataclass_fields(base))
-            if "_own_fields" in vars(base):
-                own: dict[str, Any] = base._own_fields  # type: ignore[attr-defined]
-                return own
-        raise AttributeError("__dataclass_fields__")
-
-    @__dataclass_fields__.setter
-    def __dataclass_fields__(cls, fields: dict[str, Any]) -> None:
-        type.__setattr__(cls, "_own_fields", fields)
-
-    def __getattr__(cls, name: str) -> Any:
-        if name == "_own_fields":
-            raise AttributeError(name)
-        if name == "__dataclass_params__":
-            return type("Params", (), {"frozen": False, "kw_only": False})
-        if name == "__match_args__":
-            return ()
-        return Meta.__getattr__(cls, name)
-
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
-        made._note.extra["made"] = True
         if "output_dir" in made._fields:
             names = _FIXED if "activation_checkpointing" in made._fields else _FIXED[:2]
-            held = vars(made)
-            made._note.extra["fixed"] = {name: held[name] for name in names if name in held}
+            made._note.extra["fixed"] = {k: v for k, v in vars(made).items() if k in names}
         return made
-
-
-def _dataclass_fields(cls: Any) -> dict[str, Any]:
-    import dataclasses  # with `inspect`, which only some programs need
-
-    fields = {}
-    for name, told in cls._fields.items():
-        default = revived(told["default"]) if "default" in told else dataclasses.MISSING
-        made: Any = (
-            dataclasses.field(default_factory=functools.partial(revived, told["default"]))
-            if isinstance(default, (list, dict, Unknown))
-            else dataclasses.field(default=default)
-        )
-        made.name, made.type = name, told.get("type", "Any")
-        made._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
-        made.kw_only = False
-        fields[name] = made
-    return fields
 
 
 class Config(metaclass=ConfigMeta):
     __slots__ = ("__dict__", "__weakref__", "_note")
+    __dataclass_fields__ = _Fields()
+    __dataclass_params__ = SimpleNamespace(frozen=False, kw_only=False)
     _fields: dict[str, Any] = {}
     _path = "Thing"
-    _open = False
-    _known = True
+    _open, _known = False, True
     _contrary: dict[str, str] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
         given = {**dict(zip(cls._fields, args)), **kwargs}
-        put(self, "_note", Note(cls._path, where(), (), given))
+        put(self, "_note", Note(cls._path, unknown.where(), (), given))
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = {**dict(zip(self._fields, args)), **kwargs}
-        everything = given.pop("**", None)
+        given = self._note.given = {**dict(zip(self._fields, args)), **kwargs}
         for name, told in self._fields.items():
-            value = given.get(name, self)
-            if value is self:
-                value = (
-                    everything[name]
-                    if everything is not None
-                    else revived(told["default"])
-                    if "default" in told and self._known
-                    else Unknown(f"{self._path}.{name}")
-                )
-            elif isinstance(value, str) and value[:1] == "{" and "dict" in told.get("type", ""):
+            value = given.get(name)
+            if isinstance(value, str) and value[:1] == "{" and "dict" in told.get("type", ""):
                 value = json.loads(value)
+            elif name not in given and "**" in given:
+                value = given["**"][name]
+            elif name not in given and "default" in told and self._known:
+                value = revived(told["default"])
+            elif name not in given:
+                value = Unknown(f"{self._path}.{name}")
             put(self, name, value)
-        for name in given.keys() - self._fields.keys():
+        for name in given.keys() - self._fields.keys() - {"**"}:
             put(self, name, given[name])
-        caller = sys._getframe(1).f_code
-        if caller.co_name in ("replace", "_replace") and "dataclasses" in caller.co_filename:
-            given = {
-                name: value
-                for name, value in given.items()
-                if value != self._fields.get(name, {}).get("default")
-            }
-        if everything is not None:
-            given["**"] = everything
-        self._note.given, self._note.bound = given, True
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        for name, other in self._contrary.items():
-            if self.__dict__.get(name, self) is None:
-                put(self, name, not self.__dict__.get(other))
         held = self.__dict__
-        for old, new in _ALIASES:  # transformers 5.23
+        for name, other in self._contrary.items():
+            if held.get(name, self) is None:
+                held[name] = not held.get(other)
+        for new in ("activation_checkpointing", "activation_checkpointing_kwargs"):
+            old = new.replace("activation", "gradient")  # its name before transformers 5.23
             if new in self._fields and old in self._fields:
-                held[new] = held[old] = held[old] if held[new] is None else held[new]
-                if new == "activation_checkpointing" and held[new] is None:
-                    held[new] = held[old] = False
+                value = held[old] if held[new] is None else held[new]
+                is_off = value is None and new == "activation_checkpointing"
+                held[new] = held[old] = False if is_off else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         put(self, name, value)
-        if name[0] == "_":
-            return
-        if "made" in self._note.extra or not is_library(sys._getframe(1).f_code.co_filename):
+        caller = sys._getframe(1).f_code
+        is_made = caller.co_name != "__init__" or not is_library(caller.co_filename)
+        if name[0] != "_" and is_made:
             self._note.assign(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("__dataclass_fields__", "__dataclass_params__"):
-            return getattr(type(self), name)
         if name[:2] == "__" or name == "_note":
             raise AttributeError(name)
-        if name in _ANSWERS and "output_dir" in self._fields:
-            return _ANSWERS[name](self)
-        frame: Any = sys._getframe(1)
-        reads = frame.f_code.co_code[frame.f_lasti] in _LOADS and not is_library(
-            frame.f_code.co_filename
-        )
-        if self._open or (reads and not guarded(frame)):  # of another release
+        if name in _PROPERTIES_BY_NAME and "output_dir" in self._fields:
+            return _PROPERTIES_BY_NAME[name](self)
+        frame = sys._getframe(1)
+        running = opname[frame.f_code.co_code[frame.f_lasti]]
+        is_read = running in ("LOAD_ATTR", "LOAD_METHOD")
+        is_the_users = is_read and not is_library(frame.f_code.co_filename)
+        if self._open or (is_the_users and not unknown.guarded(frame)):  # of another release
             return Unknown(f"{self._path}.{name}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.__dict__})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.__dict__ == vars(other)
-
-    __hash__ = object.__hash__
-
     def __copy__(self) -> Any:
-        return self._copied(dict(self.__dict__))
+        made: Any = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        put(made, "_note", Note(self._note.path, self._note.where, (), self._note.given))
+        made._note.assigned.update(self._note.assigned)
+        return made
 
     def __deepcopy__(self, memo: Any) -> Any:
-        from copy import deepcopy
-
-        return self._copied(deepcopy(self.__dict__, memo))
-
-    def _copied(self, values: dict[str, Any]) -> Any:
-        made = object.__new__(type(self))
-        made.__dict__.update(values)
-        note = Note(self._note.path, self._note.where, (), self._note.given)
-        note.assigned, note.bound = dict(self._note.assigned), True
-        note.extra["made"] = True
-        put(made, "_note", note)
+        made = self.__copy__()
+        made.__dict__.update(deepcopy(self.__dict__, memo))
         return made
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
 
     to_sanitized_dict = to_diff_dict = to_dict
-
-    def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), default=str)
-
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        pass
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], **more: Any) -> Any:
@@ -224,71 +154,47 @@ def as_now(value: Any) -> Any:
     return value.__copy__() if isinstance(value, Config) else value
 
 
-def _gpus(_: Any) -> int:
-    import torch
-
-    return int(torch.cuda.device_count())
-
-
-def _world(_: Any) -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+_SHORT = {
+    "batch_size": "per_device_train_batch_size",
+    "num_epochs": "num_train_epochs",
+    "name": "optim",
+}
 
 
-class _Setter:
+def _setter(config: Any) -> Any:
     """`set_training(...)` and its like: arguments of one call become fields of others."""
 
-    names = {
-        "batch_size": "per_device_train_batch_size",
-        "num_epochs": "num_train_epochs",
-        "name": "optim",
-    }
+    def call(**values: Any) -> Any:
+        for name, value in values.items():
+            setattr(config, _SHORT.get(name, name), value)
+        return config
 
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for name, value in kwargs.items():
-            setattr(self.config, self.names.get(name, name), value)
-        return self.config
+    return call
 
 
-class _Context:
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-_ANSWERS: dict[str, Any] = {
-    "device": lambda self: Name("torch.device", type="cuda", index=0),
-    "n_gpu": _gpus,
-    "_n_gpu": _gpus,
-    "world_size": _world,
-    "process_index": lambda self: int(os.environ.get("RANK", "0")),
-    "local_process_index": lambda self: int(os.environ.get("LOCAL_RANK", "0")),
-    "local_rank": lambda self: int(os.environ.get("LOCAL_RANK", "0")),
-    "train_batch_size": lambda self: self.per_device_train_batch_size,
-    "eval_batch_size": lambda self: self.per_device_eval_batch_size,
-    "should_log": lambda self: True,
-    "should_save": lambda self: True,
-    "parallel_mode": lambda self: Unknown("parallel_mode"),
-    "distributed_state": lambda self: Unknown("distributed_state"),
-    "deepspeed_plugin": lambda self: None,
-    "main_process_first": lambda self: lambda *args, **kwargs: _Context(),
-    "get_process_log_level": lambda self: lambda: 20,
-    "get_warmup_steps": lambda self: lambda steps: Unknown("warmup steps"),
-    **dict.fromkeys(
-        "set_training set_evaluate set_optimizer set_dataloader set_lr_scheduler set_save".split(),
-        _Setter,
-    ),
+_PROPERTIES: dict[str, Any] = {
+    "device": lambda config: Name("torch.device", type="cuda", index=0),
+    "n_gpu _n_gpu": lambda config: importlib.import_module("torch").cuda.device_count(),
+    "world_size": lambda config: int(os.environ.get("WORLD_SIZE", "1")),
+    "process_index": lambda config: int(os.environ.get("RANK", "0")),
+    "local_process_index local_rank": lambda config: int(os.environ.get("LOCAL_RANK", "0")),
+    "train_batch_size": lambda config: config.per_device_train_batch_size,
+    "eval_batch_size": lambda config: config.per_device_eval_batch_size,
+    "should_log should_save": lambda config: True,
+    "main_process_first": lambda config: lambda *args, **kwargs: contextlib.nullcontext(),
+    "get_process_log_level": lambda config: lambda: 20,
+    "set_training set_evaluate set_optimizer set_dataloader set_lr_scheduler set_save": _setter,
 }
+_PROPERTIES_BY_NAME = {name: get for names, get in _PROPERTIES.items() for name in names.split()}
 
 
 def is_config(path: str) -> bool:
     """Whether a table tells a class whose values are settings."""
     table = CLASSES.get(path) or {}
     return bool(table.get("fields")) and ("parameters" not in table or path.endswith("Config"))
+
+
+_MADE: dict[str, Any] = {}
 
 
 def config(path: str, bases: tuple[str, ...] = ()) -> Any:

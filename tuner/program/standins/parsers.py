@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,74 +13,65 @@ from typing import Any
 
 from tuner.program.standins.configs import RENAMED, Config, config
 
-
-def truth(text: Any) -> bool:
-    if isinstance(text, bool):
-        return text
-    if str(text).lower() in ("yes", "true", "t", "y", "1"):
-        return True
-    if str(text).lower() in ("no", "false", "f", "n", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"truth value expected: got {text}")
-
-
-def _fields(cls: Any) -> list[tuple[str, str, Any, dict[str, Any]]]:
-    """Name, text of the type, default (or MISSING) and metadata of each field."""
-    if isinstance(cls, type) and issubclass(cls, Config) and "__init__" not in vars(cls):
-        missing = dataclasses.MISSING
-        told = cls._fields.items()
-        return [(n, t.get("type", ""), t.get("default", missing), {}) for n, t in told]
-    fields = []
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
-        default, kind = field.default, field.type
-        # The library's parser does not look at the factory of a flag, which is False then.
-        if field.default_factory is not dataclasses.MISSING and kind not in (bool, "bool"):
-            default = field.default_factory()
-        text = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
-        if not isinstance(kind, (str, type)) or getattr(kind, "__args__", None):
-            text = str(kind)
-        if isinstance(kind, type) and hasattr(kind, "__members__"):
-            members: Any = kind
-            text = f"Literal[{', '.join(repr(each.value) for each in members)}]"
-        fields.append((field.name, text, default, dict(field.metadata)))
-    return fields
-
-
-def converter(text: str) -> dict[str, Any]:
-    """How argparse reads a field, by the text of its type."""
-    text = re.sub(r"\b(typing|builtins|t)\.|'(?=\w+\[)", "", text).strip("'\" ")
-    text = re.sub(r"^(Optional|Annotated)\[(.*)\]$", r"\2", text)
-    text = re.sub(r"^Union\[(.*)\]$", lambda m: m[1].replace(", ", " | "), text)
-    if not text.startswith("Literal"):
-        parts = [part.strip() for part in re.split(r"\|(?![^\[]*\])", text)]
-        parts = [part for part in parts if part not in ("None", "NoneType")]
-        text = next((part for part in parts if part == "str"), parts[0] if parts else "str")
-    if text.startswith("Literal"):
-        words = [eval(word) for word in re.findall(r"'[^']*'|\"[^\"]*\"|-?[\d.]+", text)]
-        kind = type(words[0]) if words else str
-        return {"type": kind, "choices": words} if words else {}
-    if text == "bool":
-        return {"type": truth, "nargs": "?", "const": True}
-    if text.lower().startswith(("list", "tuple", "sequence")):
-        inner = re.search(r"\[(\w+)", text)
-        return {
-            "nargs": "+",
-            "type": {"int": int, "float": float}.get(inner[1] if inner else "", str),
-        }
-    if text.lower().startswith("dict"):
-        return {"type": json.loads}
-    return {"type": {"int": int, "float": float}.get(text, str)}
-
-
 _OF_MODEL = re.compile(
     "torch_dtype|lora_|load_in_|bnb_|use_(peft|flash|bnb)|attn_|model_|tokenizer_"
 )
 """Names of arguments that older releases had beside the model's name."""
 
 
+def truth(text: Any) -> bool:
+    for value, words in ((True, "yes true t y 1"), (False, "no false f n 0")):
+        if str(text).lower() in words.split():
+            return value
+    raise argparse.ArgumentTypeError(f"truth value expected: got {text}")
+
+
+def converter(kind: Any) -> dict[str, Any]:
+    """How argparse reads a field of this type, or of the text of one."""
+    if isinstance(kind, type) and hasattr(kind, "__members__"):
+        words = [each.value for each in kind.__members__.values()]
+        return {"type": type(words[0]), "choices": words}
+    text = kind.__name__ if type(kind) is type else str(kind)
+    text = re.sub(r"\b(typing|builtins|t)\.|'(?=\w+\[)", "", text).strip("'\" ")
+    text = re.sub(r"^(Optional|Annotated)\[(.*)\]$", r"\2", text)
+    if text.startswith("Literal"):
+        words = [eval(word) for word in re.findall(r"'[^']*'|\"[^\"]*\"|-?[\d.]+", text)]
+        return {"type": type(words[0]), "choices": words} if words else {}
+    text = re.sub(r"^Union\[(.*)\]$", lambda m: m[1].replace(", ", " | "), text)
+    kinds = [part.strip() for part in re.split(r"\|(?![^\[]*\])", text)]
+    known = [each for each in kinds if each not in ("None", "NoneType")] or ["str"]
+    name, _, inner = ("str" if "str" in known else known[0]).lower().partition("[")
+    if name == "bool":
+        return {"type": truth, "nargs": "?", "const": True}
+    numbers: dict[str, Any] = {"int": int, "float": float}
+    if name in ("list", "tuple", "sequence"):
+        return {"nargs": "+", "type": numbers.get(re.split(r"\W", inner)[0], str)}
+    return {"type": json.loads if name == "dict" else numbers.get(name, str)}
+
+
+def _yaml(path: Any) -> Any:
+    import yaml
+
+    with open(path, encoding="utf-8") as file:
+        return yaml.safe_load(file)
+
+
+def _give(configs: list[Any], name: str, given: Any) -> None:
+    """Gives it to the class that has it under its name today, or whose names begin like it."""
+    newest = RENAMED.get(name, name)
+    has = "model_name_or_path" if _OF_MODEL.match(name) else "output_dir"
+    for each in configs:
+        each.__dict__.setdefault(name, given)
+    owners = [each for key in (newest, has) for each in configs if key in each._fields]
+    owner = [*owners, *configs][0]
+    if newest in owner._fields and newest not in owner._note.given:
+        owner.__dict__[newest] = given
+    owner._note.given[name] = given
+
+
 class HfArgumentParser(argparse.ArgumentParser):
+    """Only what is given reaches a class: a default of the class's own stays the class's."""
+
     _path = "transformers.HfArgumentParser"
 
     def __init__(self, dataclass_types: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -87,105 +79,70 @@ class HfArgumentParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         types = dataclass_types or []
         self.dataclass_types = list(types) if isinstance(types, (list, tuple)) else [types]
-        self._own: dict[str, Any] = {}
         for cls in self.dataclass_types:
-            for name, text, default, metadata in _fields(cls):
-                self._add(name, text, default, metadata)
+            for field in dataclasses.fields(cls):
+                if field.init:
+                    self._add(field)
 
-    def _add(self, name: str, text: str, default: Any, metadata: dict[str, Any]) -> None:
-        options = [f"--{name}"]
-        if "_" in name:
-            options.append(f"--{name.replace('_', '-')}")
-        aliases = metadata.get("aliases", [])
+    def _add(self, field: Any) -> None:
+        default, aliases = field.default, field.metadata.get("aliases", [])
+        is_flag = field.type in (bool, "bool")
+        # The library's parser does not look at the factory of a flag, which is False then.
+        if field.default_factory is not dataclasses.MISSING and not is_flag:
+            default = field.default_factory()
+        words = [field.name, field.name.replace("_", "-")]
+        options = [f"--{word}" for word in words]
         options += [aliases] if isinstance(aliases, str) else aliases
         options = [each for each in options if each not in self._option_string_actions]
         if not options:
             return
-        missing = default is dataclasses.MISSING
-        how = converter(text)
-        if isinstance(default, list) and "nargs" not in how:
-            how = {"nargs": "+", "type": how.get("type", str)}
-        if text == "bool" or text in ("<class 'bool'>", "Optional[bool]", "bool | None"):
-            how = converter("bool")
-            if default is True:
-                negated = [f"--no_{name}", f"--no-{name.replace('_', '-')}"]
-                self.add_argument(*dict.fromkeys(negated), action="store_false", dest=name)
-                default = True
-        if missing and text == "bool":
-            self.add_argument(*options, dest=name, default=False, **how)
-            return
-        self._own[name] = None if missing else default
-        self.add_argument(*options, dest=name, default=self._own[name], required=missing, **how)
-
-    def _namespace(self, words: Any) -> tuple[argparse.Namespace, list[str]]:
-        """Only what was given: a default of the class's own stays the class's."""
-        kept = []
-        for action in self._actions:
-            if action.dest in self._own and action.default is self._own[action.dest]:
-                kept.append((action, action.default))
-                action.default = argparse.SUPPRESS
-        try:
-            return self.parse_known_args(words)
-        finally:
-            for action, default in kept:
-                action.default = default
-
-    def _made(self, values: dict[str, Any]) -> list[Any]:
-        made = []
-        for cls in self.dataclass_types:
-            names = {name for name, *_ in _fields(cls)}
-            made.append(cls(**{n: values.pop(n) for n in list(values) if n in names}))
-        return made
+        how = converter(field.type)
+        if isinstance(default, list):
+            how = {"nargs": "+", "type": str, **how}
+        how |= {"dest": field.name, "default": argparse.SUPPRESS}
+        if default is dataclasses.MISSING:
+            how |= {"default": False} if is_flag else {"required": True}
+        self.add_argument(*dict.fromkeys(options), **how)
+        if default is True and how["type"] is truth:
+            negated = f"--no_{words[0]}", f"--no-{words[1]}"
+            self.add_argument(
+                *negated, action="store_false", dest=field.name, default=argparse.SUPPRESS
+            )
 
     def parse_args_into_dataclasses(
-        self,
-        args: Any = None,
-        return_remaining_strings: bool = False,
-        look_for_args_file: bool = True,
-        args_filename: Any = None,
-        args_file_flag: Any = None,
+        self, args: Any = None, return_remaining_strings: bool = False, *_: Any, **more: Any
     ) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        beside = args_filename
-        if beside is None and look_for_args_file and sys.argv and sys.argv[0].endswith(".py"):
-            beside = sys.argv[0][:-3] + ".args"
-        if beside and os.path.exists(beside):
+        beside = more.get("args_filename") or os.path.splitext("".join(sys.argv[:1]))[0] + ".args"
+        if more.get("look_for_args_file", True) and os.path.exists(beside):
             with open(beside) as file:
                 words = file.read().split() + words
-        namespace, rest = self._namespace(words)
-        values = vars(namespace)
-        made = self._made(values)
-        if values:
-            made.append(argparse.Namespace(**values))
-        if return_remaining_strings:
-            return (*made, rest)
-        return self._with_others(made, rest)
+        namespace, rest = self.parse_known_args(words)
+        made = self._made(vars(namespace))
+        if vars(namespace):
+            made.append(namespace)
+        return (*made, rest) if return_remaining_strings else self._with_others(made, rest)
+
+    def _made(self, values: dict[str, Any]) -> list[Any]:
+        """The classes of these values, which are taken out."""
+        made = []
+        for cls in self.dataclass_types:
+            names = [each.name for each in dataclasses.fields(cls) if each.init]
+            made.append(cls(**{name: values.pop(name) for name in names if name in values}))
+        return made
 
     def _with_others(self, made: list[Any], words: list[str]) -> tuple[Any, ...]:
         """Words that this release lacks, kept as given: whoever reads the record tells them."""
         configs = [each for each in made if isinstance(each, Config)]
         if words and (not configs or not words[0].startswith("--")):
             raise ValueError(f"Some specified arguments are not used: {words}")
-        for at, word in enumerate(words):
-            name, _, value = word.removeprefix("--").partition("=")
-            follows = words[at + 1] if at + 1 < len(words) else "--"
+        for word, after in zip(words, [*words[1:], "--"]):
             if word.startswith("--"):
-                value = value or ("true" if follows.startswith("--") else follows)
-                try:
-                    given = json.loads(value)
-                except ValueError:
-                    given = value
-                name = name.replace("-", "_")
-                for each in configs:
-                    each.__dict__.setdefault(name, given)
-                # The class that had it is the one whose other names begin like it.
-                has = "model_name_or_path" if _OF_MODEL.match(name) else "output_dir"
-                owner = next((each for each in configs if has in each._fields), configs[0])
-                newest = RENAMED.get(name, name)
-                owner = next((each for each in configs if newest in each._fields), owner)
-                if newest in owner._fields and newest not in owner._note.given:
-                    owner.__dict__[newest] = given
-                owner._note.given[name] = given
+                name = word[2:].partition("=")[0]
+                given: Any = word[len(name) + 3 :] or ("true" if after.startswith("--") else after)
+                with contextlib.suppress(ValueError):
+                    given = json.loads(given)
+                _give(configs, name.replace("-", "_"), given)
         return tuple(made)
 
     def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> Any:
@@ -202,69 +159,50 @@ class HfArgumentParser(argparse.ArgumentParser):
         return self.parse_dict(_yaml(yaml_file), allow_extra_keys)
 
 
-def _yaml(path: Any) -> Any:
-    import yaml
-
-    with open(path, encoding="utf-8") as file:
-        return yaml.safe_load(file)
-
-
 class TrlParser(HfArgumentParser):
     _path = "trl.TrlParser"
 
     def parse_args_and_config(
-        self,
-        args: Any = None,
-        return_remaining_strings: bool = False,
-        fail_with_unknown_args: bool = True,
-        separate_remaining_strings: bool = False,
+        self, args: Any = None, return_remaining_strings: bool = False, *_: Any, **more: Any
     ) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
-        unused: list[str] = []
-        at = next((i for i, w in enumerate(words) if w.split("=")[0] == "--config"), None)
-        if at is not None:
-            path = words[at].partition("=")[2] or words[at + 1]
-            del words[at : at + (1 if "=" in words[at] else 2)]
-            values = _yaml(path) or {}
-            os.environ.update({k: str(v) for k, v in (values.pop("env", None) or {}).items()})
-            unused = self.set_defaults_with_config(**values)
+        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument("--config")
+        found, words = finder.parse_known_args(args)
+        values = _yaml(found.config) or {} if found.config is not None else {}
+        os.environ.update({k: str(v) for k, v in (values.pop("env", None) or {}).items()})
+        unused = self.set_defaults_with_config(**values)
         *made, rest = self.parse_args_into_dataclasses(words, return_remaining_strings=True)
         if return_remaining_strings:
             return (*made, rest + unused)
-        return self._with_others(made, rest + unused if fail_with_unknown_args else [])
+        fails = more.get("fail_with_unknown_args", True)
+        return self._with_others(made, rest + unused if fails else [])
 
     def set_defaults_with_config(self, **values: Any) -> list[str]:
-        unused = []
         for action in self._actions:
             if action.dest in values:
-                value = values.pop(action.dest)
+                value = values[action.dest]
                 if isinstance(value, str) and callable(action.type) and not action.nargs:
                     value = action.type(value)
                 action.default, action.required = value, False
-                self._own.pop(action.dest, None)
-        for name, value in values.items():
-            unused += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
-        return unused
+        known = {action.dest for action in self._actions}
+        return [
+            w
+            for k, v in values.items()
+            if k not in known
+            for w in (f"--{k}", v if isinstance(v, str) else json.dumps(v))
+        ]
 
 
 def get_peft_config(model_args: Any, *args: Any, **kwargs: Any) -> Any:
     if not model_args.use_peft:
         return None
-    pairs = {
-        "task_type": "lora_task_type",
-        "r": "lora_r",
-        "target_modules": "lora_target_modules",
-        "target_parameters": "lora_target_parameters",
-        "lora_alpha": "lora_alpha",
-        "lora_dropout": "lora_dropout",
-        "use_rslora": "use_rslora",
-        "use_dora": "use_dora",
-        "modules_to_save": "lora_modules_to_save",
-    }
-    held = vars(model_args)
-    given = {name: held[own] for name, own in pairs.items() if own in held}
-    if isinstance(given.get("target_modules"), list) and len(given["target_modules"]) == 1:
-        given["target_modules"] = given["target_modules"][0]
+    named = "task_type r target_modules target_parameters modules_to_save".split()
+    names = {f"lora_{name}": name for name in named}
+    names |= {name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
+    given = {name: vars(model_args)[own] for own, name in names.items() if own in vars(model_args)}
+    targets = given.get("target_modules")
+    if isinstance(targets, list) and len(targets) == 1:
+        given["target_modules"] = targets[0]
     return config("peft.LoraConfig")(bias="none", **given)
 
 

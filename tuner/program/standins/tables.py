@@ -25,45 +25,34 @@ class Tables:
     def get(self, name: str) -> dict[str, Any] | None:
         """A class or function, or a method that a class has of its bases; None if unknown."""
         if name not in self._made:
-            row = self.row(name)
-            self._made[name] = self._inherited(name) if row is None else self._whole(row)
+            kind, _, method = name.rpartition(".")
+            if (row := self.row(name)) is not None:
+                self._made[name] = self._whole(row)
+            else:
+                its = self.get(kind) if "." in kind else None
+                found = (self.get(f"{base}.{method}") for base in (its["bases"] if its else ()))
+                self._made[name] = next(filter(None, found), None)
         return self._made[name]
 
-    def _inherited(self, name: str) -> dict[str, Any] | None:
-        kind, _, method = name.rpartition(".")
-        its = self.get(kind) if "." in kind else None
-        found = (self.get(f"{base}.{method}") for base in (its["bases"] if its else ()))
-        return next((each for each in found if each), None)
-
     def _whole(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {
-            "fields": {},
-            "contrary": {},
-            "bases": [],
-            "also": "",
-            "open": False,
+        nothing: dict[str, Any] = {"fields": {}, "contrary": {}, "also": "", "bases": []}
+        above = {base: self.get(base) or nothing for base in row.get("bases", ())}
+        fields = {
+            # A type alone has None as its default.
+            name: dict(zip(("type", "default"), [each, None] if isinstance(each, str) else each))
+            for name, each in row.get("fields", {}).items()
         }
-        for base in reversed(row.get("bases", ())):
-            its = self.get(base)
-            made["bases"] = [base, *(its["bases"] if its else ()), *made["bases"]]
-            if its and "call" not in row:
-                for key in ("fields", "contrary"):
-                    made[key] |= its[key]
-                made["also"] += f" {its['also']}"
-                made |= {key: its[key] for key in ("open", "parameters") if key in its}
-        fields = {name: _field(value) for name, value in row.get("fields", {}).items()}
-        made["fields"] |= fields
-        made["contrary"] |= row.get("contrary", {})
-        made["also"] += f" {row.get('also', '')}"
-        made["open"] = row.get("open", made["open"])
-        made["bases"] = list(dict.fromkeys(made["bases"]))
+        own = nothing | {key: row[key] for key in ("contrary", "also", "open") if key in row}
+        own["fields"] = fields
+        lines = [own] if "call" in row else [*reversed(above.values()), own]
+        made: dict[str, Any] = {"open": False} | {
+            key: value for each in lines for key, value in each.items()
+        }
+        for key in ("fields", "contrary"):
+            made[key] = {name: value for each in lines for name, value in each[key].items()}
+        made["also"] = " ".join(each["also"] for each in lines)
+        bases = [name for base, its in above.items() for name in (base, *its["bases"])]
+        made["bases"] = list(dict.fromkeys(bases))
         if "call" in row:
             made["parameters"] = list(fields)[: len(fields) - row["call"]]
         return made
-
-
-def _field(value: Any) -> dict[str, Any]:
-    """A field of a row: a type alone has None as its default."""
-    if isinstance(value, str):
-        return {"default": None, "type": value}
-    return {"type": value[0]} if len(value) == 1 else {"default": value[1], "type": value[0]}
