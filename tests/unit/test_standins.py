@@ -427,9 +427,10 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, get_scheduler
 model = AutoModelForCausalLM.from_pretrained("m"); opt = torch.optim.AdamW(model.parameters(), 1e-4)
 loader = DataLoader(ds := object(), batch_size=3); schedule = get_scheduler("cosine", opt)
+schedules = [schedule, torch.optim.lr_scheduler.CosineAnnealingLR(opt, 9)]
 for i, batch in enumerate(loader):
     loss = model(**batch).loss / 4; loss.backward()
-    if (i + 1) % 4 == 0: opt.step(); schedule.step(); opt.zero_grad()
+    if (i + 1) % 4 == 0: opt.step(); [each.step() for each in schedules]; opt.zero_grad()
 ---
 import torch
 from accelerate import Accelerator

@@ -1,64 +1,45 @@
-"""Trainers, loops of one's own, and what stands around a training."""
+"""Trainers, loops of one's own, and the calls that matter to every training after them."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+from tuner.program.standins import record
 from tuner.program.standins.configs import as_now, config
-from tuner.program.standins.data import TOKENIZED, tried
-from tuner.program.standins.models import Model, model_class
-from tuner.program.standins.record import (
-    TRAININGS,
-    call,
-    called,
-    described,
-    plain,
-    told,
-    told_model,
-    unknown,
-)
-from tuner.program.standins.unknown import CLASSES, Note, Thing, Unknown, put, thing
+from tuner.program.standins.data import CURRENT, TOKENIZED, DataLoader, Holder, named, tried
+from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
+from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, thing, where
 
+_EARLY = "per_device_train_batch_size max_length packing padding_free max_prompt_length"
+"""Arguments that a trainer reads when it is made, and no more after that."""
+_UNSLOTH = ("UnslothTrainer", "UnslothVisionTrainer")
+_accelerators: list[Any] = []
 _SPECIAL: list[Note] = []  # calls that matter to every training after them
 
 
-_EARLY = set(
-    "per_device_train_batch_size max_length packing padding_free max_prompt_length".split()
-)
-"""Arguments that a trainer reads when it is made, and no more after that."""
-
-
-class Trainer(Thing):
+class Trainer(Holder):
     """A trainer: `train()` and `fit()` are recorded with everything as it is then."""
 
-    __slots__ = ()
     _path = "Thing"
     __call__ = Unknown.__call__
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        note = self._note
-        note.take(args, kwargs)
-        given = note.given
-        for name, value in given.items():
-            if not name.isdigit():
-                put(self, name, value)
-        if isinstance(given.get("model"), str):
-            made = model_class("transformers.AutoModelForCausalLM")
-            put(self, "model", made.from_pretrained(given["model"]))
-        elif given.get("model") is None and callable(given.get("model_init")):
-            takes = getattr(getattr(given["model_init"], "__code__", None), "co_argcount", 0)
-            put(self, "model", given["model_init"](*[Unknown("trial")] * min(takes, 1)))
-        if given.get("args") is None and not self._fits():
-            put(self, "args", _arguments_of(self._path))
-        self.model_wrapped = self.__dict__.get("model")
-        if "peft_config" in given:
-            given["peft_config"] = as_now(given["peft_config"])
-        self._note.extra["early"] = described(self.__dict__.get("args"))
+        super().__init__(*args, **kwargs)
+        held, build = self.__dict__, self._note.given.get("model_init")
+        if isinstance(held.get("model"), str):
+            loaded = model_class("transformers.AutoModelForCausalLM").from_pretrained
+            held["model"] = loaded(held["model"])
+        elif held.get("model") is None and callable(build):
+            takes = getattr(getattr(build, "__code__", None), "co_argcount", 0)
+            held["model"] = build(*[Unknown("trial")] * min(takes, 1))
+        if held.get("args") is None and "lightning" not in self._path.split(".")[0]:
+            held["args"] = _arguments_of(self._path)
+        held["model_wrapped"] = held.get("model")
+        if "peft_config" in self._note.given:
+            self._note.given["peft_config"] = as_now(self._note.given["peft_config"])
+        self._note.extra["early"] = record.described(held.get("args"))
         self._note.assigned.clear()
-
-    def _fits(self) -> bool:
-        return "lightning" in self._path.split(".")[0]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         return self._trained("train", args, kwargs)
@@ -67,153 +48,232 @@ class Trainer(Thing):
         return self._trained("fit", args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        self._note.extra["evaluates"] = True
-        for training in self._note.extra.get("trainings", ()):
-            training["evaluates"] = True
+        for held in (self._note.extra, *self._note.extra.get("trainings", ())):
+            held["evaluates"] = True
         return Unknown("evaluate()")
 
     predict = evaluate
-
-    def hyperparameter_search(self, hp_space: Any = None, *args: Any, **kwargs: Any) -> Any:
-        space = hp_space(Unknown("trial")) if callable(hp_space) else {}
-        for name in space if isinstance(space, dict) else ():
-            setattr(self.args, name, Unknown(f"hyperparameter_search: {name}"))
-        return self._trained("hyperparameter_search", args, kwargs)
 
     def add_callback(self, callback: Any) -> None:
         self._note.extra.setdefault("callbacks", []).append(callback)
 
     def _trained(self, name: str, args: Any, kwargs: Any) -> Any:
-        if callable(loop := self._note.given.get("train_loop_per_worker")):  # Ray Train
-            config = self._note.given.get("train_loop_config")
-            return loop() if config is None else loop(config)
-        if len(TRAININGS) < 64:
-            training = self._snapshot(name, args, kwargs)
-            TRAININGS.append(training)
+        if len(record.TRAININGS) < 64:
+            record.TRAININGS.append(self._snapshot(name, args, kwargs))
             model = self.__dict__.get("model")
-            for held in (self, model) if isinstance(model, Model) else (self,):
-                held._note.extra.setdefault("trainings", []).append(training)
+            for each in (self, model) if isinstance(model, Model) else (self,):
+                each._note.extra.setdefault("trainings", []).append(record.TRAININGS[-1])
         return Unknown(f"{name}()")
 
     def _arguments(self, arguments: Any) -> Any:
         """The arguments as they are, but for those that only the making of the trainer reads."""
-        now, early = described(arguments), self._note.extra.get("early")
-        if (
-            isinstance(now, dict)
-            and isinstance(early, dict)
-            and "values" in now
-            and "values" in early
-        ):
-            for name in _EARLY & early["values"].keys():
+        now, early = record.described(arguments), self._note.extra.get("early")
+        if all(isinstance(each, dict) and "values" in each for each in (now, early)):
+            for name in set(_EARLY.split()) & early["values"].keys():
                 for part in ("values", "assigned"):
                     now[part].pop(name, None)
                     if name in early[part]:
                         now[part][name] = early[part][name]
             for name, value in arguments._note.extra.get("fixed", {}).items():
-                now["values"][name] = plain(value)
+                now["values"][name] = record.plain(value)
                 now["assigned"].pop(name, None)
         return now
 
     def _snapshot(self, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
-        given, held = self._note.given, self.__dict__
-        arguments, model = held.get("args"), held.get("model")
-        fit = call(f"{self._path}.{name}", args, kwargs)
+        given, held, extra = self._note.given, self.__dict__, self._note.extra
+        arguments, model, text = held.get("args"), held.get("model"), given.get("model")
+        fit = record.call(f"{self._path}.{name}", args, kwargs)
         if name == "fit" and args:
-            fit.given = {**dict(zip(("model", "train_dataloaders"), args)), **kwargs}
-            model = args[0]
+            fit.given, model = named("model train_dataloaders", args, kwargs), args[0]
+        of_model = model._note if isinstance(model, Model) else Note("", None)
         lora = given.get("peft_config")
-        adapted = model._note.extra.get("adapted") if isinstance(model, Model) else None
         stubs = frozenset(map(id, (arguments, model, lora))) - {id(None)}
-        text = isinstance(given.get("model"), str)
-        compiled = model._note.extra.get("compiled") if isinstance(model, Model) else None
         tried(given.get("data_collator"), [Unknown("row")])
-        calls = [*_SPECIAL, *TOKENIZED.values(), *self._note.calls]
-        if isinstance(model, Model):
-            calls += model._note.calls
-        callbacks = [*(given.get("callbacks") or ()), *self._note.extra.get("callbacks", ())]
-        held_eval = getattr(arguments, "eval_strategy", None)
+        calls = [*_SPECIAL, *TOKENIZED.values(), *self._note.calls, *of_model.calls]
+        callbacks = [*(given.get("callbacks") or ()), *extra.get("callbacks", ())]
+        when = getattr(arguments, "eval_strategy", None)
         return {
-            "trainer": told(self, stubs),
+            "trainer": record.told(self, stubs),
             "arguments": self._arguments(arguments),
-            "model": given["model"] if text else told_model(model),
-            "reference": told_model(given.get("ref_model")),
-            "lora": described(lora if lora is not None else adapted),
-            "compiled": called(compiled) if compiled is not None else None,
-            "evaluates": bool(self._note.extra.get("evaluates"))
-            or (isinstance(held_eval, str) and held_eval in ("steps", "epoch")),
-            "calls": [called(each) for each in calls],
-            "callbacks": [plain(each) for each in callbacks],
-            "train": {**called(fit, stubs), "data": _data(args, kwargs, stubs)},
+            "model": record.plain(text) if isinstance(text, str) else record.told_model(model),
+            "reference": record.told_model(given.get("ref_model")),
+            "lora": record.described(of_model.extra.get("adapted") if lora is None else lora),
+            "compiled": record.described(of_model.extra.get("compiled")),
+            "evaluates": "evaluates" in extra or (type(when) is str and when in ("steps", "epoch")),
+            "calls": [record.called(each) for each in calls],
+            "callbacks": [record.plain(each) for each in callbacks],
+            "train": {**record.called(fit, stubs), "data": _data([*args, *kwargs.values()], stubs)},
         }
 
 
-def _data(args: Any, kwargs: Any, stubs: frozenset[int]) -> Any:
+def _data(holders: list[Any], stubs: frozenset[int]) -> Any:
     """The loader and the optimizer of a Lightning module or data module, asked for them."""
     found: dict[str, Any] = {}
-    for holder in (*args, *kwargs.values()):
+    for holder in [each for each in holders if isinstance(each, Thing)]:
         for name in ("train_dataloader", "configure_optimizers"):
-            method = getattr(type(holder), name, None)
-            if isinstance(holder, Thing) and callable(method) and not isinstance(method, Unknown):
+            if callable(own := getattr(type(holder), name, None)) and not isinstance(own, Unknown):
                 try:
-                    found[name] = plain(getattr(holder, name)(), stubs)
+                    found[name] = record.plain(own(holder), stubs)
                 except Exception as error:
-                    found[name] = unknown(f"{name}(): {error}")
+                    found[name] = record.unknown(f"{name}(): {error}")
     return found
 
 
 def fit(model: Any, *args: Any, **kwargs: Any) -> None:
     """`SentenceTransformer.fit`, which needs no trainer."""
-    note = call("sentence_transformers.SentenceTransformer.fit", args, kwargs)
+    note = record.call("sentence_transformers.SentenceTransformer.fit", args, kwargs)
     empty = dict.fromkeys(("arguments", "reference", "lora", "compiled"))
-    calls = [called(each) for each in (*_SPECIAL, *model._note.calls)]
-    told = {"trainer": called(note), "model": told_model(model), "calls": calls}
-    TRAININGS.append({**empty, **told, "callbacks": [], "evaluates": "evaluator" in kwargs})
+    calls = [record.called(each) for each in (*_SPECIAL, *model._note.calls)]
+    told = {"trainer": record.called(note), "model": record.told_model(model), "calls": calls}
+    record.TRAININGS.append({**empty, **told, "callbacks": [], "evaluates": "evaluator" in kwargs})
 
 
 def _arguments_of(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    own = f"{module}.{name.replace('Trainer', 'Config')}"
-    if own not in CLASSES or name == "Trainer":
-        own = f"{module}.{name.replace('Trainer', 'TrainingArguments')}"
-    return config(own if own in CLASSES else "transformers.TrainingArguments")(output_dir="out")
+    own = [path.replace("Trainer", end) for end in ("Config", "TrainingArguments")]
+    found = [each for each in own if each in CLASSES and each != "transformers.Config"]
+    return config([*found, "transformers.TrainingArguments"][0])(output_dir="out")
 
 
 def special(path: str) -> Any:
     """A call that matters to the memory of every training after it."""
 
-    def record(*args: Any, **kwargs: Any) -> Any:
-        _SPECIAL.append(call(path, args, kwargs))
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        _SPECIAL.append(record.call(path, args, kwargs))
         return Unknown(f"{path}(...)")
 
-    return record
+    return noted
 
 
 def trainer_class(path: str) -> Any:
     """A trainer; those of Hugging Face's libraries derive from each other."""
-    root, first = path.partition(".")[0], "transformers.Trainer"
-    if path in ("unsloth.UnslothTrainer", "unsloth.UnslothVisionTrainer"):
-        first = "trl.SFTTrainer"
-    elif root not in ("transformers", "trl", "sentence_transformers") or path == first:
-        return thing(path, Trainer)
-    return thing(path, trainer_class(first))
+    root, _, last = path.partition(".")
+    above = "trl.SFTTrainer" if root == "unsloth" else "transformers.Trainer"
+    derives = root in ("transformers", "trl", "sentence_transformers") or last in _UNSLOTH
+    return thing(path, trainer_class(above) if derives and path != above else Trainer)
 
 
 class LightningModule(Thing):
     """A module of Lightning's: `save_hyperparameters()` keeps what its `__init__` got."""
 
-    __slots__ = ()
     _path = "lightning.LightningModule"
 
     def save_hyperparameters(self, *names: Any, **kwargs: Any) -> None:
         held = sys._getframe(1).f_locals
         values = {k: v for k, v in held.items() if k not in ("self", "__class__", "args", "kwargs")}
         values.update(held.get("kwargs") or {})
-        chosen = [name for name in names if isinstance(name, str)]
-        put(self, "hparams", Parameters({k: values[k] for k in chosen or values if k in values}))
+        chosen = [name for name in names if isinstance(name, str) and name in values] or values
+        self.__dict__["hparams"] = Parameters({name: values[name] for name in chosen})
 
 
 class Parameters(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self:
+        if name not in self:
             raise AttributeError(name)
         return self[name]
+
+
+def _loop() -> dict[str, Any]:
+    loader = CURRENT[0] if CURRENT else None
+    if id(loader) not in record.LOOPS:
+        model = LAST_CALLED[0] if LAST_CALLED else None
+        note = model._note if isinstance(model, Model) else Note("", None)
+        record.LOOPS[id(loader)] = {
+            **{"where": where(), "backwards": 0, "steps": 0, "optimizer": None},
+            "batch": None if loader is None else {"$object": record.told(loader)},
+            "model": record.told_model(model),
+            "accelerator": record.told(_accelerators[-1]) if _accelerators else None,
+            "calls": [record.called(each) for each in note.calls],
+            "compiled": "compiled" in note.extra,
+        }
+    return record.LOOPS[id(loader)]
+
+
+def backward(self: Any = None, *args: Any, **kwargs: Any) -> None:
+    _loop()["backwards"] += 1
+
+
+def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
+    """`optimizer.step()`, `scaler.step(optimizer)`; a schedule's or a profiler's counts nothing."""
+    optimizer = args[0] if args else self
+    what = (
+        optimizer._what.lower().replace("optim.lr_", "") if isinstance(optimizer, Unknown) else ""
+    )
+    if "optim" in what.split("sched")[0]:
+        loop = _loop()
+        loop["steps"] += all(each.sync_gradients for each in _accelerators)
+        if loop["optimizer"] is None and isinstance(optimizer._note, Note):
+            loop["optimizer"] = record.told(optimizer)
+
+
+CALLS.update(backward=backward, step=step)
+
+
+class Optimizer(Thing):
+    _path = "torch.optim.Optimizer"
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        step(self)
+
+
+class Accelerator(Holder):
+    """`Accelerator` and Lightning's `Fabric`: what is prepared is what was given."""
+
+    _path = "accelerate.Accelerator"
+    backward, unwrap_model = backward, staticmethod(passes)
+
+    is_main_process = is_local_main_process = is_last_process = is_global_zero = True
+    process_index = local_process_index = global_rank = local_rank = 0
+    num_processes = world_size = gradient_accumulation_steps = 1
+    mixed_precision = "no"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _accelerators.append(self)
+
+    def prepare(self, *values: Any, **kwargs: Any) -> Any:
+        return values[0] if len(values) == 1 else values
+
+    prepare_model = prepare_data_loader = prepare_optimizer = prepare
+    setup = setup_module = setup_optimizers = setup_dataloaders = prepare
+
+    def accumulate(self, *models: Any) -> Any:
+        """In its context, all but every nth `optimizer.step()` do nothing."""
+        self.__dict__["accumulates"] = True
+        return Unknown("accumulate()")
+
+    @property
+    def sync_gradients(self) -> bool:
+        every = self.gradient_accumulation_steps if "accumulates" in vars(self) else 1
+        return not isinstance(every, int) or bool(_loop()["backwards"] % max(every, 1) == 0)
+
+
+class Engine(Holder):
+    _path = "deepspeed.DeepSpeedEngine"
+    backward = backward
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        step(self.optimizer)
+
+
+def initialize(*args: Any, **kwargs: Any) -> Any:
+    """`deepspeed.initialize`."""
+    given = named("args model optimizer model_parameters training_data", args, kwargs)
+    optimizer = given.get("optimizer")
+    if optimizer is None:
+        optimizer = thing("deepspeed.optim.Optimizer", Optimizer)()
+    wraps("deepspeed.initialize")(**given)
+    LAST_CALLED[:] = [given.get("model", Unknown("model"))]
+    engine = Engine(module=LAST_CALLED[0], optimizer=optimizer)
+    return engine, optimizer, DataLoader(given.get("training_data")), Unknown("scheduler")
+
+
+def runs(*first: Any) -> Any:
+    """A launcher that runs a function of the user's, given at a place or by its name."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = named("function args", args, kwargs)
+        function, more = given.get("function", given.get("fn")), given.get("args")
+        more = more if isinstance(more, tuple) else ()
+        return function(*first, *more) if callable(function) else None
+
+    return run
