@@ -218,6 +218,7 @@ class Object:
 def _construct(made: Made, one: Object, chosen: Mapping[str, Any], plain: bool) -> None:
     """Lines that make `one` with its settings, some in its call and some later."""
     random, given, later = made.random, [one.fixed] if one.fixed else [], []
+    is_set_late = False
     for slot, value in chosen.items():
         other = _other(random, one.choices[slot], value)
         depth = 0 if plain else random.choice((0, 1, 1, 2, 3))
@@ -233,7 +234,7 @@ def _construct(made: Made, one: Object, chosen: Mapping[str, Any], plain: bool) 
             way
             for way in CHANGES
             if ("dataclass" not in way.types or one.is_dataclass)
-            and not (is_fixed and way.name == "set_replace")
+            and not ((is_fixed or is_set_late) and way.name == "set_replace")
             and ("unknown" not in way.types or random.random() < 0.2)
         ]
         way = random.choice(ways)
@@ -241,6 +242,7 @@ def _construct(made: Made, one: Object, chosen: Mapping[str, Any], plain: bool) 
             given.append(f"{slot}={other!r}")
         if is_fixed:
             made.truth[slot] = other
+            is_set_late = True  # a construction that is repeated would see it
         elif "unknown" in way.types:
             made.truth[slot] = UNKNOWN
         later.append((way, {**made.words(value, other, text), "slot": slot, "obj": one.name}))

@@ -309,5 +309,6 @@ def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:
 
 def _shown(where: Mapping[str, Any], program: Program) -> str:
     file = str(where["file"])
+    named = {str(source.path.resolve()): str(source.path) for source in program.sources}
     near = os.path.relpath(file, program.folder.resolve()) if Path(file).is_absolute() else file
-    return f"{file if near.startswith('..') else near}:{where['line']}"
+    return f"{named.get(file, file if near.startswith('..') else near)}:{where['line']}"
