@@ -299,9 +299,9 @@ def _own_loop(program: Program, gpu: Gpu | None) -> UndecidedError:
             text = f"{place}: a training loop of its own, whose memory only a run tells"
             break
     else:
-        text = f"no training is seen in {program.main or shlex.join(program.command)}"
+        text = f"no training is seen in {program.main or shlex.join(program.typed)}"
     command = shlex.join(["tuner", "check", "--gpu", gpu.id if gpu else "GPU", "--"])
-    return UndecidedError(f"{text}: {command} {shlex.join(program.command)}")
+    return UndecidedError(f"{text}: {command} {shlex.join(program.typed)}")
 
 
 def read_as(values: Mapping[str, Any], trainer: str) -> str:
@@ -416,7 +416,7 @@ def _emulated(program: Program, gpu: Gpu | None) -> str | None:
     """The command that runs the program on an emulated GPU; None if no GPU is named."""
     if gpu is None:
         return None
-    command = shlex.join(["tuner", "check", "--gpu", gpu.id, "--", *program.command])
+    command = shlex.join(["tuner", "check", "--gpu", gpu.id, "--", *program.typed])
     return f"run it on an emulated GPU: {command}"
 
 

@@ -63,6 +63,11 @@ class Program:
     """The word of the shell script that is run, "" where none is."""
 
     @property
+    def typed(self) -> tuple[str, ...]:
+        """The words that a person types: a script without this Python before it."""
+        return self.command[1:] if self.command[:1] == (this_python(),) else self.command
+
+    @property
     def sources(self) -> list[SourceFile]:
         """The files, in the order of the words."""
         return list(self.files.values())
