@@ -265,7 +265,7 @@ def test_the_command_for_the_emulator_is_shown_where_nothing_is_predicted(tmp_pa
         plan_program(program, gpu=get_gpu("rtx4090"))
     command = f"tuner {str(caught.value).rpartition(': tuner ')[2]}"
     assert shlex.split(command)[:5] == ["tuner", "check", "--gpu", "rtx4090", "--"]
-    assert shlex.split(command)[5:] == list(program.command)
+    assert shlex.split(command)[5:] == list(program.typed)
 
 
 def test_an_unsupported_trainer_is_named(tmp_path):

@@ -44,31 +44,23 @@ class Refused(BaseException):
 
 
 class _Entry(SimpleNamespace):
+    """An entry of a folder, as `os.DirEntry`."""
+
+    def __init__(self, name: Any, folder: Any, at: str) -> None:
+        super().__init__(name=name, path=os.path.join(folder, name))
+        self.stat, self.inode = functools.partial(os.stat, at), lambda: os.lstat(at).st_ino
+        self.is_symlink, self.is_junction = functools.partial(os.path.islink, at), bool
+        seen: Any = lambda follow: follow or not os.path.islink(at)  # noqa: E731
+        self.is_dir = lambda follow_symlinks=True: os.path.isdir(at) and seen(follow_symlinks)
+        self.is_file = lambda follow_symlinks=True: os.path.isfile(at) and seen(follow_symlinks)
+
     def __fspath__(self) -> Any:
         return self.path
 
 
 class _Entries(map):  # type: ignore[type-arg]
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    close = __exit__
-
-
-def _entry(name: Any, folder: Any, at: str) -> _Entry:
-    """An entry of a folder, as `os.DirEntry`."""
-
-    def test(function: Callable[[str], bool]) -> Callable[..., bool]:
-        links = os.path.islink
-        return lambda follow_symlinks=True: function(at) and (follow_symlinks or not links(at))
-
-    made = _Entry(name=name, path=os.path.join(folder, name), stat=functools.partial(os.stat, at))
-    made.is_symlink, made.inode = test(os.path.islink), lambda: os.lstat(at).st_ino
-    made.is_dir, made.is_file, made.is_junction = test(os.path.isdir), test(os.path.isfile), bool
-    return made
+    __enter__ = map.__iter__
+    __exit__ = close = lambda self, *_: None
 
 
 def _error(number: int) -> OSError:
@@ -91,18 +83,17 @@ class Layer:
     """
 
     def __init__(self, scratch: str) -> None:
-        self.scratch = os.path.realpath(scratch)
+        self.scratch = os.path.join(os.path.realpath(scratch), "")
         self.gone = os.path.join(self.scratch, "gone")
         self.entries: dict[str, str] = {}
         self.cwd, self.made = os.getcwd(), 0
         # Python's own way to follow links, which here sees what the program sees.
-        lstat = functools.cache(real.lstat)
         paths: Any = types.ModuleType(os.path.__name__)
         paths.__spec__ = os.path.__spec__
         paths.__spec__.loader.exec_module(paths)
         paths.os, self.paths = SimpleNamespace(**vars(os)), paths
         paths.os.getcwd = lambda: self.cwd
-        paths.os.lstat = lambda path: lstat(self.back(path))
+        paths.os.lstat = functools.cache(lambda path: real.lstat(self.back(path)))
         paths.os.readlink = lambda path: real.readlink(self.back(path))
 
     def install(self, texts: dict[str, str]) -> dict[Any, Callable[..., Any]]:
@@ -174,6 +165,7 @@ class Layer:
 
     def put(self, at: str, back: str) -> None:
         self.entries[at] = back
+        self.paths.os.lstat.cache_clear()
         if at.endswith(".py"):  # it can be imported now
             importlib.invalidate_caches()
 
@@ -228,7 +220,8 @@ class Layer:
         is_open = isinstance(path, int)
         if is_open and kind == "change" and name != "truncate":
             return None
-        if kind == "refuse" or (is_open and self.entries and name in ("listdir", "scandir")):
+        is_unseen = name == "chdir" or (self.entries and name in ("listdir", "scandir"))
+        if kind == "refuse" or (is_open and is_unseen):
             raise Refused(f"os.{name}({path!r})")
         if is_open or (kind == "read" and not self.entries and name != "chdir"):
             return getattr(real, name)(path, *args, **given)
@@ -244,22 +237,23 @@ class Layer:
 
     def read(self, name: str, path: Any, at: str, back: str, *args: Any, **given: Any) -> Any:
         code: Callable[[Any], Any] = os.fsencode if isinstance(path, bytes) else str
-        if name.endswith("chdir"):
+        if name == "chdir":
             real.chdir(back)
             self.cwd = at
             return None
         if name == "listdir":
             return [code(each) for each in self.listed(at, back)]
         if name == "scandir":
-            make = lambda name: _entry(code(name), path, os.path.join(at, name))  # noqa: E731
-            return _Entries(make, self.listed(at, back))
+            names = self.listed(at, back)
+            return _Entries(lambda n: _Entry(code(n), path, os.path.join(at, n)), names)
         return getattr(real, "lstat" if name == "stat" else name)(code(back), *args, **given)
 
     def change(self, name: str, path: Any, at: str, back: str, *args: Any, **given: Any) -> None:
         """Changes a copy; what is not copied, as a folder, stays as it is."""
         was = real.lstat(back)
         is_small = stat.S_ISREG(was.st_mode) and was.st_size <= _MOST_COPIED
-        if back.startswith(self.scratch) or is_small or name == "truncate":
+        is_own = back.startswith(self.scratch) and not stat.S_ISLNK(was.st_mode)
+        if is_own or is_small or name == "truncate":
             getattr(real, name)(self.own(at, back), *args, **given)
 
     def make(self, name: str, path: Any, at: str, back: str, *args: Any, **given: Any) -> None:

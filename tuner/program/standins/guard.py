@@ -30,10 +30,9 @@ with contextlib.suppress(ImportError):  # Windows
 
 PLACEHOLDER = "placeholder-for-a-secret"
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY(_ID)?)$", re.IGNORECASE)
-_DROPPED = (  # functions that change other processes, or can
-    "killpg setpriority sched_setaffinity sched_setscheduler sched_setparam setns unshare"
-    " pidfd_open"
-).split()
+_DROPPED = (
+    "killpg setpriority sched_setaffinity sched_setscheduler setns unshare pidfd_open".split()
+)
 _REFUSED = (  # events that Python tells of before they happen
     "os.remove os.rmdir os.mkdir os.chmod os.chown os.chflags os.utime os.truncate os.setxattr"
     " os.removexattr os.rename os.link os.symlink os.system os.exec os.fork os.forkpty os.spawn"
@@ -175,13 +174,10 @@ class _Popen:
         out, err = self.stdout, self.stderr
         return out.read() if isinstance(out, io.IOBase) else out, err and err.read()
 
-    def wait(self, *_: Any, **__: Any) -> int:
-        return 0
-
     def __enter__(self) -> _Popen:
         return self
 
-    poll = terminate = kill = send_signal = __exit__ = wait
+    wait = poll = terminate = kill = send_signal = __exit__ = lambda *_, **__: 0
     __class_getitem__ = classmethod(lambda cls, _: cls)
 
 
@@ -214,7 +210,8 @@ def _patch_futures(module: Any) -> None:
 
 def _patch_socket(module: Any) -> None:
     """A port is asked for and given; nobody can reach it."""
-    module.socket.bind = module.socket.listen = lambda *_: None
+    if os.name != "nt":  # whose socketpair needs them
+        module.socket.bind = module.socket.listen = lambda *_: None
 
 
 _PATCHES: dict[str, Callable[[Any], None]] = {
@@ -224,9 +221,6 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "socket": _patch_socket,
     "shutil": lambda module: vars(module).update(_use_fd_functions=False, _winapi=None),
 }
-
-
-# -- the net --------------------------------------------------------------------------------------
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
