@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import tempfile
@@ -34,6 +35,8 @@ PLACEHOLDER = "placeholder-for-a-secret"
 
 _GRACE_S = 2.0
 _MOST_KNOWN = 64
+_MOST_KEYS = 12
+_KEY_ERROR = re.compile(r"KeyError: '(.*)'$")
 _HINTS = {
     "exit": "pass the arguments that it needs",
     "error": "make the program start as it is, or name its settings with --set and --model",
@@ -110,10 +113,18 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
     if key in _known and _states(_known[key][1].files) == _known[key][0]:
         return _known[key][1]
 
+    keys: list[str] = []  # that the program takes from a mapping which is unknown
+
     def run(seed: int) -> dict[str, Any]:
-        return _run(f'{request[:-1]}, "seed": {seed}', seconds, program.folder, given)
+        more = f'"seed": {seed}, "keys": {json.dumps(keys)}'
+        return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
     runs = [run(0)]
+    while len(keys) < _MOST_KEYS and (lacking := _KEY_ERROR.match(_text(runs[0]))):
+        if lacking[1] in keys:
+            break
+        keys.append(lacking[1])
+        runs = [run(0)]
     if runs[0]["asked"]:
         with ThreadPoolExecutor(2) as pool:
             runs += pool.map(run, range(1, seeds))
@@ -126,6 +137,11 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
         _known.clear()
     _known[key] = _states(recorded.files), recorded
     return recorded
+
+
+def _text(run: Mapping[str, Any]) -> str:
+    is_early = not run["trainings"] and not run["loops"]
+    return str(run["ended"]["text"]) if run["ended"] and is_early else ""
 
 
 def _states(files: Iterable[str]) -> list[object]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tuner.program.standins import guard, libraries, record
 from tuner.program.standins.files import opened
-from tuner.program.standins.unknown import ORACLE, Unknown, is_library, place
+from tuner.program.standins.unknown import KEYS, ORACLE, Unknown, is_library, place
 
 _lock = threading.Lock()
 
@@ -38,6 +38,7 @@ def _end(kind: str, text: str, where: dict[str, Any] | None) -> dict[str, Any]:
 
 def run(request: dict[str, Any]) -> dict[str, Any] | None:
     ORACLE.seed = request.get("seed", 0)
+    KEYS[:] = request.get("keys", ())
     main = request.get("main") or ""
     os.chdir(request.get("folder") or ".")
     sys.argv = list(request["argv"])

@@ -24,6 +24,7 @@ from tuner.program.standins.tables import Tables
 MARK = "<unknown:"
 put = object.__setattr__
 CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
+KEYS: list[str] = []  # of mappings that are unknown: those that the program asks a copy of them for
 """What is called by name on any value: `.backward()`, `.step()`."""
 _MAY_BE_NONE = set("pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split())
 """Whether these are None matters to no memory; nearly every program asks."""
@@ -197,6 +198,11 @@ class Unknown:
 
     def keys(self) -> Any:
         return self._child(f"{self._what}.keys()")
+
+    def items(self) -> Any:
+        if KEYS:
+            return [(key, self[key]) for key in KEYS]
+        return self._child(f"{self._what}.items()")
 
     def __getitem__(self, key: Any) -> Any:
         child = self._child(f"{self._what}[{short(key)}]")
