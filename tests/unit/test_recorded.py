@@ -223,3 +223,16 @@ def test_its_folder_stays_as_it_is(folder: Path):
     before = {path: path.stat() for path in folder.rglob("*")}
     assert record(one).trainings
     assert {path: path.stat() for path in folder.rglob("*")} == before
+
+
+def test_a_copy_of_an_unknown_mapping_has_the_keys_that_the_program_asks_it_for(tmp_path):
+    text = """\
+from transformers import AutoTokenizer, Trainer, TrainingArguments
+row = AutoTokenizer.from_pretrained("gpt2")("text")
+row = {name: tensor[0] for name, tensor in row.items()}
+row["labels"] = row["input_ids"].clone() * row["attention_mask"]
+Trainer("gpt2", TrainingArguments("o", per_device_train_batch_size=3), train_dataset=[row]).train()
+"""
+    (tmp_path / "train.py").write_text(text)
+    (training,) = record(read_program(["train.py"], tmp_path)).trainings
+    assert training["arguments"]["values"]["per_device_train_batch_size"] == 3

@@ -519,16 +519,3 @@ def test_a_notebook_and_texts_in_place_of_files(tmp_path):
     (training,) = record["trainings"]
     assert training["arguments"]["values"]["per_device_train_batch_size"] == 9
     assert training["trainer"]["where"]["file"] == "cell 2"
-
-
-def test_a_copy_of_an_unknown_mapping_has_the_keys_that_the_program_asks_it_for(tmp_path):
-    text = """\
-from transformers import AutoTokenizer, Trainer, TrainingArguments
-row = AutoTokenizer.from_pretrained("gpt2")("text")
-row = {name: tensor[0] for name, tensor in row.items()}
-row["labels"] = row["input_ids"].clone() * row["attention_mask"]
-Trainer("gpt2", TrainingArguments("o", per_device_train_batch_size=3), train_dataset=[row]).train()
-"""
-    (tmp_path / "train.py").write_text(text)
-    (training,) = record(read_program(["train.py"], tmp_path)).trainings
-    assert training["arguments"]["values"]["per_device_train_batch_size"] == 3
