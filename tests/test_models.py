@@ -310,6 +310,17 @@ def test_the_digest_tells_architectures_apart_and_nothing_else():
     assert config_digest(config) != digests["qwen2.5-7b"]
 
 
+def test_a_model_is_found_while_another_thread_imports_transformers():
+    code = (
+        "import sys, threading, time; from tuner.space.models.catalogue import resolve_config\n"
+        "threading.Thread(target=__import__, args=('transformers',)).start()\n"
+        "while 'transformers' not in sys.modules: time.sleep(0.0001)\n"
+        "assert resolve_config('tiny-llama-3m').model_type == 'llama'"
+    )
+    root = Path(catalogue.__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=120)
+
+
 def test_finding_a_model_imports_neither_torch_nor_transformers():
     code = (
         "import sys; from tuner.space.models.catalogue import get_entry;"

@@ -147,7 +147,6 @@ def test_what_is_no_python_is_taken_out_and_nothing_else(source, kept):
         '{"cells": [{"cell_type": "code", "source": {"x": 1}}]}',
         '{"cells": [{"cell_type": "code", "source": null}]}',
         '{"cells": [{"cell_type": "code", "source": "\\ud83c = 1"}]}',
-        '{"cells": [{"cell_type": "code", "source": "x = = 1"}]}',
         '{"cells": [{"cell_type": "code", "source": "x = 1\n"}]}',
         "[" * 100_000,
     ],
@@ -155,6 +154,12 @@ def test_what_is_no_python_is_taken_out_and_nothing_else(source, kept):
 def test_what_is_no_notebook_is_said_so(text):
     with pytest.raises(InputError, match=r"n\.ipynb"):
         read_notebook(text, "n.ipynb")
+
+
+@pytest.mark.parametrize("broken", ["curl -X = = 1\n", "x = (", "x = 1\0", "(" * 1000])
+def test_a_cell_that_cannot_be_parsed_is_left_out(broken):
+    (place,) = read_notebook(notebook(broken, "x = 2"), "n.ipynb")
+    assert (place.value, place.cell, place.line) == (2, 2, 1)
 
 
 def test_a_key_that_is_there_twice_is_the_last_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -150,6 +151,16 @@ def test_plain_preparation_checkpoints_reentrantly_whatever_the_arguments_say(tm
         )
 
 
+def test_cells_and_statements_that_cannot_run_are_notes(tmp_path):
+    cells = [SCRIPT, "curl -X = = 1", "x = 1\ny = 1 / 0", SFT.format("max_length=64 * x", "")]
+    made = [{"cell_type": "code", "source": text, "metadata": {}} for text in cells]
+    text = json.dumps({"cells": made, "nbformat": 4})
+    plan = planned(tmp_path, text, name="train.ipynb")
+    assert plan.configuration["max_length"] == 64
+    assert any(n.startswith("cell 2, line 1 isn't run: SyntaxError: ") for n in plan.notes)
+    assert "cell 3, line 2 isn't run: ZeroDivisionError: division by zero" in plan.notes
+
+
 def test_the_dtype_of_the_checkpoint_is_taken_where_none_is_given(tmp_path):
     plan = planned(tmp_path, TRAINER.format("", "", "optim='adamw_torch'"))
     assert knobs(plan, "precision", "mixed_precision") == ("fp32", "no")
@@ -167,6 +178,38 @@ def test_checkpointing_that_a_call_turns_on_is_seen(tmp_path):
 def test_plain_training_arguments_keep_their_own_defaults_with_sft(tmp_path):
     plan = planned(tmp_path, SFT.format("", "").replace("SFTConfig", "TrainingArguments"))
     assert knobs(plan, "gradient_checkpointing", "mixed_precision") == (False, "no")
+
+
+def test_arguments_that_an_older_trl_had_in_its_trainer_are_read_beside_plain_ones(tmp_path):
+    older = "max_seq_length=256, packing=True, dataset_kwargs={'skip_prepare_dataset': False}"
+    plan = planned(tmp_path, SFT.format("", older).replace("SFTConfig", "TrainingArguments"))
+    assert knobs(plan, "max_length", "padding") == (256, "packed")
+    assert any("train.py:7: SFTTrainer in TRL" in note for note in plan.notes)
+
+
+def test_seq2seq_trainer_trains_a_causal_model_as_trainer_does(tmp_path):
+    text = TRAINER.format("", "", "").replace("Trainer(", "transformers.Seq2SeqTrainer(")
+    text = f"import transformers\n{text}".replace("TrainingA", "transformers.Seq2SeqTrainingA")
+    plan = planned(tmp_path, text)
+    assert (plan.trainer, plan.configuration["max_length"]) == ("transformers' Trainer", 512)
+    other = text.replace("AutoModelForCausalLM", "transformers.AutoModelForSeq2SeqLM")
+    assert "an encoder and a decoder isn't modelled" in refusals(tmp_path, other)
+
+
+UNSLOTH = """\
+from unsloth import FastModel
+model, _ = FastModel.from_pretrained("tiny-llama-3m", load_in_4bit=False, {})
+tokenizer(rows, max_length=128)
+Trainer(model, TrainingArguments("out", bf16=True)).train()
+"""
+
+
+def test_transformers_trainer_of_an_unsloth_model_has_its_own_defaults(tmp_path):
+    plan = planned(tmp_path, UNSLOTH.format("max_seq_length=1024"))
+    assert knobs(plan, "micro_batch", "optimizer", "max_length") == (8, "adamw_torch_fused", 128)
+    assert knobs(plan, "gradient_checkpointing", "mixed_precision") == (True, "bf16")
+    text = UNSLOTH.format("auto_model=AutoModelForSequenceClassification")
+    assert "a model of another class isn't modelled" in refusals(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +320,13 @@ def test_an_unsupported_trainer_is_named(tmp_path):
     text = "from trl import GRPOTrainer\nGRPOTrainer(model='m').train()\n"
     with pytest.raises(UndecidedError, match=r"unsupported trainer \(found: GRPOTrainer\)") as grpo:
         planned(tmp_path, text)
-    assert "TRL SFTTrainer" in str(grpo.value.hint)
+    assert "\n  read as fp32 with bf16, batch 8 x 1, " in str(grpo.value)
+    args = "args=GRPOConfig('out', max_completion_length=96, optim=rows.optim)"
+    text = text.replace("GRPOTrainer\n", "GRPOConfig, GRPOTrainer\n").replace(
+        "='m'", f"='m', {args}"
+    )
+    with pytest.raises(UndecidedError, match=r"8 x 1, length 96, checkpointing, \?, GRPO\n"):
+        planned(tmp_path, text)
     text = "import lightning as L\nL.Trainer(accumulate_grad_batches=8).fit(rows.module)\n"
     with pytest.raises(UndecidedError, match=r"unsupported trainer \(found: lightning"):
         planned(tmp_path, text)

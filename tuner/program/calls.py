@@ -1,4 +1,4 @@
-"""What a program does beside its settings: methods and optimizers of its own, and calls."""
+"""The actions of a program beside its settings: methods and optimizers of its own, and calls."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def own_optimizer(trainer: Row, training: ProgramTraining) -> None:
 
 
 def read_calls(places: Places, read: Read, row: Row, training: ProgramTraining) -> None:
-    """What calls say: lengths of examples, merges, frozen weights, and what isn't predicted."""
+    """Read calls: lengths of examples, merges, frozen weights, and others that aren't predicted."""
     found, lengths = training.found, list[Argument]()
     for call in row.get("calls") or ():
         name, at = last(call["class"]), places.at(call.get("where"))

@@ -25,29 +25,15 @@ from tuner.core.setup.distributed_knobs import (
 )
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program import releases
-from tuner.program.arguments import (
-    DTYPES,
-    EMULATE,
-    Arguments,
-    ProgramTraining,
-    Undecided,
-    knob_of,
-)
+from tuner.program.arguments import DTYPES, EMULATE, Arguments, ProgramTraining, Undecided, knob_of
 from tuner.program.evaluation import evaluation_of
 from tuner.program.fp16 import has_bf16, in_fp16
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.places import Places
 from tuner.program.program import Program, starts_of
-from tuner.program.reading import (
-    MASKED,
-    NOT_COMPARED,
-    PACKED,
-    PEFT_DEFAULT,
-    STORED,
-    WITH_SYNC,
-)
+from tuner.program.reading import MASKED, NOT_COMPARED, PACKED, PEFT_DEFAULT, STORED, WITH_SYNC
 from tuner.program.recorded import record
-from tuner.program.trainer import Planned, Reading, trainers
+from tuner.program.trainer import Planned, Reading, reading_of
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
 from tuner.program.training import MODEL_KEYS, read_trainings
 from tuner.space.models.catalogue import NF4, get_entry, resolve_config, stored_format
@@ -126,11 +112,6 @@ def _in_own_terms(knobs: Mapping[str, Any], sequences: int) -> dict[str, Any]:
     return {**knobs, "micro_batch": int(str(knobs["micro_batch"])) // sequences}
 
 
-def readings() -> tuple[Reading, ...]:
-    """The trainers that can be predicted."""
-    return tuple(reading for trainer in trainers() for reading in trainer.readings)
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedTraining:
     """One training of a program, as it is read; `planned` is None for an unsupported trainer.
@@ -151,7 +132,7 @@ def planned_trainings(program: Program, *, gpu: Gpu | None = None) -> list[Plann
     found = []
     for start in starts_of(program):
         for training in read_trainings(start, gpu=gpu):
-            reading = next((r for r in readings() if r.trainer == training.trainer), None)
+            reading = reading_of(training.trainer)
             planned = reading.plan(training) if reading is not None else None
             found.append(PlannedTraining(start, training, reading, planned, program))
     return found
@@ -184,7 +165,8 @@ def plan_program(
             plan = _plan(one, given or {}, model, gpus=gpus, gpu=gpu, strict=strict)
             plans.setdefault((plan.model, plan.configuration.key), plan)
         except InputError as error:
-            note = f"{one.training.where}: the training there isn't predicted: {error.reason}"
+            why = error.reason.partition("\n")[0]
+            note = f"{one.training.where}: the training there isn't predicted: {why}"
             errors[note] = error
     if not plans:
         raise next(iter(errors.values()))
@@ -203,7 +185,7 @@ def _plan(
 ) -> ProgramPlan:
     program, training, reading, planned = one.program, one.training, one.reading, one.planned
     if reading is None or planned is None:
-        raise _unsupported(training, _emulated(one.named, gpu))
+        raise _unsupported(one, gpu)
     with _malformed(program):
         found = training.found
         chosen = model or _beside(program, planned.model)
@@ -307,14 +289,13 @@ def _own_loop(program: Program, gpu: Gpu | None) -> UndecidedError:
 def read_as(values: Mapping[str, Any], trainer: str) -> str:
     """A training in ten words: "bf16, LoRA 16, batch 2 x 8, length 2048, adamw_8bit, SFT"."""
     precision, mixed = values.get("precision"), values.get("mixed_precision")
-    is_mixed = precision == "fp32" and mixed not in (None, "no")
+    is_mixed = precision in ("fp32", STORED) and mixed not in (None, "no")
     rank, batch = (
         values.get("lora_rank"),
-        (values.get(n, "?") for n in ("micro_batch", "grad_accum")),
+        [values.get(n, "?") for n in ("micro_batch", "grad_accum")],
     )
     name = trainer.rpartition(" ")[2]
     loop = name.removesuffix("Trainer") or name
-    loss = values.get("loss")
     words = {
         f"{precision} with {mixed}" if is_mixed else f"{precision}": precision is not None,
         f"LoRA {rank}": bool(rank),
@@ -323,7 +304,7 @@ def read_as(values: Mapping[str, Any], trainer: str) -> str:
         "checkpointing": values.get("gradient_checkpointing") is True,
         f"{values.get('optimizer', '?')}": True,
         loop: bool(loop),
-        "chunked loss": loss == "chunked",
+        "chunked loss": values.get("loss") == "chunked",
     }
     return ", ".join(word for word, holds in words.items() if holds)
 
@@ -420,13 +401,24 @@ def _emulated(program: Program, gpu: Gpu | None) -> str | None:
     return f"run it on an emulated GPU: {command}"
 
 
-def _unsupported(training: ProgramTraining, emulated: str | None) -> UndecidedError:
-    names = ", ".join(dict.fromkeys(r.name for r in readings()))
+_LENGTHS = ("max_length", "max_seq_length", "max_completion_length", "response_length")
+
+
+def _unsupported(one: PlannedTraining, gpu: Gpu | None) -> UndecidedError:
+    training, arguments = one.training, one.training["arguments"]
     at = f"{training.where}: " if training.where else ""
-    return UndecidedError(
-        f"{at}unsupported trainer (found: {training.trainer}), whose memory only a run tells",
-        hint=f"supported: {names}; {emulated or EMULATE}",
-    )
+    text = f"{at}unsupported trainer (found: {training.trainer}), whose memory only a run tells"
+    like = "Unsloth Trainer" if training.trainer.startswith("Unsloth ") else "Trainer"
+    is_similar = "per_device_train_batch_size" in {**arguments.values, **arguments.defaults}
+    if is_similar and (reading := reading_of(like)):
+        with contextlib.suppress(InputError), _malformed(one.program):
+            knobs = reading.plan(training).knobs
+            lengths = (arguments.take(name, quietly=True) for name in _LENGTHS)
+            unknowns = {p.knob for p in training.found.problems if isinstance(p, Undecided)}
+            knobs["max_length"] = next(filter(None, lengths), "?")
+            knobs |= dict.fromkeys(unknowns, "?")
+            text += f"\n  read as {read_as(knobs, training.trainer)}"
+    return UndecidedError(text, hint=_emulated(one.named, gpu) or EMULATE)
 
 
 def _beside(program: Program, model: str | None) -> str | None:

@@ -95,6 +95,9 @@ def compiled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
     return {"torch_compile": True}
 
 
+PAIRS = "two sequences an example, the chosen and the rejected answer, both of full length"
+
+
 def preference(knobs: dict[str, Any], sequences: int = 2) -> str:
     """Turn the parameters of a language model into those of DPO, or of KTO with one sequence.
 
@@ -104,7 +107,7 @@ def preference(knobs: dict[str, Any], sequences: int = 2) -> str:
     knobs["micro_batch"] *= sequences
     if sequences == 1:
         return "speed is without the two passes over unrelated answers that KTO's KL term takes"
-    return "two sequences an example, the chosen and the rejected answer, both of full length"
+    return PAIRS
 
 
 PACKED = (
@@ -323,6 +326,9 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
         "precision": dtype(source, (f"{prefix}dtype", f"{prefix}torch_dtype"), default)
     }
     knobs["attention"] = attention(source, f"{prefix}attn_implementation")
+    trainer = training["trainer"]
+    if "Seq2Seq" in f"{source.title} {trainer.title}" and "CausalLM" not in source.title:
+        only_run(trainer, "model", "a model with an encoder and a decoder")
     if "ForImageTextToText" in source.title:
         source.adds("0", "the memory of images that it may be trained with", "images")
     if "ForSequenceClassification" in source.title:

@@ -1,4 +1,4 @@
-"""What a program gives its trainer, recorded: it runs with stand-ins, in a process of its own.
+"""Records what a program gives its trainer: it runs with stand-ins, in a process of its own.
 
 A value is unknown if it differs between runs in which the stand-ins answered differently.
 """

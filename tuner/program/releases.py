@@ -186,7 +186,7 @@ RENAMED: Mapping[str, str] = DATA["renamed"]
 """Names of older releases and of other libraries, and what stands in their place."""
 
 IGNORING = ("Axolotl", "transformers.BitsAndBytesConfig")
-"""What ignores names that it doesn't know."""
+"""A tool and a class that ignore names that they don't know."""
 
 
 class Meant(NamedTuple):

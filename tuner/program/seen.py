@@ -19,7 +19,7 @@ from tuner.program.edit.trial import Seen
 from tuner.program.program import Program, starts_of
 from tuner.program.reading import WITHOUT_MEMORY
 from tuner.program.recorded import SEEDS, record
-from tuner.program.trainer import trainers
+from tuner.program.trainer import reading_of
 from tuner.program.training import read_loops, read_trainings
 
 _GROUPS = (
@@ -34,7 +34,7 @@ _OF_LORA = ("r", "rank")
 _LIBRARIES = {"site-packages", "dist-packages"}
 
 _PLANS_RAISE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What values of another kind than the trainer's raise in its reading."""
+"""Errors that values of another kind than the trainer's raise in its reading."""
 
 
 def see(program: Program, is_whole: bool = True) -> Seen:
@@ -112,10 +112,8 @@ def _of_training(training: ProgramTraining) -> Seen:
 
 def _planned(training: ProgramTraining) -> Mapping[str, Any]:
     """The knobs as the trainer's reader makes them; none for a loop of one's own."""
-    readings = (reading for trainer in trainers() for reading in trainer.readings)
-    reading = next((r for r in readings if r.trainer == training.trainer), None)
     with contextlib.suppress(*_PLANS_RAISE):
-        if reading is not None:
+        if (reading := reading_of(training.trainer)) is not None:
             planned = reading.plan(training)
             size = int(str(planned.knobs.get("micro_batch"))) // planned.sequences
             return {**planned.knobs, "micro_batch": size}

@@ -150,6 +150,11 @@ def trainers() -> tuple[Trainer, ...]:
     return tuple(importlib.import_module(f"{modules.__name__}.{name}").TRAINER for name in names)
 
 
+def reading_of(trainer: str) -> Reading | None:
+    """The reading of trainings of this class or tool; None if it can't be predicted."""
+    return next((r for t in trainers() for r in t.readings if r.trainer == trainer), None)
+
+
 def trainer_of(places: Sequence[Location]) -> Trainer | None:
     """The trainer whose settings file has these values; None for an unknown one."""
     return next((t for t in trainers() if t.file is not None and t.file.is_of(places)), None)

@@ -36,7 +36,7 @@ from tuner.program.releases import IGNORING, lacks, meant, names_of
 from tuner.program.trainer import trainer_named
 
 _TRAINERS: Mapping[str, tuple[str, ...]] = {
-    "transformers": ("Trainer",),
+    "transformers": ("Trainer", "Seq2SeqTrainer"),
     "trl": ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward"),
     "unsloth": ("UnslothTrainer",),
 }
@@ -149,6 +149,11 @@ class _Reader:
         own_methods(self.places, trainer, found)
         own_optimizer(trainer, training)
         read_calls(self.places, self.arguments, row, training)
+        found.notes += [
+            f"{self.places.at(dropped['where'])} isn't run: {why.splitlines()[0]}"
+            for dropped in self.recorded.dropped
+            if (why := dropped["what"].partition(", which ends with ")[2])
+        ]
         if row.get("unsure"):
             lines = ", ".join(map(self.places.at, row["unsure"]))
             found.notes.append(f"{lines}: decides whether the training at {training.where} happens")
@@ -171,7 +176,7 @@ class _Reader:
     # -- groups ----------------------------------------------------------------------------
 
     def arguments(self, made: Row, found: Found, title: str = "") -> Arguments:
-        """What an object or a call was given, and the defaults of its release."""
+        """The values that an object or a call was given, and the defaults of its release."""
         call = self.places.call(made.get("where"))
         final, values = made.get("values") or {}, dict[str, Argument]()
         for name, value in (made.get("given") or {}).items():
@@ -326,5 +331,5 @@ class _Reader:
         path = self._library(trainer)
         root, word = path.split(".", maxsplit=1)[0], last(path)
         if word.removesuffix("Trainer" if root == "trl" else "") in _TRAINERS.get(root, ()):
-            return word.replace("UnslothTrainer", "SFTTrainer")
+            return {"UnslothTrainer": "SFTTrainer", "Seq2SeqTrainer": "Trainer"}.get(word, word)
         return path if word == "Trainer" else word

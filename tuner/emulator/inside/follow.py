@@ -68,7 +68,7 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 LONGEST_END_S = 30.0
 """A thread that ends the program waits at most this long for another that does."""
 LEAST_REST_S = 60.0
-"""What comes after the first steps may take as long as they did, and at least this long."""
+"""The rest after the first steps may take as long as they did, and at least this long."""
 
 MOST_STEPS = 50
 """Steps beyond the first ones after which a program is stopped that a loader does not end."""

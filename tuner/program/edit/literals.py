@@ -19,7 +19,7 @@ _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _OTHER_DATA = frozenset(("eval", "evaluation", "val", "valid", "validation", "dev", "test"))
 
 Item = tuple[Either["keyword", "entry"], int]
-"""What holds a literal and can get another beside it, and the character at which it begins."""
+"""A keyword or an entry, which can get another beside it, and the character where it begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A `pass` replaces lines for the shell and IPython; cells of `%%bash` and the lik
 
 from __future__ import annotations
 
+import ast
 import bisect
 import json
 import re
@@ -77,8 +78,8 @@ def read_notebook(text: str, file: str) -> list[Location]:
 
 
 def notebook_python(text: str, file: str) -> PythonCode:
-    """The code of all cells of a notebook."""
-    cells = list(code_cells(text, file))
+    """The code of all cells of a notebook; those that can't be parsed are blank."""
+    cells = list(map(_parsed, code_cells(text, file)))
     starts = [start for cell in cells for start in cell.starts[:-1]]
     starts.append(cells[-1].starts[-1] if cells else 0)
     numbers, line = {}, 1
@@ -86,6 +87,14 @@ def notebook_python(text: str, file: str) -> PythonCode:
         numbers[line] = cell.number
         line += cell.text.count("\n")
     return PythonCode("".join(cell.text for cell in cells), starts, numbers)
+
+
+def _parsed(cell: Cell) -> Cell:
+    try:
+        ast.parse(cell.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return replace(cell, text=re.sub(r"[^\n]", " ", cell.text))
+    return cell
 
 
 def cell_texts(text: str) -> list[str]:

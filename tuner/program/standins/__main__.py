@@ -89,6 +89,8 @@ def _cells(parts: list[list[str]], held: dict[str, Any]) -> None:
         try:
             statements = ast.parse(text, name).body
         except SyntaxError as wrong:
+            why = f"a cell, which ends with SyntaxError: {wrong.msg}"
+            guard.DROPPED.append({"what": why, "where": _last_line(wrong)})
             errors.append(wrong)
             continue
         for each in statements:

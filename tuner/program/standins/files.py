@@ -97,7 +97,7 @@ class Layer:
         paths.os.readlink = lambda path: real.readlink(self.back(path))
 
     def install(self, texts: dict[str, str]) -> dict[Any, Callable[..., Any]]:
-        """What takes the place of Python's functions; `texts` replace what files hold, by path."""
+        """The replacements of Python's functions; `texts` replace what files hold, by path."""
         opener = functools.partial(self.open, mode=0o666)
 
         class FileIO(io.FileIO):

@@ -55,7 +55,7 @@ leave = os._exit
 """Ends this process at once; the program's `os._exit` ends only the program."""
 
 DROPPED: list[dict[str, Any]] = []
-"""What did not happen, with its line; and the words of a command that did not start."""
+"""Actions that did not happen, with their lines; and the words of commands not started."""
 
 
 def drop(what: str, command: Any = None) -> int:
@@ -224,7 +224,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    """What reaches the system all the same is refused: Python tells of it before it happens."""
+    """Refuse what reaches the system all the same: Python tells of it before it happens."""
     if event == "open":
         path, mode, flags = args
         is_written = flags & WRITES if isinstance(flags, int) else {*mode} & {*"wax+"}

@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.arguments import ProgramTraining
-from tuner.program.reading import (
-    WITHOUT_MEMORY,
-    adapters_by_calls,
-    training_by_calls,
-)
+from tuner.program.reading import WITHOUT_MEMORY, adapters_by_calls, adds, training_by_calls
 from tuner.program.trainer import Format, Planned, Reading, Trainer
 from tuner.program.writing import (
     Settings,
@@ -44,6 +40,7 @@ def _plan(training: ProgramTraining) -> Planned:
     lengths = dict(zip(map(repr, known), known, strict=True))
     if len(lengths) == 1:
         knobs["max_length"] = next(iter(lengths.values()))
+    adds(arguments, {"predict_with_generate": "generation in evaluations"})
     trainer = training["trainer"]
     trainer.leave_out(("0", "1", "model", "args", "optimizers", *WITHOUT_MEMORY))
     arguments.leave_out((*WITHOUT_MEMORY, "tf32", "model_max_length"))

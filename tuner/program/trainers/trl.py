@@ -13,13 +13,11 @@ from typing import Any
 
 from tuner.core.errors import UnavailableError
 from tuner.core.setup.common import QUANTIZED
-from tuner.program.arguments import (
-    Arguments,
-    ProgramTraining,
-)
+from tuner.program.arguments import Arguments, ProgramTraining
 from tuner.program.edit.source import opened
 from tuner.program.program import Program, tool_settings
 from tuner.program.reading import (
+    PAIRS,
     WITHOUT_MEMORY,
     adapters_by_calls,
     number,
@@ -44,8 +42,6 @@ TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machin
 _CONFIGS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "grpo": "GRPO",
             "rloo": "RLOO", "distillation": "Distillation"}  # fmt: skip
 """The classes of the arguments of each of `trl`'s scripts, without "Config"."""
-
-PAIRS = "two sequences an example, the chosen and the rejected answer, both of full length"
 
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
@@ -100,15 +96,11 @@ def _kto(training: ProgramTraining) -> Planned:
     kind = arguments.take("loss_type", "kto", quietly=True)
     if kind not in ("kto", "apo_zero_unpaired"):
         arguments.refuse("loss_type", f"is {kind}; expected kto or apo_zero_unpaired")
-    notes = []
-    if kind == "kto":
-        passes = (
-            "pass" if arguments.take("precompute_ref_log_probs", quietly=True) else "two passes"
-        )
-        notes = [f"speed is without the {passes} over unrelated answers that KTO's KL term takes"]
+    passes = "pass" if arguments.take("precompute_ref_log_probs", quietly=True) else "two passes"
+    note = f"speed is without the {passes} over unrelated answers that KTO's KL term takes"
     _refer(training, knobs)
     arguments.leave_out((*WITHOUT_MEMORY, "pad_", "desirable", "undesirable"))
-    return Planned(model, knobs, notes=notes)
+    return Planned(model, knobs, notes=[note] if kind == "kto" else [])
 
 
 def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
@@ -125,7 +117,7 @@ def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
 
 
 def _pairs(training: ProgramTraining) -> Planned:
-    """ORPO and CPO (trl/experimental): chosen and rejected answers in one pass, with all logits."""
+    """ORPO, CPO and rewards: chosen and rejected answers in one pass, with all logits."""
     model, knobs = _trained(training)
     arguments = training["arguments"]
     if arguments.take("disable_dropout", True, quietly=True):
@@ -133,7 +125,7 @@ def _pairs(training: ProgramTraining) -> Planned:
     knobs |= {"micro_batch": knobs["micro_batch"] * 2, "loss": "transformers"}
     arguments.leave_out(
         (*WITHOUT_MEMORY, "pad_", "truncation", "label_", "loss_type", "max_prompt", "max_compl",
-         "cpo_", "simpo", "alpha", "tpo_")
+         "cpo_", "simpo", "alpha", "tpo_", "center_rewards")
     )  # fmt: skip
     return Planned(model, knobs, sequences=2, notes=[PAIRS])
 
@@ -149,13 +141,9 @@ def _triples(training: ProgramTraining) -> Planned:
 
 
 def _reward(training: ProgramTraining) -> Planned:
-    model, knobs = _trained(training)
-    arguments = training["arguments"]
-    if arguments.take("disable_dropout", True, quietly=True):
-        knobs["lora_dropout"] = 0.0
-    knobs |= {"micro_batch": knobs["micro_batch"] * 2, "loss": "transformers", "num_labels": 1}
-    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "center_rewards"))
-    return Planned(model, knobs, sequences=2, notes=[PAIRS])
+    planned = _pairs(training)
+    planned.knobs["num_labels"] = 1
+    return planned
 
 
 def is_before(release: str) -> bool:

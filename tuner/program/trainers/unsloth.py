@@ -1,4 +1,4 @@
-"""Unsloth's FastLanguageModel and FastModel beside TRL's trainers.
+"""Unsloth's FastLanguageModel and FastModel beside TRL's trainers and transformers' Trainer.
 
 Read from Unsloth 2026.8: models/loader.py, llama.py and vision.py (`get_peft_model`) and rl.py (the
 defaults of its trainers). Its kernels keep less of a layer than PyTorch's do, which is not
@@ -8,10 +8,13 @@ modelled: its memory is priced as that of the same training in PyTorch, an upper
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tuner.program.arguments import Argument, Arguments, ProgramTraining
+from tuner.program.reading import only_run
 from tuner.program.trainer import Planned, Reading, Trainer
+from tuner.program.trainers.transformers import TRAINER as TRANSFORMERS
 from tuner.program.trainers.trl import TRAINER as TRL
 
 _WHERE = "Unsloth's default"
@@ -38,10 +41,10 @@ _ADAPTING = (
 
 
 def _reading(name: str) -> Reading:
-    """The reading of TRL's trainer `name`, with Unsloth's model and defaults."""
-    plan = next(reading.plan for reading in TRL.readings if reading.trainer == name)
-    versions = {"trl": "1.16"}
-    return Reading(f"Unsloth {name}", f"Unsloth {name}", versions, _planned(plan, name))
+    """The reading of trainer `name`, with Unsloth's model and defaults."""
+    own = next(r for r in (*TRANSFORMERS.readings, *TRL.readings) if r.trainer == name)
+    versions = dict([next(iter(own.versions.items()))])
+    return Reading(f"Unsloth {name}", f"Unsloth {name}", versions, _planned(own.plan, name))
 
 
 def _planned(
@@ -90,23 +93,27 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
         groups["lora"] = Arguments(lora.title, _adapted(lora, loading.title), found)
         if checkpoints == "unsloth":
             lora.bound("use_gradient_checkpointing", "offloading of checkpoints to the host")
-    values = {name: one for name, one in trainer.values.items() if name not in _TRAINER}
-    given = {**_defaults(_DEFAULTS), **values, **training["arguments"].values}
-    given |= _defaults({
-        "gradient_checkpointing": bool(checkpoints),
-        "gradient_checkpointing_kwargs.use_reentrant": True,
-        # Autocast follows the model, whatever the arguments say (rl.py).
-        "bf16": str(dtype).endswith("bfloat16"),
-        "fp16": str(dtype).endswith("float16") and not str(dtype).endswith("bfloat16"),
-    })  # fmt: skip
-    length = _length(training)
-    if length is not None:
-        given["max_length"] = length
-    given.pop("max_seq_length", None)
     arguments = training["arguments"]
+    checks = {
+        "activation_checkpointing": bool(checkpoints),
+        "gradient_checkpointing_kwargs.use_reentrant": True,
+    }
+    given = {**arguments.values, **_defaults(checks)}
+    if not training.trainer.endswith(" Trainer"):  # TRL's, of which rl.py makes its own
+        values = {name: one for name, one in trainer.values.items() if name not in _TRAINER}
+        # Autocast follows the model, whatever the arguments say.
+        is_bf16 = str(dtype).endswith("bfloat16")
+        half = {"bf16": is_bf16, "fp16": str(dtype).endswith("float16") and not is_bf16}
+        given = {**_defaults(_DEFAULTS), **values, **given, **_defaults(half)}
+        length = _length(training)
+        if length is not None:
+            given["max_length"] = length
+        given.pop("max_seq_length", None)
     groups["arguments"] = Arguments(arguments.title, given, found, arguments.defaults)
+    if loading.take("auto_model") is not None:
+        only_run(loading, "auto_model", "a model of another class")
     loading.leave_out(("0", "model_name", "dtype", *_LOADING))
-    return ProgramTraining(training.trainer, groups, found, releases=training.releases)
+    return replace(training, groups=groups)
 
 
 _TRAINER = ("0", "1", "model", "args", "tokenizer", "ref_model", "peft_config")
@@ -163,6 +170,6 @@ def _defaults(values: Mapping[str, Any]) -> dict[str, Argument]:
 TRAINER = Trainer(
     "Unsloth",
     readings=tuple(
-        map(_reading, ("SFTTrainer", "DPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer"))
+        map(_reading, [f"{n}Trainer" for n in ("SFT", "DPO", "KTO", "ORPO", "CPO", "")])
     ),
 )

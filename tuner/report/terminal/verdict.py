@@ -222,7 +222,7 @@ def usd_text(amount: float) -> str:
 
 
 def source_text(how: str, versions: Mapping[str, str], *, more: int = 0) -> str:
-    """What the answer rests on; `more` notes are left out."""
+    """The sources of the answer; `more` notes are left out."""
     first = {name: versions[name] for name in ("torch", "CUDA", "transformers") if name in versions}
     notes = f"{more} more note{'s' * (more != 1)}" if more else "more"
     return f"{'; '.join(filter(None, (how, versions_text(first))))}; {notes}: --verbose"

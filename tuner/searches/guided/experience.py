@@ -170,7 +170,7 @@ class Experience:
         return self._beliefs
 
     def cases(self) -> list[Case]:
-        """What the trials may mean: that no cause stands out, or that one does."""
+        """The possible meanings of the trials: no cause stands out, or one does."""
         if self._told > self._fitted * (1 + REFIT_GROWTH):
             # Matrices this small are slower with several threads, even more so beside others.
             with _thread_pools().limit(limits=1, user_api="blas"):

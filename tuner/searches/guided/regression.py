@@ -140,7 +140,7 @@ class ResidualModel:
 
 
 class Fit:
-    """What a model believes after trials, and after each possible cause of them.
+    """The beliefs of a model after trials, and after each possible cause of them.
 
     The scale of the weights and the noise are those that make the trials and their priors most
     probable, of a grid; they differ from cause to cause.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -40,6 +41,9 @@ FEW = 12
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PATH_STARTS = (".", "/", "~")
+
+_TRANSFORMERS = "transformers"
+"""`from transformers import` fails while another thread imports it; `import_module` waits."""
 
 # Organisations that upload others' models again, under the same names.
 _MIRRORS = frozenset({"unsloth", "nousresearch"})
@@ -202,16 +206,15 @@ def resolve_config(name: str) -> PreTrainedConfig:
     """
     entry = get_entry(name)
     if entry is not None:
-        from transformers import CONFIG_MAPPING
-
         fields = copy.deepcopy(dict(entry.config))
-        if fields["model_type"] not in CONFIG_MAPPING:
+        known = importlib.import_module(_TRANSFORMERS).CONFIG_MAPPING
+        if fields["model_type"] not in known:
             raise UnavailableError(
                 f"transformers {version('transformers')} has no models of type "
                 f"{fields['model_type']!r}, as {entry.id} is",
                 hint="install a newer transformers",
             )
-        return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+        return known[fields["model_type"]].from_dict(fields)
     path = _existing_path(name)
     if path is not None:
         return _from_folder(path)
@@ -290,14 +293,15 @@ class _NotThereError(Exception):
 def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig:
     """`AutoConfig` without remote code; whatever is wrong with the config is an `InputError`."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
     from transformers.configuration_utils import PreTrainedConfig
 
     try:
         fields, _ = PreTrainedConfig.get_config_dict(source, **options)
         if problem := problem_in(fields):
             raise ValueError(problem)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        config = importlib.import_module(_TRANSFORMERS).AutoConfig.from_pretrained(
+            source, trust_remote_code=False, **options
+        )
         if problem := problem_in(config.to_dict()):  # what it does not say has defaults
             raise ValueError(problem)
         _check_architectures(config)
