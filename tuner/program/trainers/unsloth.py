@@ -67,9 +67,8 @@ def _planned(
 def _as_trl(training: ProgramTraining) -> ProgramTraining:
     """The calls of TRL that train the same."""
     loading, trainer, found = training["model"], training["trainer"], training.found
-    dtype = loading.take("dtype", quietly=True)
-    if dtype is None:
-        dtype = "bfloat16" if training.has_bf16 else "float16"
+    usual = "bfloat16" if training.has_bf16 else "float16"
+    dtype = loading.take("dtype", usual, quietly=True)
     groups = {
         "model": Arguments(loading.title, _loaded(loading, str(dtype)), found),
         "trainer": Arguments(trainer.title, {}, found),
@@ -80,11 +79,9 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
     word = bits[0] if bits and not is_full else ""
     if word in ("load_in_8bit", "load_in_4bit"):
         made = {
-            word: True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_use_double_quant": True,
+            word: True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
             "bnb_4bit_compute_dtype": dtype,
-        }
+        }  # fmt: skip
         groups["quantization"] = Arguments(loading.title, _defaults(made), found)
     checkpoints = loading.take("use_gradient_checkpointing", "unsloth", quietly=True)
     if training.has("lora") and not is_full:
@@ -105,10 +102,9 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
         is_bf16 = str(dtype).endswith("bfloat16")
         half = {"bf16": is_bf16, "fp16": str(dtype).endswith("float16") and not is_bf16}
         given = {**_defaults(_DEFAULTS), **values, **given, **_defaults(half)}
-        length = _length(training)
-        if length is not None:
-            given["max_length"] = length
         given.pop("max_seq_length", None)
+        if (length := _length(training)) is not None:
+            given["max_length"] = length
     groups["arguments"] = Arguments(arguments.title, given, found, arguments.defaults)
     if loading.take("auto_model") is not None:
         only_run(loading, "auto_model", "a model of another class")
@@ -149,18 +145,13 @@ _OWN = ("use_gradient_checkpointing", "random_state", "max_seq_length", "loftq_c
 
 def _length(training: ProgramTraining) -> Argument | None:
     """The longest example: the trainer's word, else the model's (rl.py)."""
-    for group, name in (
-        ("trainer", "max_seq_length"),
-        ("arguments", "max_seq_length"),
-        ("trainer", "max_length"),
-        *((("arguments", "max_length"),) if not training.trainer.endswith("SFTTrainer") else ()),
-    ):
-        argument = training[group].values.get(name)
-        if argument is not None and argument.value is not None:
-            return argument
-    if training.trainer.endswith("SFTTrainer"):
-        return training["model"].values.get("max_seq_length", Argument(2048, _WHERE))
-    return None
+    is_sft = training.trainer.endswith("SFTTrainer")
+    trainer, own = training["trainer"].values, training["arguments"].values
+    said = [trainer.get("max_seq_length"), own.get("max_seq_length"), trainer.get("max_length")]
+    said.append(own.get("max_length") if not is_sft else None)
+    usual = training["model"].values.get("max_seq_length", Argument(2048, _WHERE))
+    given = (one for one in said if one is not None and one.value is not None)
+    return next(given, usual if is_sft else None)
 
 
 def _defaults(values: Mapping[str, Any]) -> dict[str, Argument]:
