@@ -163,6 +163,13 @@ def test_it_is_run_once_until_a_file_of_it_changes():
     assert given(record(one)) == [{"max_length": 16}]
 
 
+def test_the_memory_of_the_process_that_reads_a_program_is_not_that_of_the_program(monkeypatch):
+    held = b"x" * 2**28
+    monkeypatch.setattr(recorded, "MEMORY_BYTES", len(held))
+    code = f"import time as t\nend = t.monotonic() + 0.3\nwhile t.monotonic() < end: pass\n{TRAIN}"
+    assert record(program(code.format("max_length=64"))).trainings
+
+
 def test_texts_of_the_program_count_in_place_of_its_files():
     Path("own.yaml").write_text("a: 2")
     one = program(TRAIN.format("max_length=int(open('own.yaml').read()[3:])"), "own.yaml")

@@ -254,12 +254,16 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 def watch(seconds: float, memory_bytes: int, finish: Callable[[str, Any], object]) -> None:
     """Calls `finish` with "time" or "memory" and the line, when one of them is over."""
-    end, unit = time.monotonic() + seconds, 1 if sys.platform == "darwin" else 1024
+    end, is_linux = time.monotonic() + seconds, sys.platform == "linux"
+    state = os.open("/proc/self/statm", os.O_RDONLY) if is_linux else -1
+
+    def used() -> int:
+        if is_linux:  # where ru_maxrss begins with that of the process that started this one
+            return int(os.pread(state, 99, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource else 0
 
     def look() -> None:
-        while time.monotonic() < end and (
-            not resource or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit < memory_bytes
-        ):
+        while time.monotonic() < end and used() < memory_bytes:
             time.sleep(0.05)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and is_library(frame.f_code.co_filename):
