@@ -178,8 +178,8 @@ def checkpointing(
         _CHECKPOINTING_KWARGS[0],
     )
     says_how = any(name.partition(".")[0] == inner for name in arguments.values)
-    own = reentrant and not says_how
-    reentrant = bool(arguments.take(f"{inner}.use_reentrant", own, quietly=True))
+    reentrant = reentrant and not says_how
+    reentrant = bool(arguments.take(f"{inner}.use_reentrant", reentrant, quietly=True))
     arguments.taken.add(inner)
     for name in arguments.values:
         if name.startswith(f"{inner}.") and name != f"{inner}.use_reentrant":
@@ -462,12 +462,11 @@ def adapters(
         (adds, _MORE_ADAPTERS),
     ):
         note(lora, {names.get(name, name): why for name, why in reasons.items()})
-    given_rank = number(lora, names.get("r", "r"), rank)
     flags = {word: names.get(f"use_{word}", f"use_{word}") for word in ("dora", "rslora")}
     kind = [word for word, flag in flags.items() if lora.take(flag, quietly=True) is True]
     return {
         **({"adapter": kind[0]} if kind else {}),  # DoRA takes the memory where both are set
-        "lora_rank": given_rank,
+        "lora_rank": number(lora, names.get("r", "r"), rank),
         "lora_alpha": lora.take(names.get("lora_alpha", "lora_alpha"), 8, quietly=True),
         "lora_dropout": number(lora, names.get("lora_dropout", "lora_dropout"), dropout),
         "lora_targets": ALL_LINEAR if every_linear else modules(lora, targets),

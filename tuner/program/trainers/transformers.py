@@ -36,13 +36,11 @@ def _plan(training: ProgramTraining) -> Planned:
             knobs |= {"gradient_checkpointing": True, "use_reentrant": reentrant}
     if training.has("adapted") or training.has("lora"):
         knobs |= adapters_by_calls(training)
-    known = [length.value for length in training.lengths if length.problem is None]
-    lengths = dict(zip(map(repr, known), known, strict=True))
+    lengths = {repr(one.value): one.value for one in training.lengths if one.problem is None}
     if len(lengths) == 1:
         knobs["max_length"] = next(iter(lengths.values()))
     adds(arguments, {"predict_with_generate": "generation in evaluations"})
-    trainer = training["trainer"]
-    trainer.leave_out(("0", "1", "model", "args", "optimizers", *WITHOUT_MEMORY))
+    training["trainer"].leave_out(("0", "1", "model", "args", "optimizers", *WITHOUT_MEMORY))
     arguments.leave_out((*WITHOUT_MEMORY, "tf32", "model_max_length"))
     return Planned(model, knobs)
 

@@ -117,11 +117,8 @@ _TRAINER = ("0", "1", "model", "args", "tokenizer", "ref_model", "peft_config")
 
 
 def _loaded(loading: Arguments, dtype: str) -> dict[str, Argument]:
-    values = {"dtype": Argument(dtype, _WHERE)}
-    for name in ("model_name", "0"):
-        if name in loading:
-            values["0"] = loading.values[name]
-    return values
+    named = [loading.values[name] for name in ("0", "model_name") if name in loading]
+    return {"dtype": Argument(dtype, _WHERE), **({"0": named[0]} if named else {})}
 
 
 def _adapted(lora: Arguments, loader: str) -> dict[str, Argument]:
