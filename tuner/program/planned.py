@@ -452,9 +452,11 @@ _NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")
 def _has_sdpa(model: str) -> bool:
     """False for a model that transformers runs with eager attention unless it is told another."""
     spec, kind = importlib.util.find_spec("transformers"), ""
+    if spec is None:
+        return True  # the timelines that ship are of models that have it
     with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
         kind = resolve_config(model).model_type
-    folder = Path(next(iter(spec.submodule_search_locations or ())) if spec else "")
+    folder = Path(next(iter(spec.submodule_search_locations or ()), ""))
     file = folder / "models" / kind / f"modeling_{kind}.py"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     first = re.search(r"^    _supports_sdpa = (\w+)", text, re.MULTILINE)
