@@ -93,11 +93,23 @@ def test_nothing_fits_where_the_smallest_does_not(
 def test_a_setting_that_cannot_be_written_is_refused(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program.write_text(PROGRAM.replace(", max_length=512", ""))
+    (program.parent / "length.txt").write_text("512")
+    computed = 'max_length=int(open("length.txt").read())'
+    program.write_text(PROGRAM.replace("max_length=512", computed))
     assert (
         run(["check", "--gpu", "rtx4090", "--predict", "--largest", "max_length", "train.py"]) == 2
     )
-    assert "max_length" in capsys.readouterr().err
+    assert "train.py:10 max_length: is computed" in capsys.readouterr().err
+
+
+def test_a_setting_that_the_program_leaves_out_is_written(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.write_text(PROGRAM.replace(", max_length=512", ""))
+    found = answer(capsys, "--predict", "--largest", "max_length", "train.py")
+    assert (found["exit"], found["own"]) == (0, 1024)
+    assert found["value"] < found["own"]
+    assert f"batch_size=64, max_length={found['value']}, max_steps" in found["difference"]
 
 
 def test_it_is_not_taken_for_a_run(program: Path, capsys: pytest.CaptureFixture[str]) -> None:

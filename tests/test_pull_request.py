@@ -143,7 +143,8 @@ def test_the_action_checks_the_programs_of_the_base_on_both_commits(
     )
     escaped = BAD.replace("%", "%25")
     place = escaped.replace(":", "%3A").replace(",", "%2C")
-    assert second.startswith(f"::error file={place},title=tuner::'{escaped}' on rtx3060: error: ")
+    said = f"'{escaped}' on rtx3060: unknown: no training is seen in {escaped}: "
+    assert second.startswith(f"::error file={place},title=tuner::{said}")
     assert "link.py on rtx3060: error: file not found: link.py " in third  # it led out
     table = (runner.folder / "summary").read_text()
     assert table == (runner.folder / "temp" / "tuner.md").read_text()
