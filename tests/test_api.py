@@ -245,7 +245,12 @@ class TestResult:
 
     def test_writes_into_files_as_the_command_does(self, result, tmp_path, capsys):
         train, best = tmp_path / "train.py", result.best()
-        before = "config = {'batch': 1}  # ours\n"
+        before = (
+            "from transformers import Trainer, TrainingArguments\n"
+            "config = {'batch': 1}  # ours\n"
+            "args = TrainingArguments(per_device_train_batch_size=config['batch'])\n"
+            "Trainer('./tiny-model', args).train()\n"
+        )
         train.write_text(before)
         shown = best.apply("train.py", dry_run=True)
         assert train.read_text() == before
@@ -256,7 +261,9 @@ class TestResult:
         by_command = train.read_text()
         train.write_text(before)
         written = best.apply("train.py")
-        assert train.read_text() == by_command == before.replace("'batch': 1", "'batch': 2")
+        added = "gradient_accumulation_steps=2, gradient_checkpointing=True, optim='adamw_torch'"
+        after = before.replace("1}", "2}").replace("['batch'])", f"['batch'], {added})")
+        assert train.read_text() == by_command == after
         assert written.backups[Path("train.py")].read_text() == before
         assert any(text.startswith("max_length = ") for text in written.left)
         assert best.apply(train).backups == {}  # nothing is left to change
