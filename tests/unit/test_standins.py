@@ -454,6 +454,22 @@ def test_loops(tmp_path, text):
     assert loop["model"]["given"] == {"pretrained_model_name_or_path": "m"}
 
 
+def test_an_endless_loop_without_a_loader_is_seen(tmp_path):
+    text = """
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("m"); opt = torch.optim.AdamW(model.parameters(), 1e-4)
+while True:
+    for micro in range(3):
+        model(torch.randint(9, (4, 8), device="cuda")).loss.backward()
+    opt.step()
+"""
+    found = read(tmp_path, text)
+    (loop,) = found["loops"]
+    assert loop["backwards"] == 3 * loop["steps"]
+    assert found["ended"]["kind"] == "exit"
+
+
 # -- what only the real library knows --------------------------------------------------------------
 UNKNOWN = """
 u = load_dataset("d"); a, b = u; c, *d = u.x[0]; f"{u:>9}"; str(u + 1); -u; 2 ** u; u @ u; u["x"]["y"] = 3

@@ -172,6 +172,9 @@ class Parameters(dict[str, Any]):
         return self[name]
 
 
+_MOST_STEPS = 4096  # of a loop without a loader, which may be endless
+
+
 def _loop() -> dict[str, Any]:
     loader = CURRENT[0] if CURRENT else None
     if id(loader) not in record.LOOPS:
@@ -203,6 +206,8 @@ def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
         loop["steps"] += all(each.sync_gradients for each in _accelerators)
         if loop["optimizer"] is None and isinstance(optimizer._note, Note):
             loop["optimizer"] = record.told(optimizer)
+        if loop["batch"] is None and loop["steps"] >= _MOST_STEPS:
+            raise SystemExit
 
 
 CALLS.update(backward=backward, step=step)
