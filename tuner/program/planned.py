@@ -263,9 +263,10 @@ def _refused(
     reading: Reading, problems: Sequence[Problem], how: str, emulated: str | None
 ) -> InputError:
     kind, hint = InputError, None
-    if any(map(_is_unsupported, problems)):
+    known = [problem for problem in problems if not isinstance(problem, Undecided)]
+    if any(map(_is_unsupported, known)):
         kind, hint = UnsupportedError, emulated
-    elif any(isinstance(problem, Undecided) for problem in problems):
+    elif len(known) < len(problems):
         kind, hint = UndecidedError, emulated
     text = f"this program of {reading.name} cannot be predicted from its settings"
     if kind is UndecidedError:
