@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tuner.core.errors import InputError
-from tuner.core.expressions import MAX_LENGTH, compile_expression
+from tuner.core.expressions import MAX_LENGTH, compile_expression, syntax
 
 VALUES = {
     "effective_batch": 32,
@@ -121,3 +125,33 @@ def test_compared_words() -> None:
         ("precision", "x"),
         ("precision", "y"),
     ]
+
+
+def test_two_threads_may_parse_at_once():
+    """Garbage whose end runs Python makes the parser give way to the other thread."""
+
+    class Circle:
+        def __init__(self):
+            self.own = self
+
+        def __del__(self):
+            sum(range(50))
+
+    text = "".join(
+        f"x{n} = [f({n}, y=lambda z: (z, [{n}])) for w in range(3)]\n" for n in range(60)
+    )
+
+    def parsed(_):
+        for _ in range(9):
+            Circle()
+        return syntax(text)
+
+    often, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(1)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(tree.body for tree in pool.map(parsed, range(200)))
+    finally:
+        gc.set_threshold(*often)
+        sys.setswitchinterval(interval)

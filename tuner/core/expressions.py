@@ -12,6 +12,7 @@ import functools
 import math
 import operator
 import re
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -19,6 +20,15 @@ from typing import Any
 from simpleeval import EvalWithCompoundTypes
 
 from tuner.core.errors import InputError, nearest
+
+_PARSING = threading.RLock()
+
+
+def syntax(source: str | bytes, mode: str = "exec") -> Any:
+    """The tree of `ast.parse`, which in Python 3.11 fails in two threads at once (gh-106905)."""
+    with _PARSING:
+        return ast.parse(source, mode=mode)
+
 
 MAX_LENGTH = 500
 """Characters in one expression: keeps parsing and evaluating it instantaneous."""
@@ -210,7 +220,7 @@ def _parse(text: str, names: Collection[str]) -> ast.expr:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of odd literals; they are refused below
-            tree = ast.parse(text.strip(), mode="eval")
+            tree = syntax(text.strip(), "eval")
             plain: ast.Expression = _AsInYaml(names).visit(tree)
             return ast.fix_missing_locations(plain).body
     except SyntaxError as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuner.core.expressions import syntax
 from tuner.program.arguments import COMMAND_LINE, options_of
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.python_file import last_name
@@ -70,7 +71,7 @@ class Places:
         if file not in self._trees:
             self._trees[file] = None
             with contextlib.suppress(SyntaxError, ValueError, OSError):
-                self._trees[file] = ast.parse(self._text(file))
+                self._trees[file] = syntax(self._text(file))
         return self._trees[file]
 
     def _text(self, file: str) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tuner.core.expressions import syntax
+
 DATA: Mapping[str, Any] = json.loads(Path(__file__).with_name("libraries.json").read_text("utf-8"))
 SOURCES: Mapping[str, Sequence[str]] = DATA["sources"]
 """By library: the files that define what programs call, the most certain first, and the names."""
@@ -66,7 +68,7 @@ class Reader:
         if path not in self.sources:
             self.sources[path] = None
             with contextlib.suppress(OSError, SyntaxError, ValueError):
-                body, names = ast.parse(path.read_bytes()).body, dict[str, ast.stmt]()
+                body, names = syntax(path.read_bytes()).body, dict[str, ast.stmt]()
                 for node in _flat(body):
                     if isinstance(node, ast.ClassDef | ast.FunctionDef):
                         names[node.name] = node  # the last of its overloads

@@ -5,7 +5,6 @@ A `pass` replaces lines for the shell and IPython; cells of `%%bash` and the lik
 
 from __future__ import annotations
 
-import ast
 import bisect
 import json
 import re
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tuner.core.errors import InputError
+from tuner.core.expressions import syntax
 from tuner.program.edit.place import Location, is_writable, spot
 from tuner.program.edit.python_file import read_python
 from tuner.program.edit.write import MAX_BYTES
@@ -91,7 +91,7 @@ def notebook_python(text: str, file: str) -> PythonCode:
 
 def _parsed(cell: Cell) -> Cell:
     try:
-        ast.parse(cell.text)
+        syntax(cell.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return replace(cell, text=re.sub(r"[^\n]", " ", cell.text))
     return cell

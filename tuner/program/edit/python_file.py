@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tuner.core.errors import InputError
+from tuner.core.expressions import syntax
 from tuner.program.edit.place import Location, Value, read_number
 from tuner.space.apply import Path
 
@@ -64,7 +65,7 @@ class PythonText:
     def __init__(self, text: str) -> None:
         self.text = text
         source = text.removeprefix("\ufeff")
-        self.tree = ast.parse(source)
+        self.tree: ast.Module = syntax(source)
         # The parser ends lines at these three, and at nothing else.
         breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
         self._line_starts = [len(text) - len(source), *breaks]
