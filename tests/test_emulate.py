@@ -782,3 +782,59 @@ def test_of_a_program_in_a_package_the_line_is_one_of_that_package(
     assert places(stack) == ("scripts/sft.py:120", "transformers/trainer.py:9")
     own = [*STACK[:3], ("/home/me/reward.py", 3, "reward")]
     assert places(own) == ("me/reward.py:3", "transformers/trainer.py:9")
+
+
+THREADS = """
+import threading
+import torch
+
+def train():
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    together.wait()
+    for _ in range(12):
+        model(torch.randn(8, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+together = threading.Barrier(8)
+threads = [threading.Thread(target=train) for _ in range(8)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+"""
+
+
+@needs_emulator
+@pytest.mark.proof
+@pytest.mark.parametrize(("steps", "ended"), [(0, "end"), *[(3, "steps")] * 10])
+def test_threads_that_train_free_gradients_while_tuner_looks(
+    tmp_path: Path, steps: int, ended: str
+) -> None:
+    found = run(tmp_path, THREADS, "--steps", str(steps))
+    assert (found["ended"], found["exit"], found["own_fault"]) == (ended, 0, None)
+    assert found["steps"] >= 3
+    assert found["devices"]
+
+
+OUTLIVES = """
+import threading
+import torch
+
+def allocate():
+    while True:
+        torch.randn(64, 256, device="cuda").square_()
+
+threading.Thread(target=allocate, daemon=True).start()
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(8, 8, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+@needs_emulator
+def test_a_thread_that_outlives_the_program_takes_nothing_from_its_result(tmp_path: Path) -> None:
+    found = run(tmp_path, OUTLIVES)
+    assert (found["ended"], found["exit"], found["steps"]) == ("end", 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -101,6 +102,12 @@ class TestError:
     def test_what_follows_the_last_step_is_our_own_stopping(self):
         lost = error(4, "builtins.RuntimeError: NCCL", pid=OTHER, rank=1)
         assert ended(step(3), result(3, "steps"), lost, status=1).ended is Ended.STEPS
+
+    @pytest.mark.parametrize("status", [-signal.SIGABRT, 128 + signal.SIGABRT])
+    def test_a_thread_that_outlives_the_interpreter_takes_nothing_from_a_result(self, status):
+        assert ended(step(1), result(2), status=status) == Ending(Ended.END)
+        assert ended(step(1), status=status).ended in {Ended.CRASH, Ended.ERROR}
+        assert ended(step(1), result(2), status=-signal.SIGSEGV) == Ending(Ended.CRASH)
 
     def test_so_is_what_follows_the_end_of_its_time(self):
         launcher = error(5, "x.ChildFailedError: ", on_device=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -145,3 +146,36 @@ def test_what_was_freed_is_not_kept_alive(owners: Owners) -> None:
     del model, optimizer
     assert list(owners.modules()) == []
     assert len(owners._optimizers) == 0
+
+
+def test_gradients_of_a_thread_that_trains_are_read_by_no_other(
+    owners: Owners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tuner.emulator.inside.owners.addresses", lambda one: () if one is None else (id(one),)
+    )
+    models = [followed(owners, torch.nn.Linear(4, 4, bias=False)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    trained, may_end = threading.Event(), threading.Event()
+
+    def train(number: int) -> None:
+        owners.trainers.note()
+        models[number](torch.randn(2, 4)).sum().backward()
+        owners.note_update(optimizers[number])
+
+    def train_and_stay() -> None:
+        train(0)
+        trained.set()
+        may_end.wait()
+
+    def gradients() -> set[int]:
+        return {address for address, kind in owners.memory() if kind == GRADIENT}
+
+    first, second = threading.Thread(target=train_and_stay), models[1].weight
+    first.start()
+    trained.wait()
+    train(1)
+    assert gradients() == {id(second.grad)}
+    may_end.set()
+    first.join()
+    assert gradients() == {id(models[0].weight.grad), id(second.grad)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,7 +41,12 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[int], st
 
     def run(train: Callable[[], None]) -> tuple[list[int], str, int]:
         mode, ended, passes = Mode(), [], [0]
-        steps = Steps(mode, updating=lambda: None, over=lambda: ended.append(passes[0]))
+        steps = Steps(
+            mode,
+            owners.Trainers(),
+            updating=lambda: None,
+            over=lambda: ended.append(passes[0]),
+        )
         engine: Any = torch.autograd.graph._engine_run_backward
 
         def followed(*args: Any, **kwargs: Any) -> Any:
@@ -93,6 +99,28 @@ def test_writes_to_all_parameters_after_their_gradients_were_read_end_a_step(fol
             by_hand(net)
 
     assert follow(train) == ([2, 4, 6], UPDATES, 0)
+
+
+def test_of_several_threads_without_an_optimizer_backward_passes_count(follow) -> None:
+    trained, may_end = threading.Event(), threading.Event()
+    net = model()
+
+    def train_and_stay() -> None:
+        backward(model())
+        trained.set()
+        may_end.wait()
+
+    def train() -> None:
+        other = threading.Thread(target=train_and_stay)
+        other.start()
+        trained.wait()
+        for _ in range(3):
+            backward(net)
+            by_hand(net)
+        may_end.set()
+        other.join()
+
+    assert follow(train) == ([], BACKWARD, 4)
 
 
 def test_updates_in_the_backward_pass_end_it(follow) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ OUT_OF_MEMORY = "torch.OutOfMemoryError"
 
 LEFT = "the program left the emulator: Python's options -I and -E ignore it; start it without"
 """A process loaded PyTorch's CUDA libraries without the emulator's (device/start.c)."""
+
+ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)
+"""PyTorch ends a program so, itself or in a shell, if a thread runs on after the interpreter."""
 
 Event = Mapping[str, Any]
 """An event that a process of the program sent (`tuner.emulator.inside.failing.send`)."""
@@ -123,6 +127,8 @@ def _unsupported(events: Sequence[Event], *, trained: bool) -> ProgramError | No
 def _without_error(steps: _Steps, status: int) -> Ended:
     if steps.stops:
         return Ended.STEPS
+    if steps.has_ended and status in ABORTED:
+        return Ended.END
     return Ended.CRASH if status < 0 else Ended.ERROR if status else Ended.END
 
 
@@ -135,6 +141,10 @@ class _Steps:
             for event in reversed(events)
             if event["event"] == "result" and event["reason"] in (Ended.STEPS, TIMEOUT)
         }
+        self.has_ended = any(
+            event["event"] == "result" and event["reason"] == Ended.END for event in events
+        )
+        """True if a process came to its own end, after which only the interpreter's follows."""
         self._at_ns: dict[tuple[int, str], list[int]] = {}
         self._ranks = {event["pid"]: str(event["rank"]) for event in events}
         for event in events:

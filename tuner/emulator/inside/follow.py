@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.decoding import Decoding
@@ -28,6 +28,9 @@ from tuner.emulator.inside.process import end_when_told, when_imported
 from tuner.emulator.inside.shortening import Shortening
 from tuner.emulator.inside.sparse_saving import save_sparsely
 from tuner.emulator.inside.steps import Steps
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 GENERATE, REFERENCE = "generate", "reference"
@@ -65,13 +68,24 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
 
-LONGEST_END_S = 30.0
-"""A thread that ends the program waits at most this long for another that does."""
 LEAST_REST_S = 60.0
 """The rest after the first steps may take as long as they did, and at least this long."""
 
 MOST_STEPS = 50
 """Steps beyond the first ones after which a program is stopped that a loader does not end."""
+
+
+def _alone(
+    method: Callable[Concatenate[Follower, _P], _R],
+) -> Callable[Concatenate[Follower, _P], _R]:
+    """A decorator for methods that one thread of the program runs at a time."""
+
+    @functools.wraps(method)
+    def run(self: Follower, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 class Follower:
@@ -104,9 +118,10 @@ class Follower:
         self._arrived = Arrived(self._note_vocabulary, self._note_looked_up)
         self._decoding = Decoding(self._memory, pricer, self._generation)
         self._done = 0
-        self._ending = threading.RLock()
+        self._renew()
         enter = functools.partial(self._enter, OPTIMIZER)
-        self._ends = Steps(mode, updating=enter, over=self._step_is_over)
+        trainers = self._memory.owners.trainers
+        self._ends = Steps(mode, trainers, updating=enter, over=self._step_is_over)
         self._trained: Any = None
         self._backward_depth = 0
         self._has_trained = False
@@ -144,12 +159,18 @@ class Follower:
             self._host = HostMemory(LOAD, max(0, anonymous_bytes() - before_bytes))
         # Forked helpers, which have other process ids, send no result at their end.
         owner = os.getpid()
+        os.register_at_fork(after_in_child=self._renew)
         end_when_told(self._tell)
         atexit.register(lambda: os.getpid() == owner and self._tell("end"))
+
+    def _renew(self) -> None:
+        """Make the lock anew: another thread may hold it as this process forks."""
+        self._lock = threading.RLock()
 
     # -- phases ---------------------------------------------------------------------------------
 
     @guarded("a phase of a step")
+    @_alone
     def _enter(self, phase: str) -> None:
         if phase == self._phase:
             return
@@ -170,6 +191,7 @@ class Follower:
         self._forward_hook = register(self._before_module)
 
     @guarded("the first forward pass")
+    @_alone
     def _before_module(self, module: Any, inputs: Any) -> None:
         import torch
 
@@ -202,20 +224,23 @@ class Follower:
             self._backward_depth += 1
             if outermost:
                 self._begin_backward(sys._getframe(1))
-            self._ends.begin_backward(args)
+            with self._lock:
+                self._ends.begin_backward(args)
             found = None
             try:
                 found = run(*args, **kwargs)
                 return found
             finally:
                 self._backward_depth -= 1
-                self._ends.end_backward(found)
+                with self._lock:
+                    self._ends.end_backward(found)
                 if outermost:
                     self._enter(FORWARD)
 
         return run_and_note
 
     @guarded("a backward pass")
+    @_alone
     def _begin_backward(self, frame: FrameType) -> None:
         self._has_trained = True
         self._evaluates = False
@@ -231,6 +256,7 @@ class Follower:
     # -- steps ----------------------------------------------------------------------------------
 
     @guarded("a step of an optimizer")
+    @_alone
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Note an update; return its arguments with a followed closure, if they have one."""
         self._ends.begin_update(optimizer)
@@ -260,6 +286,7 @@ class Follower:
         return run_and_note
 
     @guarded("a step of an optimizer")
+    @_alone
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._ends.end_update(optimizer, in_backward=self._backward_depth > 0)
         if self._backward_depth == 0:
@@ -404,13 +431,14 @@ class Follower:
         self._end("unsupported", 3)
 
     def _end(self, reason: str, status: int) -> None:
-        self._ending.acquire(timeout=LONGEST_END_S)  # of another thread that trains
+        self._lock.acquire()  # and never release it: other threads wait from now on
         self._tell(reason)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
     @guarded("the result")
+    @_alone
     def _tell(self, reason: str) -> bool:
         """Send the result once, if this process used the device; returns True if it was sent."""
         import torch

@@ -177,7 +177,7 @@ class Unknowns:
         names = ("operator", "line", "kind", "decides_shape")
         return [
             {**dict(zip(names, row, strict=True)), "times": times}
-            for row, times in self._rows.items()
+            for row, times in list(self._rows.items())  # other threads go on
         ]
 
     def _add(self, operator: str, kind: str, *, decides_shape: bool) -> None:

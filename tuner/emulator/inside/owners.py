@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -29,14 +30,45 @@ _WITHOUT = (int, float, str, bytes, type(None), torch.dtype, torch.device, torch
 """Types of values that are not searched for tensors of a parameter's state."""
 
 
+class Trainers:
+    """The threads that train: those that have started a backward pass."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def note(self) -> None:
+        """Note that this thread starts a backward pass."""
+        thread = threading.current_thread()
+        if thread not in self._threads and not _is_in_backward():
+            self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+
+    @property
+    def others(self) -> bool:
+        """True if threads train that this one neither is nor works for.
+
+        Their gradients may not be read: PyTorch frees a gradient with the lock of Python released,
+        and a thread that reads `grad` meanwhile gets a tensor that is half gone.
+        """
+        threads = set(filter(threading.Thread.is_alive, self._threads))
+        if _is_in_backward():  # a thread of autograd
+            return len(threads) > 1
+        return bool(threads - {threading.current_thread()})
+
+
+def _is_in_backward() -> bool:
+    return vars(torch._C)["_current_autograd_node"]() is not None
+
+
 class Owners:
     """The modules and optimizers of this process, and their memory."""
 
     def __init__(self) -> None:
+        self.trainers = Trainers()
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._ran: set[int] = set()
         self._handed: dict[int, int] = {}
+        self._updated_by: dict[int, int] = {}
         self.trainable_params = 0
         """Trained parameters of all optimizers that require gradients; sharded ones count whole."""
         self._elements: dict[str, int] = {}
@@ -82,6 +114,7 @@ class Owners:
     def note_update(self, optimizer: Any) -> None:
         """Note that an optimizer is about to update its parameters."""
         key = id(optimizer)
+        self._updated_by[key] = threading.get_ident()
         trained = sum(one.requires_grad for one in _handed_to(optimizer))
         if key in self._optimizers and self._handed[key] == trained:
             return
@@ -118,29 +151,37 @@ class Owners:
         elements = {TRAINED: 0, FROZEN: 0}
         optimizers = list(self._optimizers.values())
         handed = [one for optimizer in optimizers for one in _handed_to(optimizer)]
+        own = self._own_parameters() if self.trainers.others else None
         seen: set[int] = set()
         for module in self.modules():
-            for buffer in module._buffers.values():
+            for buffer in list(module._buffers.values()):
                 yield from ((address, FROZEN) for address in addresses(buffer))
             yield from ((a, FROZEN) for a in _owned_by(vars(module).get("state"), _DEPTH))
             takes_part = id(module) in self._ran
-            for parameter in module._parameters.values():
+            for parameter in list(module._parameters.values()):
                 if parameter is None or id(parameter) in seen:
                     continue
                 seen.add(id(parameter))
                 kind = TRAINED if parameter.requires_grad else FROZEN
                 if parameter.is_cuda and (takes_part or kind is TRAINED):
                     elements[kind] += parameter.numel()
-                yield from _of_parameter(parameter, kind)
+                yield from _of_parameter(parameter, kind, own)
         for parameter in handed:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield from _of_parameter(parameter, TRAINED if parameter.requires_grad else FROZEN)
+                kind = TRAINED if parameter.requires_grad else FROZEN
+                yield from _of_parameter(parameter, kind, own)
         if elements[TRAINED]:
             self._elements = elements
         for optimizer in optimizers:
             for state in list(optimizer.state.values()):
                 yield from ((address, STATE) for address in _owned_by(state, _DEPTH))
+
+    def _own_parameters(self) -> set[int]:
+        """The parameters that this thread updated last."""
+        me = threading.get_ident()
+        mine = (one for key, one in self._optimizers.items() if self._updated_by.get(key) == me)
+        return {id(parameter) for optimizer in mine for parameter in _handed_to(optimizer)}
 
 
 def addresses(tensor: Any) -> Iterator[int]:
@@ -186,10 +227,14 @@ def _numel(parameter: Any) -> int:
     )
 
 
-def _of_parameter(parameter: Any, kind: str) -> Iterator[tuple[int, str]]:
-    """The memory of a parameter, of its gradient, and of its quantisation or sharding state."""
+def _of_parameter(parameter: Any, kind: str, own: set[int] | None) -> Iterator[tuple[int, str]]:
+    """The memory of a parameter, of its gradient, and of its quantisation or sharding state.
+
+    The gradient is left out of a parameter that is not among `own`; None if all are.
+    """
     yield from ((address, kind) for address in addresses(parameter))
-    if parameter.is_leaf:  # PyTorch warns of the gradient of any other tensor
+    may_read = own is None or id(parameter) in own
+    if may_read and parameter.is_leaf:  # PyTorch warns of the gradient of any other tensor
         yield from ((address, GRADIENT) for address in addresses(parameter.grad))
     for name, value in list(vars(parameter).items()):
         owned = GRADIENT if "grad" in name else kind
@@ -253,7 +298,7 @@ class Sightings:
         kinds = self._seen.get(block["addr"], {})
         return {
             kind
-            for kind, times in kinds.items()
+            for kind, times in list(kinds.items())
             if (at := bisect_left(times, block["time_us"])) < len(times)
             and times[at] <= block["died_us"]
         }

@@ -269,11 +269,11 @@ class Pricer:
             "machines": _machines(),
             "described": [
                 [d.label, d.source, [list(work) for work in d.works], d.host_launches]
-                for d in self.described
+                for d in list(self.described)
             ],
             "counts": [
                 [step, phase, again, sorted(counts.items())]
-                for (step, phase, again), counts in self.counts.items()
+                for (step, phase, again), counts in list(self.counts.items())
                 if counts
             ],
         }

@@ -19,7 +19,7 @@ import torch
 
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.mode import is_traced
-from tuner.emulator.inside.owners import addresses, unwrapped
+from tuner.emulator.inside.owners import Trainers, addresses, unwrapped
 
 OPTIMIZER = ""
 UPDATES = "writes to parameters"
@@ -37,13 +37,19 @@ _NOT_UPDATES = ("renorm", "gather", "split_with_sizes_copy")
 class Steps:
     """The steps of this process; `over` is called when one ends, and `updating` when one is seen.
 
-    `mode` passes on operators while nothing is known of an optimizer.
+    `mode` passes on operators while nothing is known of an optimizer. If several of the `trainers`
+    run, no gradients are read, so that steps without an optimizer are counted by backward passes.
     """
 
     def __init__(
-        self, mode: Any, *, updating: Callable[[], None], over: Callable[[], None]
+        self,
+        mode: Any,
+        trainers: Trainers,
+        *,
+        updating: Callable[[], None],
+        over: Callable[[], None],
     ) -> None:
-        self._mode = mode
+        self._mode, self._trainers = mode, trainers
         self._updating, self._over = updating, over
         self.counted_by = OPTIMIZER
         self._made_optimizer = False
@@ -99,10 +105,15 @@ class Steps:
     def begin_backward(self, args: tuple[Any, ...]) -> None:
         """Note a backward pass, before it runs; `args` are those of the autograd engine."""
         self._depth += 1
+        self._trainers.note()
         if self._optimizers or is_traced():
             return
         roots, _, _, is_differentiated, inputs = args[:5]
         leaves = [unwrapped(one) for one in inputs or _leaves_of(roots)]
+        if self._trainers.others:
+            self._leaves.clear()
+            self._before.clear()
+            leaves = []
         found = {
             address: weakref.ref(leaf)
             for leaf in leaves
@@ -131,7 +142,7 @@ class Steps:
     def end_backward(self, found: Any) -> None:
         """Note that a backward pass has ended; `found` are the gradients that it returned."""
         self._depth -= 1
-        if self._optimizers or self._depth or is_traced():
+        if self._optimizers or self._depth or is_traced() or self._trainers.others:
             return
         returned = [unwrapped(one) for one in found or ()]
         self._due = {
