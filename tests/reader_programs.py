@@ -316,25 +316,25 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer"""
 DATA = 'dataset = load_dataset("trl-lib/Capybara", split="train")'
 
 
-def _sft(made: Made, plain: bool) -> None:
-    made.truth["trainer"] = "trl.SFTTrainer"
+def _of_trl(made: Made, kind: str, choices: Mapping[str, Sequence[Any]], plain: bool) -> str:
+    """Lines up to the trainer of TRL, whose argument for adapters is returned."""
+    made.truth["trainer"] = f"trl.{kind}Trainer"
     quantized = _with_model(made, plain)
     lora = _with_lora(made, plain, quantized)
-    arguments = _argument_object("SFTConfig", OF_SFT)
+    arguments = _argument_object(f"{kind}Config", choices)
     _construct(made, arguments, _choose(made.random, arguments), plain)
     made.body += [DATA]
-    peft = ", peft_config=lora" if lora else ""
+    return ", peft_config=lora" if lora else ""
+
+
+def _sft(made: Made, plain: bool) -> None:
+    peft = _of_trl(made, "SFT", OF_SFT, plain)
     _train(made, f"SFTTrainer(model=model, args=training_args, train_dataset=dataset{peft})")
 
 
 def _dpo(made: Made, plain: bool) -> None:
-    made.truth["trainer"] = "trl.DPOTrainer"
-    quantized = _with_model(made, plain)
-    lora = _with_lora(made, plain, quantized)
-    arguments = _argument_object("DPOConfig", OF_DPO)
-    _construct(made, arguments, _choose(made.random, arguments), plain)
-    made.body += [DATA, 'tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-8B")']
-    peft = ", peft_config=lora" if lora else ""
+    peft = _of_trl(made, "DPO", OF_DPO, plain)
+    made.body += ['tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-8B")']
     given = "model, args=training_args, train_dataset=dataset, processing_class=tokenizer"
     _train(made, f"DPOTrainer({given}{peft})")
 

@@ -13,7 +13,8 @@ import pytest
 from tuner.core.errors import InputError, UnsupportedError
 from tuner.program import recorded
 from tuner.program.program import Program, read_program
-from tuner.program.recorded import PLACEHOLDER, Recorded, join, record
+from tuner.program.recorded import Recorded, join, record
+from tuner.program.standins import PLACEHOLDER
 
 HEAD = "import os\nfrom datasets import load_dataset\nfrom trl import SFTConfig, SFTTrainer\n"
 TRAIN = "SFTTrainer('Qwen/Qwen3-8B', args=SFTConfig({})).train()\n"

@@ -200,7 +200,7 @@ class ProgramTraining:
     releases: Mapping[str, str] = field(default_factory=dict)
     """The releases whose defaults were read, by library."""
     accumulation: float | None = None
-    """Of a loop of its own: backward passes by optimizer steps; a fraction if several are near."""
+    """Backward passes per step of the program's own loop; a fraction if several are near."""
 
     def __getitem__(self, group: str) -> Arguments:
         return self.groups.get(group) or Arguments(group, {}, self.found)

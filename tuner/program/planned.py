@@ -283,24 +283,21 @@ def _own_loop(program: Program, gpu: Gpu | None) -> UndecidedError:
             break
     else:
         text = f"no training is seen in {program.main or shlex.join(program.typed)}"
-    command = shlex.join(["tuner", "check", "--gpu", gpu.id if gpu else "GPU", "--"])
-    return UndecidedError(f"{text}: {command} {shlex.join(program.typed)}")
+    return UndecidedError(f"{text}: {_check_of(program, gpu.id if gpu else 'GPU')}")
 
 
 def read_as(values: Mapping[str, Any], trainer: str) -> str:
     """A training in ten words: "bf16, LoRA 16, batch 2 x 8, length 2048, adamw_8bit, SFT"."""
     precision, mixed = values.get("precision"), values.get("mixed_precision")
     is_mixed = precision in ("fp32", STORED) and mixed not in (None, "no")
-    rank, batch = (
-        values.get("lora_rank"),
-        [values.get(n, "?") for n in ("micro_batch", "grad_accum")],
-    )
+    rank = values.get("lora_rank")
+    batch = " x ".join(str(values.get(name, "?")) for name in ("micro_batch", "grad_accum"))
     name = trainer.rpartition(" ")[2]
     loop = name.removesuffix("Trainer") or name
     words = {
         f"{precision} with {mixed}" if is_mixed else f"{precision}": precision is not None,
         f"LoRA {rank}": bool(rank),
-        f"batch {' x '.join(map(str, batch))}": True,
+        f"batch {batch}": True,
         f"length {values.get('max_length', '?')}": True,
         "checkpointing": values.get("gradient_checkpointing") is True,
         f"{values.get('optimizer', '?')}": True,
@@ -398,8 +395,11 @@ def _emulated(program: Program, gpu: Gpu | None) -> str | None:
     """The command that runs the program on an emulated GPU; None if no GPU is named."""
     if gpu is None:
         return None
-    command = shlex.join(["tuner", "check", "--gpu", gpu.id, "--", *program.typed])
-    return f"run it on an emulated GPU: {command}"
+    return f"run it on an emulated GPU: {_check_of(program, gpu.id)}"
+
+
+def _check_of(program: Program, gpu: str) -> str:
+    return shlex.join(["tuner", "check", "--gpu", gpu, "--", *program.typed])
 
 
 _LENGTHS = ("max_length", "max_seq_length", "max_completion_length", "response_length")

@@ -143,7 +143,7 @@ def _assigned(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
     return dict(each.split("=", 1) for each in given), rest[len(given) :]
 
 
-def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
+def starts_of(program: Program) -> list[Program]:
     """The programs that a shell script or a tool's command starts; of any other, itself.
 
     Raises `InputError` for a script that starts none.
@@ -155,7 +155,7 @@ def starts_of(program: Program, *, gpus: int = 1) -> list[Program]:
         return [program]
     text = program.files[program.shell].data.decode("utf-8")
     words = program.command[program.command.index(program.shell) - 1 :]
-    run = run_shell(words, program.folder, text, gpus=gpus, environment=program.environment)
+    run = run_shell(words, program.folder, text, environment=program.environment)
     known = {source.path.resolve(): source for source in program.sources}
     found = []
     for start in run.starts:

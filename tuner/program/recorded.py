@@ -6,6 +6,7 @@ A value is unknown if it differs between runs in which the stand-ins answered di
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -24,14 +25,13 @@ from tuner.core.gpu import Gpu
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
 from tuner.program.program import Program, read_program, starts_of
-from tuner.program.releases import RENAMED, classes, library, releases
+from tuner.program.releases import RENAMED, classes, releases
 from tuner.program.sources import SOURCES
+from tuner.program.standins import PLACEHOLDER
 
 SECONDS = 10.0
 MEMORY_BYTES = 2 * 2**30
 SEEDS = 6
-PLACEHOLDER = "placeholder-for-a-secret"
-"""Takes the place of tokens and passwords in the environment of the program."""
 
 _GRACE_S = 2.0
 _MOST_KNOWN = 64
@@ -49,8 +49,7 @@ class Recorded:
     """The trainings of a program, as plain JSON: T, L, O, V and W of `standins/__init__.py`.
 
     `unsure` of a training, loop or call has the lines whose answers decide whether it happens; it
-    is missing where it certainly does. `releases` are those whose defaults were used, `shipped` the
-    libraries among them that are not installed.
+    is missing where it certainly does. `releases` are those whose defaults were used.
     """
 
     trainings: Sequence[Mapping[str, Any]] = ()
@@ -62,7 +61,6 @@ class Recorded:
     absent: Sequence[str] = ()
     dropped: Sequence[Mapping[str, Any]] = ()
     releases: Mapping[str, str] = field(default_factory=dict)
-    shipped: frozenset[str] = frozenset()
 
 
 _LISTS = ("trainings", "loops", "asked", "files", "standins", "absent", "dropped")
@@ -106,9 +104,7 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
     for name, value in given.items():
         if names_secret(name) and len(value) >= LEAST_CHARS and not value.isdigit():
             given[name] = PLACEHOLDER
-    known = releases()
-    libraries = {"classes": classes(SOURCES), "releases": known, "renamed": RENAMED}
-    request = json.dumps({**_request(program, gpu), **libraries, "seconds": seconds})
+    request = json.dumps({**_request(program, gpu), "seconds": seconds})
     key = (request, json.dumps(given), seeds)
     if key in _known and _states(_known[key][1].files) == _known[key][0]:
         return _known[key][1]
@@ -116,20 +112,17 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
     keys: list[str] = []  # that the program takes from a mapping which is unknown
 
     def run(seed: int) -> dict[str, Any]:
-        more = f'"seed": {seed}, "keys": {json.dumps(keys)}'
+        more = f'"seed": {seed}, "keys": {json.dumps(keys)}, {_libraries()}'
         return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
     runs = [run(0)]
-    while len(keys) < _MOST_KEYS and (lacking := _KEY_ERROR.match(_text(runs[0]))):
-        if lacking[1] in keys:
-            break
-        keys.append(lacking[1])
+    while len(keys) < _MOST_KEYS and (key_lacking := _key_lacking(runs[0])) not in (None, *keys):
+        keys.append(str(key_lacking))
         runs = [run(0)]
     if runs[0]["asked"]:
         with ThreadPoolExecutor(2) as pool:
             runs += pool.map(run, range(1, seeds))
-    shipped = frozenset(name for name in known if (lib := library(name)) and not lib.is_installed)
-    recorded = replace(join(runs), releases=known, shipped=shipped)
+    recorded = replace(join(runs), releases=releases())
     is_empty = not recorded.trainings and not recorded.loops
     if is_empty and (error := _error(program, recorded.ended, seconds)):
         raise error
@@ -139,9 +132,19 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
     return recorded
 
 
-def _text(run: Mapping[str, Any]) -> str:
-    is_early = not run["trainings"] and not run["loops"]
-    return str(run["ended"]["text"]) if run["ended"] and is_early else ""
+@functools.cache
+def _libraries() -> str:
+    """The part of a request that is the same for every program, without its brackets."""
+    found = {"classes": classes(SOURCES), "releases": releases(), "renamed": RENAMED}
+    return json.dumps(found)[1:-1]
+
+
+def _key_lacking(run: Mapping[str, Any]) -> str | None:
+    """The key without which the program ended before it trained."""
+    if run["trainings"] or run["loops"] or not run["ended"]:
+        return None
+    lacking = _KEY_ERROR.match(run["ended"]["text"])
+    return lacking[1] if lacking else None
 
 
 def _states(files: Iterable[str]) -> list[object]:
@@ -207,7 +210,9 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     good = [run for run in runs if (run["ended"] or {"kind": "exit"})["kind"] == "exit"]
     some = good or [run for run in runs if run["trainings"] or run["loops"]] or [runs[0]]
     lines = _unique(each["where"] for each in asked if each["where"])
-    found: dict[str, Any] = {n: _unique(each for run in some for each in run[n]) for n in _LISTS}
+    found: dict[str, Any] = {
+        n: _unique(each for run in some for each in run[n]) for n in _LISTS[3:]
+    }
     for name in ("trainings", "loops"):
         found[name] = _joined_by_place([list(map(_with_rounds, run[name])) for run in some], lines)
     found["loops"] = [{**loop, "rounds": _rounds(loop["rounds"])} for loop in found["loops"]]

@@ -27,7 +27,7 @@ from tuner.program.standins.tables import Tables
 FILE = Path(__file__).with_name("releases.json")
 
 Folders = tuple[str, ...]
-"""Where a program's interpreter finds its libraries; () for those of this one."""
+"""Folders in which an interpreter finds libraries; () for this interpreter's own."""
 
 SHIPPED: Folders = (str(FILE),)
 """No folder: the shipped releases."""

@@ -31,8 +31,6 @@ _GROUPS = (
 _OF_LORA = ("r", "rank")
 """Names that mean the rank in a call for LoRA only."""
 
-_LIBRARIES = {"site-packages", "dist-packages"}
-
 _PLANS_RAISE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors that values of another kind than the trainer's raise in its reading."""
 
@@ -50,7 +48,7 @@ def whole(program: Program) -> Program:
     with contextlib.suppress(TunerError):
         for one in starts_of(program):
             for path in map(Path, record(one).files if one.main else ()):
-                source = None if _LIBRARIES & set(path.parts) else opened(path)
+                source = opened(path)
                 if source is not None and path.resolve() not in own:
                     own.add(path.resolve())
                     # As the script itself is named: relative or not.

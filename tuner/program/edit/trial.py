@@ -1,4 +1,4 @@
-"""Where a setting is written, found by trial: another literal, and the program is read again.
+"""Finds by trial where a setting is written: a literal is changed, and the program read again.
 
 A place counts if the program, read with another value there, has that value in that setting and
 every other setting as before. What is written nowhere is added beside something that is, and is
@@ -23,7 +23,7 @@ from tuner.core.records import KnobValue
 from tuner.program.edit.insert import behind, beside, can_hold
 from tuner.program.edit.literals import Literal, call_at, in_words, literals_of, plain, rank
 from tuner.program.edit.place import NotWritableError, is_same, read_number
-from tuner.program.edit.source import SourceFile, TextEdit, read_places
+from tuner.program.edit.source import NOTEBOOK, SourceFile, TextEdit, read_places
 from tuner.program.program import Program
 
 COMMAND = ""
@@ -165,7 +165,7 @@ class Trial:
 
 
 class _Search:
-    """The search for the place of one setting, which ends after so many tries or seconds."""
+    """Searches for the place of one setting, with `_MOST_TRIES` and for `_MOST_SECONDS`."""
 
     def __init__(self, trial: Trial, knob: str) -> None:
         self.trial, self.knob = trial, knob
@@ -305,14 +305,11 @@ class _Search:
                 if word not in self.trial.program.command:
                     yield self._words(word, TextEdit(len(text), len(text), _BETWEEN + word))
 
-    def _words(self, word: str, edit: TextEdit, *, is_added: bool = False) -> Way:
-        old = self.old
-        return Way(
-            plain(word),
-            "the command line",
-            lambda value: [] if value == old else [(COMMAND, edit)],
-            is_added=is_added,
-        )
+    def _words(self, word: str, edit: TextEdit) -> Way:
+        def edits(value: KnobValue) -> Sequence[Edit]:
+            return [] if value == self.old else [(COMMAND, edit)]
+
+        return Way(plain(word), "the command line", edits)
 
     # -- what is written nowhere -------------------------------------------------------------------
 
@@ -365,7 +362,7 @@ class _Search:
             item = f"{name}={as_named(name, value)!r}"
             if not has_any:
                 return [(file, TextEdit(closing, closing, item))]
-            in_json = source.path.suffix not in (".py",)
+            in_json = source.path.suffix == NOTEBOOK
             return [(file, e) for e in behind(text, start, end, item, in_json=in_json)]
 
         return Way(name, f"{source.path}:{line}", edits, is_added=True)

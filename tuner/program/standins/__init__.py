@@ -15,3 +15,6 @@ O = {class, bases, where: W, given: {name: V}, assigned: {name: [V, W]}, values:
 V = JSON, {"$unknown": what, "where": [W]}, {"$object": O} or {"$name": "torch.bfloat16"}.
 W = {file, line, end, column, end_column} of your own call.
 """
+
+PLACEHOLDER = "placeholder-for-a-secret"
+"""Takes the place of tokens and passwords in the environment of the program."""

@@ -189,7 +189,7 @@ _PROPERTIES_BY_NAME = {name: get for names, get in _PROPERTIES.items() for name 
 
 
 def is_config(path: str) -> bool:
-    """Whether a table tells a class whose values are settings."""
+    """True for a class of the tables whose fields are settings."""
     table = CLASSES.get(path) or {}
     return bool(table.get("fields")) and ("parameters" not in table or path.endswith("Config"))
 

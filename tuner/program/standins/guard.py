@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
 from typing import Any
 
-from tuner.program.standins import files
+from tuner.program.standins import PLACEHOLDER, files
 from tuner.program.standins.files import DEVICES, WRITES, Layer, Refused
 from tuner.program.standins.unknown import is_library, users_frame, where
 
@@ -28,7 +28,6 @@ with contextlib.suppress(ImportError):  # Windows
     import _posixsubprocess
     import resource
 
-PLACEHOLDER = "placeholder-for-a-secret"
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY(_ID)?)$", re.IGNORECASE)
 _DROPPED = (
     "killpg setpriority sched_setaffinity sched_setscheduler setns unshare pidfd_open".split()
@@ -209,7 +208,7 @@ def _patch_futures(module: Any) -> None:
 
 
 def _patch_socket(module: Any) -> None:
-    """A port is asked for and given; nobody can reach it."""
+    """Lets a program bind a port, which nobody can reach."""
     if os.name != "nt":  # whose socketpair needs them
         module.socket.bind = module.socket.listen = lambda *_: None
 

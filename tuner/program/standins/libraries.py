@@ -32,7 +32,7 @@ SUBMODULES = "utils data pytorch trainer_utils amp functional lr_scheduler profi
 RELEASES: dict[str, str] = {}
 GPU: dict[str, Any] = {}
 FIXED: dict[str, Any] = {}
-"""What has a meaning of its own, by its path or by its library and last name."""
+"""Stand-ins with a meaning of their own, by path or by library and last name."""
 PARENTS: set[str] = set()
 PARSERS = (
     "transformers.HfArgumentParser trl.TrlParser trl.get_peft_config trl.get_quantization_config"
@@ -151,7 +151,7 @@ def _part_of(package: str) -> Any:
 
 
 def attribute(path: str) -> Any:
-    """What a library has under a path."""
+    """The stand-in for a path of a library."""
     root, last = path.partition(".")[0], path.rpartition(".")[2]
     short = f"{root}.{last}" if root in SHORT else path
     if (key := path if path in FIXED else short) in FIXED:
@@ -214,7 +214,7 @@ def _available(name: str) -> bool:
 
 
 def installed(root: str) -> bool:
-    """Whether the user has a library; of one that is not here, the oracle says."""
+    """True for a library that the user has; of one that is not here, the oracle says."""
     here = root in CORE or root in RELEASES or importlib.machinery.PathFinder.find_spec(root)
     return bool(here) or ORACLE.truth(f"is {root} installed")
 
@@ -277,7 +277,7 @@ class First:
 
 
 def _beside(root: str) -> bool:
-    """Whether the user has a module of this name of his own."""
+    """True for a name that a module of the user's own has."""
     folders = [each for each in sys.path if not unknown.is_library(os.path.join(each, ""))]
     ends = (f"{root}.py", f"{root}/__init__.py")
     return any(os.path.exists(os.path.join(each, end)) for each in folders for end in ends)
@@ -310,7 +310,7 @@ class Last(First):
 
 
 def _guarded() -> bool:
-    """Whether the user's import stands in a `try`, or asks for a spec: then it may be absent."""
+    """True for an import in a `try`, or a question for a spec: the library may be absent."""
     frame = cast(Any, sys._getframe(1))
     while frame is not None and unknown.is_library(file := frame.f_code.co_filename):
         if frame.f_code.co_name == "find_spec" and file.endswith(("util.py", "util>")):

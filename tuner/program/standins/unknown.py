@@ -24,8 +24,9 @@ from tuner.program.standins.tables import Tables
 MARK = "<unknown:"
 put = object.__setattr__
 CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
-KEYS: list[str] = []  # of mappings that are unknown: those that the program asks a copy of them for
-"""What is called by name on any value: `.backward()`, `.step()`."""
+"""Calls of any value that count, by their last name: `.backward()`, `.step()`."""
+KEYS: list[str] = []
+"""Keys that the program takes from its copies of unknown mappings."""
 _MAY_BE_NONE = set("pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split())
 """Whether these are None matters to no memory; nearly every program asks."""
 _LIBRARIES = (
@@ -73,7 +74,7 @@ def _instructions(code: types.CodeType) -> dict[int, tuple[Any, ...]]:
 
 
 def _is_none_asked(frame: Any) -> bool:
-    """Whether a line of the user's asks `is None` of the attribute that it reads."""
+    """True for a line of the user's that asks `is None` of the attribute that it reads."""
     if is_library(frame.f_code.co_filename):
         return False
     _, after, last = _instructions(frame.f_code)[frame.f_lasti]
@@ -82,7 +83,7 @@ def _is_none_asked(frame: Any) -> bool:
 
 
 def _decorates(frame: Any, decorated: Any) -> bool:
-    """Whether what a call returns is stored under the name of what it got."""
+    """True for a call whose result is stored under the name of what it got."""
     after = frame and _instructions(frame.f_code)[frame.f_lasti][1]
     while after and after.opname in ("CALL", "PRECALL"):
         after = _instructions(frame.f_code)[after.offset][1]
@@ -90,7 +91,7 @@ def _decorates(frame: Any, decorated: Any) -> bool:
 
 
 def guarded(frame: Any) -> bool:
-    """Whether a line stands in a `try`."""
+    """True for a line in a `try`."""
     import dis
 
     table: Any = dis.Bytecode(frame.f_code) if frame else None
