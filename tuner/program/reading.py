@@ -96,6 +96,8 @@ def compiled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
 
 
 PAIRS = "two sequences an example, the chosen and the rejected answer, both of full length"
+WITHOUT_KL = "speed is without the {} over unrelated answers that KTO's KL term takes"
+"""A note, with "pass" or "two passes"."""
 
 
 def preference(knobs: dict[str, Any], sequences: int = 2) -> str:
@@ -106,7 +108,7 @@ def preference(knobs: dict[str, Any], sequences: int = 2) -> str:
     knobs |= {"reference_pass": True, "lora_dropout": 0.0}
     knobs["micro_batch"] *= sequences
     if sequences == 1:
-        return "speed is without the two passes over unrelated answers that KTO's KL term takes"
+        return WITHOUT_KL.format("two passes")
     return PAIRS
 
 

@@ -18,6 +18,7 @@ from tuner.program.edit.source import opened
 from tuner.program.program import Program, tool_settings
 from tuner.program.reading import (
     PAIRS,
+    WITHOUT_KL,
     WITHOUT_MEMORY,
     adapters_by_calls,
     number,
@@ -97,10 +98,9 @@ def _kto(training: ProgramTraining) -> Planned:
     if kind not in ("kto", "apo_zero_unpaired"):
         arguments.refuse("loss_type", f"is {kind}; expected kto or apo_zero_unpaired")
     passes = "pass" if arguments.take("precompute_ref_log_probs", quietly=True) else "two passes"
-    note = f"speed is without the {passes} over unrelated answers that KTO's KL term takes"
     _refer(training, knobs)
     arguments.leave_out((*WITHOUT_MEMORY, "pad_", "desirable", "undesirable"))
-    return Planned(model, knobs, notes=[note] if kind == "kto" else [])
+    return Planned(model, knobs, notes=[WITHOUT_KL.format(passes)] if kind == "kto" else [])
 
 
 def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
