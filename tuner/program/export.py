@@ -14,7 +14,7 @@ from tuner.core.errors import InputError, unknown
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.program.trainer import Format, trainers
-from tuner.program.writing import SettingsReader
+from tuner.program.writing import SettingsReader, without_none
 
 _COMMAND = Format(
     "command", lambda chosen, model: {}, suffix=".txt", use="the arguments of a training script"
@@ -67,7 +67,7 @@ def export(name: str, subject: ExportInput) -> Exported:
         settings: dict[str, Any] = {}
     else:
         chosen = SettingsReader(subject.configuration)
-        settings = found.build(chosen, subject.model)
+        settings = without_none(found.build(chosen, subject.model))
         body, unsaid = _body(found, settings), chosen.unsaid
     left_out = tuple(f"{n} = {show(value)}: {why}" for n, (value, why) in unsaid.items())
     use = found.use if isinstance(found.use, str) else found.use(settings)

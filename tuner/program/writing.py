@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tuner.core.aliases import meanings
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import (
@@ -120,25 +122,26 @@ class SettingsReader:
             self.get(name)
         return False
 
-    def kind_of_adapter(self, prefix: str = "") -> dict[str, bool]:
-        """The flag of `peft.LoraConfig` for DoRA or rsLoRA, behind `prefix`; none for LoRA."""
-        kind = self.text("adapter")
-        return {f"{prefix}use_{kind}": True} if kind in ("dora", "rslora") else {}
+    def under(self, *names: str) -> Settings:
+        """The values under names of a tool, several in a text, without those that it lacks.
 
-    def adapter(self, rank: str, prefix: str = "") -> Settings:
-        """Kind, rank, alpha and dropout of the adapters; `rank` is the tool's name for that."""
-        return {
-            **self.kind_of_adapter(prefix),
-            rank: self.get("lora_rank"),
-            "lora_alpha": self.get("lora_alpha"),
-            "lora_dropout": self.get("lora_dropout"),
-        }
+        A name that stands for one value, such as use_dora, is true for that and left out otherwise.
+        """
+        found: Settings = {}
+        for name in " ".join(names).split():
+            knob, _, value = next(iter(meanings(name)), name).partition("=")
+            said = self.get(knob)
+            if name in _SPELLED:
+                found[name] = _SPELLED[name](self)
+            elif isinstance(said, tuple):
+                found[name] = list(said) if said != ("none",) else None
+            else:
+                found[name] = (said == value or None) if value else said
+        return without_none(found)
 
-    @property
-    def saved_modules(self) -> list[str] | None:
-        """The modules of which a full copy is trained; None without any."""
-        names = self.get("modules_to_save")
-        return list(names) if isinstance(names, tuple) and names != ("none",) else None
+    def lora(self, *names: str) -> Settings:
+        """The values under names of an adapter's settings; none where all weights are trained."""
+        return self.under(*names) if self.has_adapters else {}
 
     @property
     def targets(self) -> str | list[str] | None:
@@ -158,8 +161,12 @@ class SettingsReader:
 
 
 def without_none(settings: Settings) -> Settings:
-    """`settings` without those that the workload has no value for."""
-    return {name: value for name, value in settings.items() if value is not None}
+    """`settings` without those that the workload has no value for, at any depth."""
+    return {
+        name: without_none(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if value is not None
+    }
 
 
 def single_optimizer(chosen: SettingsReader) -> str:
@@ -172,36 +179,8 @@ def single_optimizer(chosen: SettingsReader) -> str:
     return rest
 
 
-def training_arguments(chosen: SettingsReader, loss: str | None = "transformers") -> Settings:
-    """Keyword arguments of `transformers.TrainingArguments`.
-
-    `loss` is the tool's own; None if the tool handles it itself.
-    """
-    chosen.get("effective_batch")  # the product of the first two
-    chosen.implies("training_loop", "trainer")
-    if loss is not None:
-        chosen.implies("loss", loss)
-    chosen.implies("fused_loss", False)
-    mixed = chosen.text("mixed_precision")
-    checkpointing = chosen.get("gradient_checkpointing")
-    reentrant = bool(chosen.get("use_reentrant"))
-    settings: Settings = {
-        "per_device_train_batch_size": chosen.get("micro_batch"),
-        "gradient_accumulation_steps": chosen.get("grad_accum"),
-        "gradient_checkpointing": checkpointing,
-        # As the workload does it; the two ways keep other tensors.
-        "gradient_checkpointing_kwargs": {"use_reentrant": reentrant} if checkpointing else None,
-        "optim": single_optimizer(chosen),
-        "bf16": mixed == "bf16",
-        "fp16": mixed == "fp16",
-        "tf32": True if chosen.text("precision") == "tf32" else None,
-        "max_grad_norm": chosen.get("max_grad_norm"),
-        "deepspeed": _deepspeed(chosen.zero),
-    }
-    return without_none(settings)
-
-
-def _deepspeed(zero: Settings | None) -> Settings | None:
+def _deepspeed(chosen: SettingsReader) -> Settings | None:
+    zero = chosen.zero
     if zero is None:
         return None
     filled = (
@@ -212,20 +191,58 @@ def _deepspeed(zero: Settings | None) -> Settings | None:
     return {**auto, "bf16": {"enabled": "auto"}, "zero_optimization": zero}
 
 
-def machine_arguments(chosen: SettingsReader) -> Settings:
-    """Keyword arguments of `TrainingArguments` about the machine, where the space has them."""
-    workers = chosen.get("num_workers")
-    prefetch, persistent = chosen.get("prefetch_factor"), chosen.get("persistent_workers")
+def _only(knob: str, when: str, *values: KnobValue) -> Callable[[SettingsReader], Any]:
+    """Spells the value of `knob` where `when` has one of `values`, or is on."""
+
+    def spelled(chosen: SettingsReader) -> Any:
+        value, other = chosen.get(knob), chosen.get(when)
+        return value if (other in values if values else other) else None
+
+    return spelled
+
+
+def _reentrance(chosen: SettingsReader) -> Settings | None:
+    reentrant = bool(chosen.get("use_reentrant"))  # as the workload; the ways keep other tensors
+    return {"use_reentrant": reentrant} if chosen.get("gradient_checkpointing") else None
+
+
+_SPELLED: Mapping[str, Callable[[SettingsReader], Any]] = {
+    "bf16": lambda chosen: chosen.text("mixed_precision") == "bf16",
+    "fp16": lambda chosen: chosen.text("mixed_precision") == "fp16",
+    "bnb_4bit_compute_dtype": lambda chosen: chosen.dtype,
+    "bnb_4bit_quant_type": _only("precision", "precision", "nf4"),
+    "quantization_type": _only("precision", "precision", "nf4"),
+    "use_bnb_nested_quant": _only("double_quant", "precision", "nf4"),
+    "double_quantization": _only("double_quant", "precision", "nf4"),
+    # Without processes there is nothing to prefetch with, and Trainer refuses it.
+    "dataloader_prefetch_factor": _only("prefetch_factor", "num_workers"),
+    "dataloader_persistent_workers": _only("persistent_workers", "num_workers"),
+    "deepspeed": _deepspeed,
+    "gradient_checkpointing_kwargs": _reentrance,
+    "optim": single_optimizer,
+    "target_modules": lambda chosen: chosen.targets,
+}
+"""By name: how tools spell a value otherwise than tuner does."""
+
+TRAINING = (
+    "per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing "
+    "gradient_checkpointing_kwargs optim bf16 fp16 tf32 max_grad_norm deepspeed"
+)
+"""Names of `transformers.TrainingArguments`."""
+
+MACHINE = (
+    "torch_compile use_liger_kernel dataloader_num_workers dataloader_pin_memory "
+    "dataloader_prefetch_factor dataloader_persistent_workers"
+)
+"""Names of `TrainingArguments` about the machine, which not every space has."""
+
+
+def train_as_transformers(chosen: SettingsReader, loss: str = "transformers") -> None:
+    """Note what a loop of transformers' Trainer implies, with this `loss`."""
+    chosen.get("effective_batch")  # the product of micro-batch and accumulation
+    chosen.implies("training_loop", "trainer")
+    if loss:
+        chosen.implies("loss", loss)
+    chosen.implies("fused_loss", False)
     if chosen.get("allocator") != "":
         chosen.leave("allocator", "set PYTORCH_CUDA_ALLOC_CONF in the environment")
-    return without_none(
-        {
-            "torch_compile": chosen.get("torch_compile"),
-            "use_liger_kernel": chosen.get("liger"),
-            "dataloader_num_workers": workers,
-            "dataloader_pin_memory": chosen.get("pin_memory"),
-            # Without processes there is nothing to prefetch with, and Trainer refuses it.
-            "dataloader_prefetch_factor": prefetch if workers else None,
-            "dataloader_persistent_workers": persistent if workers else None,
-        }
-    )

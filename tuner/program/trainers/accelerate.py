@@ -13,13 +13,13 @@ from typing import Any
 
 from tuner.core.errors import Problem
 from tuner.core.records import KnobValue
-from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD
+from tuner.core.setup.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, RESHARD
 from tuner.program.arguments import EMULATE, file_in
 from tuner.program.edit.source import opened
 from tuner.program.program import Program
 from tuner.program.trainer import Format, Launch, Trainer
 from tuner.program.trainers.deepspeed import zero_knobs, zero_of_file
-from tuner.program.writing import Settings, SettingsReader, without_none
+from tuner.program.writing import Settings, SettingsReader
 
 _KINDS = {
     "NO": "",
@@ -139,6 +139,9 @@ def _configured(program: Program, named: str | None, launch: Launch) -> dict[str
     return values
 
 
+_WRAPPED = "TRANSFORMER_BASED_WRAP"
+"""The only policy that is predicted: each layer is a unit."""
+
 _LEFT_ALONE = ("false", "none", "0", "")
 
 
@@ -163,9 +166,9 @@ def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobVal
     if str(settings.get("version", 2)) != "2":
         text = f"is {settings['version']}, and FSDP1 is not predicted: set it to 2; or {EMULATE}"
         problems.append(Problem(text, f"{where} version"))
-    policy = str(settings.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")).upper()
-    if policy != "TRANSFORMER_BASED_WRAP":
-        text = f"is {policy}, and is predicted as TRANSFORMER_BASED_WRAP: {EMULATE}"
+    policy = str(settings.get("auto_wrap_policy", _WRAPPED)).upper()
+    if policy != _WRAPPED:
+        text = f"is {policy}, and is predicted as {_WRAPPED}: {EMULATE}"
         problems.append(Problem(text, f"{where} auto_wrap_policy"))
     knobs: dict[str, KnobValue] = {DISTRIBUTED: "fsdp2"}
     if not is_true(settings.get("reshard_after_forward", True)):
@@ -201,12 +204,15 @@ def _distributed(chosen: SettingsReader) -> Settings:
     if parallelism.ranks == 1:
         return {"distributed_type": "NO"}
     if parallelism.is_sharded:
-        sharding = {
-            "fsdp_version": 2,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_reshard_after_forward": chosen.get("reshard_after_forward") is not False,
+        reshards = chosen.get(RESHARD) is not False
+        found: Settings = {
+            "distributed_type": "FSDP",
+            "fsdp_config": {
+                "fsdp_version": 2,
+                "fsdp_auto_wrap_policy": _WRAPPED,
+                "fsdp_reshard_after_forward": reshards,
+            },
         }
-        found: Settings = {"distributed_type": "FSDP", "fsdp_config": sharding}
         chosen.get("dp_shard_size")
         if parallelism.group < parallelism.ranks:
             found["parallelism_config"] = {
@@ -216,14 +222,13 @@ def _distributed(chosen: SettingsReader) -> Settings:
         return found
     if not parallelism.zero_stage:
         return {"distributed_type": "MULTI_GPU"}
-    chosen.leave("reduce_bucket_size", "belongs to a file of DeepSpeed's: deepspeed_config_file")
+    chosen.leave(REDUCE_BUCKET, "belongs to a file of DeepSpeed's: deepspeed_config_file")
     zero = {
         "zero_stage": parallelism.zero_stage,
         "zero3_init_flag": parallelism.shares_weights,
-        "gradient_accumulation_steps": chosen.get("grad_accum"),
-        "gradient_clipping": chosen.get("max_grad_norm"),
+        **chosen.under("gradient_accumulation_steps gradient_clipping"),
     }
-    return {"distributed_type": "DEEPSPEED", "deepspeed_config": without_none(zero)}
+    return {"distributed_type": "DEEPSPEED", "deepspeed_config": zero}
 
 
 TRAINER = Trainer(

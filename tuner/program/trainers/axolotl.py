@@ -31,7 +31,7 @@ from tuner.program.reading import (
 )
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import sharding
-from tuner.program.writing import Settings, SettingsReader, training_arguments, without_none
+from tuner.program.writing import Settings, SettingsReader, train_as_transformers
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
@@ -267,57 +267,33 @@ def _fused_kernels(file: Arguments) -> None:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    precision = chosen.text("precision")
-    arguments = training_arguments(chosen)
+    train_as_transformers(chosen)
     chosen.leave_preparation()
-    double = chosen.get("double_quant")
-    workers, prefetch = chosen.get("num_workers"), chosen.get("prefetch_factor")
-    explicit = {
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": double,
-        "bnb_4bit_compute_dtype": chosen.dtype,
-    }
-    return without_none(
-        {
-            "base_model": model,
-            **_adapters(chosen, precision),
-            "load_in_4bit": precision == "nf4",
-            "load_in_8bit": precision == "int8",
-            "bnb_config_kwargs": explicit if precision == "nf4" else None,
-            "sequence_len": chosen.get("max_length"),
-            "sample_packing": False,
-            "pad_to_sequence_len": True if chosen.text("padding") == "max_length" else None,
-            "micro_batch_size": chosen.get("micro_batch"),
-            "gradient_accumulation_steps": chosen.get("grad_accum"),
-            "optimizer": chosen.get("optimizer"),
-            "gradient_checkpointing": arguments.get("gradient_checkpointing"),
-            "gradient_checkpointing_kwargs": arguments.get("gradient_checkpointing_kwargs"),
-            "bf16": arguments["bf16"],
-            "fp16": arguments["fp16"],
-            "tf32": precision == "tf32",
-            "attn_implementation": chosen.get("attention"),
-            "max_grad_norm": chosen.get("max_grad_norm"),
-            "deepspeed": arguments.get("deepspeed"),
-            "torch_compile": chosen.get("torch_compile"),
-            "dataloader_num_workers": workers,
-            "dataloader_pin_memory": chosen.get("pin_memory"),
-            "dataloader_prefetch_factor": prefetch if workers else None,
-        }
-    )
-
-
-def _adapters(chosen: SettingsReader, precision: str) -> Settings:
-    if not chosen.has_adapters:
-        if chosen.dtype != "float32":
-            chosen.leave("precision", "the tool widens embeddings and norms to fp32 to train them")
-        return {}
-    targets = chosen.targets
+    if not chosen.has_adapters and chosen.dtype != "float32":
+        chosen.leave("precision", "the tool widens embeddings and norms to fp32 to train them")
+    targets = chosen.lora("target_modules").get("target_modules")
+    is_4bit = chosen.text("precision") == "nf4"
+    quantization = "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_compute_dtype"
+    given = chosen.under(quantization)
     return {
-        "adapter": "qlora" if precision == "nf4" else "lora",
-        **chosen.adapter("lora_r", "peft_"),
-        "lora_target_linear": True if isinstance(targets, str) else None,
+        "base_model": model,
+        "adapter": ("qlora" if is_4bit else "lora") if chosen.has_adapters else None,
+        **chosen.lora("peft_use_dora peft_use_rslora lora_r lora_alpha lora_dropout"),
+        "lora_target_linear": isinstance(targets, str) or None,
         "lora_target_modules": targets if isinstance(targets, list) else None,
-        "lora_modules_to_save": chosen.saved_modules,
+        **chosen.lora("lora_modules_to_save"),
+        "load_in_4bit": False,
+        "load_in_8bit": False,
+        "tf32": False,
+        **chosen.under("load_in_4bit load_in_8bit tf32"),
+        "bnb_config_kwargs": given if is_4bit else None,
+        "sample_packing": False,
+        **chosen.under(
+            "sequence_len pad_to_sequence_len micro_batch_size gradient_accumulation_steps",
+            "optimizer gradient_checkpointing gradient_checkpointing_kwargs bf16 fp16",
+            "attn_implementation max_grad_norm deepspeed torch_compile dataloader_num_workers",
+            "dataloader_pin_memory dataloader_prefetch_factor",
+        ),
     }
 
 

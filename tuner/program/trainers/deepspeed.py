@@ -21,7 +21,7 @@ from tuner.core.setup.distributed_knobs import (
 from tuner.program.arguments import EMULATE, options_of, values_of_files
 from tuner.program.edit.source import opened
 from tuner.program.trainer import Format, Launch, Trainer
-from tuner.program.writing import Settings, SettingsReader, without_none
+from tuner.program.writing import Settings, SettingsReader
 
 AUTO = "auto"
 """In place of a number: Trainer fills it in."""
@@ -161,18 +161,12 @@ def launch(words: Sequence[str]) -> Launch:
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
     del model  # named by the script that is launched
-    mixed = chosen.text("mixed_precision")
-    return without_none(
-        {
-            "train_batch_size": chosen.get("effective_batch"),
-            "train_micro_batch_size_per_gpu": chosen.get("micro_batch"),
-            "gradient_accumulation_steps": chosen.get("grad_accum"),
-            "gradient_clipping": chosen.get("max_grad_norm"),
-            "bf16": {"enabled": mixed == "bf16"},
-            "fp16": {"enabled": mixed == "fp16"},
-            "zero_optimization": chosen.zero or {"stage": 0},
-        }
-    )
+    return {
+        **chosen.under("train_batch_size train_micro_batch_size_per_gpu"),
+        **chosen.under("gradient_accumulation_steps gradient_clipping"),
+        **{name: {"enabled": value} for name, value in chosen.under("bf16 fp16").items()},
+        ZERO: chosen.zero or {"stage": 0},
+    }
 
 
 TRAINER = Trainer(

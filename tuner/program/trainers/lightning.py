@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.program.trainer import Format, Trainer
-from tuner.program.writing import Settings, SettingsReader, without_none
+from tuner.program.writing import Settings, SettingsReader
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
@@ -15,13 +15,12 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
         chosen.leave("precision", "how base weights are kept is up to your LightningModule")
     for name in ("micro_batch", "max_length"):
         chosen.leave(name, "belongs to your data module")
-    norm = chosen.get("max_grad_norm")
     trainer = {
-        "accumulate_grad_batches": chosen.get("grad_accum"),
+        **chosen.under("accumulate_grad_batches"),
         "precision": known or plain.get(precision),
-        "gradient_clip_val": norm or None,
+        "gradient_clip_val": chosen.get("max_grad_norm") or None,
     }
-    return {"trainer": without_none(trainer)}
+    return {"trainer": trainer}
 
 
 TRAINER = Trainer(

@@ -30,16 +30,16 @@ from tuner.program.reading import (
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.writing import (
     DTYPE_OF_MIXED,
+    MACHINE,
+    TRAINING,
     Settings,
     SettingsReader,
-    machine_arguments,
-    training_arguments,
-    without_none,
+    train_as_transformers,
 )
 
 _VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
 
-_ATTENTION = {"auto": "sdpa", "sdpa": "sdpa", "disabled": "eager", "fa2": "flash_attention_2"}
+_ATTENTION = {"sdpa": "sdpa", "auto": "sdpa", "disabled": "eager", "fa2": "flash_attention_2"}
 _ATTENTION["fa3"] = _ATTENTION["fa2"]  # both keep their output and a number for each row
 
 _NOT_PREDICTED = {
@@ -212,53 +212,40 @@ def _quantized(file: Arguments, computed: str) -> dict[str, Any]:
 # -- writing ----------------------------------------------------------------------
 
 
-_FLASH_ATTN = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
-
-
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    precision = chosen.text("precision")
-    arguments = training_arguments(chosen)
-    arguments.pop("gradient_checkpointing_kwargs", None)
-    checkpointing = arguments.pop("gradient_checkpointing", None)
+    train_as_transformers(chosen)
     chosen.leave_preparation()
-    double = chosen.get("double_quant")
     chosen.implies("padding", "none")
+    precision, is_full = chosen.text("precision"), not chosen.has_adapters
     # It loads in the dtype of the mixed precision, and in no other; where it trains all weights it
     # can widen them.
-    said = not chosen.has_adapters and chosen.dtype in ("float32", "bfloat16")
+    said = is_full and chosen.dtype in ("float32", "bfloat16")
     if not said and DTYPE_OF_MIXED.get(chosen.text("mixed_precision")) != chosen.dtype:
         which = "compute_dtype" if chosen.is_quantized else "precision"
         chosen.leave(which, "the tool keeps weights in the dtype of bf16 or fp16")
-    return without_none(
-        {
-            "model_name_or_path": model,
-            "stage": "sft",
-            "do_train": True,
-            **_adapters(chosen),
-            "quantization_method": "bnb" if chosen.is_quantized else None,
-            "quantization_bit": {"nf4": 4, "int8": 8}.get(precision),
-            "quantization_type": "nf4" if precision == "nf4" else None,
-            "double_quantization": double if precision == "nf4" else None,
-            "cutoff_len": chosen.get("max_length"),
-            "flash_attn": _FLASH_ATTN.get(chosen.text("attention")),
-            "disable_gradient_checkpointing": not checkpointing,
-            "use_reentrant_gc": bool(chosen.get("use_reentrant")) if checkpointing else None,
-            **arguments,
-            **machine_arguments(chosen),
-        }
-    )
-
-
-def _adapters(chosen: SettingsReader) -> Settings:
-    if not chosen.has_adapters:
-        # Otherwise what is trained is widened to fp32.
-        return {"finetuning_type": "full", "pure_bf16": chosen.dtype == "bfloat16"}
-    targets, saved = chosen.targets, chosen.saved_modules
+    training = chosen.under(TRAINING, MACHINE)
+    reentrant = training.pop("gradient_checkpointing_kwargs", {})
+    checkpoints = training.pop("gradient_checkpointing", None)
+    attention = {ours: theirs for theirs, ours in reversed(_ATTENTION.items())}
+    targets, saved = (chosen.lora(n).get(n) for n in ("target_modules", "modules_to_save"))
+    if not is_full:
+        targets = "all" if isinstance(targets, str) else ",".join(targets or ())
     return {
-        "finetuning_type": "lora",
-        **chosen.adapter("lora_rank"),
-        "lora_target": "all" if isinstance(targets, str) else ",".join(targets or []),
+        "model_name_or_path": model,
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full" if is_full else "lora",
+        "pure_bf16": chosen.dtype == "bfloat16" if is_full else None,
+        **chosen.lora("use_dora use_rslora lora_rank lora_alpha lora_dropout"),
+        "lora_target": targets,
         "additional_target": ",".join(saved) if saved else None,
+        "quantization_method": "bnb" if chosen.is_quantized else None,
+        "quantization_bit": {"nf4": 4, "int8": 8}.get(precision),
+        **chosen.under("quantization_type double_quantization cutoff_len"),
+        "flash_attn": attention.get(chosen.text("attention")),
+        "disable_gradient_checkpointing": not checkpoints,
+        "use_reentrant_gc": reentrant.get("use_reentrant"),
+        **training,
     }
 
 

@@ -18,7 +18,7 @@ from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options
 from tuner.program.program import Program
 from tuner.program.reading import NOT_COMPARED, PACKED, listed, number, saves, unset
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
-from tuner.program.writing import Settings, SettingsReader, single_optimizer, without_none
+from tuner.program.writing import Settings, SettingsReader, single_optimizer
 
 _VERSIONS = {"torchtune": "0.6.1"}
 
@@ -239,41 +239,32 @@ def _launch(program: Program) -> Launch:
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
     del model  # torchtune names a builder, which does not follow from the name of the model
-    precision = chosen.text("precision")
     chosen.get("effective_batch")  # the product of micro-batch and accumulation
     optimizer = OPTIMIZERS[single_optimizer(chosen)]
     dtype = _DTYPES.get(chosen.dtype)
-    if precision == "int8" or dtype is None:
+    if chosen.text("precision") == "int8" or dtype is None:
         chosen.leave("precision", "the recipes train in fp32 and bf16, quantised to nf4 at most")
     chosen.leave("mixed_precision", "the recipes train in one dtype, without autocast")
     chosen.implies("attention", "sdpa")
-    norm = chosen.get("max_grad_norm")
-    return without_none(
-        {
-            "model": _adapters(chosen) if chosen.has_adapters else None,
-            "tokenizer": without_none({"max_seq_len": chosen.get("max_length")}),
-            "batch_size": chosen.get("micro_batch"),
-            "gradient_accumulation_steps": chosen.get("grad_accum"),
-            "optimizer": {"_component_": optimizer.path.replace(":", "."), **optimizer.recipe},
-            "clip_grad_norm": norm or None,
-            "dtype": dtype,
-            "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),
-            "enable_activation_offloading": chosen.get(OFFLOAD_ACTIVATIONS),
-            "optimizer_in_bwd": chosen.get(IN_BACKWARD),
-        }
-    )
-
-
-def _adapters(chosen: SettingsReader) -> Settings:
     if chosen.text("adapter") == "rslora":
         chosen.leave("adapter", "the recipes scale by lora_alpha / lora_rank: adjust lora_alpha")
-    return without_none(
-        {
+    return {
+        "model": {
             **_targets(chosen),
-            **{k: v for k, v in chosen.adapter("lora_rank").items() if k != "use_rslora"},
+            **chosen.lora("use_dora lora_rank lora_alpha lora_dropout"),
             "quantize_base": chosen.text("precision") == "nf4",
         }
-    )
+        if chosen.has_adapters
+        else None,
+        "tokenizer": chosen.under("max_seq_len"),
+        **chosen.under("batch_size gradient_accumulation_steps"),
+        "optimizer": {"_component_": optimizer.path.replace(":", "."), **optimizer.recipe},
+        "clip_grad_norm": chosen.get("max_grad_norm") or None,
+        "dtype": dtype,
+        "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),
+        "enable_activation_offloading": chosen.get(OFFLOAD_ACTIVATIONS),
+        "optimizer_in_bwd": chosen.get(IN_BACKWARD),
+    }
 
 
 def _targets(chosen: SettingsReader) -> Settings:

@@ -13,11 +13,11 @@ from tuner.program.arguments import ProgramTraining
 from tuner.program.reading import WITHOUT_MEMORY, adapters_by_calls, adds, training_by_calls
 from tuner.program.trainer import Format, Planned, Reading, Trainer
 from tuner.program.writing import (
+    MACHINE,
+    TRAINING,
     Settings,
     SettingsReader,
-    machine_arguments,
-    training_arguments,
-    without_none,
+    train_as_transformers,
 )
 
 _VERSIONS = {"transformers": "5.23", "peft": "0.21"}
@@ -49,78 +49,41 @@ def _plan(training: ProgramTraining) -> Planned:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    training = training_arguments(chosen) | machine_arguments(chosen)
-    if chosen.is_quantized and chosen.text("kbit_preparation") == "trl":
+    train_as_transformers(chosen)
+    training = chosen.under(TRAINING, MACHINE)
+    preparation: Settings = {}
+    if chosen.text("kbit_preparation") == "peft" and chosen.is_quantized:
+        # Its own defaults turn on reentrant checkpointing, whatever the trainer's arguments are.
+        preparation = {
+            "use_gradient_checkpointing": bool(training.get("gradient_checkpointing")),
+            "gradient_checkpointing_kwargs": training.get("gradient_checkpointing_kwargs"),
+        }
+    elif chosen.text("kbit_preparation") == "trl" and chosen.is_quantized:
         chosen.leave("kbit_preparation", "widen the norms to fp32 as TRL's SFTTrainer does")
-    else:
-        chosen.get("kbit_preparation")
+    quantization = chosen.under("load_in_8bit")
+    in_4bit = chosen.under("bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_compute_dtype")
+    if chosen.text("precision") == "nf4":
+        quantization = {"load_in_4bit": True, **in_4bit}
+    lora = chosen.lora(
+        "r use_dora use_rslora lora_alpha lora_dropout target_modules modules_to_save"
+    )
     settings: Settings = {
-        "MODEL": without_none(
-            {
-                "pretrained_model_name_or_path": model,
-                "dtype": chosen.dtype,
-                "attn_implementation": chosen.get("attention"),
-            }
-        ),
-        "QUANTIZATION": _quantization(chosen),
-        "PREPARATION": _preparation(chosen, training),
-        "LORA": _lora(chosen),
-        "TOKENIZER": without_none(
-            {
-                "truncation": True,
-                "max_length": chosen.get("max_length"),
-                "padding": "max_length" if chosen.text("padding") == "max_length" else None,
-            }
-        ),
+        "MODEL": {
+            "pretrained_model_name_or_path": model,
+            "dtype": chosen.dtype,
+            **chosen.under("attn_implementation"),
+        },
+        "QUANTIZATION": quantization,
+        "PREPARATION": preparation,
+        "LORA": {**lora, "task_type": "CAUSAL_LM"} if lora else {},
+        "TOKENIZER": {
+            "truncation": True,
+            **chosen.under("max_length"),
+            "padding": "max_length" if chosen.text("padding") == "max_length" else None,
+        },
         "TRAINING": training,
     }
     return {name: part for name, part in settings.items() if part}
-
-
-def _lora(chosen: SettingsReader) -> Settings:
-    if not chosen.has_adapters:
-        return {}
-    return without_none(
-        {
-            "r": chosen.get("lora_rank"),
-            **chosen.kind_of_adapter(),
-            "lora_alpha": chosen.get("lora_alpha"),
-            "lora_dropout": chosen.get("lora_dropout"),
-            "target_modules": chosen.targets,
-            "modules_to_save": chosen.saved_modules,
-            "task_type": "CAUSAL_LM",
-        }
-    )
-
-
-def _quantization(chosen: SettingsReader) -> Settings:
-    double = chosen.get("double_quant")
-    if chosen.text("precision") == "int8":
-        return {"load_in_8bit": True}
-    if chosen.text("precision") != "nf4":
-        return {}
-    return {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": double,
-        "bnb_4bit_compute_dtype": chosen.dtype,
-    }
-
-
-def _preparation(chosen: SettingsReader, training: Settings) -> Settings:
-    """Keyword arguments of `peft.prepare_model_for_kbit_training`; empty if it is not called.
-
-    Its own defaults turn on reentrant checkpointing, whatever the trainer's arguments are.
-    """
-    if not chosen.is_quantized or chosen.text("kbit_preparation") != "peft":
-        return {}
-    checkpointing = bool(training.get("gradient_checkpointing"))
-    return without_none(
-        {
-            "use_gradient_checkpointing": checkpointing,
-            "gradient_checkpointing_kwargs": training.get("gradient_checkpointing_kwargs"),
-        }
-    )
 
 
 def _use(settings: Mapping[str, Any]) -> str:

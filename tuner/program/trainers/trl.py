@@ -30,11 +30,11 @@ from tuner.program.releases import default, known, library, meant, takes
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import launch as accelerate_launch
 from tuner.program.writing import (
+    MACHINE,
+    TRAINING,
     Settings,
     SettingsReader,
-    machine_arguments,
-    training_arguments,
-    without_none,
+    train_as_transformers,
 )
 
 TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machines")
@@ -196,53 +196,31 @@ def _long_rows(arguments: Arguments, knobs: dict[str, Any]) -> list[str]:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    precision = chosen.text("precision")
-    double = chosen.get("double_quant")
+    train_as_transformers(chosen, loss="")
     chosen.implies("padding", "none")
-    chosen.implies(
-        "loss",
-        "chunked",
-        "its nll loss (TRL 1.16) never has the whole logits: it uses less memory than predicted",
-    )
+    why = "its nll loss (TRL 1.16) never has the whole logits: it uses less memory than predicted"
+    chosen.implies("loss", "chunked", why)
+    chosen.get("kbit_preparation")
     if chosen.is_quantized:
         why = "SFTTrainer keeps the adapters of a quantised model in bf16"
         chosen.implies("adapter_dtype", "bf16", why, default="fp32")
-    else:
-        chosen.implies("adapter_dtype", "fp32", "the adapters stay as peft makes them")
-    settings = {
-        "model_name_or_path": model,
-        "dtype": chosen.dtype,
-        "attn_implementation": chosen.get("attention"),
-        **training_arguments(chosen, loss=None),
-        "loss_type": "nll",
-        **machine_arguments(chosen),
-        "max_length": chosen.get("max_length"),
-        **_adapters(chosen),
-        "load_in_4bit": True if precision == "nf4" else None,
-        "bnb_4bit_quant_type": "nf4" if precision == "nf4" else None,
-        "use_bnb_nested_quant": double if precision == "nf4" else None,
-        "load_in_8bit": True if precision == "int8" else None,
-    }
-    if chosen.is_quantized:
         why = (
             "SFTTrainer (TRL 1.16) doesn't call prepare_model_for_kbit_training; weights keep "
             "their load dtype"
         )
         chosen.implies("kbit_preparation", "none", why)
     else:
-        chosen.get("kbit_preparation")
-    return without_none(settings)
-
-
-def _adapters(chosen: SettingsReader) -> Settings:
-    if not chosen.has_adapters:
-        return {"use_peft": False}
-    targets = chosen.targets
+        chosen.implies("adapter_dtype", "fp32", "the adapters stay as peft makes them")
     return {
-        "use_peft": True,
-        **chosen.adapter("lora_r"),
-        "lora_target_modules": [targets] if isinstance(targets, str) else targets,
-        "lora_modules_to_save": chosen.saved_modules,
+        "model_name_or_path": model,
+        "dtype": chosen.dtype,
+        **chosen.under("attn_implementation", TRAINING),
+        "loss_type": "nll",
+        **chosen.under(MACHINE, "max_length"),
+        "use_peft": chosen.has_adapters,
+        **chosen.lora("use_dora use_rslora lora_r lora_alpha lora_dropout lora_target_modules"),
+        **chosen.lora("lora_modules_to_save"),
+        **chosen.under("load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant load_in_8bit"),
     }
 
 
