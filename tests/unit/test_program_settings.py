@@ -147,3 +147,13 @@ def test_a_program_that_ends_with_an_error_has_no_settings_and_says_why(tmp_path
     settings = found(tmp_path, monkeypatch, "import sys\nprint(sys.argv[9])\n")
     assert not settings
     assert "train.py:2: IndexError" in str(settings.trial.error)
+
+
+def test_adapters_or_arguments_of_data_are_settings_that_are_unknown(tmp_path, monkeypatch):
+    head = "from datasets import load_dataset\nfrom trl import SFTTrainer\nd = load_dataset('d')\n"
+    settings = found(tmp_path, monkeypatch, head + "SFTTrainer('gpt2', peft_config=d.lora).train()")
+    assert settings["micro_batch"].value == 8
+    assert settings["lora_rank"].value is None
+    assert "train.py:3" in str(settings["lora_rank"].problem)
+    settings = found(tmp_path, monkeypatch, head + "SFTTrainer('gpt2', args=d.arguments).train()")
+    assert "micro_batch" not in settings

@@ -13,10 +13,10 @@ from tuner.core.records import Configuration, KnobValue
 from tuner.program.changes import Change, FileSetting, by_hand, change
 from tuner.program.edit.place import Location, is_wanted
 from tuner.program.edit.source import SETTINGS_FILES, open_source
-from tuner.program.named_models import named_models
 from tuner.program.program import Program, read_program
 from tuner.program.settings import Settings, settings_of
 from tuner.program.trainer import trainer_of
+from tuner.program.training import named_models
 from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import is_meant, read_key, show_path
 from tuner.space.models.same import same_architecture

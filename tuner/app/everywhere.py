@@ -16,7 +16,6 @@ from tuner.core.setup.schemas import SCHEMAS
 from tuner.predict.predict import Traces
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.releases import predicted_stack
-from tuner.program.fp16 import has_bf16
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.program.vocabulary import said_in_own_words
@@ -147,9 +146,9 @@ def program_everywhere(
             asked = ProgramPredictions(
                 read, gpu, gpus, margin(gpu), given, model, predictor=predictor
             )
-            if not has_bf16(gpu) and not in_fp16:
+            if not gpu.has_bf16 and not in_fp16:
                 in_fp16.append(asked.plan(read))
-            chosen = plan if has_bf16(gpu) else in_fp16[0]
+            chosen = plan if gpu.has_bf16 else in_fp16[0]
             (found,) = asked.predicted([(read, chosen)])
             remarks = {
                 "more memory than predicted": found.fits is None and found.prediction.fits,

@@ -75,6 +75,11 @@ class Gpu:
     l2_bytes: int | None = None
 
     @property
+    def has_bf16(self) -> bool:
+        """False for a GPU that computes in fp16 and not in bf16."""
+        return "bf16" in self.flops or "fp16" not in self.flops
+
+    @property
     def architecture(self) -> str:
         """The generation's name ("Turing"), or the compute capability where it has none here."""
         major, minor = self.compute_capability

@@ -98,7 +98,7 @@ class Arguments:
     """
 
     title: str
-    values: Mapping[str, Argument]
+    values: dict[str, Argument]
     found: Found
     defaults: Mapping[str, Any] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
@@ -185,7 +185,7 @@ class ProgramTraining:
     """
 
     trainer: str
-    groups: Mapping[str, Arguments]
+    groups: dict[str, Arguments]
     found: Found
     model_by_name: str | None = None
     """The model, where the trainer itself loads it."""
@@ -197,8 +197,6 @@ class ProgramTraining:
     """A script calls `evaluate` of its trainer."""
     where: str = ""
     """The place of the trainer."""
-    releases: Mapping[str, str] = field(default_factory=dict)
-    """The releases whose defaults were read, by library."""
     accumulation: float | None = None
     """Backward passes per step of the program's own loop; a fraction if several are near."""
 

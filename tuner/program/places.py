@@ -91,6 +91,7 @@ def last(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def the_object(value: Any) -> Any:
-    """The object that a value of a record is; anything else as it is."""
-    return value["$object"] if isinstance(value, Mapping) and "$object" in value else value
+def made(value: Any) -> Row | None:
+    """The object that a value of a record is; None for another value."""
+    one = value.get("$object", value) if isinstance(value, Mapping) else None
+    return one if one and "class" in one else None

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,16 +26,20 @@ from tuner.core.setup.distributed_knobs import (
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program import releases
 from tuner.program.arguments import DTYPES, EMULATE, Arguments, ProgramTraining, Undecided, knob_of
-from tuner.program.evaluation import evaluation_of
-from tuner.program.fp16 import has_bf16, in_fp16
 from tuner.program.launch import ranks_and_knobs, read_launch
-from tuner.program.places import Places
 from tuner.program.program import Program, starts_of
-from tuner.program.reading import MASKED, NOT_COMPARED, PACKED, PEFT_DEFAULT, STORED, WITH_SYNC
-from tuner.program.recorded import record
+from tuner.program.reading import (
+    MASKED,
+    NOT_COMPARED,
+    PACKED,
+    PEFT_DEFAULT,
+    STORED,
+    WITH_SYNC,
+    evaluation_of,
+)
 from tuner.program.trainer import Planned, Reading, reading_of
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
-from tuner.program.training import MODEL_KEYS, read_trainings
+from tuner.program.training import MODEL_KEYS, read_loops, read_trainings
 from tuner.space.models.catalogue import NF4, get_entry, resolve_config, stored_format
 
 WORKLOAD = "causal_lm"
@@ -109,33 +113,8 @@ class ProgramPlan:
 
 
 def _in_own_terms(knobs: Mapping[str, Any], sequences: int) -> dict[str, Any]:
-    return {**knobs, "micro_batch": int(str(knobs["micro_batch"])) // sequences}
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTraining:
-    """One training of a program, as it is read; `planned` is None for an unsupported trainer.
-
-    `program` starts it: the program itself, or one that its shell script starts.
-    """
-
-    program: Program
-    training: ProgramTraining
-    reading: Reading | None
-    planned: Planned | None
-    named: Program
-    """The program whose words people typed."""
-
-
-def planned_trainings(program: Program, *, gpu: Gpu | None = None) -> list[PlannedTraining]:
-    """The trainings of `program`, whose problems are noted in each; none for a loop of its own."""
-    found = []
-    for start in starts_of(program):
-        for training in read_trainings(start, gpu=gpu):
-            reading = reading_of(training.trainer)
-            planned = reading.plan(training) if reading is not None else None
-            found.append(PlannedTraining(start, training, reading, planned, program))
-    return found
+    batch = knobs["micro_batch"]
+    return {**knobs, "micro_batch": batch if batch == "?" else int(str(batch)) // sequences}
 
 
 def plan_program(
@@ -154,136 +133,184 @@ def plan_program(
     program. Raises one `InputError` with everything that cannot be read or predicted; if not
     `strict`, that is left out.
     """
+    planner = _Planner(program, given or {}, model, gpus, gpu, strict)
+    read: list[tuple[Program, ProgramTraining, Reading | None, Planned | None]] = []
     with _malformed(program):
-        trainings = planned_trainings(program, gpu=gpu)
-    if not trainings:
-        raise _own_loop(program, gpu)
+        for start in starts_of(program):
+            for training in read_trainings(start, gpu=gpu):
+                reading = reading_of(training.trainer)
+                planned = reading.plan(training) if reading is not None else None
+                read.append((start, training, reading, planned))
     plans: dict[tuple[str, str], ProgramPlan] = {}
     errors: dict[str, InputError] = {}  # by the note on a training that isn't predicted
-    for one in trainings:
+    for start, training, reading, planned in read:
         try:
-            plan = _plan(one, given or {}, model, gpus=gpus, gpu=gpu, strict=strict)
+            if reading is None or planned is None:
+                raise planner.unsupported(training)
+            plan = planner.plan(start, training, reading, planned)
             plans.setdefault((plan.model, plan.configuration.key), plan)
         except InputError as error:
             why = error.reason.partition("\n")[0]
-            note = f"{one.training.where}: the training there isn't predicted: {why}"
-            errors[note] = error
+            errors[f"{training.where}: the training there isn't predicted: {why}"] = error
     if not plans:
-        raise next(iter(errors.values()))
+        raise next(iter(errors.values()), None) or planner.own_loop()
     first, *others = (replace(p, at_least=(*p.at_least, *errors)) for p in plans.values())
     return replace(first, others=tuple(others))
 
 
-def _plan(
-    one: PlannedTraining,
-    given: Mapping[str, Any],
-    model: str | None,
-    *,
-    gpus: int | None,
-    gpu: Gpu | None,
-    strict: bool,
-) -> ProgramPlan:
-    program, training, reading, planned = one.program, one.training, one.reading, one.planned
-    if reading is None or planned is None:
-        raise _unsupported(one, gpu)
-    with _malformed(program):
-        found = training.found
-        chosen = model or _beside(program, planned.model)
-        if chosen is None and not any(map(_is_of_model, found.problems)):
-            found.problems.append(Undecided(_NO_MODEL, "", MODEL))
-        own = _started(program, planned, training, gpus)
-        said = {**given}
-        if "micro_batch" in said:
-            said["micro_batch"] = int(str(said["micro_batch"])) * planned.sequences
-        knobs = {**planned.knobs, **own, **said}
-        evaluation, unknown = evaluation_of(training, knobs)
-    knobs |= evaluation
-    if "max_length" not in knobs:
-        found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
-    places = _places_of_model(training) if model is not None else set()
-    decided = {*given, *((MODEL,) if model is not None else ())}
-    noted = dict.fromkeys(found.problems)
-    problems = [p for p in noted if p.where not in places and not _is_given(p, decided)]
-    bounds = [p for p in problems if isinstance(p, Undecided) and p.effect]
-    problems = [p for p in problems if p not in bounds]
-    unknowns = {p.knob for p in problems if isinstance(p, Undecided)}
-    defaults_of = _defaults_of(reading, training)
-    if (problems and strict) or chosen is None:
-        shown = {**_in_own_terms(knobs, planned.sequences), **dict.fromkeys(unknowns, "?")}
-        how = f"{read_as(shown, reading.name)}; {defaults_of}"
-        raise _refused(reading, problems, how, _emulated(one.named, gpu))
-    if knobs.get("torch_compile"):
-        how = _emulated(one.named, gpu) or EMULATE
-        found.at_most.append(f"torch.compile isn't modelled, and only saves memory; speed: {how}")
-    if planned.of_images is not None and "images" not in given and _takes_images(chosen):
-        knobs |= planned.of_images(knobs)
-    knobs = _settled(knobs, chosen)
-    is_default = any(text.endswith(_NO_WORD_ON_ATTENTION) for text in found.assumed)
-    if is_default and knobs["attention"] == "sdpa" and not _has_sdpa(chosen):
-        found.assumed.append("attention=eager: transformers has no sdpa for this model")
-        knobs["attention"] = given.get("attention", "eager")
-    findings: list[str] = []
-    if gpu is not None and not has_bf16(gpu):
-        halved, findings = in_fp16(training, knobs, gpu)
-        knobs |= {name: value for name, value in halved.items() if name not in given}
-    configuration = _configuration(knobs)
-    found.at_most += [str(p) for p in bounds if p.effect == "saves"]
-    at_least = [str(p) for p in (*bounds, *planned.adds) if p.effect == "adds"]
-    notes = [
-        *findings, *planned.notes, *found.notes, *_unsharded(configuration),
-        *_versions(reading.versions),
-    ]  # fmt: skip
-    return ProgramPlan(
-        reading.name,
-        chosen,
-        configuration,
-        planned.sequences,
-        tuple(dict.fromkeys(found.assumed)),
-        tuple(dict.fromkeys([*map(str, problems), *found.at_most, *found.left_out])),
-        tuple(notes),
-        frozenset(knobs),
-        tuple(found.at_most),
-        tuple(findings),
-        unknown,
-        tuple(at_least),
-        f"{read_as(_in_own_terms(configuration, planned.sequences), reading.name)}; {defaults_of}",
-        training.where,
-    )
-
-
 _NO_MODEL = "couldn't determine the model; pass --model"
 _NO_LENGTH = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
+_LENGTHS = ("max_length", "max_seq_length", "max_completion_length", "response_length")
 
 
-def _is_of_model(problem: Problem) -> bool:
-    return isinstance(problem, Undecided) and problem.knob == MODEL
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Plans the trainings of one program, whose words people typed."""
+
+    program: Program
+    given: Mapping[str, Any]
+    model: str | None
+    gpus: int | None
+    gpu: Gpu | None
+    strict: bool
+
+    def plan(
+        self, program: Program, training: ProgramTraining, reading: Reading, planned: Planned
+    ) -> ProgramPlan:
+        """The plan of a training that `program` starts."""
+        found, given, gpu = training.found, self.given, self.gpu
+        with _malformed(program):
+            chosen = self.model or _beside(program, planned.model)
+            if chosen is None and not any(_knob(problem) == MODEL for problem in found.problems):
+                found.problems.append(Undecided(_NO_MODEL, "", MODEL))
+            said = dict(given)
+            if "micro_batch" in said:
+                said["micro_batch"] = int(str(said["micro_batch"])) * planned.sequences
+            own = _started(program, planned, training, self.gpus)
+            knobs = {**planned.knobs, **own, **said}
+            evaluation, unknown = evaluation_of(training, knobs)
+        knobs |= evaluation
+        if "max_length" not in knobs:
+            found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
+        noted = [p for p in dict.fromkeys(found.problems) if not self._is_given(p, training)]
+        bounds = [p for p in noted if isinstance(p, Undecided) and p.effect]
+        problems = [p for p in noted if p not in bounds]
+        if (problems and self.strict) or chosen is None:
+            how = _summary(reading, _with_unknowns(knobs, problems), planned.sequences)
+            raise self._refused(reading, problems, how)
+        if knobs.get("torch_compile"):
+            how = self._emulated or EMULATE
+            text = f"torch.compile isn't modelled, and only saves memory; speed: {how}"
+            found.at_most.append(text)
+        if planned.of_images is not None and "images" not in given and _takes_images(chosen):
+            knobs |= planned.of_images(knobs)
+        knobs = _settled(knobs, chosen)
+        is_default = any(text.endswith(_NO_WORD_ON_ATTENTION) for text in found.assumed)
+        if is_default and knobs["attention"] == "sdpa" and not _has_sdpa(chosen):
+            found.assumed.append("attention=eager: transformers has no sdpa for this model")
+            knobs["attention"] = given.get("attention", "eager")
+        findings: list[str] = []
+        if gpu is not None and not gpu.has_bf16:
+            halved, findings = _in_fp16(training, knobs, gpu)
+            knobs |= {name: value for name, value in halved.items() if name not in given}
+        configuration = _configuration(knobs)
+        found.at_most += [str(p) for p in bounds if p.effect == "saves"]
+        return ProgramPlan(
+            reading.name,
+            chosen,
+            configuration,
+            planned.sequences,
+            assumed=tuple(dict.fromkeys(found.assumed)),
+            left_out=tuple(dict.fromkeys([*map(str, problems), *found.at_most, *found.left_out])),
+            notes=(
+                *findings, *planned.notes, *found.notes, *_unsharded(configuration),
+                *_versions(reading.versions),
+            ),
+            known=frozenset(knobs),
+            at_most=tuple(found.at_most),
+            findings=tuple(findings),
+            evaluation=unknown,
+            at_least=tuple(str(p) for p in (*bounds, *planned.adds) if p.effect == "adds"),
+            read_as=_summary(reading, configuration, planned.sequences),
+            where=training.where,
+        )  # fmt: skip
+
+    def _is_given(self, problem: Problem, training: ProgramTraining) -> bool:
+        """True for a problem that --set or --model decides."""
+        name = problem.where.rpartition(" ")[2]
+        knob = _knob(problem) or knob_of(name)
+        if self.model is not None and (
+            knob == MODEL or problem.where in _places_of_model(training)
+        ):
+            return True
+        return name in self.given or (knob != "" and knob in self.given)
+
+    # -- answers without numbers -------------------------------------------------------------
+
+    def _refused(self, reading: Reading, problems: Sequence[Problem], how: str) -> InputError:
+        kind, hint = InputError, None
+        known = [problem for problem in problems if not isinstance(problem, Undecided)]
+        text = f"this program of {reading.name} cannot be predicted from its settings"
+        if any(
+            word in p.message for p in known for word in (EMULATE, "not predicted", "by --predict")
+        ):
+            kind, hint = UnsupportedError, self._emulated
+        elif len(known) < len(problems):
+            kind, hint = UndecidedError, self._emulated
+            text = f"this program of {reading.name} depends on what is known only when it runs"
+        return kind(f"{text}\n  read as {how}", problems=problems, hint=hint)
+
+    def unsupported(self, training: ProgramTraining) -> UndecidedError:
+        """The answer for a trainer that isn't predicted, with what its settings say."""
+        arguments, trainer = training["arguments"], training.trainer
+        at = f"{training.where}: " if training.where else ""
+        text = f"{at}unsupported trainer (found: {trainer}), whose memory only a run tells"
+        like = reading_of("Unsloth Trainer" if trainer.startswith("Unsloth ") else "Trainer")
+        if like and "per_device_train_batch_size" in {**arguments.values, **arguments.defaults}:
+            with contextlib.suppress(InputError), _malformed(self.program):
+                knobs = like.plan(training).knobs
+                lengths = (arguments.take(name, quietly=True) for name in _LENGTHS)
+                knobs["max_length"] = next(filter(None, lengths), "?")
+                knobs = _with_unknowns(knobs, training.found.problems)
+                text += f"\n  read as {read_as(knobs, trainer)}"
+        return UndecidedError(text, hint=self._emulated or EMULATE)
+
+    def own_loop(self) -> UndecidedError:
+        """The answer for a program in which no training of a library is seen."""
+        for start in starts_of(self.program):
+            if start.main and (loops := read_loops(start, gpu=self.gpu)):
+                text = (
+                    f"{loops[0].where}: a training loop of its own, whose memory only a run tells"
+                )
+                break
+        else:
+            text = f"no training is seen in {self.program.main or shlex.join(self.program.typed)}"
+        return UndecidedError(f"{text}: {self._check('GPU')}")
+
+    @property
+    def _emulated(self) -> str | None:
+        """The command that runs the program on an emulated GPU; None if no GPU is named."""
+        return f"run it on an emulated GPU: {self._check()}" if self.gpu is not None else None
+
+    def _check(self, unnamed: str = "") -> str:
+        gpu = self.gpu.id if self.gpu is not None else unnamed
+        return shlex.join(["tuner", "check", "--gpu", gpu, "--", *self.program.typed])
 
 
-def _refused(
-    reading: Reading, problems: Sequence[Problem], how: str, emulated: str | None
-) -> InputError:
-    kind, hint = InputError, None
-    known = [problem for problem in problems if not isinstance(problem, Undecided)]
-    if any(map(_is_unsupported, known)):
-        kind, hint = UnsupportedError, emulated
-    elif len(known) < len(problems):
-        kind, hint = UndecidedError, emulated
-    text = f"this program of {reading.name} cannot be predicted from its settings"
-    if kind is UndecidedError:
-        text = f"this program of {reading.name} depends on what is known only when it runs"
-    return kind(f"{text}\n  read as {how}", problems=problems, hint=hint)
+def _knob(problem: Problem) -> str:
+    return problem.knob if isinstance(problem, Undecided) else ""
 
 
-def _own_loop(program: Program, gpu: Gpu | None) -> UndecidedError:
-    """The answer for a program in which no training of a library is seen."""
-    for start in starts_of(program):
-        if start.main and (loops := record(start, gpu=gpu).loops):
-            place = Places(start).at(loops[0]["where"])
-            text = f"{place}: a training loop of its own, whose memory only a run tells"
-            break
-    else:
-        text = f"no training is seen in {program.main or shlex.join(program.typed)}"
-    return UndecidedError(f"{text}: {_check_of(program, gpu.id if gpu else 'GPU')}")
+def _with_unknowns(knobs: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
+    return {**knobs, **{p.knob: "?" for p in problems if isinstance(p, Undecided)}}
+
+
+def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
+    """The training in ten words, with the release that its defaults are of."""
+    package, own = next(iter(reading.versions.items()))
+    library = releases.library(package)
+    title = library.title if library else f"{reading.name} {_installed(package) or own}"
+    return f"{read_as(_in_own_terms(knobs, sequences), reading.name)}; defaults of {title}"
 
 
 def read_as(values: Mapping[str, Any], trainer: str) -> str:
@@ -305,13 +332,6 @@ def read_as(values: Mapping[str, Any], trainer: str) -> str:
         "chunked loss": values.get("loss") == "chunked",
     }
     return ", ".join(word for word, holds in words.items() if holds)
-
-
-def _defaults_of(reading: Reading, training: ProgramTraining) -> str:
-    library, own = next(iter(reading.versions.items()))
-    title = releases.describe(library).rpartition(" ")[0] or reading.name
-    release = training.releases.get(library) or _installed(library) or own
-    return f"defaults of {title} {release.removesuffix('.0')}"
 
 
 def _installed(package: str) -> str:
@@ -362,21 +382,11 @@ def _unsharded(configuration: Configuration) -> Iterator[str]:
         )
 
 
-def _is_given(problem: Problem, given: Collection[str]) -> bool:
-    name = (problem.where or "").rpartition(" ")[2]
-    knob = problem.knob if isinstance(problem, Undecided) else knob_of(name)
-    return name in given or (knob != "" and knob in given)
-
-
 def _places_of_model(training: ProgramTraining) -> set[str]:
     """The places at which the program names its model, which --model overrides."""
     names = {"model": ("0", *MODEL_KEYS), "arguments": MODEL_KEYS}
     groups = {group: keys for group, keys in names.items() if training.has(group)}
     return {training[group].where(key) for group, keys in groups.items() for key in keys}
-
-
-def _is_unsupported(problem: Problem) -> bool:
-    return any(text in problem.message for text in (EMULATE, "not predicted", "by --predict"))
 
 
 @contextlib.contextmanager
@@ -389,37 +399,6 @@ def _malformed(program: Program) -> Iterator[None]:
     ) as error:  # fmt: skip
         name = program.main or next(iter(program.files), shlex.join(program.command))
         raise InputError(f"{name}: cannot be read: {error}") from error
-
-
-def _emulated(program: Program, gpu: Gpu | None) -> str | None:
-    """The command that runs the program on an emulated GPU; None if no GPU is named."""
-    if gpu is None:
-        return None
-    return f"run it on an emulated GPU: {_check_of(program, gpu.id)}"
-
-
-def _check_of(program: Program, gpu: str) -> str:
-    return shlex.join(["tuner", "check", "--gpu", gpu, "--", *program.typed])
-
-
-_LENGTHS = ("max_length", "max_seq_length", "max_completion_length", "response_length")
-
-
-def _unsupported(one: PlannedTraining, gpu: Gpu | None) -> UndecidedError:
-    training, arguments = one.training, one.training["arguments"]
-    at = f"{training.where}: " if training.where else ""
-    text = f"{at}unsupported trainer (found: {training.trainer}), whose memory only a run tells"
-    like = "Unsloth Trainer" if training.trainer.startswith("Unsloth ") else "Trainer"
-    is_similar = "per_device_train_batch_size" in {**arguments.values, **arguments.defaults}
-    if is_similar and (reading := reading_of(like)):
-        with contextlib.suppress(InputError), _malformed(one.program):
-            knobs = reading.plan(training).knobs
-            lengths = (arguments.take(name, quietly=True) for name in _LENGTHS)
-            unknowns = {p.knob for p in training.found.problems if isinstance(p, Undecided)}
-            knobs["max_length"] = next(filter(None, lengths), "?")
-            knobs |= dict.fromkeys(unknowns, "?")
-            text += f"\n  read as {read_as(knobs, training.trainer)}"
-    return UndecidedError(text, hint=_emulated(one.named, gpu) or EMULATE)
 
 
 def _beside(program: Program, model: str | None) -> str | None:
@@ -445,6 +424,48 @@ def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
     if values.get("lora_targets") == PEFT_DEFAULT:
         values["lora_targets"] = _default_targets(model)
     return values
+
+
+_HALVED = ("precision", "compute_dtype", "mixed_precision")
+
+
+def _in_fp16(
+    training: ProgramTraining, knobs: Mapping[str, Any], gpu: Gpu
+) -> tuple[dict[str, Any], list[str]]:
+    """The knobs with fp16 for bf16, and the changes to the program that make them so.
+
+    No knobs where nothing is in bf16.
+    """
+    found = {name: "fp16" for name in _HALVED if knobs.get(name) == "bf16"}
+    if not found:
+        return {}, []
+    changes = list(dict.fromkeys(_changes(training)))
+    if knobs.get("mixed_precision") == "bf16" and not any("fp16=True" in text for text in changes):
+        changes.append(f"{training['arguments'].title}: add fp16=True")
+    is_quantised, rank = knobs.get("precision") in QUANTIZED, knobs.get("lora_rank")
+    if not rank and found.get("precision") and knobs.get("mixed_precision") == "bf16":
+        # Gradients of fp16 weights cannot be scaled.
+        found["precision"] = "fp32"
+        changes = [text.replace("torch.float16", "torch.float32") for text in changes]
+    if rank and is_quantised and knobs.get("adapter_dtype") == "bf16":
+        found["adapter_dtype"] = "fp32"
+        changes.append(
+            "widen the adapters, whose bf16 gradients fp16 cannot scale, before trainer.train(): "
+            "for p in trainer.model.parameters(): p.data = p.data.float() if p.requires_grad "
+            "else p.data"
+        )
+    why = gpu.unsupported_reason("bf16") or f"{gpu.name} has no bf16"
+    return found, [f"{why}. Predicted with this change: {'; '.join(changes)}"]
+
+
+def _changes(training: ProgramTraining) -> Iterator[str]:
+    for arguments in training.groups.values():
+        for name, argument in arguments.values.items():
+            last = name.rpartition(".")[2]
+            if last == "bf16" and argument.value in (True, "true", "auto"):
+                yield f"{argument.where}: bf16=True -> fp16=True"
+            elif str(argument.value).removeprefix("torch.") == "bfloat16" and "dtype" in last:
+                yield f"{argument.where}: {last}=torch.bfloat16 -> {last}=torch.float16"
 
 
 _NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")

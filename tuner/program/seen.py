@@ -12,10 +12,11 @@ from typing import Any
 from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import TunerError
 from tuner.core.records import KnobValue
-from tuner.program.arguments import Argument, ProgramTraining
+from tuner.program.arguments import Argument, ProgramTraining, Undecided
 from tuner.program.edit.place import is_same
 from tuner.program.edit.source import PYTHON, opened
 from tuner.program.edit.trial import Seen
+from tuner.program.places import made
 from tuner.program.program import Program, starts_of
 from tuner.program.reading import WITHOUT_MEMORY
 from tuner.program.recorded import SEEDS, record
@@ -94,6 +95,10 @@ def _of_training(training: ProgramTraining) -> Seen:
         chosen = own if plan is None or is_same(own, plan) else plan
         if isinstance(chosen, bool | int | float | str) and knob not in unknown:
             values[knob] = chosen
+    for problem in training.found.problems:
+        if isinstance(problem, Undecided) and problem.knob in values and problem.knob not in where:
+            values.pop(problem.knob)
+            unknown[problem.knob] = problem.message.partition(": --set ")[0]
     names = {name.rpartition(".")[2] for name in said}
     ours = {name for names in PROGRAM_NAMES.values() for name in names}
     outer = {name.rpartition(".")[0] for name in flat}
@@ -110,6 +115,8 @@ def _of_training(training: ProgramTraining) -> Seen:
 
 def _planned(training: ProgramTraining) -> Mapping[str, Any]:
     """The knobs as the trainer's reader makes them; none for a loop of one's own."""
+    if training["trainer"].is_unknown("args"):
+        return {}  # it may set everything
     with contextlib.suppress(*_PLANS_RAISE):
         if (reading := reading_of(training.trainer)) is not None:
             planned = reading.plan(training)
@@ -136,9 +143,11 @@ def _name_of(knob: str, flat: Mapping[str, Argument]) -> str | None:
 def _calls(program: Program, seeds: int) -> Iterator[tuple[str, int, int]]:
     """The calls that take arguments: file, by its word, line and column."""
     for row in record(program, seeds=seeds).trainings:
-        for made in (row.get("arguments"), row.get("lora")):
-            where: Any = made.get("where") if isinstance(made, Mapping) else None
-            for word, source in program.files.items() if where else ():
+        for call in (made(row.get("arguments")), made(row.get("lora"))):
+            where = call.get("where") if call else None
+            if where is None:
+                continue
+            for word, source in program.files.items():
                 if source.path.suffix not in PYTHON:
                     continue
                 if str(source.path.resolve()) == where["file"]:

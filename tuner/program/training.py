@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.core.errors import Problem
+from tuner.core.errors import InputError, Problem
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
+from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import (
     COMMAND_LINE,
@@ -22,18 +23,19 @@ from tuner.program.arguments import (
     EMULATE,
     Argument,
     Arguments,
+    Effect,
     Found,
     ProgramTraining,
     Undecided,
     decided_by,
 )
-from tuner.program.calls import own_methods, own_optimizer, read_calls
-from tuner.program.fp16 import has_bf16
-from tuner.program.places import Places, Row, last, the_object
+from tuner.program.edit.source import PYTHON, SourceFile
+from tuner.program.places import Places, Row, last, made
 from tuner.program.program import Program, tool_settings
 from tuner.program.recorded import SEEDS, Recorded, record
 from tuner.program.releases import IGNORING, lacks, meant, names_of
 from tuner.program.trainer import trainer_named
+from tuner.space.models.catalogue import HUB_ID, get_entry
 
 _TRAINERS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("Trainer", "Seq2SeqTrainer"),
@@ -53,30 +55,26 @@ def read_trainings(
     program: Program, *, gpu: Gpu | None = None, seeds: int = SEEDS
 ) -> list[ProgramTraining]:
     """The trainings of `program`, with problems noted, not raised; none for a loop of its own."""
-    tool = trainer_named(program.trainer)
+    tool, found = trainer_named(program.trainer), Found()
     if tool and not tool.script:
-        return [_of_files(program)]
+        arguments = Arguments(program.trainer, _of_tool(program, found), found)
+        return [ProgramTraining(program.trainer, {"arguments": arguments}, found)]
     if not program.main:
         return []
     recorded = record(program, gpu=gpu, seeds=seeds)
-    reader = _Reader(Places(program), recorded, has_bf16(gpu))
+    reader = _Reader(Places(program), recorded, gpu is None or gpu.has_bf16)
     trainings = [reader.training(row) for row in recorded.trainings]
     for training in trainings if program.trainer else ():
         _of_tool(program, training.found)
     return trainings
 
 
-def read_loops(program: Program, *, seeds: int = SEEDS) -> list[ProgramTraining]:
+def read_loops(
+    program: Program, *, gpu: Gpu | None = None, seeds: int = SEEDS
+) -> list[ProgramTraining]:
     """The loops of one's own: their model, the loader that they iterate, and the accumulation."""
-    recorded = record(program, seeds=seeds)
-    reader = _Reader(Places(program), recorded, has_bf16=True)
-    return [reader.loop(row) for row in recorded.loops]
-
-
-def _of_files(program: Program) -> ProgramTraining:
-    found = Found()
-    arguments = Arguments(program.trainer, _of_tool(program, found), found)
-    return ProgramTraining(program.trainer, {"arguments": arguments}, found)
+    recorded = record(program, gpu=gpu, seeds=seeds)
+    return [_Reader(Places(program), recorded).loop(row) for row in recorded.loops]
 
 
 def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
@@ -105,50 +103,71 @@ def _is_option(tool: str, name: str) -> bool:
     return tool == "Axolotl" or any(one.startswith(name) for one in names_of(tool) or ())
 
 
+_LENGTHS = ("max_length", "model_max_length")
+"""Names of the length of examples in calls of tokenizers."""
+
+_MERGES = ("merge_and_unload", "save_pretrained_merged")
+"""Calls after the training that make weights on the GPU, which are not predicted."""
+
+_NOT_PREDICTED = {
+    "register_post_accumulate_grad_hook": "work on each gradient in the backward pass",
+    "save_on_cpu": "keeping activations on the host",
+    "CPUOffloadOptimizer": "an optimizer on the host",
+    "OffloadActivations": "offloading of activations",
+    **dict.fromkeys(("GaLoreAdamW", "GaLoreAdamW8bit"), "GaLore"),
+    "APOLLOAdamW": "APOLLO",
+    **dict.fromkeys(("Lomo", "AdaLomo"), "LOMO"),
+}
+"""Calls that change what a step keeps, whatever the trainer's settings say of it."""
+
+_CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+"""Methods of models that change the dtype of their weights."""
+
+_OVERRIDES = {
+    "compute_loss": "",
+    "training_step": "",
+    "create_optimizer": "optimizer",
+    "create_optimizer_and_scheduler": "optimizer",
+    "get_train_dataloader": "micro_batch",
+}
+"""Methods of trainers that decide memory, by the parameter that says what one's own does."""
+
+
 @dataclass(slots=True)
 class _Reader:
     """Reads the record of one program."""
 
     places: Places
     recorded: Recorded
-    has_bf16: bool
+    has_bf16: bool = True
 
     def training(self, row: Row) -> ProgramTraining:
         """The groups of one training."""
-        found = Found()
-        trainer, model = row["trainer"], row.get("model")
-        groups = {"trainer": self.arguments(trainer, found)}
-        if isinstance(row.get("arguments"), Mapping) and "class" in row["arguments"]:
-            groups["arguments"] = self.arguments(row["arguments"], found)
-        elif isinstance(row.get("arguments"), Mapping):
-            where = groups["trainer"].where("args")
-            self._undecided(found, row["arguments"], where, "")
-        training = ProgramTraining(self._kind(trainer), groups, found, has_bf16=self.has_bf16)
-        training.where = self.places.at(trainer.get("where"))
-        training.releases = self.recorded.releases
-        training.evaluates = row.get("evaluates") is True
-        model = the_object(model)
+        found, trainer, model = Found(), row["trainer"], row.get("model")
+        call = self.arguments(trainer, found)
+        groups = {"trainer": call, **self._groups(row, found, ("arguments",))}
+        where = self.places.at(trainer.get("where"))
+        training = ProgramTraining(
+            self._kind(trainer), groups, found, has_bf16=self.has_bf16, where=where,
+            evaluates=row.get("evaluates") is True,
+        )  # fmt: skip
+        self._undecided(found, row.get("arguments"), call.where("args"))
+        self._undecided(found, model, call.where("model"), "model")
         if isinstance(model, str):
             training.model_by_name = model
-        elif isinstance(model, Mapping) and "class" in model:
-            groups |= self._loaded(model, found)
-            if model["class"].startswith("unsloth."):
+        elif loaded := made(model):
+            groups |= self._loaded(loaded, found)
+            if loaded["class"].startswith("unsloth."):
                 training.trainer = f"Unsloth {training.trainer}"
-        elif isinstance(model, Mapping) and "$unknown" in model:
-            self._undecided(found, model, groups["trainer"].where("model"), "model")
-        for group in ("reference", "compiled"):
-            if isinstance(one := the_object(row.get(group)), Mapping) and "class" in one:
-                groups[group] = self.arguments(one, found)
-        data = (row.get("train") or {}).get("data") or {}
-        if isinstance(loader := the_object(data.get("train_dataloader")), Mapping):
+        groups |= self._groups(row, found, ("reference", "compiled"))
+        if loader := made(((row.get("train") or {}).get("data") or {}).get("train_dataloader")):
             groups["loader"] = self.arguments(loader, found)
-        self._adapt(row, groups, found)
+        self._adapt(row.get("lora"), training)
         self._quantize(row, groups, found)
         if not training.trainer.startswith("Unsloth"):  # whose classes take more
             self._of_releases(row, groups, found)
-        own_methods(self.places, trainer, found)
-        own_optimizer(trainer, training)
-        read_calls(self.places, self.arguments, row, training)
+        self._own_parts(trainer, training)
+        self._calls(row, training)
         found.notes += [
             f"{self.places.at(dropped['where'])} isn't run: {why.splitlines()[0]}"
             for dropped in self.recorded.dropped
@@ -156,49 +175,47 @@ class _Reader:
         ]
         if row.get("unsure"):
             lines = ", ".join(map(self.places.at, row["unsure"]))
-            found.notes.append(f"{lines}: decides whether the training at {training.where} happens")
+            found.notes.append(f"{lines}: decides whether the training at {where} happens")
         return training
 
     def loop(self, row: Row) -> ProgramTraining:
         """The groups of one loop of the program's own."""
-        found, groups = Found(), dict[str, Arguments]()
-        model = the_object(row.get("model"))
-        if isinstance(model, Mapping) and "class" in model:
-            groups |= self._loaded(model, found)
-        for name, value in (("loader", row.get("batch")), ("trainer", row.get("accelerator"))):
-            if isinstance(one := the_object(value), Mapping) and "class" in one:
-                groups[name] = self.arguments(one, found)
-        training = ProgramTraining("", groups, found)
+        found, model = Found(), made(row.get("model"))
+        groups = self._loaded(model, found) if model else {}
+        parts = {"loader": row.get("batch"), "trainer": row.get("accelerator")}
+        groups |= self._groups(parts, found, parts)
+        training = ProgramTraining("", groups, found, where=self.places.at(row["where"]))
         if rounds := row["rounds"]:
             training.accumulation = rounds[0] if len(rounds) == 1 else sum(rounds) / len(rounds)
         return training
 
     # -- groups ----------------------------------------------------------------------------
 
-    def arguments(self, made: Row, found: Found, title: str = "") -> Arguments:
+    def _groups(self, row: Row, found: Found, names: Iterable[str]) -> dict[str, Arguments]:
+        parts = {name: one for name in names if (one := made(row.get(name)))}
+        return {name: self.arguments(one, found) for name, one in parts.items()}
+
+    def arguments(self, one: Row, found: Found, title: str = "") -> Arguments:
         """The values that an object or a call was given, and the defaults of its release."""
-        call = self.places.call(made.get("where"))
-        final, values = made.get("values") or {}, dict[str, Argument]()
-        for name, value in (made.get("given") or {}).items():
-            where = self.places.of_argument(name, made, call)
+        call = self.places.call(one.get("where"))
+        final, values = one.get("values") or {}, dict[str, Argument]()
+        for name, value in (one.get("given") or {}).items():
+            where = self.places.of_argument(name, one, call)
             values.update(self._flat(name, final.get(name, value), where))
-        for name, (value, where) in (made.get("assigned") or {}).items():
-            for old in [one for one in values if one.partition(".")[0] == name]:
+        for name, (value, where) in (one.get("assigned") or {}).items():
+            for old in [old for old in values if old.partition(".")[0] == name]:
                 del values[old]
             values.update(self._flat(name, final.get(name, value), self.places.at(where)))
+        defaults = {}
         for name, value in final.items():
-            is_filled = isinstance(value, Mapping) and value and not any(k[0] == "$" for k in value)
-            if name not in values and is_filled:  # by a script of the library's own
-                values.update(self._flat(name, value, self.places.at(made.get("where"))))
-        defaults = {
-            name: value
-            for name, given in final.items()
-            if name not in values
-            and not isinstance(given, Mapping)
-            and (value := self._argument(given, "").value) is not None
-        }
-        title = title or last(self._library(made))
-        return Arguments(title, values, found, defaults)
+            if name in values:
+                continue
+            if not isinstance(value, Mapping):
+                if (default := self._argument(value, "").value) is not None:
+                    defaults[name] = default
+            elif value and not any(key[0] == "$" for key in value):  # by a script of the library's
+                values.update(self._flat(name, value, self.places.at(one.get("where"))))
+        return Arguments(title or last(self._library(one)), values, found, defaults)
 
     def _flat(self, name: str, value: Any, where: str) -> Iterator[tuple[str, Argument]]:
         yield name, self._argument(value, where)
@@ -216,8 +233,8 @@ class _Reader:
                 at = f" at {', '.join(dict.fromkeys(asked))}" if asked else ""
                 text = f"is known only when it runs ({what}{at})"
                 return Argument(None, where, text, is_unknown=True)
-            case {"$object": made}:
-                return Argument(made["class"], where, is_made=True)
+            case {"$object": one}:
+                return Argument(one["class"], where, is_made=True)
             case {"$name": name}:
                 word = last(str(name))
                 return Argument(word if word in DTYPES else name, where, is_made=word not in DTYPES)
@@ -233,76 +250,66 @@ class _Reader:
         """The call that loads a model, and what was done to it before it trains."""
         how = model.get("made") or "from_pretrained"
         loaded = self.arguments(model, found, f"{last(model['class'])}.{how}")
-        values = dict(loaded.values)
-        config = the_object((model.get("given") or {}).get("config"))
-        if how.endswith("from_config") and isinstance(config, Mapping) and "class" in config:
+        config = made((model.get("given") or {}).get("config"))
+        if how.endswith("from_config") and config:
             # Weights of one's own, of the shapes that a configuration has.
-            values = {"dtype": Argument("float32", loaded.where("0")), **values}
-            values |= self.arguments(config, found).values
-        if "pretrained_model_name_or_path" in values:
-            values["0"] = values.pop("pretrained_model_name_or_path")
-        groups = {"model": Arguments(loaded.title, values, found, loaded.defaults)}
-        for name, group in (("prepared", "preparation"), ("enabled", "enabled")):
-            if isinstance(one := the_object(model.get(name)), Mapping) and "class" in one:
-                groups[group] = self.arguments(one, found)
-        return groups
+            dtype = {"dtype": Argument("float32", loaded.where("0"))}
+            loaded.values = {**dtype, **loaded.values, **self.arguments(config, found).values}
+        if "pretrained_model_name_or_path" in loaded:
+            loaded.values["0"] = loaded.values.pop("pretrained_model_name_or_path")
+        parts = {"preparation": model.get("prepared"), "enabled": model.get("enabled")}
+        return {"model": loaded, **self._groups(parts, found, parts)}
 
-    def _adapt(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
+    def _adapt(self, given: Any, training: ProgramTraining) -> None:
         """The adapters: `peft_config` of the trainer, or those that its model has."""
-        lora = the_object(row.get("lora"))
-        if not isinstance(lora, Mapping):
-            return
-        where = groups["trainer"].where("peft_config")
-        if "class" not in lora:
-            self._undecided(found, lora, where, "lora_rank")
-        elif self._library(lora).endswith((".LoraConfig", ".get_peft_model")):
-            groups["lora"] = self.arguments(lora, found)
-        else:
+        where, lora = training["trainer"].where("peft_config"), made(given)
+        self._undecided(training.found, given, where, "lora_rank")
+        if lora and self._library(lora).endswith((".LoraConfig", ".get_peft_model")):
+            training.groups["lora"] = self.arguments(lora, training.found)
+        elif lora:
             kind = last(lora["class"])
             refused = SCHEMAS["causal_lm"].terms["adapter"].refused
             near = {name.replace("_", ""): text for name, text in refused.items()}
             text = near.get(kind.removesuffix("Config").lower(), EMULATE)
-            found.problems.append(Problem(f"is {kind}, not predicted: {text}", where))
+            training.found.problems.append(Problem(f"is {kind}, not predicted: {text}", where))
 
     def _quantize(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
         """Only the configuration that the trained model is loaded with counts."""
-        model, trainer = the_object(row.get("model")), row["trainer"].get("given") or {}
+        name, words = "quantization_config", ("load_in_4bit", "load_in_8bit")
+        trainer, model = row["trainer"].get("given") or {}, row.get("model")
         options = ((row.get("arguments") or {}).get("given") or {}).get("model_init_kwargs") or {}
-        by_trainer = trainer.get("quantization_config") or options.get("quantization_config")
-        is_loaded = isinstance(model, Mapping)
-        chosen = the_object(model.get("quantization") if is_loaded else by_trainer)
+        chosen = trainer.get(name) or options.get(name)
+        if isinstance(model, Mapping):
+            chosen = (made(model) or {}).get("quantization")
         loaded = groups.get("model", groups["trainer"])
+        self._undecided(found, chosen, loaded.where(name), "precision")
         if not isinstance(chosen, Mapping):
-            bits = {n: a for n, a in loaded.values.items() if n in ("load_in_4bit", "load_in_8bit")}
+            bits = {word: loaded.values[word] for word in words if word in loaded}
             if any(one.value for one in bits.values()) and not loaded.title.startswith("Fast"):
                 groups["quantization"] = Arguments("BitsAndBytesConfig", bits, found)
                 text = f"use BitsAndBytesConfig({next(iter(bits))}=True) in transformers 5"
                 found.notes.append(f"{loaded.where(next(iter(bits)))}: {text}")
-        elif "$unknown" in chosen:
-            where = loaded.where("quantization_config")
-            self._undecided(found, chosen, where, "precision")
-        elif self._library(chosen).endswith(".BitsAndBytesConfig"):
-            quantization = self.arguments(chosen, found)
-            bits = {n: quantization.take(n) for n in ("load_in_4bit", "load_in_8bit")}
-            if any(bits.values()) or any(map(quantization.is_unknown, bits)):
+        elif (one := made(chosen)) and self._library(one).endswith(".BitsAndBytesConfig"):
+            quantization = self.arguments(one, found)
+            if any(quantization.take(word) or quantization.is_unknown(word) for word in words):
                 groups["quantization"] = quantization
-            elif isinstance(loaded.values, dict):
-                loaded.values.pop("quantization_config", None)
-                text = "transformers loads it in 4 bits all the same: pass quantization_config=None"
-                found.at_most.append(f"{quantization.where('load_in_4bit')}: false, and {text}")
+            else:
+                loaded.values.pop(name, None)
+                text = f"transformers loads it in 4 bits all the same: pass {name}=None"
+                found.at_most.append(f"{quantization.where(words[0])}: false, and {text}")
 
     def _of_releases(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:
         """Note what the program's releases lack, and read it as what has taken its place."""
         for group in ("arguments", "lora", "trainer"):  # whose arguments may move to the first
-            one, own = the_object(row.get(group)), groups.get(group)
-            if own is None or not isinstance(one, Mapping) or one["class"] != self._library(one):
+            one, own = made(row.get(group)), groups.get(group)
+            if own is None or one is None or one["class"] != self._library(one):
                 continue  # of the program's own class, which has fields of its own
             path = f"{one['class'].partition('.')[0]}.{last(one['class'])}"
-            for name, argument in own.values.items():
+            for name, argument in list(own.values.items()):
                 text = lacks(path, name, show(argument.value)) if "." not in name else None
                 if text is None:
                     continue
-                own.values = {n: a for n, a in own.values.items() if n != name}
+                del own.values[name]
                 if "(until" not in text and "(since" not in text:
                     found.problems.append(Problem(f"{text} (TypeError)", argument.where))
                     continue
@@ -314,17 +321,77 @@ class _Reader:
                     new = replace(argument, value=instead.value)
                     held.values = {instead.argument: new, **held.values}
 
-    def _undecided(self, found: Found, value: Row, where: str, knob: str) -> None:
-        text = self._argument(value, where).problem
-        how = "pass --model" if knob == "model" else decided_by(knob)
-        found.problems.append(Undecided(f"{text}: {how}", where, knob))
+    def _undecided(self, found: Found, value: Any, where: str, knob: str = "") -> None:
+        """Note a value that only the run knows."""
+        if isinstance(value, Mapping) and "$unknown" in value:
+            text = self._argument(value, where).problem
+            how = "pass --model" if knob == "model" else decided_by(knob)
+            found.problems.append(Undecided(f"{text}: {how}", where, knob))
+
+    # -- what a program does beside its settings ---------------------------------------------
+
+    def _own_parts(self, trainer: Row, training: ProgramTraining) -> None:
+        """Methods of a trainer that the program replaces by its own, and its own optimizer."""
+        what = "is the program's own, and what it takes is known only when it runs"
+        for method, knob in _OVERRIDES.items():
+            if method in (trainer.get("methods") or ()):
+                effect: Effect = "" if knob else "adds"
+                where = f"{self.places.at(trainer.get('where'))} {last(trainer['class'])}.{method}"
+                problem = Undecided(f"{what}: {decided_by(knob)}", where, knob, effect)
+                training.found.problems.append(problem)
+        # `optimizers=(optimizer, None)` of a trainer counts, whatever `optim` says.
+        given = (trainer.get("given") or {}).get("optimizers")
+        one = made(given[0]) if isinstance(given, list) and given else None
+        if one is None:
+            return
+        root, name = one["class"].partition(".")[0], last(one["class"])
+        said = {**(one.get("values") or {}), **(one.get("given") or {})}
+        named = [
+            (len(known.recipe), label)
+            for label, known in OPTIMIZERS.items()
+            if (known.path.split(".")[0], known.path.rpartition(":")[2]) == (root, name)
+            and all(bool(said.get(key)) == value for key, value in known.recipe.items())
+        ]
+        call, arguments = training["trainer"], training["arguments"]
+        call.taken.add("optimizers")
+        if named:
+            where = call.where("optimizers").rpartition(" ")[0]
+            arguments.values["optim"] = Argument(max(named)[1], where)
+            training.groups["arguments"] = arguments
+        else:
+            call.refuse("optimizers", f"is {one['class']}, which is not predicted: {EMULATE}")
+
+    def _calls(self, row: Row, training: ProgramTraining) -> None:
+        """Calls: lengths of examples, merges, frozen weights, and others that aren't predicted."""
+        found = training.found
+        for call in row.get("calls") or ():
+            name, at = last(call["class"]), self.places.at(call.get("where"))
+            read = self.arguments(call, found)
+            given = read.values
+            training.lengths += tuple(
+                given[n] for n in _LENGTHS if n in given and given[n].value is not None
+            )
+            if name in _MERGES:
+                found.left_out.append(f"{at} {name}")
+            elif name in _NOT_PREDICTED:
+                text = f"{_NOT_PREDICTED[name]} is not predicted: {EMULATE}"
+                found.problems.append(Problem(text, f"{at} {name}"))
+            elif name.startswith("requires_grad"):
+                _freezes(f"{at} {name}", given, training)
+            elif call["class"] == "parameter.data":
+                text = f"weights of another dtype may take more memory: {EMULATE}"
+                found.problems.append(Undecided(text, f"{at} data", "", "adds"))
+            elif name == "compile":
+                training.groups.setdefault("compiled", read)
+            elif name in _CASTS or name == "to":
+                _cast(name, given, training["model"])
 
     # -- names -----------------------------------------------------------------------------------
 
-    def _library(self, made: Row) -> str:
+    def _library(self, one: Row) -> str:
         """The class of an object, or the first class of a library that one's own is made from."""
         libraries = {*self.recorded.standins, *self.recorded.absent, *_TRAINERS, "peft"}
-        names: list[str] = [made["class"], *(made.get("bases") or ())]
+        names: list[str] = [one["class"], *(one.get("bases") or ())]
         return next((name for name in names if name.split(".")[0] in libraries), names[0])
 
     def _kind(self, trainer: Row) -> str:
@@ -333,3 +400,65 @@ class _Reader:
         if word.removesuffix("Trainer" if root == "trl" else "") in _TRAINERS.get(root, ()):
             return {"UnslothTrainer": "SFTTrainer", "Seq2SeqTrainer": "Trainer"}.get(word, word)
         return path if word == "Trainer" else word
+
+
+def _cast(name: str, given: Mapping[str, Argument], model: Arguments) -> None:
+    """`model.half()`, `model.to(torch.bfloat16)`: the dtype that the weights have then."""
+    said = [Argument(_CASTS[name], "")] if name in _CASTS else given.values()
+    dtypes = [one for one in said if str(one.value) in DTYPES]
+    if dtypes and "of" not in given and "quantization_config" not in model:
+        model.values["dtype"] = dtypes[0]
+
+
+def _freezes(where: str, given: Mapping[str, Argument], training: ProgramTraining) -> None:
+    names = ("value", "requires_grad", "0")
+    said = next((given[name] for name in names if name in given), Argument(True, where))
+    effect: Effect = "adds" if training.has("lora") else "saves"  # peft freezes the others
+    if said.is_unknown or said.value is (effect == "adds"):
+        text = f"says which weights are trained, and that isn't modelled: {EMULATE}"
+        training.found.problems.append(Undecided(text, where, "", effect))
+
+
+# -- models --------------------------------------------------------------------------
+
+_BELOW = ("name", "path", "id", "name_or_path")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model as it is named, with the place for people: "train.py:12"."""
+
+    name: str
+    where: str
+
+
+def named_models(program: Program) -> list[NamedModel]:
+    """The models that the program trains, or that its files name; each once."""
+    found: list[NamedModel] = []
+    with contextlib.suppress(InputError):
+        for training in read_trainings(program):
+            if training.model_by_name:
+                found.append(NamedModel(training.model_by_name, training.where))
+            for name in ("0", "model_name"):
+                argument = training["model"].values.get(name)
+                if argument is not None and isinstance(argument.value, str):
+                    found.append(NamedModel(argument.value, argument.where))
+    found += [one for source in program.sources for one in _in_file(source)]
+    named: dict[str, NamedModel] = {}
+    for one in found:
+        path = program.folder / one.name
+        name = str(path) if path.is_dir() else one.name
+        if path.is_dir() or get_entry(name) is not None or HUB_ID.fullmatch(name):
+            named.setdefault(name, NamedModel(name, one.where))
+    return list(named.values())
+
+
+def _in_file(source: SourceFile) -> Iterator[NamedModel]:
+    if source.path.suffix in PYTHON:
+        return
+    for place in source.places:
+        steps = [str(step) for step in place.path[-2:]]
+        is_below = len(steps) > 1 and steps[0] == "model" and steps[1] in _BELOW
+        is_named = is_below or (steps and steps[-1] in MODEL_KEYS)
+        if is_named and isinstance(place.value, str):
+            yield NamedModel(place.value, source.at(place))
