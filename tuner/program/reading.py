@@ -17,6 +17,7 @@ from tuner.program.arguments import (
     Arguments,
     ProgramTraining,
     Undecided,
+    knob_of,
 )
 from tuner.program.trainers.accelerate import sharding
 
@@ -43,12 +44,26 @@ def number(arguments: Arguments, name: str, default: int | float) -> Any:
     return value
 
 
-def unset(arguments: Arguments, reasons: Mapping[str, str]) -> None:
-    """Note a problem for each of these that is set, and neither false nor none."""
-    for name, why in reasons.items():
+def note_effects(arguments: Arguments, effects: Mapping[str, str]) -> None:
+    """Note each of these settings that is set, by name: "saves: Liger's kernels".
+
+    What saves memory makes the prediction an upper bound, what adds some a lower one, and what is
+    refused is not predicted; ranks are sizes of groups, of which 1 is off.
+    """
+    for name, text in effects.items():
+        effect, _, what = text.partition(": ")
+        if effect in ("saves", "adds") and arguments.is_unknown(name):
+            arguments.undecided(name, "saves" if effect == "saves" else "adds")
+            continue
         value = arguments.take(name)
-        if value not in _UNSET:
-            arguments.refuse(name, f"{why} is not predicted: {EMULATE}")
+        if value in _UNSET or (effect == "ranks" and value == 1):
+            continue
+        if effect == "saves":
+            arguments.bound(name, what)
+        elif effect == "adds":
+            arguments.adds(name, what)
+        else:
+            arguments.refuse(name, f"{what} is not predicted: {EMULATE}")
 
 
 def only_run(arguments: Arguments, name: str, what: str) -> None:
@@ -57,22 +72,15 @@ def only_run(arguments: Arguments, name: str, what: str) -> None:
     arguments.found.problems.append(Undecided(text, arguments.where(name)))
 
 
-def adds(arguments: Arguments, reasons: Mapping[str, str]) -> None:
-    """Name each of these that is set: the prediction is a lower bound."""
-    for name, what in reasons.items():
-        if arguments.is_unknown(name):
-            arguments.undecided(name, "adds")
-        elif arguments.take(name) not in _UNSET:
-            arguments.adds(name, what)
-
-
-def saves(arguments: Arguments, reasons: Mapping[str, str]) -> None:
-    """Name each of these that is set: the prediction is an upper bound."""
-    for name, what in reasons.items():
-        if arguments.is_unknown(name):
-            arguments.undecided(name, "saves")
-        elif arguments.take(name) not in _UNSET:
-            arguments.bound(name, what)
+def read(arguments: Arguments, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that settings of these names set, with the trainer's `defaults`."""
+    return {
+        knob: number(arguments, name, default)
+        if knob != "optimizer"
+        else optimizer(arguments, name, default)
+        for name, default in defaults.items()
+        for knob in [knob_of(name)]
+    }
 
 
 def compiled(arguments: Arguments, name: str = "torch_compile") -> dict[str, KnobValue]:
@@ -107,16 +115,18 @@ WITHOUT_KL = "speed is without the {} over unrelated answers that KTO's KL term 
 """A note, with "pass" or "two passes"."""
 
 
-def preference(knobs: dict[str, Any], sequences: int = 2) -> str:
-    """Turn the parameters of a language model into those of DPO, or of KTO with one sequence.
+def preference(
+    knobs: dict[str, Any], notes: list[str], sequences: int = 2, *, refers: bool = True
+) -> int:
+    """Turn a model's parameters into those of DPO; KTO has one sequence, ORPO no reference.
 
-    The reference is the model without its adapters, in a second forward pass. Returns a note.
+    The reference is the model without its adapters, in a second forward pass. Returns `sequences`.
     """
-    knobs |= {"reference_pass": True, "lora_dropout": 0.0}
+    if refers:
+        knobs |= {"reference_pass": True, "lora_dropout": 0.0}
     knobs["micro_batch"] *= sequences
-    if sequences == 1:
-        return WITHOUT_KL.format("two passes")
-    return PAIRS
+    notes.append(WITHOUT_KL.format("two passes") if sequences == 1 else PAIRS)
+    return sequences
 
 
 PACKED = (
@@ -218,14 +228,12 @@ def optimizer(arguments: Arguments, name: str, default: str) -> str:
     return chosen
 
 
-_SAVING = {
-    "use_liger_kernel": "Liger's kernels",
-    "activation_offloading": "offloading of activations",
-}
-_NOT_PREDICTED = {
-    "label_smoothing_factor": "a loss with label smoothing",
-    "auto_find_batch_size": "a search for the batch size",
-    "neftune_noise_alpha": "noise on embeddings",
+_EFFECTS = {
+    "label_smoothing_factor": "refused: a loss with label smoothing",
+    "auto_find_batch_size": "refused: a search for the batch size",
+    "neftune_noise_alpha": "refused: noise on embeddings",
+    "use_liger_kernel": "saves: Liger's kernels",
+    "activation_offloading": "saves: offloading of activations",
 }
 
 WITHOUT_MEMORY = (
@@ -242,6 +250,7 @@ WITHOUT_MEMORY = (
 
 
 _TRAINING = "transformers.TrainingArguments"
+_READ = ("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "max_grad_norm")
 
 
 def trainer_arguments(
@@ -251,20 +260,12 @@ def trainer_arguments(
 
     The others are those of the program's own release: the optimizer's is another before 4.56.
     """
-
-    def usual(name: str) -> Any:
-        return number(arguments, name, releases.default(_TRAINING, name))
-
-    unset(arguments, _NOT_PREDICTED)
-    saves(arguments, _SAVING)
+    note_effects(arguments, _EFFECTS)
     arguments.taken.add("0")  # output_dir, without its name
     return {
-        "micro_batch": usual("per_device_train_batch_size"),
-        "grad_accum": usual("gradient_accumulation_steps"),
+        **read(arguments, {name: releases.default(_TRAINING, name) for name in _READ}),
         **checkpointing(arguments, default=checkpoints),
         "mixed_precision": mixed_precision(arguments, precision),
-        "optimizer": optimizer(arguments, "optim", releases.default(_TRAINING, "optim")),
-        "max_grad_norm": usual("max_grad_norm"),
         "training_loop": "trainer",
         **compiled(arguments),
         **sharded(arguments),
@@ -345,11 +346,18 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     if training.has("quantization"):
         knobs |= quantized(training["quantization"], knobs["precision"])
     else:
-        unset(source, {f"{prefix}quantization_config": "a quantisation other than bitsandbytes'"})
-    unset(source, {f"{prefix}use_kernels": "what other kernels take"})
+        text = "refused: a quantisation other than bitsandbytes'"
+        note_effects(source, {f"{prefix}quantization_config": text})
+    note_effects(source, {f"{prefix}use_kernels": "refused: what other kernels take"})
     if source is not arguments:
         source.leave_out((*WITHOUT_MEMORY, *_LOADING))
     return name, knobs
+
+
+_OWN = {
+    "compute_loss_func": "refused: a loss of one's own",
+    "optimizer_cls_and_kwargs": "refused: an optimizer of one's own",
+}
 
 
 def training_by_calls(
@@ -361,10 +369,7 @@ def training_by_calls(
     """
     model, loaded = loaded_model(training, "fp32")
     arguments = training["arguments"]
-    unset(training["trainer"], {
-        "compute_loss_func": "a loss of one's own",
-        "optimizer_cls_and_kwargs": "an optimizer of one's own",
-    })  # fmt: skip
+    note_effects(training["trainer"], _OWN)
     knobs = {
         **trainer_arguments(arguments, checkpoints=checkpoints, precision=precision),
         **loaded,
@@ -441,14 +446,13 @@ def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
     }
 
 
-_NO_ADAPTERS = {
-    "rank_pattern": "ranks that differ by module",
-    "modules_to_tie": "tied modules",
-}
-_FEWER_ADAPTERS = dict.fromkeys(("layers_to_transform", "layers_pattern"), "some layers only")
-_MORE_ADAPTERS = {
-    "target_parameters": "an adapter on parameters",
-    "trainable_token_indices": "training of single tokens",
+_OF_ADAPTERS = {
+    "rank_pattern": "refused: ranks that differ by module",
+    "modules_to_tie": "refused: tied modules",
+    "layers_to_transform": "saves: some layers only",
+    "layers_pattern": "saves: some layers only",
+    "target_parameters": "adds: an adapter on parameters",
+    "trainable_token_indices": "adds: training of single tokens",
 }
 
 
@@ -465,12 +469,7 @@ def adapters(
     With `every_linear` the trainer adapts all linear layers.
     """
     targets = names.get("target_modules", "target_modules")
-    for note, reasons in (
-        (unset, _NO_ADAPTERS),
-        (saves, _FEWER_ADAPTERS),
-        (adds, _MORE_ADAPTERS),
-    ):
-        note(lora, {names.get(name, name): why for name, why in reasons.items()})
+    note_effects(lora, {names.get(name, name): text for name, text in _OF_ADAPTERS.items()})
     flags = {word: names.get(f"use_{word}", f"use_{word}") for word in ("dora", "rslora")}
     kind = [word for word, flag in flags.items() if lora.take(flag, quietly=True) is True]
     return {

@@ -217,6 +217,8 @@ _SPELLED: Mapping[str, Callable[[SettingsReader], Any]] = {
     # Without processes there is nothing to prefetch with, and Trainer refuses it.
     "dataloader_prefetch_factor": _only("prefetch_factor", "num_workers"),
     "dataloader_persistent_workers": _only("persistent_workers", "num_workers"),
+    "clip_grad_norm": lambda chosen: chosen.get("max_grad_norm") or None,
+    "gradient_clip_val": lambda chosen: chosen.get("max_grad_norm") or None,
     "deepspeed": _deepspeed,
     "gradient_checkpointing_kwargs": _reentrance,
     "optim": single_optimizer,

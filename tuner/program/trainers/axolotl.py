@@ -16,18 +16,16 @@ from tuner.program.reading import (
     NOT_COMPARED,
     WITHOUT_MEMORY,
     adapters,
-    adds,
     attention,
     checkpointing,
     compiled,
     listed,
-    number,
+    note_effects,
     only_run,
     optimizer,
     packed_rows,
     preference,
-    saves,
-    unset,
+    read,
 )
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import sharding
@@ -35,32 +33,26 @@ from tuner.program.writing import Settings, SettingsReader, train_as_transformer
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
-_NOT_PREDICTED = {
-    "selective_checkpointing": "checkpointing of some operators",
-    "relora": "ReLoRA",
-    "gptq": "GPTQ",
-    "fp8": "training in FP8",
-    "process_reward_model": "a reward for each step",
-    "diffusion": "diffusion training",
-}
-
-_SIZES = {
-    "tensor_parallel_size": "tensor parallelism",
-    "context_parallel_size": "context parallelism",
-    "expert_parallel_size": "expert parallelism",
-}
-"""Sizes of groups of ranks; a group of one is off."""
-
-_SAVES = {
-    "chunked_cross_entropy": "chunked cross entropy",
-    "activation_offloading": "offloading of activations",
-    "layer_offloading": "offloading of frozen layers",
-    "unfrozen_parameters": "training of some weights only",
-    "quantize_moe_experts": "quantisation of experts",
+_EFFECTS = {
+    "selective_checkpointing": "refused: checkpointing of some operators",
+    "relora": "refused: ReLoRA",
+    "gptq": "refused: GPTQ",
+    "fp8": "refused: training in FP8",
+    "process_reward_model": "refused: a reward for each step",
+    "diffusion": "refused: diffusion training",
+    "qat": "adds: quantisation-aware training",
+    "tensor_parallel_size": "ranks: tensor parallelism",
+    "context_parallel_size": "ranks: context parallelism",
+    "expert_parallel_size": "ranks: expert parallelism",
+    "chunked_cross_entropy": "saves: chunked cross entropy",
+    "activation_offloading": "saves: offloading of activations",
+    "layer_offloading": "saves: offloading of frozen layers",
+    "unfrozen_parameters": "saves: training of some weights only",
+    "quantize_moe_experts": "saves: quantisation of experts",
     **dict.fromkeys(
         ("liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm",
          "liger_swiglu", "liger_glu_activation"),
-        "Liger's kernel",
+        "saves: Liger's kernel",
     ),
 }  # fmt: skip
 
@@ -75,6 +67,14 @@ _PLUGINS: Mapping[str, str] = {
 
 _SMALLER = {"adamw_torch_8bit": "adamw_8bit", "adamw_torch_4bit": "adamw_8bit"}
 """torchao's optimizers, and bitsandbytes' with as many bits or more."""
+
+_ROWS = {
+    "sequence_len": 512,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "max_grad_norm": 1.0,
+}
+"""Names that are read and written, and their defaults."""
 
 _LORA = {
     "r": "lora_r",
@@ -97,22 +97,16 @@ _WITHOUT_MEMORY = (
 
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
-    unset(file, _NOT_PREDICTED)
-    adds(file, {"qat": "quantisation-aware training"})
-    unset(file, {name: what for name, what in _SIZES.items() if file.take(name) != 1})
-    saves(file, _SAVES)
+    note_effects(file, _EFFECTS)
     plugins = _plugins(file)
     weights = _dtype(file)
     preferred = file.take("rl")
     sharded = _sharding(file)
     knobs: dict[str, Any] = {
-        "micro_batch": number(file, "micro_batch_size", 1),
-        "grad_accum": number(file, "gradient_accumulation_steps", 1),
+        **read(file, _ROWS),
         # `normalize_config` says so for all but preference training.
         **checkpointing(file, default=False, reentrant=preferred is None),
-        "max_length": number(file, "sequence_len", 512),
         "optimizer": _optimizer(file, is_sharded="distributed" in sharded),
-        "max_grad_norm": number(file, "max_grad_norm", 1.0),
         "precision": weights,
         "mixed_precision": weights if weights != "fp32" else "no",
         "attention": _attention(file),
@@ -213,19 +207,14 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
     """The sequences of an example, of preference training and of a reward model."""
     kind = file.take("rl")
     if kind in ("dpo", "ipo", "kto"):
-        notes.append(preference(knobs, sequences := 1 if kind == "kto" else 2))
         knobs["reference_model"] = not knobs["lora_rank"] or bool(file.take("rl_adapter_ref_model"))
-        return sequences
+        return preference(knobs, notes, 1 if kind == "kto" else 2)
     if kind not in (None, "orpo"):
         only_run(file, "rl", f"{kind} (modelled: dpo, ipo, kto, orpo)")
     is_reward = bool(file.take("reward_model"))
     if is_reward:
         knobs |= {"num_labels": 1, "loss": "transformers", "fused_loss": False}
-    if is_reward or kind == "orpo":
-        knobs["micro_batch"] *= 2
-        notes.append("two sequences an example, the chosen and the rejected answer")
-        return 2
-    return 1
+    return preference(knobs, notes, refers=False) if is_reward or kind == "orpo" else 1
 
 
 def _dtype(file: Arguments) -> str:
@@ -289,9 +278,9 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
         "bnb_config_kwargs": given if is_4bit else None,
         "sample_packing": False,
         **chosen.under(
-            "sequence_len pad_to_sequence_len micro_batch_size gradient_accumulation_steps",
-            "optimizer gradient_checkpointing gradient_checkpointing_kwargs bf16 fp16",
-            "attn_implementation max_grad_norm deepspeed torch_compile dataloader_num_workers",
+            *_ROWS,
+            "pad_to_sequence_len optimizer gradient_checkpointing gradient_checkpointing_kwargs",
+            "bf16 fp16 attn_implementation deepspeed torch_compile dataloader_num_workers",
             "dataloader_pin_memory dataloader_prefetch_factor",
         ),
     }

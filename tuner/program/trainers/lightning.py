@@ -16,9 +16,8 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
     for name in ("micro_batch", "max_length"):
         chosen.leave(name, "belongs to your data module")
     trainer = {
-        **chosen.under("accumulate_grad_batches"),
+        **chosen.under("accumulate_grad_batches gradient_clip_val"),
         "precision": known or plain.get(precision),
-        "gradient_clip_val": chosen.get("max_grad_norm") or None,
     }
     return {"trainer": trainer}
 

@@ -18,14 +18,12 @@ from tuner.program.reading import (
     STORED,
     WITHOUT_MEMORY,
     adapters,
-    adds,
+    note_effects,
     number,
     only_run,
     packed_rows,
     preference,
-    saves,
     trainer_arguments,
-    unset,
 )
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.writing import (
@@ -42,29 +40,23 @@ _VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
 _ATTENTION = {"sdpa": "sdpa", "auto": "sdpa", "disabled": "eager", "fa2": "flash_attention_2"}
 _ATTENTION["fa3"] = _ATTENTION["fa2"]  # both keep their output and a number for each row
 
-_NOT_PREDICTED = {
-    "fp8": "training in FP8",
-    "shift_attn": "shifted attention",
-    "quantization_device_map": "a model on several devices",
-}
-
-_ADDS = {
-    "resize_vocab": "a vocabulary that grows",
-    "upcast_layernorm": "norms in fp32",
-    "upcast_lmhead_output": "logits in fp32",
-    "use_asft_loss": "a second model in memory",
-}
-
-_SAVES = {
-    "use_unsloth": "Unsloth's kernels",
-    "mixture_of_depths": "mixture of depths",
-    "enable_liger_kernel": "Liger's kernels",
-    "use_unsloth_gc": "offloading of checkpoints",
-    "use_galore": "GaLore",
-    "use_apollo": "APOLLO",
-    "use_badam": "BAdam",
-    "use_adam_mini": "Adam-mini",
-    "use_kt": "experts on the host",
+_EFFECTS = {
+    "fp8": "refused: training in FP8",
+    "shift_attn": "refused: shifted attention",
+    "quantization_device_map": "refused: a model on several devices",
+    "resize_vocab": "adds: a vocabulary that grows",
+    "upcast_layernorm": "adds: norms in fp32",
+    "upcast_lmhead_output": "adds: logits in fp32",
+    "use_asft_loss": "adds: a second model in memory",
+    "use_unsloth": "saves: Unsloth's kernels",
+    "mixture_of_depths": "saves: mixture of depths",
+    "enable_liger_kernel": "saves: Liger's kernels",
+    "use_unsloth_gc": "saves: offloading of checkpoints",
+    "use_galore": "saves: GaLore",
+    "use_apollo": "saves: APOLLO",
+    "use_badam": "saves: BAdam",
+    "use_adam_mini": "saves: Adam-mini",
+    "use_kt": "saves: experts on the host",
 }
 
 _WITHOUT_REFERENCE = ("orpo", "simpo")
@@ -89,9 +81,7 @@ _LORA = {
 
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
-    unset(file, _NOT_PREDICTED)
-    adds(file, _ADDS)
-    saves(file, _SAVES)
+    note_effects(file, _EFFECTS)
     for name, allowed in _ALLOWED.items():
         value = file.take(name, allowed[0])
         if value not in allowed:
@@ -171,20 +161,16 @@ def _of_images(file: Arguments, planned: Planned, knobs: Mapping[str, Any]) -> d
 def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str]) -> int:
     """The sequences of an example, of preference training and of a reward model."""
     stage = file.take("stage", quietly=True)
+    refers = file.take("pref_loss", "sigmoid", quietly=True) not in _WITHOUT_REFERENCE
+    refers = stage == "kto" or (stage == "dpo" and refers)
     if stage == "rm":
         # The logits are made, and nothing is asked of them: the loss is of another head.
         file.bound("stage", "a reward in place of the loss over the logits")
-    elif stage == "dpo" and file.take("pref_loss", "sigmoid", quietly=True) in _WITHOUT_REFERENCE:
-        notes.append("two sequences an example, the chosen and the rejected answer")
-    elif stage in ("dpo", "kto"):
-        if not knobs["lora_rank"]:
-            file.refuse("stage", f"has a second model in memory, which is not predicted: {EMULATE}")
-        notes.append(preference(knobs, sequences := 2 if stage == "dpo" else 1))
-        return sequences
-    else:
+    elif refers and not knobs["lora_rank"]:
+        file.refuse("stage", f"has a second model in memory, which is not predicted: {EMULATE}")
+    if stage not in ("rm", "dpo", "kto"):
         return 1
-    knobs["micro_batch"] *= 2
-    return 2
+    return preference(knobs, notes, 1 if stage == "kto" else 2, refers=refers)
 
 
 def _attention(file: Arguments) -> str:

@@ -16,47 +16,31 @@ from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
-from tuner.program.reading import NOT_COMPARED, PACKED, listed, number, saves, unset
+from tuner.program.reading import NOT_COMPARED, PACKED, listed, note_effects, number, read
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.writing import Settings, SettingsReader, single_optimizer
 
 _VERSIONS = {"torchtune": "0.6.1"}
 
+_MODELS = {
+    "llama2.llama2_": ("llama-2-", "7b 13b 70b"),
+    "llama3.llama3_": ("llama-3-", "8b"),
+    "llama3.llama3_70": ("meta-llama/Meta-Llama-3-70", "B"),
+    "llama3_1.llama3_1_": ("llama-3.1-", "8b 70b"),
+    "llama3_2.llama3_2_": ("llama-3.2-", "1b 3b"),
+    "llama3_3.llama3_3_": ("llama-3.3-", "70b"),
+    "code_llama2.code_llama2_": ("codellama/CodeLlama-{}-hf", "7b 13b 70b"),
+    "mistral.mistral_": ("mistral-{}-v0.1", "7b"),
+    "qwen2.qwen2_": ("Qwen/Qwen2-", "0.5B 1.5B 7B"),
+    "qwen2_5.qwen2_5_": ("qwen2.5-", "0.5b 1.5b 3b 7b 14b 32b 72b"),
+    "qwen3.qwen3_": ("qwen3-", "0.6b 1.7b 4b 8b 14b 32b"),
+    "gemma.gemma_": ("gemma-", "2b 7b"),
+    "gemma2.gemma2_": ("gemma-2-", "2b 9b 27b"),
+}
 _BUILDERS = {
-    "llama2.llama2_7b": "llama-2-7b",
-    "llama2.llama2_13b": "llama-2-13b",
-    "llama2.llama2_70b": "llama-2-70b",
-    "llama3.llama3_8b": "llama-3-8b",
-    "llama3_1.llama3_1_8b": "llama-3.1-8b",
-    "llama3_1.llama3_1_70b": "llama-3.1-70b",
-    "llama3_2.llama3_2_1b": "llama-3.2-1b",
-    "llama3_2.llama3_2_3b": "llama-3.2-3b",
-    "llama3_3.llama3_3_70b": "llama-3.3-70b",
-    "code_llama2.code_llama2_7b": "codellama/CodeLlama-7b-hf",
-    "code_llama2.code_llama2_13b": "codellama/CodeLlama-13b-hf",
-    "code_llama2.code_llama2_70b": "codellama/CodeLlama-70b-hf",
-    "mistral.mistral_7b": "mistral-7b-v0.1",
-    "llama3.llama3_70b": "meta-llama/Meta-Llama-3-70B",
-    **{
-        f"qwen2.qwen2_{size}": f"Qwen/Qwen2-{size.replace('_', '.').upper()}"
-        for size in ("0_5b", "1_5b", "7b")
-    },
-    **{
-        f"qwen3.qwen3_{size}": f"qwen3-{size.replace('_', '.')}"
-        for size in ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
-    },
-    "gemma.gemma_2b": "gemma-2b",
-    "gemma.gemma_7b": "gemma-7b",
-    "gemma2.gemma2_2b": "gemma-2-2b",
-    "gemma2.gemma2_9b": "gemma-2-9b",
-    "gemma2.gemma2_27b": "gemma-2-27b",
-    "qwen2_5.qwen2_5_0_5b": "qwen2.5-0.5b",
-    "qwen2_5.qwen2_5_1_5b": "qwen2.5-1.5b",
-    "qwen2_5.qwen2_5_3b": "qwen2.5-3b",
-    "qwen2_5.qwen2_5_7b": "qwen2.5-7b",
-    "qwen2_5.qwen2_5_14b": "qwen2.5-14b",
-    "qwen2_5.qwen2_5_32b": "qwen2.5-32b",
-    "qwen2_5.qwen2_5_72b": "qwen2.5-72b",
+    f"{builder}{size.lower().replace('.', '_')}": name.format(size) if "{" in name else name + size
+    for builder, (name, sizes) in _MODELS.items()
+    for size in sizes.split()
 }
 """Models of the catalogue by their builder in torchtune.models, without lora_ and the like."""
 
@@ -82,16 +66,16 @@ _SAME = {
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
-_SAVES = {
-    "fsdp_cpu_offload": "offload of weights",
+_EFFECTS = {
+    "tensor_parallel_dim": "ranks: tensor parallelism",
+    "context_parallel_dim": "ranks: context parallelism",
+    "model.apply_lora_to_output": "refused: an adapter on the output head",
+    "optimizer.amsgrad": "refused: a third state of AdamW",
+    "fsdp_cpu_offload": "saves: offload of weights",
 }
 
-_NOT_PREDICTED = {
-    "tensor_parallel_dim": "tensor parallelism",
-    "context_parallel_dim": "context parallelism",
-    "model.apply_lora_to_output": "an adapter on the output head",
-    "optimizer.amsgrad": "a third state of AdamW",
-}
+_ROWS = {"batch_size": 1, "gradient_accumulation_steps": 1, "clip_grad_norm": 0}
+"""Names that are read and written, and their defaults."""
 
 _WITHOUT_MEMORY = (
     "tokenizer", "checkpointer", "dataset", "optimizer.lr", "optimizer.betas", "optimizer.eps",
@@ -106,8 +90,7 @@ def _plan(training: ProgramTraining) -> Planned:
     # A component is read by its name and its arguments.
     values = {n: a for n, a in given.values.items() if f"{n}._component_" not in given.values}
     file = Arguments(given.title, values, given.found)
-    unset(file, {name: why for name, why in _NOT_PREDICTED.items() if file.take(name) != 1})
-    saves(file, _SAVES)
+    note_effects(file, _EFFECTS)
     builder = str(file.take("model._component_")).removeprefix("torchtune.models.")
     family, _, name = builder.rpartition(".")
     is_quantized = name.startswith("qlora_") or file.take("model.quantize_base") is True
@@ -118,12 +101,10 @@ def _plan(training: ProgramTraining) -> Planned:
     if dtype not in _DTYPES.values():
         file.refuse("dtype", f"is {dtype}; predicted: {', '.join(_DTYPES.values())}")
     knobs: dict[str, Any] = {
-        "micro_batch": number(file, "batch_size", 1),
-        "grad_accum": number(file, "gradient_accumulation_steps", 1),
+        **read(file, _ROWS),
         "gradient_checkpointing": bool(file.take("enable_activation_checkpointing", False)),
         "use_reentrant": False,
         "optimizer": _optimizer(file, has_adapters=has_adapters),
-        "max_grad_norm": number(file, "clip_grad_norm", 0),
         "precision": dtype,
         "mixed_precision": "no",
         "attention": "sdpa",
@@ -257,9 +238,8 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
         if chosen.has_adapters
         else None,
         "tokenizer": chosen.under("max_seq_len"),
-        **chosen.under("batch_size gradient_accumulation_steps"),
+        **chosen.under(*_ROWS),
         "optimizer": {"_component_": optimizer.path.replace(":", "."), **optimizer.recipe},
-        "clip_grad_norm": chosen.get("max_grad_norm") or None,
         "dtype": dtype,
         "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),
         "enable_activation_offloading": chosen.get(OFFLOAD_ACTIVATIONS),

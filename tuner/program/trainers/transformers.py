@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.arguments import ProgramTraining
-from tuner.program.reading import WITHOUT_MEMORY, adapters_by_calls, adds, training_by_calls
+from tuner.program.reading import WITHOUT_MEMORY, adapters_by_calls, note_effects, training_by_calls
 from tuner.program.trainer import Format, Planned, Reading, Trainer
 from tuner.program.writing import (
     MACHINE,
@@ -39,7 +39,7 @@ def _plan(training: ProgramTraining) -> Planned:
     lengths = {repr(one.value): one.value for one in training.lengths if one.problem is None}
     if len(lengths) == 1:
         knobs["max_length"] = next(iter(lengths.values()))
-    adds(arguments, {"predict_with_generate": "generation in evaluations"})
+    note_effects(arguments, {"predict_with_generate": "adds: generation in evaluations"})
     training["trainer"].leave_out(("0", "1", "model", "args", "optimizers", *WITHOUT_MEMORY))
     arguments.leave_out((*WITHOUT_MEMORY, "tf32", "model_max_length"))
     return Planned(model, knobs)

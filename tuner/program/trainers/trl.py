@@ -21,10 +21,10 @@ from tuner.program.reading import (
     WITHOUT_KL,
     WITHOUT_MEMORY,
     adapters_by_calls,
+    note_effects,
     number,
     packed_rows,
     training_by_calls,
-    unset,
 )
 from tuner.program.releases import default, known, library, meant, takes
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
@@ -47,13 +47,60 @@ _CONFIGS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "grpo"
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
 
-def _sft(training: ProgramTraining) -> Planned:
-    model, knobs = _trained(training)
+_DPO_LOSSES = (
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
+    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
+)  # fmt: skip
+"""All are computed from the log-probabilities of the tokens, which take as much for each."""
+
+_LOSSES = {
+    "SFTTrainer": ("nll", "chunked_nll", "dft"),
+    "DPOTrainer": _DPO_LOSSES,
+    "KTOTrainer": ("kto", "apo_zero_unpaired"),
+}
+"""The losses that are predicted, the default first; those of other trainers are alike."""
+
+_EFFECTS = {
+    "use_weighting": "refused: a weighted loss",
+    "sync_ref_model": "refused: a reference that follows the model",
+}
+
+_WITHOUT_MEMORY = (
+    "pad_", "truncation", "label_", "discopop", "loss_", "desirable", "undesirable", "max_prompt",
+    "max_compl", "cpo_", "simpo", "alpha", "tpo_", "center_rewards", *WITHOUT_MEMORY,
+)  # fmt: skip
+
+
+def _plan(training: ProgramTraining) -> Planned:
+    name = training.trainer.rpartition(" ")[2]  # of Unsloth's, too
+    planned = Planned(*_trained(training))
+    arguments, knobs = training["arguments"], planned.knobs
+    losses = _LOSSES.get(name, ())
+    kinds = arguments.take("loss_type", losses[0], quietly=True) if losses else ()
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if kind not in losses:
+            arguments.refuse("loss_type", f"is {kind}: expected one of {', '.join(losses)}")
+    if name == "SFTTrainer":
+        planned.notes += _long_rows(arguments, knobs)
+        _as_release_does(training, knobs, kinds)
+    elif name == "KTOTrainer":
+        passes = (
+            "pass" if arguments.take("precompute_ref_log_probs", quietly=True) else "two passes"
+        )
+        planned.notes += [WITHOUT_KL.format(passes)] if kinds == "kto" else []
+    else:
+        _compare(training, planned)
+    if name in ("DPOTrainer", "KTOTrainer"):
+        _refer(training, knobs)
+    if name != "SFTTrainer" and arguments.take("disable_dropout", True, quietly=True):
+        knobs["lora_dropout"] = 0.0
+    arguments.leave_out((*_WITHOUT_MEMORY, *TRL_LAUNCHES))
+    return planned
+
+
+def _as_release_does(training: ProgramTraining, knobs: dict[str, Any], loss: object) -> None:
+    """What SFTTrainer does by its release, and by a template."""
     arguments = training["arguments"]
-    notes = _long_rows(arguments, knobs)
-    loss = arguments.take("loss_type", "nll", quietly=True)
-    if loss not in ("nll", "chunked_nll", "dft"):
-        arguments.refuse("loss_type", f"is {loss}: expected nll or dft")
     if is_before("1.7") and loss != "chunked_nll":
         knobs["loss"] = "transformers"
     if is_before("0.27") and knobs["precision"] in QUANTIZED:
@@ -63,87 +110,33 @@ def _sft(training: ProgramTraining) -> Planned:
         # Tokens that the template adds are trained, and the head with them.
         what = "training of lm_head, if the template has new tokens,"
         arguments.adds("chat_template_path", what, "modules_to_save")
-    arguments.leave_out((*WITHOUT_MEMORY, *TRL_LAUNCHES, "pad_", "truncation"))
-    return Planned(model, knobs, notes=notes)
 
 
-_DPO_LOSSES = (
-    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
-    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
-)  # fmt: skip
-"""All are computed from the log-probabilities of the tokens, which take as much for each."""
-
-
-def _dpo(training: ProgramTraining) -> Planned:
-    model, knobs = _trained(training)
-    arguments = training["arguments"]
-    kinds = arguments.take("loss_type", "sigmoid", quietly=True)
-    for kind in (kinds,) if isinstance(kinds, str) else kinds:
-        if kind not in _DPO_LOSSES:
-            arguments.refuse("loss_type", f"is {kind}: expected one of {', '.join(_DPO_LOSSES)}")
-    unset(arguments, {"use_weighting": "a weighted loss"})
-    _refer(training, knobs)
-    knobs["micro_batch"] *= 2  # the chosen and the rejected answer
-    notes = packed_rows(knobs) if arguments.take("padding_free") else []
-    arguments.leave_out(
-        (*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop", "loss_weights")
-    )
-    return Planned(model, knobs, sequences=2, notes=[*notes, PAIRS])
-
-
-def _kto(training: ProgramTraining) -> Planned:
-    model, knobs = _trained(training)
-    arguments = training["arguments"]
-    kind = arguments.take("loss_type", "kto", quietly=True)
-    if kind not in ("kto", "apo_zero_unpaired"):
-        arguments.refuse("loss_type", f"is {kind}; expected kto or apo_zero_unpaired")
-    passes = "pass" if arguments.take("precompute_ref_log_probs", quietly=True) else "two passes"
-    _refer(training, knobs)
-    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "desirable", "undesirable"))
-    return Planned(model, knobs, notes=[WITHOUT_KL.format(passes)] if kind == "kto" else [])
+def _compare(training: ProgramTraining, planned: Planned) -> None:
+    """Chosen and rejected answers in one pass, with all logits but for DPO; TPO has a gold one."""
+    arguments, knobs, name = training["arguments"], planned.knobs, training.trainer
+    planned.sequences, planned.notes = 2, [PAIRS]
+    if name.endswith("DPOTrainer"):
+        planned.notes = [*(packed_rows(knobs) if arguments.take("padding_free") else []), PAIRS]
+    else:
+        knobs["loss"] = "transformers"
+    if name == "TPOTrainer" and arguments.take("tpo_alpha", 1.0, quietly=True):
+        planned.sequences = 3
+        planned.notes = ["three sequences an example, all of full length"]
+    if name == "RewardTrainer":
+        knobs["num_labels"] = 1
+    knobs["micro_batch"] *= planned.sequences
 
 
 def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
     """Set the knobs of a reference, as TRL's DPOTrainer and KTOTrainer have one."""
     arguments = training["arguments"]
-    unset(arguments, {"sync_ref_model": "a reference that follows the model"})
+    note_effects(arguments, _EFFECTS)
     given = training["trainer"].take("ref_model") is not None or training.has("reference")
     training["reference"].leave_out(("",))
-    if arguments.take("disable_dropout", True, quietly=True):
-        knobs["lora_dropout"] = 0.0
     if not arguments.take("precompute_ref_log_probs", False, quietly=True):
         knobs["reference_pass"] = True
         knobs["reference_model"] = given or not knobs["lora_rank"]
-
-
-def _pairs(training: ProgramTraining) -> Planned:
-    """ORPO, CPO and rewards: chosen and rejected answers in one pass, with all logits."""
-    model, knobs = _trained(training)
-    arguments = training["arguments"]
-    if arguments.take("disable_dropout", True, quietly=True):
-        knobs["lora_dropout"] = 0.0
-    knobs |= {"micro_batch": knobs["micro_batch"] * 2, "loss": "transformers"}
-    arguments.leave_out(
-        (*WITHOUT_MEMORY, "pad_", "truncation", "label_", "loss_type", "max_prompt", "max_compl",
-         "cpo_", "simpo", "alpha", "tpo_", "center_rewards")
-    )  # fmt: skip
-    return Planned(model, knobs, sequences=2, notes=[PAIRS])
-
-
-def _triples(training: ProgramTraining) -> Planned:
-    """TPO (trl/experimental): ORPO's two answers, and a gold one unless its weight is zero."""
-    planned = _pairs(training)
-    if training["arguments"].take("tpo_alpha", 1.0, quietly=True):
-        planned.knobs["micro_batch"] = planned.knobs["micro_batch"] // 2 * 3
-        planned.sequences = 3
-        planned.notes[:] = ["three sequences an example, all of full length"]
-    return planned
-
-
-def _reward(training: ProgramTraining) -> Planned:
-    planned = _pairs(training)
-    planned.knobs["num_labels"] = 1
-    return planned
 
 
 def is_before(release: str) -> bool:
@@ -270,14 +263,9 @@ TRAINER = Trainer(
         (("model_name_or_path",), ("dataset_name", "datasets", "max_length", "packing")),
         tuple(("trl", name) for name in _CONFIGS),
     ),
-    (
-        Reading("TRL SFTTrainer", "SFTTrainer", _VERSIONS, _sft),
-        Reading("TRL DPOTrainer", "DPOTrainer", _VERSIONS, _dpo),
-        Reading("TRL KTOTrainer", "KTOTrainer", _VERSIONS, _kto),
-        Reading("TRL ORPOTrainer", "ORPOTrainer", _VERSIONS, _pairs),
-        Reading("TRL CPOTrainer", "CPOTrainer", _VERSIONS, _pairs),
-        Reading("TRL TPOTrainer", "TPOTrainer", _VERSIONS, _triples),
-        Reading("TRL RewardTrainer", "RewardTrainer", _VERSIONS, _reward),
+    tuple(
+        Reading(f"TRL {name}Trainer", f"{name}Trainer", _VERSIONS, _plan)
+        for name in ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward")
     ),
     Format(
         "trl",
