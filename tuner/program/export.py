@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pprint
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from tuner.program.trainer import Format, trainers
 from tuner.program.writing import SettingsReader, without_none
 
 _COMMAND = Format(
-    "command", lambda chosen, model: {}, suffix=".txt", use="the arguments of a training script"
+    "command", lambda chosen, model: {}, "the arguments of a training script", ".txt", ()
 )
 _FOUND = (_COMMAND, *(trainer.format for trainer in trainers() if trainer.format is not None))
 
@@ -78,26 +79,9 @@ def _body(found: Format, settings: dict[str, Any]) -> str:
     if found.suffix == ".json":
         return json.dumps(settings, indent=2) + "\n"
     if found.suffix == ".py":
-        return "\n".join(_assignment(n, value) for n, value in settings.items())
-
+        parts = settings.items()
+        return "\n".join(f"{n} = {pprint.pformat(part, sort_dicts=False)}\n" for n, part in parts)
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _assignment(name: str, value: dict[str, Any]) -> str:
-    lines = [f"    {json.dumps(key)}: {_literal(item)},\n" for key, item in value.items()]
-    return f"{name} = {{\n{''.join(lines)}}}\n"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, dict):
-        return (
-            f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
-        )
-    return repr(value)
 
 
 def _with_header(found: Format, body: str, lines: list[str], left_out: tuple[str, ...]) -> str:

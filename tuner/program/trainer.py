@@ -83,9 +83,9 @@ class Format:
 
     name: str
     build: Callable[[SettingsReader, str | None], Settings]
-    suffix: str
     use: str | Callable[[Mapping[str, Any]], str]
-    workloads: tuple[str, ...] = ()
+    suffix: str = ".yaml"
+    workloads: tuple[str, ...] = ("causal_lm",)
     """The workloads that the tool can train; all when empty."""
 
 

@@ -58,19 +58,15 @@ def launch(program: Program, options: dict[str, Any]) -> Launch:
     for name, what in _NOT_PREDICTED.items():
         if is_true(options.get(name)):
             found.problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{name}"))
+    shared = []
     if is_true(options.get("use_deepspeed")):
-        knobs, problems = _deepspeed_of(program, options)
-        found.knobs = {**found.knobs, **knobs}
-        found.problems += problems
+        shared.append(_deepspeed_of(program, options))
     if is_true(options.get("use_fsdp")):
-        settings = {
-            name.removeprefix("fsdp_"): value
-            for name, value in options.items()
-            if name.startswith("fsdp_")
-        }
-        defaults = {"version": 1, "auto_wrap_policy": "NO_WRAP", **settings}
-        knobs, problems = sharding(defaults, "accelerate's fsdp")
-        found.knobs = {**found.knobs, **knobs}
+        fsdp = {n.removeprefix("fsdp_"): v for n, v in options.items() if n.startswith("fsdp_")}
+        defaults = {"version": 1, "auto_wrap_policy": "NO_WRAP"}
+        shared.append(sharding({**defaults, **fsdp}, "accelerate's fsdp"))
+    for knobs, problems in shared:
+        found.knobs |= knobs
         found.problems += problems
     return found
 
@@ -125,19 +121,19 @@ def _configured(program: Program, named: str | None, launch: Launch) -> dict[str
         return {}
     values: dict[str, Any] = {}
     for place in source.places:
-        match place.path if place.value is not None else ():
-            case (str(name),):
-                values[name] = place.value
-            case ("fsdp_config", str(name)):
-                values[f"fsdp_{name.removeprefix('fsdp_')}"] = place.value
-            case ("deepspeed_config", str(name)):
-                values[name] = place.value
-            case ("dynamo_config", str(name)):
-                values[f"dynamo_{name.removeprefix('dynamo_')}"] = place.value
-            case ("parallelism_config", _):
-                values["use_parallelism_config"] = True
+        section, name = map(str, ("", "", *place.path)[-2:])
+        if place.value is None or len(place.path) not in (1, 2):
+            continue
+        if section == "parallelism_config":
+            values["use_parallelism_config"] = True
+        elif section in _SECTIONS:
+            prefix = _SECTIONS[section]
+            values[f"{prefix}{name.removeprefix(prefix)}"] = place.value
     return values
 
+
+_SECTIONS = {"": "", "fsdp_config": "fsdp_", "deepspeed_config": "", "dynamo_config": "dynamo_"}
+"""Parts of accelerate's file, and how the options for their settings begin."""
 
 _WRAPPED = "TRANSFORMER_BASED_WRAP"
 """The only policy that is predicted: each layer is a unit."""
@@ -150,19 +146,22 @@ def is_true(value: object) -> bool:
     return value is not None and str(value).lower() not in _LEFT_ALONE
 
 
+_REFUSED = {
+    "offload_params": "offload of weights",
+    "cpu_offload": "offload of weights",
+    "activation_checkpointing_offload": "offload of activations",
+    "ignored_modules": "sharding without some modules",
+    "xla": "training on XLA",
+}
+
+
 def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobValue], list[Problem]]:
     """Parameters of FSDP, and problems, from settings of accelerate or `fsdp_config`."""
-    problems = []
-    refused = {
-        "offload_params": "offload of weights",
-        "cpu_offload": "offload of weights",
-        "activation_checkpointing_offload": "offload of activations",
-        "ignored_modules": "sharding without some modules",
-        "xla": "training on XLA",
-    }
-    for name, what in refused.items():
-        if is_true(settings.get(name)):
-            problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{where} {name}"))
+    problems = [
+        Problem(f"{what} is not predicted: {EMULATE}", f"{where} {name}")
+        for name, what in _REFUSED.items()
+        if is_true(settings.get(name))
+    ]
     if str(settings.get("version", 2)) != "2":
         text = f"is {settings['version']}, and FSDP1 is not predicted: set it to 2; or {EMULATE}"
         problems.append(Problem(text, f"{where} version"))
@@ -185,13 +184,12 @@ def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobVal
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
     del model  # named by the script that is launched
     chosen.leave("grad_accum", "belongs to Accelerator(gradient_accumulation_steps=...)")
-    ranks = chosen.get("gpus_per_trial") or 1
     return {
         "compute_environment": "LOCAL_MACHINE",
         **_distributed(chosen),
         "mixed_precision": chosen.text("mixed_precision") or "no",
         "num_machines": chosen.get("machines") or 1,
-        "num_processes": ranks,
+        "num_processes": chosen.get("gpus_per_trial") or 1,
         "machine_rank": 0,
         "use_cpu": False,
         "debug": False,
@@ -204,20 +202,19 @@ def _distributed(chosen: SettingsReader) -> Settings:
     if parallelism.ranks == 1:
         return {"distributed_type": "NO"}
     if parallelism.is_sharded:
-        reshards = chosen.get(RESHARD) is not False
-        found: Settings = {
-            "distributed_type": "FSDP",
-            "fsdp_config": {
-                "fsdp_version": 2,
-                "fsdp_auto_wrap_policy": _WRAPPED,
-                "fsdp_reshard_after_forward": reshards,
-            },
-        }
+        found: Settings = {"distributed_type": "FSDP", "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": _WRAPPED,
+            "fsdp_reshard_after_forward": chosen.get(RESHARD) is not False,
+        }}  # fmt: skip
         chosen.get("dp_shard_size")
         if parallelism.group < parallelism.ranks:
+            sizes = {
+                "replicate": parallelism.ranks // parallelism.group,
+                "shard": parallelism.group,
+            }
             found["parallelism_config"] = {
-                "parallelism_config_dp_replicate_size": parallelism.ranks // parallelism.group,
-                "parallelism_config_dp_shard_size": parallelism.group,
+                f"parallelism_config_dp_{kind}_size": size for kind, size in sizes.items()
             }
         return found
     if not parallelism.zero_stage:
@@ -233,10 +230,5 @@ def _distributed(chosen: SettingsReader) -> Settings:
 
 TRAINER = Trainer(
     "accelerate",
-    format=Format(
-        "accelerate",
-        _settings,
-        suffix=".yaml",
-        use="accelerate launch --config_file FILE",
-    ),
+    format=Format("accelerate", _settings, "accelerate launch --config_file FILE", workloads=()),
 )

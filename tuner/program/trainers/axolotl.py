@@ -294,12 +294,6 @@ TRAINER = Trainer(
         (("-m", "axolotl.cli.train"),),
     ),
     (Reading("Axolotl", "Axolotl", _VERSIONS, _plan),),
-    Format(
-        "axolotl",
-        _settings,
-        suffix=".yaml",
-        use="axolotl train FILE, with data sets and schedule added",
-        workloads=("causal_lm",),
-    ),
+    Format("axolotl", _settings, "axolotl train FILE, with data sets and schedule added"),
     lambda program: Launch(processes=None),  # it starts a process on each GPU
 )

@@ -80,12 +80,10 @@ def zero_of_file(
     if said.get("bf16.enabled") not in (True, AUTO):
         text = f"is not enabled, and other types are not predicted under DeepSpeed: {EMULATE}"
         problems.append(Problem(text, f"{path} bf16"))
-    inner = f"{ZERO}."
     settings = {
-        name.removeprefix(inner): value for name, value in said.items() if name.startswith(inner)
-    }
-    settings = {
-        name: value for name, value in settings.items() if value != AUTO or name not in _FILLED
+        key: value
+        for name, value in said.items()
+        if (key := name.removeprefix(f"{ZERO}.")) != name and not (value == AUTO and key in _FILLED)
     }
     if at_most is not None:
         saving = {name: what for name, what in _SAVES.items() if _saves(settings, name)}
@@ -99,8 +97,8 @@ def zero_of_file(
 
 
 def _saves(settings: Mapping[str, Any], name: str) -> bool:
-    if name.startswith("offload_"):
-        return f"{name}.device" in settings and name not in _moved(settings)
+    if name in _HOST:
+        return not _is_off(settings, name)
     if name == "overlap_comm":
         return settings.get(name) is False and settings.get("stage") == ZERO_STAGES["zero3"]
     return settings.get(name) == 0
@@ -123,7 +121,7 @@ def zero_knobs(
         settings = {**settings, REDUCE_BUCKET: 2 * int(float(bucket))}
         defaults["overlap_comm"] = True
     for name, value in settings.items():
-        if name in ("stage", REDUCE_BUCKET, *_WITHOUT_MEMORY) or name in _moved(settings):
+        if name in ("stage", REDUCE_BUCKET, *_WITHOUT_MEMORY) or _is_off(settings, name):
             continue
         if value != defaults.get(name, value if name.endswith(".pin_memory") else None):
             known = f"predicted is {defaults[name]}" if name in defaults else "not predicted"
@@ -135,14 +133,13 @@ def zero_knobs(
     return knobs, problems
 
 
-def _moved(settings: Mapping[str, Any]) -> set[str]:
-    """The settings of what would be on the host, and is not: `offload_optimizer.device: none`."""
-    off = {
-        name
-        for name in ("offload_optimizer", "offload_param")
-        if str(settings.get(f"{name}.device", "none")).lower() == "none"
-    }
-    return {key for key in settings if key.partition(".")[0] in off}
+_HOST = ("offload_optimizer", "offload_param")
+
+
+def _is_off(settings: Mapping[str, Any], name: str) -> bool:
+    """True for settings of what would be on the host: those of `offload_optimizer.device: none`."""
+    outer = name.partition(".")[0]
+    return outer in _HOST and str(settings.get(f"{outer}.device", "none")).lower() == "none"
 
 
 def launch(words: Sequence[str]) -> Launch:
@@ -172,9 +169,6 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
 TRAINER = Trainer(
     "DeepSpeed",
     format=Format(
-        "deepspeed",
-        _settings,
-        suffix=".json",
-        use="deepspeed train.py --deepspeed_config FILE",
+        "deepspeed", _settings, "deepspeed train.py --deepspeed_config FILE", ".json", ()
     ),
 )

@@ -25,9 +25,6 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
 TRAINER = Trainer(
     "Lightning",
     format=Format(
-        "lightning",
-        _settings,
-        suffix=".yaml",
-        use="LightningCLI: python train.py fit --config FILE",
+        "lightning", _settings, "LightningCLI: python train.py fit --config FILE", workloads=()
     ),
 )

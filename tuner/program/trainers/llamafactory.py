@@ -257,9 +257,7 @@ TRAINER = Trainer(
     Format(
         "llamafactory",
         _settings,
-        suffix=".yaml",
-        use="llamafactory-cli train FILE, with data set, template and schedule added",
-        workloads=("causal_lm",),
+        "llamafactory-cli train FILE, with data set, template and schedule added",
     ),
     _launch,
 )

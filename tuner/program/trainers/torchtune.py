@@ -274,6 +274,6 @@ TRAINER = Trainer(
         takes_assignments=True,
     ),
     (Reading("torchtune", "torchtune", _VERSIONS, _plan),),
-    Format("torchtune", _settings, suffix=".yaml", use=_use, workloads=("causal_lm",)),
+    Format("torchtune", _settings, _use),
     _launch,
 )

@@ -101,5 +101,5 @@ def _use(settings: Mapping[str, Any]) -> str:
 TRAINER = Trainer(
     "transformers",
     readings=(Reading("transformers' Trainer", "Trainer", _VERSIONS, _plan),),
-    format=Format("trainer", _settings, suffix=".py", use=_use, workloads=("causal_lm",)),
+    format=Format("trainer", _settings, _use, ".py"),
 )

@@ -267,13 +267,7 @@ TRAINER = Trainer(
         Reading(f"TRL {name}Trainer", f"{name}Trainer", _VERSIONS, _plan)
         for name in ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward")
     ),
-    Format(
-        "trl",
-        _settings,
-        suffix=".yaml",
-        use="trl sft --config FILE, with data set and schedule added",
-        workloads=("causal_lm",),
-    ),
+    Format("trl", _settings, "trl sft --config FILE, with data set and schedule added"),
     _launch,
     _script,
 )

@@ -7,7 +7,7 @@ modelled: its memory is priced as that of the same training in PyTorch, an upper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,15 +43,9 @@ _ADAPTING = (
 def _reading(name: str) -> Reading:
     """The reading of trainer `name`, with Unsloth's model and defaults."""
     own = next(r for r in (*TRANSFORMERS.readings, *TRL.readings) if r.trainer == name)
-    versions = dict([next(iter(own.versions.items()))])
-    return Reading(f"Unsloth {name}", f"Unsloth {name}", versions, _planned(own.plan, name))
 
-
-def _planned(
-    plan: Callable[[ProgramTraining], Planned], name: str
-) -> Callable[[ProgramTraining], Planned]:
-    def planned(training: ProgramTraining) -> Planned:
-        found = plan(_as_trl(training))
+    def plan(training: ProgramTraining) -> Planned:
+        found = own.plan(_as_trl(training))
         found.knobs["adapter_dtype"] = "fp32"
         if name != "SFTTrainer":
             found.knobs["loss"] = "transformers"  # TRL's, which has all logits, is not replaced
@@ -61,7 +55,8 @@ def _planned(
         training.found.at_most.append("Unsloth's kernels keep less of a layer than PyTorch's do")
         return found
 
-    return planned
+    versions = dict([next(iter(own.versions.items()))])
+    return Reading(f"Unsloth {name}", f"Unsloth {name}", versions, plan)
 
 
 def _as_trl(training: ProgramTraining) -> ProgramTraining:
