@@ -286,3 +286,7 @@ def test_without_an_emulator_what_cannot_be_predicted_names_what_is_missing(
     said = capsys.readouterr().err
     assert "there is no C compiler; without it: no training is seen in train.py" in said
     assert "hint: install one\n" in said
+    monkeypatch.setattr("tuner.app.programs.unavailable", lambda: "no compiler: install one")
+    assert run(["check", "--predict", "--gpu", "rtx4090", "train.py"]) == 4
+    said = " ".join(capsys.readouterr().err.split())
+    assert "hint: no compiler: install one; then run it on an emulated GPU: tuner check" in said

@@ -78,8 +78,6 @@ def test_settings_in_a_module_of_the_program_are_changed(folder: Path, models: P
 
     assert values_of(found, "micro_batch", "grad_accum", "max_length") == [1, 16, 512]
     assert found["settings"]["micro_batch"]["where"] == "semantic_parsing/config.py:19"
-    # Each value that was tried has arrived, through the import.
-    assert not any("does not reach" in note for note in found["notes"]), found["notes"]
     suggestion = found["suggestion"]
     size = suggestion["values"]["micro_batch"]
     assert suggestion["found"]["settings"]["micro_batch"] == size > 1

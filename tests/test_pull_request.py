@@ -143,7 +143,7 @@ def test_the_action_checks_the_programs_of_the_base_on_both_commits(
     )
     escaped = BAD.replace("%", "%25")
     place = escaped.replace(":", "%3A").replace(",", "%2C")
-    said = f"'{escaped}' on rtx3060: unknown: no training is seen in {escaped}: "
+    said = f"'{escaped}' on rtx3060: unknown: no training is seen in {escaped}"
     assert second.startswith(f"::error file={place},title=tuner::{said}")
     assert "link.py on rtx3060: error: file not found: link.py " in third  # it led out
     table = (runner.folder / "summary").read_text()

@@ -666,3 +666,55 @@ def test_weights_that_are_merged_after_the_training_are_named(tmp_path):
     text = f"trainer = {made}\ntrainer.train()\ntrainer.model.merge_and_unload()\n"
     (left_out,) = planned(tmp_path, text).left_out
     assert left_out.endswith("train.py:9 merge_and_unload")
+
+
+RESIZED = """\
+tokenizer.add_special_tokens({{"additional_special_tokens": {}}})
+model = AutoModelForCausalLM.from_pretrained("tiny-llama-3m")
+model.resize_token_embeddings({})
+SFTTrainer(model=model, args=SFTConfig("out", max_length=64)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "said"),
+    [
+        ("['<a>', '<b>']", "len(tokenizer)", ""),
+        ("rows['tokens']", "len(tokenizer)", "rows that it may add to the embeddings aren't"),
+        ("['<a>']", "10_000_000", "more rows of embeddings aren't predicted: up to "),
+    ],
+)
+def test_rows_that_embeddings_get_are_told_where_they_may_take_much(tmp_path, tokens, size, said):
+    plan = planned(tmp_path, RESIZED.format(tokens, size))
+    assert [said in text for text in plan.at_least] == [True] * bool(said)
+
+
+def test_an_attribute_that_no_trainer_reads_has_no_effect(tmp_path):
+    text = "args = SFTConfig('out')\nargs.max_seq_length = 256\nargs.foo = 1\n"
+    plan = planned(tmp_path, text + "SFTTrainer(model='tiny-llama-3m', args=args).train()")
+    assert knobs(plan, "max_length") == (1024,)
+    notes = [note for note in plan.notes if "has no effect" in note]
+    assert "train.py:8: max_seq_length=256 has no effect: SFTConfig in TRL " in notes[0]
+    assert "train.py:9: foo=1 has no effect: SFTConfig in TRL " in notes[1]
+
+
+def test_an_option_that_the_training_does_not_follow_is_told(tmp_path):
+    text = "import argparse\np = argparse.ArgumentParser()\n"
+    text += "p.add_argument('--batch_size', type=int)\np.add_argument('--max_length', type=int)\n"
+    text += "a = p.parse_args()\nargs = SFTConfig('out', max_length=a.max_length)\n"
+    text += "SFTTrainer(model='tiny-llama-3m', args=args).train()"
+    words = ("--batch_size", "2", "--max_length", "64")
+    plan = planned(tmp_path, text, *words)
+    told = [note for note in plan.notes if "--" in note]
+    assert told == ["--batch_size is 2, and the training has micro_batch=8"]
+    assert not [n for n in planned(tmp_path, text, *words, micro_batch=2).notes if "--batch" in n]
+
+
+def test_an_absent_library_is_named_where_the_answer_is_unknown(tmp_path):
+    text = "import nosuchlibrary, wandb_nosuch, hydra\n"
+    with pytest.raises(UndecidedError) as own:
+        planned(tmp_path, f"{text}print(nosuchlibrary.x)")
+    assert "unknown for want of nosuchlibrary, wandb_nosuch" in str(own.value)
+    text += "SFTTrainer('m', args=SFTConfig(max_length=nosuchlibrary.x)).train()"
+    with pytest.raises(UndecidedError, match="only when it runs; unknown for want of nosuchlib"):
+        planned(tmp_path, text)

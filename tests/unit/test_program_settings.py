@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from program_samples import EXPECTED, FOLDER, described, make_tools, program, sections
 
+from tuner.core.errors import InputError
+from tuner.program.program import read_program
 from tuner.program.settings import Settings, settings_of
+from tuner.program.space_text import knobs_of
 
 SECTIONS = sections()
 
@@ -157,3 +160,34 @@ def test_adapters_or_arguments_of_data_are_settings_that_are_unknown(tmp_path, m
     assert "train.py:3" in str(settings["lora_rank"].problem)
     settings = found(tmp_path, monkeypatch, head + "SFTTrainer('gpt2', args=d.arguments).train()")
     assert "micro_batch" not in settings
+
+
+def test_a_loop_without_a_loader_says_that_its_batch_is_not_read(tmp_path, monkeypatch):
+    text = """\
+import torch
+batch_size = 12
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    for micro in range(4):
+        (model(torch.randn(batch_size, 4)).mean() / 4).backward()
+    optimizer.step()
+"""
+    settings = found(tmp_path, monkeypatch, text)
+    assert settings["grad_accum"].value == 4
+    assert settings["micro_batch"].value is None
+    why = "isn't read: the loop at train.py:7 has no DataLoader that says it"
+    assert settings["micro_batch"].problem == why
+    with pytest.raises(InputError, match=f"nothing that can be varied; micro_batch {why}"):
+        knobs_of(settings, {}, ())
+
+
+def test_what_a_file_leaves_to_the_script_of_its_tool_is_not_given(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    monkeypatch.chdir(tmp_path)
+    text = "model_name_or_path: gpt2\ndataset_name: d\nmax_length: 512\n"
+    Path("sft.yaml").write_text(text)
+    settings = settings_of(read_program(("sft.yaml",), is_run=False))
+    assert settings["max_length"].is_given
+    assert settings["attention"].value == "sdpa"
+    assert not settings["attention"].is_given

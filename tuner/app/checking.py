@@ -291,15 +291,10 @@ class _Search:
         ):
             if isinstance(answer, TunerError):
                 reasons = "; ".join(map(str, answer.problems)) or answer.message
-                problem: str | None = f"a change was not tried: {reasons}"
+                if (note := f"a change was not tried: {reasons}") not in self.notes:
+                    self.notes.append(note)
             elif _is_known(answer):
-                problem = self._not_arrived(answer, size, way)
-                if problem is None:
-                    runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))
-            else:
-                continue
-            if problem is not None and problem not in self.notes:
-                self.notes.append(problem)
+                runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))
         return runs
 
     def _promising(self) -> list[tuple[int, bool | None, float | None]]:
@@ -340,25 +335,6 @@ class _Search:
         if way is not None and way != self.checkpointing:
             values["gradient_checkpointing"] = way
         return values
-
-    def _not_arrived(self, found: RunAnswer, size: int, way: bool | None) -> str | None:
-        """The value that did not reach the training; None if all did."""
-        arrived, rounds = found.settings, min(self._rounds(size), FEW)
-        checkpointing = arrived.get("gradient_checkpointing")
-        if way is not None and checkpointing is not None and checkpointing != way:
-            return (
-                f"gradient_checkpointing={show(way)} has no effect in this program: the training "
-                f"still has {show(checkpointing)}"
-            )
-        # A loop of one's own tells no settings: then what its model got has to be different.
-        same_size = found.inputs and set(found.inputs) == set(self.base.inputs)
-        if arrived.get("micro_batch", size) != size or (size != self.micro_batch and same_size):
-            return f"micro_batch={size} does not reach the training"
-        changed = rounds != self.accumulation and len(self._sizes) > 1
-        same_rounds = found.inputs and len(found.inputs) == len(self.base.inputs)
-        if changed and (arrived.get("grad_accum", rounds) != rounds or same_rounds):
-            return f"grad_accum={rounds} does not reach the training"
-        return None
 
 
 def _on_line(points: Sequence[tuple[int, float]], at: int) -> float | None:

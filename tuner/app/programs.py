@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.app.device import can_emulate, find_gpu, is_cpu
+from tuner.app.device import can_emulate, find_gpu, is_cpu, unavailable
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import Mode
 from tuner.core.errors import InputError, UnavailableError, UnsupportedError
@@ -83,11 +83,15 @@ def check(  # noqa: PLR0913 - one argument for each option
             predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
             found = check_program(predictions, improve=improve, report=report, answered=answered)
     except UnsupportedError as error:
-        if missing is None:
-            raise
-        text = f"{missing.message}; without it: {error.message}"
-        kind = type(error) if error.problems else UnsupportedError  # a loop needs the emulator
-        raise kind(text, hint=missing.hint, problems=error.problems) from error
+        if missing is not None:
+            text = f"{missing.message}; without it: {error.message}"
+            kind = type(error) if error.problems else UnsupportedError  # a loop needs the emulator
+            raise kind(text, hint=missing.hint, problems=error.problems) from error
+        lacking = unavailable() if error.hint and not error.problems else None
+        if lacking is not None:
+            hint = f"{lacking}; then {error.hint}"  # which would be refused as it is
+            raise type(error)(error.message, hint=hint) from error
+        raise
     notes = (f"not emulated: {missing.message} ({missing.hint})",) if missing else ()
     return replace(
         found,

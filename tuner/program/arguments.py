@@ -197,6 +197,10 @@ class ProgramTraining:
     """A script calls `evaluate` of its trainer."""
     where: str = ""
     """The place of the trainer."""
+    resized: Argument | None = None
+    """The rows that `resize_token_embeddings` gives the embeddings; None if it isn't called."""
+    new_tokens: list[Argument] = field(default_factory=list)
+    """The tokens that the program adds to its tokenizers."""
     accumulation: float | None = None
     """Backward passes per step of the program's own loop; a fraction if several are near."""
 

@@ -12,7 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, Problem, UndecidedError, UnsupportedError
+from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue
 from tuner.core.setup.common import QUANTIZED
@@ -25,7 +27,16 @@ from tuner.core.setup.distributed_knobs import (
 )
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program import releases
-from tuner.program.arguments import DTYPES, EMULATE, Arguments, ProgramTraining, Undecided, knob_of
+from tuner.program.arguments import (
+    DTYPES,
+    EMULATE,
+    Arguments,
+    ProgramTraining,
+    Undecided,
+    knob_of,
+    options_of,
+)
+from tuner.program.edit.place import is_same
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program, starts_of
 from tuner.program.reading import (
@@ -37,6 +48,7 @@ from tuner.program.reading import (
     WITH_SYNC,
     evaluation_of,
 )
+from tuner.program.recorded import record
 from tuner.program.trainer import Planned, Reading, reading_of
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
 from tuner.program.training import MODEL_KEYS, read_loops, read_trainings
@@ -160,6 +172,16 @@ def plan_program(
 
 _NO_MODEL = "couldn't determine the model; pass --model"
 _NO_LENGTH = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
+_LITTLE_BYTES = 64 * 2**20
+"""Rows of embeddings that take no more are below what a prediction tells."""
+_LOGGERS = ("wandb", "mlflow", "swanlab", "trackio", "comet_ml", "tensorboard", "neptune")
+"""Libraries that decide nothing of a training."""
+_DISTRIBUTIONS = {
+    "hydra": "hydra-core", "omegaconf": "omegaconf", "yaml": "PyYAML", "tyro": "tyro",
+    "dotenv": "python-dotenv", "fire": "fire", "jsonargparse": "jsonargparse",
+    "pydantic": "pydantic", "simple_parsing": "simple-parsing", "toml": "toml",
+}  # fmt: skip
+"""By module: the package of a library that reads settings."""
 _LENGTHS = ("max_length", "max_seq_length", "max_completion_length", "response_length")
 
 
@@ -202,6 +224,7 @@ class _Planner:
             how = self._emulated or EMULATE
             text = f"torch.compile isn't modelled, and only saves memory; speed: {how}"
             found.at_most.append(text)
+        bounds += _resized(training, chosen, knobs)
         if planned.of_images is not None and "images" not in given and _takes_images(chosen):
             knobs |= planned.of_images(knobs)
         knobs = _settled(knobs, chosen)
@@ -225,6 +248,7 @@ class _Planner:
             notes=(
                 *findings, *planned.notes, *found.notes, *_unsharded(configuration),
                 *_versions(reading.versions),
+                *self._other_options(program, _in_own_terms(configuration, planned.sequences)),
             ),
             known=frozenset(knobs),
             at_most=tuple(found.at_most),
@@ -245,6 +269,15 @@ class _Planner:
             return True
         return name in self.given or (knob != "" and knob in self.given)
 
+    def _other_options(self, program: Program, settings: Mapping[str, Any]) -> Iterator[str]:
+        """Options of a script for settings that have another value in its training."""
+        start = program.command.index(program.main) if program.main else len(program.command)
+        for name, value in options_of(program.command[start:]).items():
+            knob = next((k for k, names in PROGRAM_NAMES.items() if name in names), "")
+            if knob in settings and knob not in self.given and not is_same(value, settings[knob]):
+                its = f"{knob}={show(settings[knob])}"
+                yield f"--{name} is {show(value)}, and the training has {its}"
+
     # -- answers without numbers -------------------------------------------------------------
 
     def _refused(self, reading: Reading, problems: Sequence[Problem], how: str) -> InputError:
@@ -258,6 +291,7 @@ class _Planner:
         elif len(known) < len(problems):
             kind, hint = UndecidedError, self._emulated
             text = f"this program of {reading.name} depends on what is known only when it runs"
+            text += self._absent
         return kind(f"{text}\n  read as {how}", problems=problems, hint=hint)
 
     def unsupported(self, training: ProgramTraining) -> UndecidedError:
@@ -277,15 +311,26 @@ class _Planner:
 
     def own_loop(self) -> UndecidedError:
         """The answer for a program in which no training of a library is seen."""
+        text = f"no training is seen in {self.program.main or shlex.join(self.program.typed)}"
         for start in starts_of(self.program):
             if start.main and (loops := read_loops(start, gpu=self.gpu)):
-                text = (
-                    f"{loops[0].where}: a training loop of its own, whose memory only a run tells"
-                )
+                where, has_loader = loops[0].where, loops[0].has("loader")
+                text = f"{where}: a training loop of its own, whose memory only a run tells"
+                text += "" if has_loader else "; it has no DataLoader that says its batch"
                 break
-        else:
-            text = f"no training is seen in {self.program.main or shlex.join(self.program.typed)}"
-        return UndecidedError(f"{text}: {self._check('GPU')}")
+        how = f"run it on an emulated GPU: {self._check('GPU')}"
+        return UndecidedError(text + self._absent, hint=how)
+
+    @property
+    def _absent(self) -> str:
+        """The libraries that the program imports and that aren't installed, with the command."""
+        starts = [start for start in starts_of(self.program) if start.main]
+        names = dict.fromkeys(n for s in starts for n in record(s, gpu=self.gpu).absent)
+        if not (shown := [name for name in names if name not in _LOGGERS]):
+            return ""
+        known = [_DISTRIBUTIONS[name] for name in shown if name in _DISTRIBUTIONS]
+        how = f" (pip install {' '.join(known)})" if known else ""
+        return f"; unknown for want of {', '.join(shown)}, not installed here{how}"
 
     @property
     def _emulated(self) -> str | None:
@@ -295,6 +340,26 @@ class _Planner:
     def _check(self, unnamed: str = "") -> str:
         gpu = self.gpu.id if self.gpu is not None else unnamed
         return shlex.join(["tuner", "check", "--gpu", gpu, "--", *self.program.typed])
+
+
+def _resized(training: ProgramTraining, model: str, knobs: Mapping[str, Any]) -> list[Undecided]:
+    """The rows that `resize_token_embeddings` adds, where they may take much memory."""
+    size, new = training.resized, training.new_tokens
+    if size is None:
+        return []
+    text = f"rows that it may add to the embeddings aren't predicted: {EMULATE}"
+    if isinstance(size.value, int) or not any(one.is_unknown for one in new):
+        config = resolve_config(model).get_text_config()
+        # A tokenizer as it is published has no more tokens than the model has rows.
+        tokens = (1 if isinstance(one.value, str) else len(one.value or ()) for one in new)
+        known = size.value if isinstance(size.value, int) else config.vocab_size + sum(tokens)
+        rows = max(0, known - config.vocab_size)
+        # Two tables; where they are trained, in fp32 with the gradient and two states of each.
+        added = rows * config.hidden_size * 2 * 4 * (1 if knobs.get("lora_rank") else 4)
+        if added <= _LITTLE_BYTES:
+            return []
+        text = f"{rows:,} more rows of embeddings aren't predicted: up to {added / 2**30:.2f} GiB"
+    return [Undecided(text, size.where, "", "adds")]
 
 
 def _knob(problem: Problem) -> str:

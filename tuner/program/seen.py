@@ -66,6 +66,9 @@ def _of_start(program: Program, seeds: int) -> Iterator[Seen]:
     calls = list(_calls(program, seeds)) if program.main and found else []
     for training in (*found, *loops):
         seen = _of_training(training)
+        if loops and not training.has("loader"):
+            text = f"isn't read: the loop at {training.where} has no DataLoader that says it"
+            seen = replace(seen, unknown={"micro_batch": text, **seen.unknown})
         yield replace(seen, given=None) if loops else replace(seen, calls=calls)
 
 
@@ -99,7 +102,11 @@ def _of_training(training: ProgramTraining) -> Seen:
         if isinstance(problem, Undecided) and problem.knob in values and problem.knob not in where:
             values.pop(problem.knob)
             unknown[problem.knob] = problem.message.partition(": --set ")[0]
-    names = {name.rpartition(".")[2] for name in said}
+    names = {
+        name.rpartition(".")[2]
+        for name, argument in said.items()
+        if argument.value is not None or argument.problem or name.count(".") == 1
+    }
     ours = {name for names in PROGRAM_NAMES.values() for name in names}
     outer = {name.rpartition(".")[0] for name in flat}
     others = {

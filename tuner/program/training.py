@@ -310,6 +310,10 @@ class _Reader:
                 if text is None:
                     continue
                 del own.values[name]
+                if name in (one.get("assigned") or {}):
+                    shown = f"{name}={show(argument.value)}"
+                    found.notes.append(f"{argument.where}: {shown} has no effect: {text}")
+                    continue
                 if "(until" not in text and "(since" not in text:
                     found.problems.append(Problem(f"{text} (TypeError)", argument.where))
                     continue
@@ -371,7 +375,12 @@ class _Reader:
             training.lengths += tuple(
                 given[n] for n in _LENGTHS if n in given and given[n].value is not None
             )
-            if name in _MERGES:
+            if name == "add_tokens":
+                training.new_tokens += list(given.values())
+            elif name == "resize_token_embeddings":
+                size = next(iter(given.values()), Argument(None, at))
+                training.resized = replace(size, where=f"{at} {name}")
+            elif name in _MERGES:
                 found.left_out.append(f"{at} {name}")
             elif name in _NOT_PREDICTED:
                 text = f"{_NOT_PREDICTED[name]} is not predicted: {EMULATE}"

@@ -55,6 +55,12 @@ class Tokenizer(Holder):
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
         return _tokenized("tokenizer.apply_chat_template", kwargs)
 
+    def add_tokens(self, new_tokens: Any = (), *args: Any, **kwargs: Any) -> Any:
+        return _tokenized("tokenizer.add_tokens", {"new_tokens": new_tokens})
+
+    def add_special_tokens(self, special_tokens_dict: Any = None, *args: Any, **kw: Any) -> Any:
+        return _tokenized("tokenizer.add_tokens", {"new_tokens": special_tokens_dict})
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name.startswith(("model_max", "padding_side", "truncation_side")):
