@@ -235,6 +235,12 @@ args = SFTConfig(**{**dataclasses.asdict(SFTConfig("o")), "per_device_train_batc
 ---
 args = SFTConfig("o"); args = args.set_training(batch_size=7)
 ---
+args = SFTConfig("o", per_device_train_batch_size=2).set_training(1e-4, 7)
+---
+args = SFTConfig("o").set_dataloader(train_batch_size=7)
+---
+args = SFTConfig("o", per_device_train_batch_size=7).set_evaluate("steps", batch_size=2)
+---
 if (n := 7) and __name__ == "__main__": args = SFTConfig("o", per_device_train_batch_size=n)
 ---
 sys.argv += ["--bs=7"]; args = SFTConfig("o", per_device_train_batch_size=int(sys.argv[-1].split("=")[1]))
@@ -384,6 +390,18 @@ def test_where_and_what_was_set(tmp_path):
     assert record["ended"]["kind"] == "error"  # after the training, it does not matter
     assert record["ended"]["text"].startswith("ZeroDivisionError")
     assert record["files"] == [file]
+
+
+def test_what_only_their_construction_reads_stays(tmp_path):
+    text = IMPORTS + (
+        "args = __import__('copy').deepcopy(SFTConfig('o', bf16=True))\n"
+        "args.bf16 = args.gradient_checkpointing = False\nSFTTrainer('m', args=args).train()\n"
+        "args.activation_checkpointing = False\nSFTTrainer('m', args=args).train()\n"
+        "args.set_training(gradient_checkpointing=True)\nSFTTrainer('m', args=args).train()\n"
+    )
+    values = [one["arguments"]["values"] for one in read(tmp_path, text)["trainings"]]
+    assert [one["bf16"] for one in values] == [True] * 3
+    assert [one["activation_checkpointing"] for one in values] == [True, False, True]
 
 
 def test_what_was_done_to_a_model(tmp_path):

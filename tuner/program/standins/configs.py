@@ -18,8 +18,8 @@ from tuner.program.standins.unknown import CLASSES, Meta, Name, Note, Unknown, i
 
 RENAMED: dict[str, str] = {}
 """Names that arguments had in older releases, and their names today."""
-_FIXED = ("bf16", "fp16", "gradient_checkpointing", "activation_checkpointing")
-"""Arguments that only their construction reads; the last two in transformers 5.23 and later."""
+_FIXED = ("bf16", "fp16", "gradient_checkpointing")
+"""Arguments that only their construction reads; the last one in transformers 5.23 and later."""
 
 
 def revived(value: Any) -> Any:
@@ -128,6 +128,7 @@ class Config(metaclass=ConfigMeta):
         made.__dict__.update(self.__dict__)
         put(made, "_note", Note(self._note.path, self._note.where, (), self._note.given))
         made._note.assigned.update(self._note.assigned)
+        made._note.extra.update(self._note.extra)
         return made
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -154,19 +155,32 @@ def as_now(value: Any) -> Any:
     return value.__copy__() if isinstance(value, Config) else value
 
 
-_SHORT = {
-    "batch_size": "per_device_train_batch_size",
-    "num_epochs": "num_train_epochs",
-    "name": "optim",
+_SETTERS = {
+    "set_training": "learning_rate batch_size=per_device_train_batch_size weight_decay "
+    "num_epochs=num_train_epochs max_steps gradient_accumulation_steps seed "
+    "activation_checkpointing gradient_checkpointing",
+    "set_optimizer": "name=optim learning_rate weight_decay",
+    "set_dataloader": "train_batch_size=per_device_train_batch_size "
+    "eval_batch_size=per_device_eval_batch_size",
+    "set_evaluate": "strategy=eval_strategy steps=eval_steps batch_size=per_device_eval_batch_size",
+    "set_lr_scheduler set_save set_logging set_testing set_push_to_hub": "",
 }
+"""By method of TrainingArguments: its parameters, and the fields that they set."""
+_OWN_DEFAULTS = {"optim": "adamw_torch", "activation_checkpointing": False}
 
 
-def _setter(config: Any) -> Any:
-    """`set_training(...)` and its like: arguments of one call become fields of others."""
+def _setter(words: str, config: Any) -> Any:
+    """`set_training(...)` and its like, which also set what they are not given."""
 
-    def call(**values: Any) -> Any:
-        for name, value in values.items():
-            setattr(config, _SHORT.get(name, name), value)
+    def call(*args: Any, **given: Any) -> Any:
+        given.update(zip((word.partition("=")[0] for word in words.split()), args))
+        if given.get("gradient_checkpointing") is not None:  # the older name
+            given["activation_checkpointing"] = given["gradient_checkpointing"]
+        usual = (CLASSES.get("transformers.TrainingArguments") or {}).get("fields", {})
+        for word in words.split():
+            name, _, field = word.partition("=")
+            default = _OWN_DEFAULTS.get(field or name, usual.get(field or name, {}).get("default"))
+            setattr(config, field or name, given.get(name, default))
         return config
 
     return call
@@ -183,7 +197,7 @@ _PROPERTIES: dict[str, Any] = {
     "should_log should_save": lambda config: True,
     "main_process_first": lambda config: lambda *args, **kwargs: contextlib.nullcontext(),
     "get_process_log_level": lambda config: lambda: 20,
-    "set_training set_evaluate set_optimizer set_dataloader set_lr_scheduler set_save": _setter,
+    **{names: functools.partial(_setter, words) for names, words in _SETTERS.items()},
 }
 _PROPERTIES_BY_NAME = {name: get for names, get in _PROPERTIES.items() for name in names.split()}
 
