@@ -13,12 +13,19 @@ from tuner.program.program import read_program
 
 IMPORTS = """\
 import torch, datasets
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 rows = datasets.load_dataset("d")
 """
 SFT = "SFTTrainer('tiny-llama-3m', args=SFTConfig({}), {}).train()\n"
+FOUR_BITS = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)"
+PREPARED = """\
+model = AutoModelForCausalLM.from_pretrained("tiny-llama-3m", dtype=torch.bfloat16, {})
+model = prepare_model_for_kbit_training(model)
+args = SFTConfig(gradient_checkpointing=False)
+SFTTrainer(model, args=args, peft_config=LoraConfig(r=4)).train()
+"""
 
 
 def planned(folder: Path, text: str, **given) -> ProgramPlan:
@@ -54,6 +61,19 @@ def value(plan: ProgramPlan, name: str) -> object:
             "bf16",
         ),
         (SFT.format("", "optimizers=(torch.optim.SGD([]), None)"), "optimizer", "sgd"),
+        (
+            "import bitsandbytes as bnb\n"
+            + SFT.format("", "optimizers=(bnb.optim.PagedAdamW8bit([]), None)"),
+            "optimizer",
+            "paged_adamw_8bit",
+        ),
+        (PREPARED.format(""), "precision", "fp32"),  # all is widened that is in no k bits
+        (PREPARED.format(f"quantization_config={FOUR_BITS}"), "gradient_checkpointing", True),
+        (
+            PREPARED.format("").replace("tiny-llama-3m", "unsloth/Llama-3.2-1B-bnb-4bit"),
+            "precision",
+            "nf4",
+        ),
     ],
 )
 def test_what_reaches_the_trainer_counts(tmp_path, text, name, wanted):
@@ -68,6 +88,18 @@ def test_what_reaches_the_trainer_counts(tmp_path, text, name, wanted):
             SFT.format("per_device_train_batch_size=len(rows)", ""),
             "--set micro_batch=1 or another value decides",
             {"micro_batch": 2},
+        ),
+        (
+            SFT.format("", "optimizers=rows.optimizers()"),
+            "train.py:6 optimizers: is known only",
+            {"optimizer": "sgd"},
+        ),
+        (
+            "model = get_peft_model(AutoModelForCausalLM.from_pretrained('tiny-llama-3m', "
+            "dtype='float32'), LoraConfig(r=4))\nmodel.add_adapter('b', LoraConfig(r=64))\n"
+            "SFTTrainer(model, args=SFTConfig()).train()\n",
+            "peft_config: is known only when it runs",
+            {"lora_rank": 4},
         ),
         (
             "class Own(SFTTrainer):\n    def create_optimizer(self): ...\n"

@@ -20,6 +20,7 @@ from tuner.program.arguments import (
     knob_of,
 )
 from tuner.program.trainers.accelerate import sharding
+from tuner.space.models.catalogue import stored_format
 
 STORED = "stored"
 """In place of a dtype: the one that the checkpoint has."""
@@ -208,15 +209,18 @@ def checkpointing(
     return {"gradient_checkpointing": bool(on), "use_reentrant": reentrant}
 
 
-def enabled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
-    """The effect of `model.gradient_checkpointing_enable()`."""
+def enabled_by_call(training: ProgramTraining, is_quantized: bool) -> dict[str, KnobValue]:
+    """The effect of `gradient_checkpointing_enable()`, and of peft's preparation in k bits."""
+    call, usual = training["enabled"], False
     if not training.has("enabled"):
-        return {}
-    said = [
-        training["enabled"].take(f"{inner}.use_reentrant", False, quietly=True)
-        for inner in _CHECKPOINTING_KWARGS
-    ]
-    return {"gradient_checkpointing": True, "use_reentrant": any(said)}
+        # Without a word about it PyTorch's own default counts, which is reentrant.
+        call, usual = training["preparation"], True
+        prepares = training.has("preparation") and is_quantized
+        if not (prepares and call.take("use_gradient_checkpointing", True, quietly=True)):
+            return {}
+    said = [call.take(f"{one}.use_reentrant", quietly=True) for one in _CHECKPOINTING_KWARGS]
+    reentrant = next((bool(one) for one in said if one is not None), usual)
+    return {"gradient_checkpointing": True, "use_reentrant": reentrant}
 
 
 def optimizer(arguments: Arguments, name: str, default: str) -> str:
@@ -368,16 +372,19 @@ def training_by_calls(
     `checkpoints` and `precision` are the defaults of its arguments.
     """
     model, loaded = loaded_model(training, "fp32")
+    is_quantized = training.has("quantization") or stored_format(model or "") is not None
     arguments = training["arguments"]
     note_effects(training["trainer"], _OWN)
     knobs = {
         **trainer_arguments(arguments, checkpoints=checkpoints, precision=precision),
         **loaded,
         "lora_rank": 0,
-        "kbit_preparation": "peft" if training.has("preparation") else "none",
+        "kbit_preparation": "none",
     }
+    if training.has("preparation"):  # which widens all weights that are in no k bits
+        knobs |= {"kbit_preparation": "peft"} if is_quantized else {"precision": "fp32"}
     if not knobs["gradient_checkpointing"]:
-        knobs |= enabled_by_call(training)
+        knobs |= enabled_by_call(training, is_quantized)
     return model, knobs | compiled_by_call(training)
 
 

@@ -345,8 +345,10 @@ class _Reader:
                 training.found.problems.append(problem)
         # `optimizers=(optimizer, None)` of a trainer counts, whatever `optim` says.
         given = (trainer.get("given") or {}).get("optimizers")
-        one = made(given[0]) if isinstance(given, list) and given else None
+        chosen = given[0] if isinstance(given, list) and given else given
+        one, call = made(chosen), training["trainer"]
         if one is None:
+            self._undecided(training.found, chosen, call.where("optimizers"), "optimizer")
             return
         root, name = one["class"].partition(".")[0], last(one["class"])
         said = {**(one.get("values") or {}), **(one.get("given") or {})}
@@ -356,7 +358,7 @@ class _Reader:
             if (known.path.split(".")[0], known.path.rpartition(":")[2]) == (root, name)
             and all(bool(said.get(key)) == value for key, value in known.recipe.items())
         ]
-        call, arguments = training["trainer"], training["arguments"]
+        arguments = training["arguments"]
         call.taken.add("optimizers")
         if named:
             where = call.where("optimizers").rpartition(" ")[0]

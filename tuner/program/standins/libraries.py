@@ -28,7 +28,8 @@ psutil pynvml schedulefree apollo_torch adam_mini grokadamw came_pytorch torch_o
 axolotl llamafactory nemo megatron transformer_engine h5py grpc duckdb pycurl lmdb psycopg2 cffi
 fastparquet rocksdb cut_cross_entropy causal_conv1d mamba_ssm fla zmq uvicorn fastapi"""
 HEAVY = CORE | SHORT | set(_HEAVY.split())
-SUBMODULES = "utils data pytorch trainer_utils amp functional lr_scheduler profiler cudnn".split()
+SUBMODULES = """utils data pytorch trainer_utils amp functional lr_scheduler optim profiler
+cudnn""".split()
 RELEASES: dict[str, str] = {}
 GPU: dict[str, Any] = {}
 FIXED: dict[str, Any] = {}

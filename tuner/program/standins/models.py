@@ -65,8 +65,10 @@ class Model(Thing):
         elif name == "compile":
             extra["compiled"] = note
         elif name == "add_adapter":
-            given = [v for k, v in note.given.items() if k != "adapter_name" and type(v) is not str]
-            extra["adapted"] = given[0] if given else None
+            given = [value for value in note.given.values() if type(value) is not str]
+            several = extra.get("adapted") is not None  # of which one is active
+            one = given[0] if given else None
+            extra["adapted"] = Unknown("add_adapter(...)") if several else one
         if name in ("merge_and_unload", "save_pretrained_merged"):
             for training in extra.get("trainings", ()):  # that are over
                 training["calls"].append(called(note))

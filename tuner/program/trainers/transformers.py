@@ -24,16 +24,9 @@ _VERSIONS = {"transformers": "5.23", "peft": "0.21"}
 
 
 def _plan(training: ProgramTraining) -> Planned:
-    arguments, preparation = training["arguments"], training["preparation"]
+    arguments = training["arguments"]
     model, knobs = training_by_calls(training, checkpoints=False, precision="no")
     knobs["loss"] = "transformers"
-    if training.has("preparation"):
-        enables = preparation.take("use_gradient_checkpointing", True, quietly=True)
-        if enables and not knobs["gradient_checkpointing"]:
-            # Without a word about it PyTorch's own default counts, which is reentrant.
-            inner = "gradient_checkpointing_kwargs.use_reentrant"
-            reentrant = bool(preparation.take(inner, True, quietly=True))
-            knobs |= {"gradient_checkpointing": True, "use_reentrant": reentrant}
     if training.has("adapted") or training.has("lora"):
         knobs |= adapters_by_calls(training)
     lengths = {repr(one.value): one.value for one in training.lengths if one.problem is None}
