@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.app.device import can_emulate, find_gpu, is_cpu, unavailable
+from tuner.app.device import can_emulate, find_gpu, is_cpu
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import Mode
 from tuner.core.errors import InputError, UnavailableError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS
+from tuner.emulator.toolchain import unavailable
 from tuner.program.edit.source import PYTHON
 from tuner.program.launch import read_launch, runnable
 from tuner.program.program import Program, read_program

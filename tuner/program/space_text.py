@@ -55,9 +55,9 @@ def knobs_of(
     if problems:
         raise InputError("not every parameter can be searched", problems=problems)
     if not found:
-        why = [f"{n} {settings[n].problem}" for n in SAME_RESULT if n in settings]
+        reasons = [f"{n} {settings[n].problem}" for n in SAME_RESULT if n in settings]
         raise InputError(
-            "; ".join(["the program sets nothing that can be varied", *why]),
+            "; ".join(["the program sets nothing that can be varied", *reasons]),
             hint="`tuner check` says which settings were found, and where; any option of its "
             "command can be searched with a space of its own (docs/reference/own-code.md)",
         )
