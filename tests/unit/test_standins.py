@@ -439,6 +439,26 @@ Trainer(model, TrainingArguments("o"), data_collator=lambda rows: tokenizer(rows
     assert training["callbacks"] == [{"$name": "builtins.print"}]
 
 
+def test_tokens_that_a_mapped_function_keeps(tmp_path):
+    text = """
+from itertools import chain
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+def blocks(rows):
+    joined = {name: list(chain(*rows[name])) for name in rows.keys()}
+    end = len(joined["input_ids"]) // 2048 * 2048
+    return {n: [v[i : i + 2048] for i in range(0, end, 2048)] for n, v in joined.items()}
+data = load_dataset("text").map(blocks, batched=True)
+data = data.map(lambda row: {"input_ids": row["input_ids"][:512]})
+data = data.map(lambda row: {"input_ids": row["input_ids"] + [1]})
+data = data.map(lambda row: {"text": row["text"][:100]})
+Trainer(AutoModelForCausalLM.from_pretrained("m"), TrainingArguments("o"), data).train()
+"""
+    calls = read(tmp_path, text)["trainings"][0]["calls"]
+    lengths = {call["where"]["line"]: call["given"]["max_length"] for call in calls}
+    assert lengths == {9: 2048, 10: 512}
+
+
 LOOPS = """
 import torch
 from torch.utils.data import DataLoader

@@ -11,6 +11,7 @@ from tuner.program.standins.unknown import CALLS, ORACLE, Note, Thing, Unknown
 
 ROWS = 64  # batches that a loader has where nothing tells
 CURRENT: list[Any] = []  # the loader that gave the last batch
+_LONG = (2**14 + 1, 2**15 + 1)  # tokens of rows that a cut to fewer makes alike
 TOKENIZED: dict[str, Note] = {}  # calls of tokenizers, by path and line
 
 
@@ -67,27 +68,46 @@ class Tokenizer(Holder):
             _tokenized(f"tokenizer.{name}", {name: value})
 
 
-def tried(function: Any, *args: Any, **kwargs: Any) -> None:
-    """Calls a function of the user's for the tokenizers that it calls.
+def tried(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function of the user's for the tokenizers that it calls; None if it fails.
 
     Its questions count only if it did.
     """
     if not isinstance(function, (types.FunctionType, types.MethodType)):
-        return
-    asked, times, before = len(ORACLE.asked), dict(ORACLE.times), dict(TOKENIZED)
+        return None
+    asked, times, before, made = len(ORACLE.asked), dict(ORACLE.times), dict(TOKENIZED), None
     try:
-        function(*args, **kwargs)
+        made = function(*args, **kwargs)
     except Exception:
         pass
     if before == TOKENIZED:
         del ORACLE.asked[asked:]
         ORACLE.times = times
+    return made
+
+
+def _cut(function: Any, batched: bool, **kwargs: Any) -> int | None:
+    """The length to which a function cuts rows of tokens; None if longer rows stay longer."""
+    found = set()
+    for tokens in _LONG:
+        row = {name: [0] * tokens for name in ("input_ids", "attention_mask")}
+        given = {name: [value] for name, value in row.items()} if batched else row
+        made = tried(function, given, **kwargs)
+        rows = made.get("input_ids") if isinstance(made, dict) else None
+        rows = rows if batched else [rows]
+        if not rows or not isinstance(rows, list) or not all(isinstance(r, list) for r in rows):
+            return None
+        found.add(max(map(len, rows)))
+    return found.pop() if len(found) == 1 else None
 
 
 def _mapped(self: Any, args: Any, kwargs: Any) -> None:
     function = args[0] if args else kwargs.get("function", kwargs.get("transform"))
     rows = [Unknown("row"), Unknown("index")][: 2 if kwargs.get("with_indices") else 1]
-    tried(function, *rows, **(kwargs.get("fn_kwargs") or {}))
+    given, before = kwargs.get("fn_kwargs") or {}, dict(TOKENIZED)
+    tried(function, *rows, **given)
+    if before == TOKENIZED and (tokens := _cut(function, kwargs.get("batched") is True, **given)):
+        _tokenized("datasets.map", {"max_length": tokens})
 
 
 CALLS.update(dict.fromkeys(("map", "filter", "with_transform", "set_transform"), _mapped))
