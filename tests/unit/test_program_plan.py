@@ -196,11 +196,11 @@ def test_seq2seq_trainer_trains_a_causal_model_as_trainer_does(tmp_path):
     assert "an encoder and a decoder isn't modelled" in refusals(tmp_path, other)
 
 
-UNSLOTH = """\
+TOKENIZED = "tokenizer(rows, max_length=128)\n"
+UNSLOTH = f"""\
 from unsloth import FastModel
-model, _ = FastModel.from_pretrained("tiny-llama-3m", load_in_4bit=False, {})
-tokenizer(rows, max_length=128)
-Trainer(model, TrainingArguments("out", bf16=True)).train()
+model, _ = FastModel.from_pretrained("tiny-llama-3m", load_in_4bit=False, {{}})
+{TOKENIZED}Trainer(model, TrainingArguments("out", bf16=True)).train()
 """
 
 
@@ -210,6 +210,25 @@ def test_transformers_trainer_of_an_unsloth_model_has_its_own_defaults(tmp_path)
     assert knobs(plan, "gradient_checkpointing", "mixed_precision") == (True, "bf16")
     text = UNSLOTH.format("auto_model=AutoModelForSequenceClassification")
     assert "a model of another class isn't modelled" in refusals(tmp_path, text)
+
+
+def test_what_unsloth_loads_beside_the_weights_takes_memory(tmp_path):
+    assert planned(tmp_path, UNSLOTH.format("fast_inference=False")).at_least == ()
+    plan = planned(tmp_path, UNSLOTH.format("fast_inference=True, load_in_fp8=True"))
+    assert "fast_inference: the cache of vLLM" in plan.at_least[0]
+    assert any("load_in_fp8" in text for text in plan.at_most)
+    plan = planned(tmp_path, UNSLOTH.format("qat_scheme='int4'"))
+    assert "qat_scheme: training with fake quantization" in plan.at_least[0]
+
+
+@pytest.mark.parametrize("model", ["google/gemma-3-4b-it", "tiny-llama-3m"])
+def test_images_of_an_unknown_number_take_memory_if_the_model_takes_some(tmp_path, model):
+    unsloth = UNSLOTH.replace("FastModel", "FastVisionModel").replace("tiny-llama-3m", model)
+    adapted = f"model = FastModel.get_peft_model(model, finetune_vision_layers=True)\n{TOKENIZED}"
+    whole = UNSLOTH.replace("tiny-llama-3m", model).replace(TOKENIZED, adapted)
+    for text in (unsloth, whole):
+        found = planned(tmp_path, text.format("max_seq_length=1024")).at_least
+        assert [("images" in each) for each in found] == [True] * (model != "tiny-llama-3m")
 
 
 @pytest.mark.parametrize(

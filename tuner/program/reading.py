@@ -325,6 +325,10 @@ _LOADING = (
 )  # fmt: skip
 
 
+_OF_IMAGES = ("ForImageTextToText", "ForConditionalGeneration", "ForVision2Seq", "FastVisionModel")
+"""Words in the names of classes that load models of images."""
+
+
 def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, dict[str, Any]]:
     """The model and its weights' dtype; `default` applies if the trainer loads it by name."""
     arguments = training["arguments"]
@@ -343,7 +347,7 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     trainer = training["trainer"]
     if "Seq2Seq" in f"{source.title} {trainer.title}" and "CausalLM" not in source.title:
         only_run(trainer, "model", "a model with an encoder and a decoder")
-    if "ForImageTextToText" in source.title:
+    if any(word in source.title for word in _OF_IMAGES):
         source.adds("0", "the memory of images that it may be trained with", "images")
     if "ForSequenceClassification" in source.title:
         knobs["num_labels"] = number(source, "num_labels", 2)  # as PreTrainedConfig has it

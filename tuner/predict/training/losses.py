@@ -111,7 +111,9 @@ def use_chunked_loss(model: Any, *, real: bool) -> None:
 
         if labels is None:
             return type(self).forward(self, **inputs)
-        hidden = self.base_model(**inputs).last_hidden_state[:, :-1]
+        # A model of text, cut from one of images, names its base as that does (MllamaForCausalLM).
+        base = self.model if self.base_model is self else self.base_model
+        hidden = base(**inputs).last_hidden_state[:, :-1]
         targets = labels[:, 1:].reshape(-1)
         head = self.get_output_embeddings()
         # As `hidden_states[mask]` of tokens that all count: a copy, and one of its gradient.

@@ -138,8 +138,8 @@ def _plan(training: ProgramTraining) -> Planned:
             knobs["attention"] = "flash_attention_2"
         notes += packed_rows(knobs)
     sequences = _several_sequences(file, knobs, notes)
-    if file.take("processor_type") and not knobs.get("images"):
-        file.found.left_out.append(f"{file.where('processor_type')}: images (--set images=1)")
+    if file.take("processor_type"):
+        file.adds("processor_type", "the memory of images that it may be trained with", "images")
     model = file.take("base_model")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
     return Planned(model, knobs, sequences, notes=notes, packs_codes=True)

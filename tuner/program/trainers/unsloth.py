@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.program.arguments import Argument, Arguments, ProgramTraining
-from tuner.program.reading import only_run
+from tuner.program.reading import note_effects, only_run
 from tuner.program.trainer import Planned, Reading, Trainer
 from tuner.program.trainers.transformers import TRAINER as TRANSFORMERS
 from tuner.program.trainers.trl import TRAINER as TRL
@@ -30,10 +30,16 @@ _TRAINED_WHOLE = ("embed_tokens", "lm_head")
 """Names among the targets that Unsloth trains whole, in fp32."""
 
 _LOADING = (
-    "max_", "fix_tokenizer", "rope_scaling", "random_state", "gpu_memory", "fast_inference",
+    "max_", "fix_tokenizer", "rope_scaling", "random_state", "gpu_memory",
     "use_gradient_checkpointing", "full_finetuning", "load_in", "device_map", "token", "revision",
     "trust_remote_code", "use_exact_model_name", "disable_log", "attn_implementation",
 )  # fmt: skip
+_EFFECTS = {
+    "fast_inference": "adds: the cache of vLLM, which shares the GPU,",
+    "float32_mixed_precision": "adds: loading of weights in fp32",
+    "qat_scheme": "adds: training with fake quantization",
+    "load_in_fp8": "saves: loading of weights in 8 bits",
+}
 _ADAPTING = (
     "0", "bias", "random_state", "use_gradient_checkpointing", "loftq_config", "max_seq_length",
     "finetune_", "init_lora", "temporary", "task_type", "model",
@@ -79,8 +85,8 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
         }  # fmt: skip
         groups["quantization"] = Arguments(loading.title, _defaults(made), found)
     checkpoints = loading.take("use_gradient_checkpointing", "unsloth", quietly=True)
+    lora = training["lora"]
     if training.has("lora") and not is_full:
-        lora = training["lora"]
         checkpoints = lora.take("use_gradient_checkpointing", "unsloth", quietly=True)
         groups["lora"] = Arguments(lora.title, _adapted(lora, loading.title), found)
         if checkpoints == "unsloth":
@@ -103,6 +109,10 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
     groups["arguments"] = Arguments(arguments.title, given, found, arguments.defaults)
     if loading.take("auto_model") is not None:
         only_run(loading, "auto_model", "a model of another class")
+    note_effects(loading, _EFFECTS)
+    if lora.take("finetune_vision_layers", quietly=True):
+        lora.adds("finetune_vision_layers", "the memory of images", "images")
+    note_effects(lora, {"finetune_audio_layers": "adds: the memory of recordings"})
     loading.leave_out(("0", "model_name", "dtype", *_LOADING))
     return replace(training, groups=groups)
 
