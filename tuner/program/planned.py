@@ -217,8 +217,10 @@ class _Planner:
         noted = [p for p in dict.fromkeys(found.problems) if not self._is_given(p, training)]
         bounds = [p for p in noted if isinstance(p, Undecided) and p.effect]
         problems = [p for p in noted if p not in bounds]
-        if any(p.knob == "images" for p in bounds) and chosen and not _takes_images(chosen):
-            bounds = [p for p in bounds if p.knob != "images"]
+        if any(p.knob == "images" for p in bounds) and chosen:
+            with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
+                takes = _takes_images(chosen)
+                bounds = [p for p in bounds if takes or p.knob != "images"]
         if (problems and self.strict) or chosen is None:
             how = _summary(reading, _with_unknowns(knobs, problems), planned.sequences)
             raise self._refused(reading, problems, how)
