@@ -129,7 +129,7 @@ def test_what_is_in_the_way_is_said_and_the_rest_is_written(folder, capsys):
     Path("config.yaml").write_text(CONFIG.replace("accumulate: 4", "accumulate: ${steps}"))
     assert run([*APPLY, "config.yaml", "train.py", "--yes"]) == 0
     error = capsys.readouterr().err
-    assert "not written: config.yaml:6 trainer.accumulate: is an interpolation" in error
+    assert "not written: config.yaml:6 trainer.accumulate: is no plain value of its own" in error
     assert "not written: train.py:1 lora_r: is there 2 times" in error
     assert '"batch": 2' in Path("train.py").read_text()
     assert "batch_size: 2" in Path("config.yaml").read_text()

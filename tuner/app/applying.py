@@ -151,7 +151,7 @@ def _at_key(
             continue
         found = source.find(read_key(key))
         # `Trainer(batch=config["batch"])` beside `config = {"batch": 4}`: the value stands there.
-        places = [place for place in found if not place.is_reference] or found
+        places = [place for place in found if place.kind != "computed"] or found
         if not places:
             continue
         problem = places[0].problem

@@ -225,7 +225,7 @@ def values_of_files(files: Sequence[SourceFile]) -> dict[str, Argument]:
             if not name:
                 continue  # the file itself
             where, problem = place.where(source.path), place.problem
-            if place.is_list or (problem or "").startswith("is a mapping"):
+            if place.kind in ("list", "mapping"):
                 # What stands in it has places of its own.
                 values[name] = Argument(place.value or True, where)
             else:

@@ -153,11 +153,13 @@ def _prove_table(program: Program, after: Program, table: Sequence[FileSetting])
     """Every place of the table has its value, and every other place of its files has its own."""
     wrong = []
     for word in dict.fromkeys(one.word for one in table):
-        source, new = program.files[word], after.files[word].places
+        source = program.files[word]
         wanted = {one.place.start: one.value for one in table if one.word == word}
-        set_here = [p for p in source.places if p.start in wanted]
-        old = [p for p in source.places if not any(_is_in(p.path, one.path) for one in set_here)]
-        new = [p for p in new if not any(_is_in(p.path, one.path) for one in set_here)]
+        set_here = [p.path for p in source.places if p.start in wanted]
+        old, new = (
+            [p for p in places if p.path and not any(_is_in(p.path, one) for one in set_here)]
+            for places in (source.places, after.files[word].places)
+        )
         for was, now in zip(old, new, strict=len(old) == len(new)):
             is_right = was.path == now.path and (
                 is_wanted(now.value, wanted[was.start]) if was.start in wanted
@@ -170,7 +172,7 @@ def _prove_table(program: Program, after: Program, table: Sequence[FileSetting])
 
 
 def _is_in(path: Keys, above: Keys) -> bool:
-    return len(path) > len(above) and path[: len(above)] == above
+    return 0 < len(above) < len(path) and path[: len(above)] == above
 
 
 def _wrong(settings: Settings, seen: Seen, values: Mapping[str, KnobValue]) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ class Setting:
     def value(self) -> KnobValue | None:
         """Its value; of a loop's accumulation that does not divide its batches, what is written."""
         if isinstance(self.read, float) and self.way is not None and self.way.literal is not None:
-            return self.way.literal.location.value
+            return self.way.literal.value
         return self.read
 
     @property

@@ -35,10 +35,6 @@ class KeyPath:
             return path[-len(self.steps) :] == self.steps
         return path == self.steps
 
-    def leads_through(self, path: Path) -> bool:
-        """True if the value lies below `path`."""
-        return not self.anywhere and len(path) < len(self.steps) and self.steps[: len(path)] == path
-
     def __str__(self) -> str:
         return "." * self.anywhere + show_path(self.steps)
 

@@ -7,7 +7,7 @@ import re
 
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.program.edit.literals import Literal
+from tuner.program.edit.place import Location
 from tuner.program.edit.source import PYTHON, SourceFile, TextEdit
 
 _KEY = re.compile(
@@ -15,25 +15,25 @@ _KEY = re.compile(
 )
 
 
-def can_hold(source: SourceFile, literal: Literal) -> bool:
+def can_hold(source: SourceFile, literal: Location) -> bool:
     """True if another setting can stand beside `literal`: in its call, dictionary or mapping."""
     if source.path.suffix in PYTHON:
         return literal.item is not None
     return bool(literal.names)
 
 
-def beside(source: SourceFile, literal: Literal, name: str, value: KnobValue) -> list[TextEdit]:
+def beside(source: SourceFile, literal: Location, name: str, value: KnobValue) -> list[TextEdit]:
     """The edits behind `literal` that set `name` too."""
-    text, place = source.data.decode("utf-8"), literal.location
+    text, place = source.data.decode("utf-8"), literal
     if source.path.suffix in PYTHON:
         assert literal.item is not None
         kind, start = literal.item
         before = text[start : place.start]
         equals = re.search(r"\s*=\s*$", before)
-        sign = equals[0] if equals and not place.in_json else "="
+        sign = equals[0] if equals and not bool(place.cell) else "="
         shown = json.dumps(value) if isinstance(value, str) else str(value)
         item = f'"{name}": {shown}' if kind == "entry" else f"{name}{sign}{shown}"
-        return behind(text, start, place.end, item, in_json=place.in_json)
+        return behind(text, start, place.end, item, in_json=bool(place.cell))
     start = text.rfind("\n", 0, place.start) + 1
     end, newline = _line_end(text, place.end)
     key = _KEY.fullmatch(text, start, place.start)

@@ -17,7 +17,6 @@ from tuner.program.edit.place import Location, is_writable, spot
 from tuner.program.edit.python_file import read_python
 from tuner.program.edit.write import MAX_BYTES
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
 # What stands for one character: a pair of surrogates does, too.
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]",
@@ -73,7 +72,8 @@ def read_notebook(text: str, file: str) -> list[Location]:
     ):
         cell, line = python.place(place.line)
         start, end = python.starts[place.start], python.starts[place.end]
-        found.append(replace(place, cell=cell, line=line, start=start, end=end, in_json=True))
+        item = place.item and (place.item[0], python.starts[place.item[1]])
+        found.append(replace(place, cell=cell, line=line, start=start, end=end, item=item))
     return found
 
 
@@ -105,55 +105,56 @@ def cell_texts(text: str) -> list[str]:
 def code_cells(text: str, file: str) -> Iterator[Cell]:
     """The code cells in their order; each text ends with a line break."""
     try:
-        cells = json.loads(text.removeprefix("\ufeff"))["cells"]
-        sources = ["".join(cell["source"]) for cell in cells]
+        cells = _Decoder().decode(text.removeprefix("\ufeff"))["cells"]
+        sources = [_strings(cell["source"]) for cell in cells]
         is_code = [cell.get("cell_type") == "code" for cell in cells]
-        code_length = sum(len(s) for s, code in zip(sources, is_code, strict=True) if code)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{file} is not a Jupyter notebook of version 4") from None
-    if code_length > MAX_BYTES:
+    code = [source if is_one else [] for source, is_one in zip(sources, is_code, strict=True)]
+    if sum(len(part) for source in code for part in source) > MAX_BYTES:
         raise InputError(f"{file}: its cells have more than {MAX_BYTES} characters of code")
-    strings = _source_strings(text)
-    for number, (code, source) in enumerate(zip(is_code, sources, strict=True), 1):
-        if not code or not source:
+    before = len(text) - len(text.removeprefix("\ufeff"))
+    for number, parts in enumerate(code, 1):
+        source = "".join(parts)
+        if not source:
             continue
         starts = [
             part.start()
-            for start, end in strings.get(number - 1, ())
-            for part in _ESCAPE.finditer(text, start, end)
+            for one in parts
+            for part in _ESCAPE.finditer(text, *(before + place for place in one.span))
         ]
         if len(starts) != len(source) or not is_writable(source):
             raise InputError(f"{file}: the source of cell {number} is not plain text")
-        end = strings[number - 1][-1][1]
+        end = before + parts[-1].span[1]
         yield Cell(number, _without_magic(source) + "\n", (*starts, end, end))
 
 
-def _source_strings(text: str) -> dict[int, list[tuple[int, int]]]:
-    """The spans of the source strings of each cell of a JSON text, by the index of the cell."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    path: list[str | int] = []
-    is_key: list[bool] = []
-    for token in _TOKEN.finditer(text):
-        sign = token[0]
-        if sign in ("{", "["):
-            path.append("" if sign == "{" else 0)
-            is_key.append(sign == "{")
-        elif sign in ("}", "]"):
-            path.pop()
-            is_key.pop()
-        elif sign == ",":
-            last = path[-1]
-            path[-1] = last + 1 if isinstance(last, int) else last
-            is_key[-1] = isinstance(last, str)
-        elif sign[0] == '"' and is_key[-1]:
-            path[-1], is_key[-1] = json.loads(sign), False
-            if path == ["cells"]:
-                found.clear()  # of a key that is there twice, the last counts
-            elif len(path) == 3 and path[0] == "cells" and path[2] == "source":
-                found[int(path[1])] = []
-        elif sign[0] == '"' and path[0] == "cells" and path[2:3] == ["source"] and len(path) <= 4:
-            found[int(path[1])].append((token.start() + 1, token.end() - 1))
-    return found
+def _strings(source: object) -> list[_Text]:
+    given = source if isinstance(source, list) else [source]
+    parts = [part for part in given if isinstance(part, _Text)]
+    if len(parts) != len(given):
+        raise TypeError("not text")
+    return parts
+
+
+class _Text(str):
+    """A string of a JSON text, and the characters between its quotation marks."""
+
+    span: tuple[int, int]
+
+
+class _Decoder(json.JSONDecoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parse_string = _parse_string
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+
+def _parse_string(text: str, start: int, strict: bool = True) -> tuple[_Text, int]:
+    found, end = json.decoder.scanstring(text, start, strict)  # type: ignore[attr-defined]
+    one = _Text(found)
+    one.span = (start, end - 1)
+    return one, end
 
 
 def _without_magic(source: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,14 +14,17 @@ from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.space.apply import Path
 
 Value = KnobValue | None
+Kind = Literal["value", "list", "mapping", "computed"]
 Language = Literal["yaml", "json", "python"]
 
+_TOKEN = re.compile(r"(?<![\w./])--?[A-Za-z][\w-]*|[\w./][\w./+-]*")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _LEADING_ZERO = re.compile(r"[-+]?0\d")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 # Words that YAML 1.1 or 1.2 reads as something else than text.
 _RESERVED = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"))
 _BOOLEAN_PAIRS = (("true", "false"), ("yes", "no"), ("on", "off"))
+_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _ALL_LINEAR = ("all-linear",)
 
 _CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
@@ -32,6 +36,13 @@ _FLASH_KERNELS = {
 }
 """Kernels that transformers 5.23 gets from the hub when the package of a name is not installed
 (`modeling_flash_attention_utils.py`)."""
+
+
+NO_VALUE = "is no plain value of its own (an interpolation, alias, second key or several lines)"
+"""The problem of a place whose value can be read and not changed."""
+
+Item = tuple[Literal["keyword", "entry"], int]
+"""A keyword or an entry, which can get another beside it, and the character where it begins."""
 
 
 class NotWritableError(Exception):
@@ -55,12 +66,13 @@ class Location:
     value: Value = None
     quote: str = ""
     problem: str | None = None
-    kind: Literal["value", "list", "reference", "alias"] = "value"
-    """A reference (`${batch}`, `config["batch"]`) and an alias have their values elsewhere."""
-    in_json: bool = False
-    """The text stands inside a string of JSON: a cell of a notebook."""
+    kind: Kind = "value"
+    """Computed values (`${batch}`, `config["batch"]`) follow from another place."""
     cell: int = 0
-    """The number of that cell in the notebook, from 1 on; `line` counts from its first line."""
+    """The number of its cell in the notebook, from 1 on; `line` counts from its first line."""
+    names: tuple[str, ...] = ()
+    """The names beside and around it, the nearest first."""
+    item: Item | None = None
 
     @property
     def spot(self) -> str:
@@ -71,24 +83,9 @@ class Location:
         """The place for people: "train.py:12", or "cell 4, line 7" of a notebook."""
         return self.spot if self.cell else f"{file}:{self.line}"
 
-    @property
-    def is_list(self) -> bool:
-        """True for a list."""
-        return self.kind == "list"
-
-    @property
-    def is_reference(self) -> bool:
-        """True for a value that is taken over from another place."""
-        return self.kind == "reference"
-
-    @property
-    def is_alias(self) -> bool:
-        """True for a YAML alias of a collection."""
-        return self.kind == "alias"
-
     def written(self, text: str) -> str:
         """`text` as the characters of the file."""
-        return json.dumps(text, ensure_ascii=False)[1:-1] if self.in_json else text
+        return json.dumps(text, ensure_ascii=False)[1:-1] if self.cell else text
 
     def render(self, value: KnobValue) -> str:
         """The characters that replace `raw`; `NotWritableError` for a value of another kind."""
@@ -105,7 +102,7 @@ class Location:
         return self._spaced(self._text(value, self.quote))
 
     def _list(self, items: tuple[str, ...]) -> str:
-        if not self.is_list:
+        if self.kind != "list":
             raise NotWritableError(f"holds {self.raw or 'nothing'} and would become a list")
         texts = [self._text(item, self.quote) for item in items]
         return f"{self.raw[0]}{', '.join(texts)}{self.raw[-1]}"
@@ -123,7 +120,7 @@ class Location:
 
     def _number(self, value: float) -> str:
         text = number_text(value)
-        if isinstance(self.value, bool) or self.is_list:
+        if isinstance(self.value, bool) or self.kind == "list":
             raise NotWritableError(f"holds {self.raw} and would become the number {text}")
         if isinstance(self.value, float) and not math.isnan(self.value) and text.isdigit():
             text += ".0"
@@ -213,3 +210,23 @@ def read_number(raw: str) -> float | None:
     if len(raw) > MAX_DIGITS:
         return math.nan
     return int(raw) if raw.lstrip("+-").isdigit() else float(raw)
+
+
+def in_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Location]:
+    """The words of a shell script, TOML, a command or a string, each named by the one before."""
+    names: tuple[str, ...] = ()
+    line = text.count("\n", 0, start) + 1
+    at = start
+    for found in _TOKEN.finditer(text, start, len(text) if end is None else end):
+        line, at = line + text.count("\n", at, found.start()), found.start()
+        raw = found[0]
+        yield Location(names[:1], line, at, found.end(), raw, "yaml", typed_word(raw), names=names)
+        names = tuple(reversed(raw.lstrip("-").split(".")))
+
+
+def typed_word(text: str) -> Value:
+    """The value that a bare word stands for."""
+    if text.lower() in (*_TRUE, *_FALSE):
+        return text.lower() in _TRUE
+    number = read_number(text)
+    return text if number is None else number

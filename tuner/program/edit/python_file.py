@@ -1,4 +1,4 @@
-"""The values of a Python file: literals that are assigned, passed by name, or put in a dictionary.
+"""The literals of a Python file, with the names beside and around each.
 
 `CONFIG = {"batch": 4}` has the value `CONFIG.batch`, `LoraConfig(r=8)` has `LoraConfig.r`, classes
 and defaults of functions have `Name.attribute`. The file is parsed, never run.
@@ -10,31 +10,53 @@ import ast
 import bisect
 import contextlib
 import io
-import math
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from tuner.core.errors import InputError
 from tuner.core.expressions import syntax
-from tuner.program.edit.place import Location, Value, read_number
+from tuner.program.edit.place import NO_VALUE, Item, Location, Value, in_words
 from tuner.space.apply import Path
 
+_PLAIN = re.compile(r"""[rRuU]?(?:"([^"\\\n]*)"|'([^'\\\n]*)')""")
 _STRING = re.compile(r"""[rRuU]?("([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*')""")
-_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """The surroundings of a node: `scope` is the function or class that it stands in.
+
+    `names` are beside and around it, the nearest first; `paths` lead to its value.
+    """
+
+    scope: Path = ()
+    names: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
+    item: Item | None = None
+
+    def inside(self) -> _Around:
+        """For a part of the value: the names stay."""
+        return replace(self, paths=(), item=None)
+
+    def under(self, key: str | int | None, item: Item | None = None) -> _Around:
+        """For the value of a key; None is a key that is computed."""
+        paths = () if key is None else tuple((*path, key) for path in self.paths)
+        names = (key, *self.names) if isinstance(key, str) else self.names
+        return replace(self, names=names, paths=paths, item=item)
 
 
 def read_python(text: str, file: str, where: Callable[[int], str] | None = None) -> list[Location]:
-    """All values of the module `text`, in the order of its lines.
+    """All literals of the module `text` and all values with a name, in the order of its lines.
 
-    A literal with two names occurs twice. Raises `InputError` with the line of broken Python, which
+    A value with two names occurs twice. Raises `InputError` with the line of broken Python, which
     `where` names (None: "train.py:12").
     """
     source = text.removeprefix("\ufeff")
     try:
         _require_utf8(source)
-        reader = _Reader(text)
+        reader = _Walk(text)
     except SyntaxError as error:
         at = file
         if error.lineno:
@@ -43,7 +65,7 @@ def read_python(text: str, file: str, where: Callable[[int], str] | None = None)
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{file}: broken Python: {error}") from None
     try:
-        places = list(reader.statements(reader.tree.body, ()))
+        places = list(reader.walk(reader.tree, _Around()))
     except RecursionError:
         raise InputError(f"{file}: nested too deeply") from None
     return sorted(places, key=lambda place: (place.start, place.end))
@@ -86,198 +108,165 @@ class PythonText:
         return start + len(head.decode())
 
 
-class _Reader(PythonText):
-    def statements(self, body: Sequence[ast.AST], prefix: Path) -> Iterator[Location]:
-        for statement in body:
-            yield from self._statement(statement, prefix)
+class _Walk(PythonText):
+    def walk(  # noqa: PLR0912 - one for each kind of node
+        self, node: ast.AST, at: _Around
+    ) -> Iterator[Location]:
+        """The values in `node`, a value at each of `at.paths`."""
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                scope = (*at.scope, node.name)
+                within = _Around(scope, tuple(map(str, reversed(scope))), (scope,))
+                if not isinstance(node, ast.ClassDef):
+                    for argument, default in _defaults_in(node.args):
+                        yield from self.walk(default, within.under(argument.arg))
+                for part in (*node.decorator_list, *node.body):
+                    yield from self.walk(part, within.inside())
+            case ast.Assign():
+                yield from self._assigned(node.targets, node.value, at)
+            case ast.AnnAssign() | ast.NamedExpr() if node.value is not None:
+                yield from self._assigned([node.target], node.value, at)
+            case ast.AugAssign():  # one more value of that name
+                yield from self._assigned([node.target], node.value, at, NO_VALUE)
+            case ast.Expr(value=ast.Constant()) | ast.arguments():
+                return  # a docstring
+            case ast.Dict():
+                yield from (self._place(node, at, path, NO_VALUE) for path in at.paths)
+                for key, value in zip(node.keys, node.values, strict=True):
+                    name = key.value if isinstance(key, ast.Constant) else None
+                    name = name if isinstance(name, str | int) else None
+                    begins = self.span(key)[0] if key is not None else 0
+                    item: Item | None = ("entry", begins) if isinstance(name, str) else None
+                    yield from self.walk(value, at.under(name, item))
+            case ast.List() | ast.Tuple():
+                yield from (self._list(node, at, path) for path in at.paths)
+                for index, one in enumerate(node.elts):
+                    yield from self.walk(one, at.under(index))
+            case ast.Call():
+                yield from self._computed(node, at)
+                yield from self._call(node, at)
+            case ast.expr() if is_literal(node):
+                yield from (self._literal(node, at, path) for path in at.paths or [()])
+                yield from self._words(node, at)
+            case ast.JoinedStr():
+                yield from self._computed(node, at)
+            case ast.expr():
+                yield from self._computed(node, at)
+                parts = [node.value] if isinstance(node, ast.Subscript) else _children(node)
+                for part in parts:
+                    yield from self.walk(part, at.inside())
+            case _:
+                for part in _children(node):
+                    yield from self.walk(part, at.inside())
 
-    def _statement(self, node: ast.AST, prefix: Path) -> Iterator[Location]:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            inner = (*prefix, node.name)
-            if not isinstance(node, ast.ClassDef):
-                for argument, default in defaults_in(node.args):
-                    yield from self._value(default, [(*inner, argument.arg)], inner)
-            yield from self.statements(node.body, inner)
-        elif isinstance(node, ast.Assign):
-            yield from self._assign(node, prefix)
-        elif isinstance(node, ast.AnnAssign):
-            path = _path_of(node.target, prefix)
-            if node.value is not None:
-                yield from self._value(node.value, [path] if path else [], prefix)
-        elif isinstance(node, ast.AugAssign):
-            path = _path_of(node.target, prefix)
-            if path:
-                yield self._place(node.value, path, problem="is changed by an assignment (+= ...)")
-            yield from self._value(node.value, [], prefix)
-        else:
-            for name, part in ast.iter_fields(node):
-                if name in _BODIES and isinstance(part, list):
-                    yield from self.statements(part, prefix)
-                else:
-                    yield from self._calls(part, prefix)
-
-    def _assign(self, node: ast.Assign, prefix: Path) -> Iterator[Location]:
-        target = node.targets[0]
-        if len(node.targets) == 1 and isinstance(target, ast.Tuple | ast.List):
-            values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else []
+    def _assigned(
+        self, targets: list[ast.expr], value: ast.expr, at: _Around, problem: str | None = None
+    ) -> Iterator[Location]:
+        target, many = targets[0], (ast.Tuple, ast.List)
+        if len(targets) == 1 and isinstance(target, many):
+            values = value.elts if isinstance(value, many) else []
             if len(values) == len(target.elts):
-                for name, value in zip(target.elts, values, strict=True):
-                    path = _path_of(name, prefix)
-                    yield from self._value(value, [path] if path else [], prefix)
+                for name, part in zip(target.elts, values, strict=True):
+                    yield from self._assigned([name], part, at)
                 return
-            for name in target.elts:
-                if path := _path_of(name, prefix):
-                    yield self._computed(node.value, path)
-            return
-        paths = [path for t in node.targets if (path := _path_of(t, prefix))]
-        if len(paths) > 1:
-            for path in paths:
-                yield self._place(node.value, path, problem="is assigned together with other names")
-            return
-        yield from self._value(node.value, paths, prefix)
+            targets = target.elts
+        paths = tuple(path for one in targets if (path := _path_of(one, at.scope)))
+        if problem is not None:
+            yield from (self._place(value, at, path, problem) for path in paths)
+            paths = ()
+        names = tuple(name for one in targets[:1] for name in _names(one))
+        yield from self.walk(value, _Around(at.scope, (*names, *at.names), paths))
 
-    def _value(self, node: ast.expr, paths: list[Path], prefix: Path) -> Iterator[Location]:
-        """The value `node` under each of `paths`, and what stands inside it."""
-        if isinstance(node, ast.Dict):
-            yield from (self._place(node, p, problem="is a dictionary") for p in paths)
-            for key, value in zip(node.keys, node.values, strict=True):
-                named = isinstance(key, ast.Constant) and isinstance(key.value, str | int)
-                below = [(*p, key.value) for p in paths] if named else []  # type: ignore[union-attr]
-                yield from self._value(value, below, prefix)
-        elif isinstance(node, ast.Call):
-            yield from self._call(node, paths, prefix)
-        elif isinstance(node, ast.List | ast.Tuple):
-            yield from (self._list(node, p) for p in paths)
-            for index, item in enumerate(node.elts):
-                yield from self._value(item, [(*p, index) for p in paths], prefix)
-        elif is_literal(node):
-            yield from (self._literal(node, p) for p in paths)
-        else:
-            yield from (self._computed(node, p) for p in paths)
-            yield from self._calls(list(ast.iter_child_nodes(node)), prefix)
-
-    def _call(self, node: ast.Call, paths: list[Path], prefix: Path) -> Iterator[Location]:
-        yield from (self._computed(node, p) for p in paths)
-        name = last_name(node.func)
-        own = (*prefix, name) if name else None
-        updated = _path_of(node.func.value, prefix) if _is_update(node) else None  # type: ignore[attr-defined]
-        option = _option(node)
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                yield from self._value(keyword.value, [], prefix)
-                continue
-            if option is not None:
-                below = [(*prefix, option)] if keyword.arg == "default" else []
-            elif name == "field" and keyword.arg == "default":
-                below = paths  # of a dataclass: the value of the attribute
-            elif updated is not None:
-                below = [(*updated, keyword.arg)]
-            else:
-                bases = [*paths, *([own] if own and own not in paths else [])]
-                below = [(*base, keyword.arg) for base in bases]
-            yield from self._value(keyword.value, below, prefix)
+    def _call(self, node: ast.Call, at: _Around) -> Iterator[Location]:
+        """The arguments; texts beside them name them too: `add_argument("--batch", default=4)`."""
+        called = last_name(node.func)
+        outer = (*([called] if called else []), *at.names)
+        own = (*at.scope, called) if called else None
+        bases = [*at.paths, *([own] if own and own not in at.paths else [])]
+        if isinstance(node.func, ast.Attribute) and called == "update":
+            updated = _path_of(node.func.value, at.scope)
+            bases = [updated] if updated else []
+        texts = [
+            (part, part.value)
+            for part in node.args
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        ]
+        option = _option([text for _, text in texts]) if called == "add_argument" else None
         for argument in node.args:
-            yield from self._value(argument, [updated] if updated else [], prefix)
-        yield from self._calls(node.func, prefix)
+            near = tuple(text for part, text in texts if part is not argument)
+            paths = tuple(bases) if called == "update" else ()
+            yield from self.walk(argument, _Around(at.scope, (*near, *outer), paths))
+        said = tuple(text for _, text in texts)
+        for keyword in node.keywords:
+            name = keyword.arg
+            paths = tuple((*base, name) for base in bases) if name else ()
+            if option is not None:
+                paths = ((*at.scope, option),) if name == "default" else ()
+            elif called == "field" and name == "default":
+                paths = at.paths  # of a dataclass: the value of the attribute
+            # A keyword of an option (default=4) says less than the option's name.
+            names = (*said, *([name] if name else []), *outer)
+            item: Item | None = ("keyword", self.span(keyword)[0]) if name else None
+            yield from self.walk(keyword.value, _Around(at.scope, names, paths, item))
+        yield from self.walk(node.func, at.inside())
 
-    def _calls(self, part: Any, prefix: Path) -> Iterator[Location]:
-        """The values passed by name in the calls inside `part`, a field of a node."""
-        for node in part if isinstance(part, list) else [part]:
-            if isinstance(node, ast.expr):
-                yield from self._value(node, [], prefix)
-            elif isinstance(node, ast.AST):
-                yield from self._calls(list(ast.iter_child_nodes(node)), prefix)
+    def _computed(self, node: ast.expr, at: _Around) -> Iterator[Location]:
+        for path in at.paths:
+            yield replace(self._place(node, at, path, "is computed"), kind="computed")
 
-    def _computed(self, node: ast.expr, path: Path) -> Location:
-        raw = " ".join(self.text[slice(*self.span(node))].split())
-        problem = f"is computed, {raw[:60]}: map the key that it takes its value from"
-        return self._place(node, path, problem=problem, is_reference=True)
-
-    def _literal(self, node: ast.expr, path: Path) -> Location:
+    def _literal(self, node: ast.expr, at: _Around, path: Path) -> Location:
         raw = self.text[slice(*self.span(node))]
-        value, problem = _literal_value(node, raw)
-        quote = "'" if raw.endswith("'") else '"'
-        return self._place(node, path, value=value, problem=problem, quote=quote)
-
-    def _list(self, node: ast.List | ast.Tuple, path: Path) -> Location:
-        raw = self.text[slice(*self.span(node))]
-        items = [i.value for i in node.elts if isinstance(i, ast.Constant)]
-        names = tuple(item for item in items if isinstance(item, str))
-        if len(names) != len(node.elts):
-            return self._place(node, path, problem="is not a list of words")
-        on_one_line = raw[:1] in ("[", "(") and "\n" not in raw and "\r" not in raw
-        problem = None if on_one_line and len(names) > 1 else "is a list over several lines"
-        quote = "'" if "'" in raw and '"' not in raw else '"'
-        if isinstance(node, ast.List) and on_one_line:
-            problem = None
-        return self._place(node, path, value=names, problem=problem, quote=quote)
-
-    def _place(
-        self,
-        node: ast.expr,
-        path: Path,
-        *,
-        value: Value = None,
-        problem: str | None = None,
-        quote: str = '"',
-        is_reference: bool = False,
-    ) -> Location:
-        start, end = self.span(node)
-        is_list = isinstance(node, ast.List | ast.Tuple)
-        return Location(
-            path=path,
-            line=self.line_of(start),
-            start=start,
-            end=end,
-            raw=self.text[start:end],
-            language="python",
-            value=value,
-            quote=quote,
-            problem=problem,
-            kind="reference" if is_reference else "list" if is_list else "value",
+        value = ast.literal_eval(node)
+        is_plain = isinstance(value, bool | int | float | None) or (
+            isinstance(value, str) and _STRING.fullmatch(raw)
         )
+        place = self._place(node, at, path, None if is_plain else NO_VALUE)
+        return replace(place, value=value if is_plain else None)
+
+    def _words(self, node: ast.expr, at: _Around) -> Iterator[Location]:
+        """The words of a plain text of several: `shlex.split("--batch 4")`."""
+        inside = _PLAIN.fullmatch(self.text, *self.span(node))
+        words = list(in_words(self.text, *inside.span(inside.lastindex))) if inside else []  # type: ignore[arg-type]
+        for word in words if len(words) > 1 else []:
+            yield replace(word, path=(), names=(*word.names, *at.names))
+
+    def _list(self, node: ast.List | ast.Tuple, at: _Around, path: Path) -> Location:
+        place = self._place(node, at, path, None)
+        items = tuple(i.value for i in node.elts if isinstance(i, ast.Constant))
+        is_plain = len(items) == len(node.elts) and all(isinstance(i, str) for i in items)
+        can_be = place.raw[:1] in ("[", "(") and not re.search(r"[\r\n]", place.raw)
+        can_be &= isinstance(node, ast.List) or len(items) > 1
+        quote = "'" if "'" in place.raw and '"' not in place.raw else '"'
+        problem = None if is_plain and can_be else NO_VALUE
+        value: Value = items if is_plain else None  # type: ignore[assignment]
+        return replace(place, kind="list", value=value, problem=problem, quote=quote)
+
+    def _place(self, node: ast.expr, at: _Around, path: Path, problem: str | None) -> Location:
+        start, end = self.span(node)
+        raw = self.text[start:end]
+        return Location(
+            path, self.line_of(start), start, end, raw, "python",
+            quote="'" if raw.endswith("'") else '"', problem=problem, names=at.names, item=at.item,
+        )  # fmt: skip
 
 
-def defaults_in(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr]]:
-    """The parameters of a function that have a default, with that."""
+def _children(node: ast.AST) -> list[ast.AST]:
+    return list(ast.iter_child_nodes(node))
+
+
+def _defaults_in(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr]]:
     positional = [*arguments.posonlyargs, *arguments.args]
-    count = len(arguments.defaults)
-    yield from zip(positional[len(positional) - count :], arguments.defaults, strict=True)
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    for argument, default in zip(
+        [*positional, *arguments.kwonlyargs], [*defaults, *arguments.kw_defaults], strict=True
+    ):
         if default is not None:
             yield argument, default
 
 
-def _is_update(node: ast.Call) -> bool:
-    return isinstance(node.func, ast.Attribute) and node.func.attr == "update"
-
-
-def _option(node: ast.Call) -> str | None:
-    if last_name(node.func) != "add_argument":
-        return None
-    texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+def _option(texts: list[str]) -> str | None:
     named = sorted(texts, key=lambda text: not text.startswith("--"))
     return named[0].lstrip("-").replace("-", "_") if named else None
-
-
-ANY = None
-"""In place of a key that is chosen while the program runs."""
-
-Key = str | int | None
-Keys = tuple[Key, ...]
-
-
-def unrolled(node: ast.expr) -> tuple[ast.expr, Keys]:
-    """The first name of `a.b["c"]`, and ("b", "c")."""
-    keys: list[Key] = []
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        if isinstance(node, ast.Attribute):
-            keys.append(node.attr)
-        else:
-            value = getattr(node.slice, "value", None)
-            keys.append(value if isinstance(value, str | int) else ANY)
-        node = node.value
-    return node, tuple(reversed(keys))
 
 
 def last_name(node: ast.expr) -> str | None:
@@ -287,12 +276,25 @@ def last_name(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _path_of(node: ast.expr, prefix: Path) -> Path | None:
+def _path_of(node: ast.expr, scope: Path) -> Path | None:
     """The path of what is assigned to; None where it has no fixed name."""
-    base, keys = unrolled(node)
-    known = tuple(key for key in keys if key is not ANY)
-    is_fixed = isinstance(base, ast.Name) and len(known) == len(keys)
-    return (*prefix, base.id, *known) if is_fixed else None  # type: ignore[attr-defined]
+    if isinstance(node, ast.Name):
+        return (*scope, node.id)
+    if not isinstance(node, ast.Attribute | ast.Subscript):
+        return None
+    key = node.attr if isinstance(node, ast.Attribute) else getattr(node.slice, "value", None)
+    base = _path_of(node.value, scope)
+    return (*base, key) if base and isinstance(key, str | int) else None
+
+
+def _names(target: ast.AST) -> tuple[str, ...]:
+    """The names that are assigned to, the nearest first: ("batch", "args") of `args.batch`."""
+    if isinstance(target, ast.Attribute):
+        return (target.attr, *_names(target.value))
+    if isinstance(target, ast.Subscript):
+        key = getattr(target.slice, "value", None)
+        return (*([key] if isinstance(key, str) else []), *_names(target.value))
+    return (target.id,) if isinstance(target, ast.Name) else ()
 
 
 def is_literal(node: ast.AST) -> bool:
@@ -301,15 +303,3 @@ def is_literal(node: ast.AST) -> bool:
         node = node.operand
         return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
     return isinstance(node, ast.Constant)
-
-
-def _literal_value(node: ast.expr, raw: str) -> tuple[Value, str | None]:
-    value = ast.literal_eval(node)
-    if value is None or isinstance(value, bool):
-        return value, None
-    if isinstance(value, str):
-        return (value, None) if _STRING.fullmatch(raw) else (None, "is not a plain string")
-    if isinstance(value, int | float):
-        number = read_number(raw)
-        return (math.nan if number is None else number), None
-    return None, f"is {raw[:40]}, which is not the value of a parameter"

@@ -80,13 +80,8 @@ class SourceFile:
         return inside if len(key.steps) > 1 or len(inside) == 1 else []
 
     def _find(self, key: KeyPath) -> list[Location]:
-        found: dict[object, Location] = {}
-        for place in self.places:
-            if key.matches(place.path) or (place.is_alias and key.leads_through(place.path)):
-                # Several aliases may lead to the place where their anchor stands.
-                span = place.path if place.is_alias else (place.start, place.end)
-                found.setdefault(span, place)
-        return list(found.values())
+        found = [place for place in self.places if key.matches(place.path)]
+        return list({(place.start, place.end): place for place in reversed(found)}.values())[::-1]
 
     def edited(self, edits: Sequence[TextEdit]) -> bytes:
         """The bytes of the file with `edits`; those at one place keep their order."""

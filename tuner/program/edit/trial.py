@@ -21,8 +21,8 @@ from tuner.core.errors import InputError, TunerError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.edit.insert import behind, beside, can_hold
-from tuner.program.edit.literals import Literal, call_at, in_words, literals_of, plain, rank
-from tuner.program.edit.place import NotWritableError, is_same, read_number
+from tuner.program.edit.literals import call_at, literals_of, plain, rank
+from tuner.program.edit.place import Location, NotWritableError, in_words, is_same, read_number
 from tuner.program.edit.source import NOTEBOOK, SourceFile, TextEdit, read_places
 from tuner.program.program import Program
 
@@ -87,7 +87,7 @@ class Way:
     name: str
     where: str
     edits: Callable[[KnobValue], Sequence[Edit]]
-    literal: Literal | None = None
+    literal: Location | None = None
     file: str = COMMAND
     also: tuple[str, ...] = ()
     """Other parameters that the place sets too."""
@@ -108,7 +108,7 @@ class Trial:
         quick = self.reading(program, whole=False)
         self.is_whole = quick.values != self.seen.values
         self.base = self.seen if self.is_whole else quick
-        self._literals: list[tuple[str, Literal]] | None = None
+        self._literals: list[tuple[str, Location]] | None = None
         self._written: dict[str, Way | None] = {}
         self._ways: dict[str, Way | None] = {}
         self._lock = threading.RLock()
@@ -154,7 +154,7 @@ class Trial:
         return self.seen.given is None or bool(self.given_as(knob))
 
     @property
-    def literals(self) -> list[tuple[str, Literal]]:
+    def literals(self) -> list[tuple[str, Location]]:
         """The literals of the command and of all files, with the file."""
         if self._literals is None:
             text = command_text(self.program)
@@ -243,9 +243,9 @@ class _Search:
             if near <= 2 or (count <= unnamed and self.best is None):
                 yield way
 
-    def _equals(self, one: Literal, near: int) -> bool | None:
+    def _equals(self, one: Location, near: int) -> bool | None:
         """False for a literal with the value, True for one with the opposite, else None."""
-        value, old = one.location.value, self.old
+        value, old = one.value, self.old
         if value is None:
             return False if near == 0 else None
         if isinstance(value, bool) and isinstance(old, bool):
@@ -255,8 +255,8 @@ class _Search:
         is_text = isinstance(value, str) and isinstance(old, str)
         return False if is_text and near == 0 and self.knob in _PROBES else None
 
-    def _at(self, file: str, one: Literal, inverse: bool) -> Way:
-        place = one.location
+    def _at(self, file: str, one: Location, inverse: bool) -> Way:
+        place = one
 
         def edits(value: KnobValue) -> Sequence[Edit]:
             new = not value if inverse else value
@@ -270,10 +270,10 @@ class _Search:
         name = next(iter(named or self.trial.given_as(self.knob)), self.knob).lstrip("-")
         return Way(name, self._where(file, one), edits, one, file)
 
-    def _where(self, file: str, one: Literal) -> str:
+    def _where(self, file: str, one: Location) -> str:
         if file == COMMAND:
             return "the command line"
-        return one.location.where(self.trial.program.files[file].path)
+        return one.where(self.trial.program.files[file].path)
 
     # -- options without a value -----------------------------------------------------------------
 
@@ -282,13 +282,9 @@ class _Search:
         if not isinstance(self.old, bool):
             return
         text = command_text(self.trial.program)
-        words = [
-            one
-            for file, one in self.trial.literals
-            if file == COMMAND and one.location.raw[0] == "-"
-        ]
+        words = [one for file, one in self.trial.literals if file == COMMAND and one.raw[0] == "-"]
         for one in words:
-            place = one.location
+            place = one
             if rank([place.raw], self.names) <= 2 and text[place.start - 1] == _BETWEEN:
                 yield self._words(place.raw, TextEdit(place.start - 1, place.end, ""))
                 other = f"--no-{place.raw.lstrip('-').removeprefix('no-')}"
@@ -296,9 +292,9 @@ class _Search:
                 no = f"{place.raw}{_BETWEEN}{show(not self.old)}"
                 yield self._words(place.raw, TextEdit(place.start, place.end, no))
         options = [
-            (rank([str(one.location.value)], self.names), str(one.location.value))
+            (rank([str(one.value)], self.names), str(one.value))
             for _, one in self.trial.literals
-            if re.fullmatch(r"--[A-Za-z][\w-]*(/--[\w-]+)?", str(one.location.value))
+            if re.fullmatch(r"--[A-Za-z][\w-]*(/--[\w-]+)?", str(one.value))
         ]
         for _, option in sorted({pair for pair in options if pair[0] <= 2})[:6]:
             for word in (*option.split("/"), f"--no-{option[2:]}"):
@@ -337,7 +333,7 @@ class _Search:
             if held is not None and call is not None:
                 yield from (self._in_call(file, held, call, line, name) for name in names)
         text = command_text(program)
-        ends = [w.literal.location.end for w in ways if w and w.literal and w.file == COMMAND]
+        ends = [w.literal.end for w in ways if w and w.literal and w.file == COMMAND]
         end = ends[0] if ends and text[ends[0] : ends[0] + 1] in ("", _BETWEEN) else len(text)
         for name in names:
             yield self._behind(end, name)
@@ -346,7 +342,7 @@ class _Search:
         assert way.literal is not None
         return way.file, way.literal.names[1:], way.literal.item and way.literal.item[0]
 
-    def _beside(self, file: str, source: SourceFile, literal: Literal, name: str) -> Way:
+    def _beside(self, file: str, source: SourceFile, literal: Location, name: str) -> Way:
         def edits(value: KnobValue) -> Sequence[Edit]:
             return [(file, e) for e in beside(source, literal, name, as_named(name, value))]
 
