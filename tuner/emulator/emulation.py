@@ -250,6 +250,12 @@ class Emulation:
     """Optimizer steps of the whole training, as its trainer counts them."""
     run_evaluations: int = 0
     """Evaluations of the whole training."""
+    is_cut: bool = False
+    """True for a whole run that did not come to its own end with all of its batches."""
+    of_steps: int | None = None
+    """Optimizer steps of the whole training, by the loops around a step; None if not known."""
+    unreached: tuple[str, ...] = ()
+    """Lines of the training that were not reached, may be later, and may allocate."""
     host: HostUse | None = None
     """The memory of the host in a whole run; None if it is not known."""
     steps_by: str = ""
@@ -280,10 +286,16 @@ class Emulation:
         """The step at which memory that grows is full; None if none grows, or it ran out before."""
         use = self.limiting
         growing = sum(one.bytes_per_step for one in use.growth) if use else 0
-        if use is None or not growing or self.ended is Ended.OOM:
+        is_whole = self.whole and not self.is_cut
+        if use is None or not growing or is_whole or self.ended is Ended.OOM:
             return None
         free = self.gpu.memory_bytes - use.device_bytes_in("steps")
         return FIRST_STEPS + max(0, free) // growing + 1
+
+    @property
+    def all_steps(self) -> int | None:
+        """The optimizer steps of the whole training; None if nothing tells them."""
+        return self.run_steps or self.of_steps
 
     @property
     def training_data(self) -> DataRead | None:
@@ -328,7 +340,8 @@ class Emulation:
         """
         fits = self._fits_as_it_ran
         bounded = self.sizes == "at most" and fits is False
-        is_partial = self.engine is not None and self.engine.mode == "server" and fits
+        is_served = self.engine is not None and self.engine.mode == "server"
+        is_partial = bool(fits) and (is_served or self.may_grow or bool(self.unreached))
         return None if bounded or is_partial or self.sizes == "unknown" else fits
 
     @property
@@ -371,8 +384,13 @@ class Emulation:
     def _grows_too_much(self) -> bool:
         """True if memory that grows is full before the training, or an evaluation, ends."""
         ends, data = self.ends_at_step, self.training_data
-        trains = ends is not None and data is not None and ends <= (self.run_steps or data.steps)
-        return trains or self.evaluation_ends_at is not None
+        least = self.all_steps or (data.steps if data is not None else 0)
+        return (ends is not None and ends <= least) or self.evaluation_ends_at is not None
+
+    @property
+    def may_grow(self) -> bool:
+        """True if memory grows, and nothing tells the step at which a whole run ends."""
+        return self.whole and self.ends_at_step is not None and self.all_steps is None
 
     @property
     def verdict(self) -> Verdict:

@@ -159,6 +159,7 @@ class Machine:
         if whole:
             ending = of_first_steps(ending, done, steps)
         run = next((event for event in events if event["event"] == "run"), {})
+        horizons = [one for result in results if (one := result["horizon"])]
         time_of_step = self._slowest(results, repeats)
         return Emulation(
             command=tuple(command),
@@ -189,6 +190,9 @@ class Machine:
             data=tuple(_data(events)),
             run_steps=run.get("steps"),
             run_evaluations=run.get("evaluations", 0),
+            is_cut=bool(horizons),
+            of_steps=max((one["of_steps"] or 0 for one in horizons), default=0) or None,
+            unreached=tuple(dict.fromkeys(line for one in horizons for line in one["unreached"])),
             host=HostUse.of(results, host_memory_bytes),
             decoding=decode_loops(events),
             engine=declared_engine(events),

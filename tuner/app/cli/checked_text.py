@@ -17,6 +17,7 @@ from tuner.app.cli.emulated_text import (
     reason_text,
     run_fields,
     sizes_text,
+    so_far_text,
     steps_by_text,
     unknown_text,
 )
@@ -85,6 +86,7 @@ def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
         gpu_text(found.gpu, gpus_of(found)),
         _ends(of),
         reason_text(found) if isinstance(found, Emulation) else "",
+        so_far_text(found) if isinstance(found, Emulation) else "",
     )
     if isinstance(found, PredictedProgram) and found.verdict is Verdict.UNKNOWN:
         what = "what isn't modelled" if found.plan.at_least else "the logits that are kept"

@@ -32,6 +32,10 @@ _FEW_ROWS = 0.05
 _NEAR = 0.8
 """Share of the host's memory from which on its use is shown."""
 
+_FEW_LINES = 3
+"""Lines of the program that an answer names; `--json` has all."""
+
+_NO_ANSWER = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
 _LOG_LINES = 15
 _LINE_CHARS = 300
 _MORE_GPUS = "More GPUs are emulated with --gpus N"
@@ -168,18 +172,17 @@ def data_text(found: Emulation) -> str:
         return ""
     if data.of is None:
         return f"a stream: unknown beyond the {data.read:,} batches that were read"
-    if data.row is None or data.step <= FIRST_STEPS:
-        return ""  # it is one of the first steps
-    text = (
-        f"row {data.row:,} ({data.size:,} {data.unit}) makes step {data.step:,} of "
-        f"{data.steps:,} the largest"
-    )
+    unread = f"{data.read:,} of {data.of:,} rows read" if data.read < data.of else ""
+    if data.step <= FIRST_STEPS:
+        return unread  # it is one of the first steps, or not known
+    what = f"a batch of {data.size:,} {data.unit}"
+    if data.row is not None:
+        what = f"row {data.row:,} ({data.size:,} {data.unit})"
+    text = f"{what} makes step {data.step:,} of {data.steps:,} the largest"
     shorter = [limit for limit in map(int, data.longer) if limit < data.size]
     if shorter and (share := data.longer[str(shorter[-1])]) < _FEW_ROWS:
         text += f"; {share:.2%} are longer than {shorter[-1]:,}".replace("%", " %")
-    if data.read < data.of:
-        text += f"; {data.of - data.read:,} of {data.of:,} rows were not read"
-    return text
+    return "; ".join(filter(None, (text, unread)))
 
 
 def input_bound_text(found: Emulation) -> str:
@@ -270,6 +273,15 @@ def reason_text(found: Emulation) -> str:
     return _fault_text(found) or (_ended_text(found) if failed else _why_unknown(found))
 
 
+def so_far_text(found: Emulation) -> str:
+    """The verdict of a program that fits until the end of its run, and has code that did not run.
+
+    Empty for others.
+    """
+    is_left = bool(found.unreached) and found.sizes == "known" and not found.may_grow
+    return "fits, as far as it ran" if found.fits is None and is_left else ""
+
+
 def _fits_text(found: Emulation) -> str:
     limit = found.gpu.memory_bytes
     if found.fits is False and found.host_is_full:
@@ -278,7 +290,7 @@ def _fits_text(found: Emulation) -> str:
         return f"no: out of memory on {format_size(limit)}"
     use = found.limiting
     if found.fits is None or use is None:
-        return f"unknown: {_why_unknown(found)}"
+        return f"{so_far_text(found) or 'unknown'}: {_why_unknown(found)}"
     margin = f"margin {format_size(found.margin_bytes)}"
     needs = f"{format_size(use.device_bytes)} of {format_size(limit)}"
     if found.fits:
@@ -294,6 +306,11 @@ def _why_unknown(found: Emulation) -> str:
     }
     if found.engine is not None and found.engine.mode == "server" and found.steps:
         return engine_text(found)
+    is_partial = found.sizes == "known" and found.steps and found.ended not in _NO_ANSWER
+    if is_partial and found.may_grow:
+        return f"{growth_text(found)}; the number of steps isn't known"
+    if is_partial and found.unreached:
+        return _so_far_reason(found)
     reasons = {
         Ended.ERROR: "the program failed",
         Ended.CRASH: "the program failed",
@@ -308,6 +325,15 @@ def _why_unknown(found: Emulation) -> str:
         or sizes.get(found.sizes)
         or f"{_steps_text(found)} ran, and the peak shows from the second on"
     )
+
+
+def _so_far_reason(found: Emulation) -> str:
+    """The steps that ran, and the lines that were not reached."""
+    of = f" of {found.all_steps:,}" if found.all_steps else ""
+    steps = f"{found.steps:,}{of} steps" if of else _steps_text(found)
+    first, more = found.unreached[:_FEW_LINES], len(found.unreached) - _FEW_LINES
+    others = f" and {more} more" if more > 0 else ""
+    return f"{steps}; not reached: {', '.join(first)}{others}"
 
 
 def _memory_text(use: EmulatedDeviceUse) -> str:

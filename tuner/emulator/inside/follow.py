@@ -17,9 +17,11 @@ from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tuner.emulator.inside.arrived import Arrived
+from tuner.emulator.inside.budget import WORTHWHILE, Budget
 from tuner.emulator.inside.decoding import Decoding
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
+from tuner.emulator.inside.horizon import Horizon
 from tuner.emulator.inside.host_memory import HostMemory, anonymous_bytes
 from tuner.emulator.inside.lines import called_around, in_a_forward, program_line
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
@@ -68,11 +70,8 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
 
-LEAST_REST_S = 60.0
-"""The rest after the first steps may take as long as they did, and at least this long."""
-
 MOST_STEPS = 50
-"""Steps beyond the first ones after which a program is stopped that a loader does not end."""
+"""Steps beyond the first ones that a loader may drive without a budget for them."""
 
 
 def _alone(
@@ -108,6 +107,8 @@ class Follower:
     ) -> None:
         self._steps = steps
         self._memory = MemoryWatch(steps if whole else 0)
+        self._budget = Budget()
+        self._horizon = Horizon()
         self._shortening = self._shortened() if whole and steps else None
         self._host: HostMemory | None = None
         self._evaluates = False
@@ -118,6 +119,8 @@ class Follower:
         self._arrived = Arrived(self._note_vocabulary, self._note_looked_up)
         self._decoding = Decoding(self._memory, pricer, self._generation)
         self._done = 0
+        self._began = 0
+        self._loop_goes_on = False
         self._renew()
         enter = functools.partial(self._enter, OPTIMIZER)
         trainers = self._memory.owners.trainers
@@ -302,10 +305,12 @@ class Follower:
         self._memory.note_step()
         if self._shortening is not None:
             self._shortening.note_step()
+            self._horizon.note_step(sys._getframe())
             if self._done == 1:
                 save_sparsely()
+                self._began = self._budget.launches
             if self._done == self._steps:
-                self._end_in_time()
+                self._begin_rest()
         if self._steps and self._done >= self._steps and not self._goes_on:
             self._end("steps", 0)
 
@@ -314,8 +319,10 @@ class Follower:
     def _shortened(self) -> Shortening:
         return Shortening(
             self._steps,
+            self._budget,
             report=send,
             stop=lambda: self._end("steps", 0),
+            before_training=lambda: self._phase != END or self._enter(FORWARD),
             after_training=lambda: self._enter(END),
             accumulation=lambda: int(self._arrived.settings.get("grad_accum") or 1),
             evaluates=lambda: self._evaluates,
@@ -324,17 +331,31 @@ class Follower:
 
     @property
     def _goes_on(self) -> bool:
-        """True if a data loader brings the program to its evaluation and its end."""
-        shortening = self._shortening
-        has_room = self._done < self._steps + MOST_STEPS
-        return shortening is not None and shortening.drives and has_room
+        """True if a data loader brings the program to its end, or if more steps are cheap."""
+        if self._shortening is None:
+            return False
+        if self._shortening.drives and self._done < self._steps + MOST_STEPS:
+            return True
+        return self._loop_goes_on and self._budget.affords(1, self._step_launches)
 
-    def _end_in_time(self) -> None:
-        """Stop a rest that takes far longer than the first steps, such as a long generation."""
-        spent_s = time.perf_counter() - self._started
-        timer = threading.Timer(max(LEAST_REST_S, spent_s), self._end, ("steps", 0))
-        timer.daemon = True
-        timer.start()
+    @property
+    def _step_launches(self) -> float:
+        return (self._budget.launches - self._began) / max(1, self._done - 1)
+
+    def _begin_rest(self) -> None:
+        """Bound the rest, such as a long generation, and see whether a loop may go on."""
+        left = min(self._horizon.steps_left or WORTHWHILE, WORTHWHILE)
+        self._loop_goes_on = self._budget.affords(left, self._step_launches)
+        if self._mode is None:
+            return
+        launches, most = self._budget.launch_count, self._budget.rest()
+
+        def end_at_most() -> None:
+            if launches() > most:
+                self._mode.bounds = None
+                self._end("rest", 0)
+
+        self._mode.bounds = end_at_most
 
     def _follow_calls(self) -> None:
         for module, calls in CALLS.items():
@@ -446,12 +467,13 @@ class Follower:
         if self._told or not uses_cuda():
             return False
         self._told = True
+        stopped = program_line(sys._getframe()) if reason == "rest" else None
         times = [self._started, *self._walls]
         host = self._host
         send(
             {
                 "event": "result",
-                "reason": reason,
+                "reason": "steps" if reason == "rest" else reason,
                 "steps": self._done or self._ends.uncounted(),
                 "steps_by": self._ends.counted_by,
                 "rank": int(os.environ.get("RANK", "0")),
@@ -461,6 +483,7 @@ class Follower:
                 "host_step_s": [b - a for a, b in itertools.pairwise(times)],
                 "devices": self._memory.result() or [],
                 "host": None if host is None else host.result(),
+                "horizon": self._horizon_at(reason, stopped),
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
                 "values_unknown": [] if self._mode is None else self._mode.values.unknowns.rows(),
                 "settings": self._arrived.settings,
@@ -468,6 +491,22 @@ class Follower:
             }
         )
         return True
+
+    def _horizon_at(self, reason: str, stopped: str | None) -> dict[str, Any]:
+        """The lines of the program that were not reached, and the steps that it would take."""
+        if self._shortening is None or not self._done:
+            return {}
+        if reason == "end" and not self._shortening.has_cut:
+            return {}
+        found = self._horizon.result(
+            self._done,
+            self._shortening.epochs,
+            self._memory.ran_lines,
+            sys._getframe() if reason == "steps" else None,
+        )
+        if stopped is not None:
+            found["unreached"] = [stopped, *(one for one in found["unreached"] if one != stopped)]
+        return found
 
 
 def _named(calls: set[str]) -> str:

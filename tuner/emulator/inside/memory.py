@@ -74,6 +74,8 @@ class MemoryWatch:
         self._kept: dict[int, list[dict[str, Any]]] = {}
         self._steps_us: list[int] = []
         self._evaluated_us: list[int] = []
+        self.ran_lines: set[tuple[str, int]] = set()
+        """Files and lines that have allocated memory, once there is a result."""
 
     def install(self, made: Callable[[], None]) -> None:
         """Record from the start of CUDA on, and keep peaks that the program resets.
@@ -237,6 +239,7 @@ class MemoryWatch:
 
     def _peak(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
         blocks = _blocks(entries)
+        self.ran_lines |= {(f["filename"], f["line"]) for b in blocks for f in b["frames"]}
         at, peaks = self._highest_by_phase(entries)
         parts = Parts(
             self._sightings,

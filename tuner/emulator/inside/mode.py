@@ -60,6 +60,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.results: Callable[[Any], bool | None] | None = None
         """Called with the results of each operator; for memory. True if it noted any."""
         self.repeats: Repeats | None = None
+        self.bounds: Callable[[], None] | None = None
+        """Called before each operator once the program has taken its first steps; see follow.py."""
         self._reads = 0
         self._updates: Any = None
         self._known: dict[int, _Known] = {}
@@ -117,6 +119,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return handler(func, args, kwargs)
         if self.before is not None:
             self.before()
+        if self.bounds is not None:
+            self.bounds()
         reads = self._reads
         out = func(*args, **kwargs) if handler is None else _settled(handler, func, args, kwargs)
         price = None if self.observer is None else self.observer(func, args, kwargs, out)

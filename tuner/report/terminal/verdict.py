@@ -58,6 +58,7 @@ class Answer:
     """The verdict and its numbers; `reason` stands in their place when it is unknown.
 
     `used_bytes` and `budget` are of one GPU, `ends` those of the 90 % interval of an estimate.
+    `words` stand in the place of the verdict's own, if there are any.
     """
 
     verdict: Verdict
@@ -66,6 +67,7 @@ class Answer:
     gpu: str
     ends: Ends | None = None
     reason: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def print_lines(lines: Iterable[str]) -> None:
 def verdict_words(answer: Answer) -> str:
     """The verdict; of a tight one also the likelier outcome, which is that of its exit code."""
     if answer.verdict is not Verdict.TIGHT:
-        return str(answer.verdict)
+        return answer.words or str(answer.verdict)
     if answer.budget.fits(answer.used_bytes):
         return f"{answer.verdict} (likely fits)"
     if answer.used_bytes > answer.budget.limit_bytes:
