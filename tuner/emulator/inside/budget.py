@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tuner.emulator.inside.core import DeviceCore
 from tuner.emulator.inside.one_rank import STANDS_FOR
 
-RUN_ON = 100_000
+RUN_ON = 50_000
 """Launches with which a program may go on as it is; what takes more is shortened."""
 
 LEAST_LAUNCHES = 20

@@ -124,7 +124,8 @@ class Follower:
         self._renew()
         enter = functools.partial(self._enter, OPTIMIZER)
         trainers = self._memory.owners.trainers
-        self._ends = Steps(mode, trainers, updating=enter, over=self._step_is_over)
+        made = self._horizon.note_training
+        self._ends = Steps(mode, trainers, made=made, updating=enter, over=self._step_is_over)
         self._trained: Any = None
         self._backward_depth = 0
         self._has_trained = False

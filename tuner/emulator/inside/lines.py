@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -217,12 +218,23 @@ def called_around(frame: FrameType | None) -> set[str]:
     return names
 
 
-def _called_at(filename: str, line: int) -> Iterator[str]:
-    import ast
-
+@cache
+def parsed(filename: str) -> ast.Module | None:
+    """The code of a file of the program; None for statements without a file."""
     try:
-        tree = ast.parse((_FOLDER / filename).read_text("utf-8"))
-    except (OSError, ValueError, SyntaxError):  # a statement without a file
+        return ast.parse((_FOLDER / filename).read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+
+
+def is_file(filename: str, path: str) -> bool:
+    """True if `path` is the file of some code: the program's own may be relative."""
+    return os.path.realpath(_FOLDER / filename) == os.path.realpath(_FOLDER / path)
+
+
+def _called_at(filename: str, line: int) -> Iterator[str]:
+    tree = parsed(filename)
+    if tree is None:
         return
     for one in ast.walk(tree):
         if not isinstance(one, ast.stmt) or hasattr(one, "body"):

@@ -58,9 +58,10 @@ class Shortening:
     """The shortened loaders of this process. The training ends its first part after `steps` steps.
 
     `report` sends an event; `stop` ends the program; `after_training` is called when a loader that
-    trained has no more batches, and `before_training` when it is read again. `accumulation` is the number of micro-batches of a step, as far as
-    it is known, and `evaluates` is true while the model is being evaluated; `evaluated` is then
-    called before each batch. The `budget` bounds the rounds that are not shortened.
+    trained has no more batches, and `before_training` when it is read again. `accumulation` is the
+    number of micro-batches of a step, as far as it is known, and `evaluates` is true while the
+    model is being evaluated; `evaluated` is then called before each batch. The `budget` bounds the
+    rounds that are not shortened.
     """
 
     def __init__(  # noqa: PLR0913 - what it asks of the follower

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -37,8 +39,9 @@ _NOT_UPDATES = ("renorm", "gather", "split_with_sizes_copy")
 class Steps:
     """The steps of this process; `over` is called when one ends, and `updating` when one is seen.
 
-    `mode` passes on operators while nothing is known of an optimizer. If several of the `trainers`
-    run, no gradients are read, so that steps without an optimizer are counted by backward passes.
+    `made` is called with the frame in which an optimizer is made. `mode` passes on operators while
+    nothing is known of an optimizer. If several of the `trainers` run, no gradients are read, so
+    that steps without an optimizer are counted by backward passes.
     """
 
     def __init__(
@@ -46,10 +49,11 @@ class Steps:
         mode: Any,
         trainers: Trainers,
         *,
+        made: Callable[[FrameType], None],
         updating: Callable[[], None],
         over: Callable[[], None],
     ) -> None:
-        self._mode, self._trainers = mode, trainers
+        self._mode, self._trainers, self._made = mode, trainers, made
         self._updating, self._over = updating, over
         self.counted_by = OPTIMIZER
         self._made_optimizer = False
@@ -72,6 +76,7 @@ class Steps:
         @functools.wraps(make)
         def made(this: Any, *args: Any, **kwargs: Any) -> None:
             self._made_optimizer = True
+            self._made(sys._getframe(1))
             make(this, *args, **kwargs)
 
         optimizer.__init__ = made
