@@ -44,6 +44,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[int], st
         steps = Steps(
             mode,
             owners.Trainers(),
+            made=lambda frame: None,
             updating=lambda: None,
             over=lambda: ended.append(passes[0]),
         )

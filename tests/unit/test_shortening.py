@@ -14,21 +14,33 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from tuner.emulator.inside.shortening import Shortening, row_sizes
+from tuner.emulator.inside import row_sizes as reading
+from tuner.emulator.inside.budget import Budget
+from tuner.emulator.inside.row_sizes import row_sizes
+from tuner.emulator.inside.shortening import Shortening
 
 LENGTHS = [10] * 40
 LENGTHS[25], LENGTHS[33] = 500, 90
 
 
 def shortening(
-    told: list[dict[str, Any]], *, evaluates: bool = False, accumulation: int = 1
+    told: list[dict[str, Any]],
+    *,
+    evaluates: bool = False,
+    accumulation: int = 1,
+    launches: int = 1_000_000,
 ) -> Shortening:
+    """Loaders that are shortened, because the budget is used up by default."""
+    budget = Budget()
+    budget.launch_count = lambda: launches
     return Shortening(
         3,
+        budget,
         report=told.append,
         stop=lambda: None,
+        before_training=lambda: None,
         after_training=lambda: None,
         accumulation=lambda: accumulation,
         evaluates=lambda: evaluates,
@@ -122,6 +134,44 @@ def test_lightning_validates_and_stops_where_a_shortened_loader_ends(trained: bo
     assert loop.validated is trained
 
 
+def test_a_round_that_the_budget_affords_is_served_whole() -> None:
+    loader = DataLoader(rows(), batch_size=2)
+    short = shortening([], launches=0)
+    served = []
+    for batch in short.chosen(loader.batch_sampler, loader):
+        served.append(batch)
+        short.note_backward()
+        short.note_step()
+    assert served == list(loader.batch_sampler)
+    assert not short.has_cut
+
+
+def test_the_largest_batch_is_found_by_each_field_of_a_row() -> None:
+    class Pictures(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            pixels = torch.zeros(1, 8).expand(10 if index != 25 else 5_000, 8)
+            return {"input_ids": torch.zeros(20 if index != 33 else 90), "pixel_values": pixels}
+
+    loader = DataLoader(Pictures(), batch_size=2)
+    served = list(shortening([], evaluates=True).chosen(loader.batch_sampler, loader))
+    assert [24, 25] in served
+    assert [32, 33] in served
+
+
+def test_rows_that_are_ids_are_made_into_batches_to_see_the_largest() -> None:
+    def together(ids: list[int]) -> Any:
+        return torch.zeros(sum(100 if one != 25 else 9_000 for one in ids))
+
+    told: list[dict[str, Any]] = []
+    loader = DataLoader(range(40), batch_size=2, collate_fn=together)  # type: ignore[arg-type]
+    served = list(shortening(told, evaluates=True).chosen(loader.batch_sampler, loader))
+    assert [24, 25] in served
+    assert (told[0]["size"], told[0]["batch"], told[0]["row"]) == (9_100, 13, None)
+
+
 def test_of_a_stream_nothing_is_known_beyond_what_was_read() -> None:
     class Stream(IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
@@ -141,7 +191,9 @@ def test_lengths_of_a_table_are_those_of_the_rows_as_they_are_ordered() -> None:
     assert row_sizes(rows().remove_columns("input_ids")).unit == "characters"
 
 
-def test_other_rows_are_read_for_a_while_and_random_numbers_stay() -> None:
+def test_other_rows_are_read_up_to_a_number_and_random_numbers_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Drawn:
         def __len__(self) -> int:
             return 100
@@ -154,9 +206,11 @@ def test_other_rows_are_read_for_a_while_and_random_numbers_stay() -> None:
     expected = (torch.rand(1).item(), random.random())
     torch.manual_seed(0)
     random.seed(0)
-    found = row_sizes(Drawn(), reading_s=0.0)
-    assert (len(found.by_row), found.rows, found.by_row[0]) == (1, 100, 3 * 8 * 8 + 1)
+    monkeypatch.setattr(reading, "MOST_ROWS", 7)
+    found = row_sizes(Drawn())
+    assert (len(found.by_row), found.rows, found.by_row[0]) == (7, 100, 3 * 8 * 8 + 1)
     assert (torch.rand(1).item(), random.random()) == expected
+    monkeypatch.undo()
     assert row_sizes(TensorDataset(torch.zeros(5, 7))).by_row == dict.fromkeys(range(5), 7)
 
 

@@ -131,7 +131,7 @@ def table_sizes(dataset: Any) -> RowSizes | None:
     by_field: dict[str, Any] = {}
     for name in lists or texts:
         column = table.column(name)
-        sizes = _elements(arrow, column) if lists else _filled(compute.utf8rows_of(column))
+        sizes = _elements(arrow, column) if lists else _filled(compute.utf8_length(column))
         by_field[name] = sizes if indices is None else sizes[indices.column(0).to_numpy()]
     by_field[ALL] = sum(by_field[name] for name in main)
     found = {name: dict(enumerate(sizes.tolist())) for name, sizes in by_field.items()}
@@ -140,7 +140,7 @@ def table_sizes(dataset: Any) -> RowSizes | None:
 
 def _elements(arrow: Any, column: Any) -> Any:
     """The number of elements of each row of a column of lists, also of lists in them."""
-    lengths = _filled(sys.modules["pyarrow.compute"].list_valuerows_of(column))
+    lengths = _filled(sys.modules["pyarrow.compute"].list_value_length(column))
     if not _is_list(arrow, column.type.value_type):
         return lengths
     import numpy as np
