@@ -149,7 +149,7 @@ def test_the_first_long_batch_is_found_with_its_row_and_its_step(tmp_path: Path)
 
     limit = found.used_bytes + 300 * MIB
     found, _ = ran(tmp_path, TRAINER, LONG=20_000, VOCABULARY=1000, memory_bytes=limit)
-    assert (found.ended, found.fits, found.refused_in) == (Ended.OOM, False, "largest batch")
+    assert (found.ended, found.fits, found.refused.phase) == (Ended.OOM, False, "largest batch")
     data = found.training_data
     assert data is not None
     assert (data.row, data.size, data.unit, data.of) == (417, 20_000, "tokens", 600)
@@ -168,7 +168,7 @@ def test_an_evaluation_of_more_rows_than_a_batch_of_training_is_found(tmp_path: 
     assert found.limiting is not None
     limit += found.limiting.device_bytes - found.limiting.peak_reserved_bytes
     small, _ = ran(tmp_path, TRAINER, LONG=110, VOCABULARY=120_000, memory_bytes=limit)
-    assert (small.fits, small.refused_in) == (False, "evaluation")
+    assert (small.fits, small.refused.phase) == (False, "evaluation")
     words = f"--gpu t4 --gpu-memory {limit}B --steps-only --no-changes --json train.py".split()
     ran_steps = subprocess.run(
         [sys.executable, "-m", "tuner", "check", *words],
@@ -278,4 +278,4 @@ def test_weights_that_are_copied_to_be_saved_run_out_of_memory_in_the_save(tmp_p
     found, _ = ran(tmp_path, LOOP)
     program = LOOP.replace(save, f"    torch.save({copies}, ")
     found, output = ran(tmp_path, program, memory_bytes=found.used_bytes + 16 * MIB)
-    assert (found.fits, found.refused_in) == (False, "save"), output
+    assert (found.fits, found.refused.phase) == (False, "save"), output

@@ -71,7 +71,8 @@ class Found:
         lines = growing if grows else [error.get("line") or ""]
         host = run["host"] or {}
         is_host = host.get("is_stated") and host["is_killed"]
-        refused_in = f"host, {host['peak_phase']}" if is_host else run["refused_in"]
+        fatal = [one["phase"] for one in run["refusals"] if one["afterwards"] == "fatal"]
+        refused_in = f"host, {host['peak_phase']}" if is_host else "".join(fatal[-1:])
         return cls(
             fits=answer["fits"],
             phase="growth" if grows else refused_in,

@@ -10,11 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.app.cli.emulated_text import print_emulation
-from tuner.core.errors import EXIT_CODES
+from tuner.core.errors import EXIT_CODES, EXIT_UNKNOWN
 from tuner.core.units import GIB
 from tuner.emulator.emulation import BRANCH, EmulatedDeviceUse, Emulation, UnknownValues
-from tuner.emulator.ending import OUT_OF_MEMORY, Ended, Ending, ProgramError, find_ending
-from tuner.emulator.session import Account
+from tuner.emulator.ending import (
+    OUT_OF_MEMORY,
+    Afterwards,
+    Ended,
+    Ending,
+    ProgramError,
+    Refusal,
+    find_ending,
+)
+from tuner.emulator.session import Account, DevicePeak
 from tuner.space.gpus import get_gpu
 
 MAIN, OTHER = 7, 8
@@ -39,6 +47,10 @@ def error(at_s: float, text: str, *causes: str, how: str = "uncaught", **more: A
     return event("error", at_s, how=how, **{"on_device": True, **told, **more})
 
 
+def told(at_s: float, *, line: str = "train.py:3", **more: Any) -> dict[str, Any]:
+    return event("out_of_memory", at_s, line=line, requested_bytes=GIB, **more)
+
+
 def refused(at_s: float, pid: int = MAIN) -> Account:
     return Account(pid, 0, 0, GIB, 0, 5 * GIB, int(at_s * SECOND))
 
@@ -51,27 +63,36 @@ class TestOutOfMemory:
     @pytest.mark.parametrize("status", [0, 1, 77])
     def test_a_refusal_after_which_no_step_ends_is_one_whatever_the_program_says(self, status):
         found = ended(step(1), accounts=(refused(2),), status=status)
-        assert (found.ended, found.refused_bytes) == (Ended.OOM, 5 * GIB)
+        assert found.ended is Ended.OOM
+        assert found.fatal is not None
+        assert found.fatal.bytes == 5 * GIB
 
     def test_so_is_what_the_allocator_told_of_and_the_device_later_met(self):
-        told = event("out_of_memory", 2, line="train.py:3", requested_bytes=GIB)
-        found = ended(step(1), told)
-        assert (found.ended, found.refused_bytes) == (Ended.OOM, GIB)
+        found = ended(step(1), told(2))
+        assert (found.ended, found.fatal) == (
+            Ended.OOM,
+            Refusal(MAIN, GIB, Afterwards.FATAL, "train.py:3"),
+        )
         assert found.error is not None
         assert (found.error.type, found.error.line) == (OUT_OF_MEMORY, "train.py:3")
 
-    def test_a_smaller_batch_that_trains_afterwards_is_none(self):
-        found = ended(step(3), step(4), result(4, "steps"), accounts=(refused(2),))
-        assert found == Ending(Ended.STEPS)
+    @pytest.mark.parametrize(
+        ("recovered", "afterwards"),
+        [((), Afterwards.SURVIVED), ((0,), Afterwards.RECOVERED)],
+    )
+    def test_a_process_that_trains_on_got_as_much_there_or_goes_without(
+        self, recovered, afterwards
+    ):
+        steps = step(3), step(4), result(4, "steps", recovered=recovered)
+        found = ended(told(2, number=0), *steps, accounts=(refused(1.9),))
+        assert found.ended is Ended.STEPS
+        assert [one.afterwards for one in found.refusals] == [afterwards]
 
-    def test_nor_is_one_of_a_process_whose_place_another_took(self):
+    def test_another_process_that_trains_takes_nothing_back(self):
         steps = [step(at, pid=OTHER) for at in (3, 4)]
-        assert ended(*steps, accounts=(refused(2),)).ended is Ended.END
-
-    def test_another_rank_that_goes_on_takes_nothing_back(self):
-        told = event("out_of_memory", 2.5, rank=1, line=None, requested_bytes=GIB)
-        steps = [step(at, pid=OTHER, rank=0) for at in (1, 2, 3)]
-        assert ended(*steps, told, result(3, "steps", pid=OTHER)).ended is Ended.OOM
+        assert ended(*steps, accounts=(refused(2),)).ended is Ended.OOM
+        later = result(5, "steps", pid=OTHER)
+        assert ended(*steps, told(2, rank=1), later).ended is Ended.OOM
 
     def test_an_error_that_hides_it_is_kept_beside_it(self):
         hidden = error(3, "builtins.RuntimeError: No executable batch size found, reached zero.")
@@ -99,6 +120,17 @@ class TestError:
         assert ended(printed, status=1).error.message == "a warning"
         assert ended(printed, error(2, "builtins.KeyError: 'a'"), status=1).error.message == "'a'"
 
+    @pytest.mark.parametrize("text", ["the cart is out of memory cards", "CUDA out of memory"])
+    def test_words_of_its_text_decide_nothing(self, text):
+        found = ended(step(1), error(2, f"builtins.ValueError: {text}"), status=1)
+        assert (found.ended, found.refusals) == (Ended.ERROR, ())
+
+    def test_a_program_that_began_after_the_stop_of_another_may_have_needed_it(self):
+        later = error(5, "builtins.ValueError: no file", pid=OTHER, born_ns=4 * SECOND)
+        found = ended(step(3), result(3, "steps"), later, status=1)
+        assert (found.ended, found.error.message) == (Ended.LATER, "no file")
+        assert emulation(ended=Ended.LATER, error=found.error, steps=3).exit_code == EXIT_UNKNOWN
+
     def test_what_follows_the_last_step_is_our_own_stopping(self):
         lost = error(4, "builtins.RuntimeError: NCCL", pid=OTHER, rank=1)
         assert ended(step(3), result(3, "steps"), lost, status=1).ended is Ended.STEPS
@@ -121,9 +153,9 @@ class TestError:
 def emulation(**fields: Any) -> Emulation:
     gpu = get_gpu("rtx4090")
     known = {"command": ("train.py",), "gpu": gpu, "gpus": 1, "torch": "2.13.0", "cuda": "13.0"}
-    none = {"error": None, "refused_bytes": 0, "unknown_values": (), "settings": {}, "inputs": ()}
+    none = {"error": None, "refusals": (), "peaks": (), "unknown_values": (), "inputs": ()}
     ran = {"steps": 0, "margin_bytes": 0, "exit_status": 0, "devices": (), "unknown_calls": {}}
-    rest = {"duration_s": 1.0, "time": None, "stands_for": 1}
+    rest = {"duration_s": 1.0, "time": None, "stands_for": 1, "settings": {}}
     return Emulation(**{**known, **none, **ran, **rest, **fields})
 
 
@@ -131,6 +163,11 @@ def emulation(**fields: Any) -> Emulation:
 def unknown_values(draw: st.DrawFn) -> UnknownValues:
     kind = draw(st.sampled_from(("at most", "assumed", "made up", "unknown", BRANCH)))
     return UnknownValues("aten::nonzero", "train.py:3", kind, draw(st.booleans()), 1)
+
+
+@st.composite
+def refusals(draw: st.DrawFn) -> Refusal:
+    return Refusal(MAIN, GIB, draw(st.sampled_from(list(Afterwards))), "train.py:3")
 
 
 @st.composite
@@ -159,6 +196,8 @@ def emulations(draw: st.DrawFn) -> Emulation:
         margin_bytes=draw(st.sampled_from((0, GIB))),
         exit_status=draw(st.sampled_from((0, 1, -9))),
         devices=draw(st.sampled_from(((), (use,)))),
+        peaks=(DevicePeak(0, used, (("python train.py", used),)),),
+        refusals=draw(st.lists(refusals(), max_size=2).map(tuple)),
         unknown_values=draw(st.lists(unknown_values(), max_size=2).map(tuple)),
         unknown_calls=draw(st.sampled_from(({}, {"cusparseSpMM": 1}))),
     )
@@ -168,8 +207,10 @@ def emulations(draw: st.DrawFn) -> Emulation:
 def test_0_is_for_what_trained_and_fits(found: Emulation) -> None:
     assert found.exit_code in EXIT_CODES
     failed = found.ended not in (Ended.STEPS, Ended.END, Ended.TIMEOUT)
-    needed = found.used_bytes + found.margin_bytes
+    adapts = any(one.afterwards is Afterwards.RECOVERED for one in found.refusals)
+    needed = found.used_bytes + (0 if adapts else found.margin_bytes)
     if found.exit_code == 0:
+        assert not found.survived
         assert found.steps
         assert not failed
         assert needed <= found.gpu.memory_bytes

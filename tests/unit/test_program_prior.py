@@ -11,6 +11,7 @@ from tuner.app.program_prior import program_predictions
 from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.records import KnobValue
 from tuner.emulator.emulation import FEW, EmulatedDeviceUse, Emulation
+from tuner.emulator.session import DevicePeak
 from tuner.emulator.step_time import EmulatedStepTime
 from tuner.space.format import read_space
 from tuner.space.gpus import get_gpu
@@ -79,7 +80,8 @@ class Runs:
         return Emulation(
             stands_for=1,
             command=("train.py",), gpu=GPU, gpus=1, torch="2.13.0", cuda="13.0", ended="steps",
-            steps=3, margin_bytes=0, exit_status=0, devices=(use,), error=None, refused_bytes=0,
+            steps=3, margin_bytes=0, exit_status=0, devices=(use,), error=None, refusals=(),
+            peaks=(DevicePeak(0, device_bytes, ()),),
             unknown_calls={}, unknown_values=(), duration_s=1.0, time=time, settings={}, inputs=(),
         )  # fmt: skip
 

@@ -12,8 +12,9 @@ from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.host import usable_memory_bytes
 from tuner.core.records import MemoryBudget, Phase, RunTime, Verdict
-from tuner.emulator.ending import Ended, OwnFault, ProgramError
+from tuner.emulator.ending import Afterwards, Ended, Ending, OwnFault, ProgramError, Refusal
 from tuner.emulator.generation import DeclaredEngine, DecodeLoops
+from tuner.emulator.session import DevicePeak
 from tuner.emulator.step_time import EmulatedStepTime
 
 STEPS = 3
@@ -37,7 +38,7 @@ _WITH_STATES = 2
 _ABOUT = 0.98
 """Phases from this share of the highest use of the host on are as high."""
 
-_FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
+_FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED, Ended.LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +217,11 @@ class Emulation:
     exit_status: int
     devices: tuple[EmulatedDeviceUse, ...]
     """One entry per rank and device, in their order."""
+    peaks: tuple[DevicePeak, ...]
+    """The memory of all processes together, by device."""
     error: ProgramError | None
-    refused_bytes: int
-    """The request that the device had no memory for; 0 if there was none."""
+    refusals: tuple[Refusal, ...]
+    """The requests that a device had no memory for, and how the program went on."""
     unknown_calls: Mapping[str, int]
     """Calls of functions of CUDA's libraries that the emulator does not know."""
     unknown_values: tuple[UnknownValues, ...]
@@ -240,8 +243,6 @@ class Emulation:
 
     whole: bool = False
     """True if the run went on, shortened, after its first steps."""
-    refused_in: str = ""
-    """The phase of the run that had no memory; empty if all had, or it is not known."""
     later_error: ProgramError | None = None
     """A failure of a whole run after its first steps, where values are made up."""
     data: tuple[DataRead, ...] = ()
@@ -328,6 +329,16 @@ class Emulation:
         return RunTime(steps, evaluations, self.run_steps is not None, seconds, interval_s)
 
     @property
+    def refused(self) -> Refusal | None:
+        """The request that ran out of memory; None if none ended a process."""
+        return Ending(self.ended, refusals=self.refusals).fatal
+
+    @property
+    def survived(self) -> tuple[Refusal, ...]:
+        """The requests without which the program trained on."""
+        return tuple(r for r in self.refusals if r.afterwards is Afterwards.SURVIVED)
+
+    @property
     def limiting(self) -> EmulatedDeviceUse | None:
         """The device use with the most memory."""
         return max(self.devices, key=lambda use: use.device_bytes, default=None)
@@ -352,7 +363,9 @@ class Emulation:
             return None
         if self._grows_too_much or self.host_is_full:
             return False
-        fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
+        fits = self._budget.fits(self.used_bytes)
+        if fits and self.survived:
+            return None
         # The first step creates the optimizer's states, and only the second runs with them. A
         # program that ends by itself needs no second step, unless a made-up value ended it.
         stopped = self.ended is Ended.TIMEOUT or (
@@ -360,6 +373,12 @@ class Emulation:
         )
         enough = _WITH_STATES if stopped else 1
         return fits if self.steps >= enough or (self.steps and not fits) else None
+
+    @property
+    def _budget(self) -> MemoryBudget:
+        """The GPU's memory; all of it where the program itself found out how much it can take."""
+        adapts = any(one.afterwards is Afterwards.RECOVERED for one in self.refusals)
+        return MemoryBudget(self.gpu.memory_bytes, 0 if adapts else self.margin_bytes)
 
     @property
     def evaluation_ends_at(self) -> tuple[int, int] | None:
@@ -399,14 +418,15 @@ class Emulation:
             return Verdict.UNKNOWN
         if self.ended is Ended.OOM or self._grows_too_much or self.host_is_full:
             return Verdict.DOES_NOT_FIT
-        return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).verdict(self.used_bytes)
+        return self._budget.verdict(self.used_bytes)
 
     @property
     def exit_code(self) -> int:
         """The exit code (`tuner.core.errors`) for the verdict, or for the ending if it failed."""
         if self.ended is Ended.ERROR and not self.unknown_calls:
             return EXIT_BAD_INPUT
-        return EXIT_UNAVAILABLE if self.ended in _FAILED else verdict_code(self.fits)
+        is_unavailable = self.ended in _FAILED and self.ended is not Ended.LATER
+        return EXIT_UNAVAILABLE if is_unavailable else verdict_code(self.fits)
 
     @property
     def sizes(self) -> str:
@@ -421,11 +441,15 @@ class Emulation:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of all processes on the device with the highest use."""
-        used: Counter[int] = Counter()
-        for use in self.devices:
-            used[use.device] += use.device_bytes
-        return max(used.values(), default=0)
+        """The peak of all processes together, on the device with the highest."""
+        is_known = all(one.afterwards is Afterwards.RECOVERED for one in self.refusals)
+        sizes = (max(p.bytes, 0 if is_known else p.given_up_bytes) for p in self.peaks)
+        return max(sizes, default=0)
+
+    @property
+    def peak(self) -> DevicePeak | None:
+        """The peak of the device with the highest; None if none was used."""
+        return max(self.peaks, key=lambda one: one.bytes, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""

@@ -1,7 +1,8 @@
 """The ending of an emulated program, found from its processes' events and its devices' accounts.
 
-The verdict does not depend on how a program reports its errors. If the device refuses a request
-and the process takes no further step, it ran out of memory, even if the program caught or hid the
+The verdict does not depend on how a program reports its errors, nor on words in their texts. A
+request that the device refused was recovered if the same line got less later; it was survived if
+its process trained on without; else it ended that process, even if the program caught or hid the
 error or exited with status 0.
 """
 
@@ -10,11 +11,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.core.outcome import is_out_of_memory
 from tuner.emulator.here import TIMEOUT
 from tuner.emulator.session import Account
 
@@ -50,6 +50,8 @@ class Ended(enum.StrEnum):
     """It read a value that the emulator can neither compute nor replace."""
     FAULT = "fault"
     """tuner's own code failed inside the program."""
+    LATER = "later"
+    """A program that began after tuner had stopped another one failed: it may have needed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +63,48 @@ class ProgramError:
     line: str | None
 
 
+class Afterwards(enum.StrEnum):
+    """The ways in which a process goes on after a refused request."""
+
+    RECOVERED = "recovered"
+    """The same line got as much or less later: a search for the batch size."""
+    SURVIVED = "survived"
+    """It trained on, without what was refused."""
+    FATAL = "fatal"
+    """It trained no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request for memory that a device refused: its process, thread and line of the program.
+
+    `line` is None where it is not known, `thread` empty for the main one, `phase` that of the run.
+    """
+
+    pid: int
+    bytes: int
+    afterwards: Afterwards
+    line: str | None = None
+    thread: str = ""
+    phase: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The ending of a run; `refused_bytes` is the request that ran out of memory, or 0.
+    """The ending of a run, with the requests that its devices refused.
 
-    `refused_in` is the phase of the run in which it did, as far as it is known. `later` is a
-    failure after the first steps of a whole run, which did not end it for the verdict.
+    `later` is a failure after the first steps of a whole run, which did not end it for the verdict.
     """
 
     ended: Ended
     error: ProgramError | None = None
-    refused_bytes: int = 0
-    refused_in: str = ""
+    refusals: tuple[Refusal, ...] = ()
     later: ProgramError | None = None
+
+    @property
+    def fatal(self) -> Refusal | None:
+        """The last refusal that ended a process."""
+        return next((r for r in reversed(self.refusals) if r.afterwards is Afterwards.FATAL), None)
 
 
 def of_first_steps(ending: Ending, steps: int, wanted: int) -> Ending:
@@ -85,7 +116,7 @@ def of_first_steps(ending: Ending, steps: int, wanted: int) -> Ending:
     if not wanted or steps < wanted or not failed:
         return ending
     later = ending.error or ProgramError(str(ending.ended), "the program ended", None)
-    return Ending(Ended.STEPS, later=later)
+    return dataclasses.replace(ending, ended=Ended.STEPS, error=None, later=later)
 
 
 def find_ending(
@@ -100,18 +131,32 @@ def find_ending(
     timed_out = timed_out or TIMEOUT in steps.stops
     # Errors after tuner stopped the program are not failures of the program.
     error = _error(events, steps, failed=status != 0 and not (timed_out or steps.stops))
-    refusal = _refusal(events, accounts, steps)
-    if refusal is not None:
-        line, size, phase = refusal
-        if error is None or _is_memory(error):
-            line = str(error["line"]) if error and error["line"] else line
-            text = str(error["message"]) if error and _is_memory(error, causes=False) else ""
-            return Ending(Ended.OOM, ProgramError(OUT_OF_MEMORY, text, line), size, phase)
-        return Ending(Ended.OOM, _program_error(error), size, phase)
+    refusals = tuple(_refusals(events, accounts, steps))
+    fatal = Ending(Ended.OOM, refusals=refusals).fatal
+    if fatal is not None:
+        return Ending(Ended.OOM, _refused_error(fatal, error), refusals)
     if error is not None:
-        ended = Ended.OOM if _is_memory(error, causes=False) else Ended.ERROR
-        return Ending(ended, _program_error(error))
-    return Ending(Ended.TIMEOUT if timed_out else _without_error(steps, status))
+        return Ending(Ended.ERROR, _program_error(error), refusals)
+    later = _later_program(events, steps) if status != 0 else None
+    if later is not None:
+        return Ending(Ended.LATER, _program_error(later), refusals)
+    ended = Ended.TIMEOUT if timed_out else _without_error(steps, status)
+    return Ending(ended, refusals=refusals)
+
+
+def _refused_error(fatal: Refusal, error: Event | None) -> ProgramError:
+    """The exception of a run that ran out of memory: one of another type hid the refusal."""
+    if error is not None and not _is_out_of_memory(error, *error["causes"]):
+        return _program_error(error)
+    line = str(error["line"]) if error and error["line"] else fatal.line
+    text = str(error["message"]) if error and _is_out_of_memory(error) else ""
+    return ProgramError(OUT_OF_MEMORY, text, line)
+
+
+def _is_out_of_memory(error: Event, *causes: str) -> bool:
+    """True for PyTorch's exception, or one with it among `causes` ("type: text")."""
+    types = (error["type"], *(cause.partition(":")[0] for cause in causes))
+    return any(one.endswith(".OutOfMemoryError") for one in types)
 
 
 def _unsupported(events: Sequence[Event], *, trained: bool) -> ProgramError | None:
@@ -157,6 +202,10 @@ class _Steps:
         """True if any process trained."""
         return bool(self._at_ns)
 
+    def trained_on(self, pid: int, at_ns: int) -> bool:
+        """True if this process trained after `at_ns`."""
+        return any(steps[-1] > at_ns for (one, _), steps in self._at_ns.items() if one == pid)
+
     def went_on(self, pid: int, at_ns: int) -> bool:
         """True if this process, or a later one of the same rank, trained after `at_ns`."""
         rank = self._ranks.get(pid, "0")
@@ -166,27 +215,50 @@ class _Steps:
         )
 
 
-def _refusal(
+def _refusals(
     events: Sequence[Event], accounts: Iterable[Account], steps: _Steps
-) -> tuple[str | None, int, str] | None:
-    """The line, the size and the phase of the last request that ended the run; None if none did.
+) -> Iterator[Refusal]:
+    """The refused requests in their order, those of libraries beside PyTorch last.
 
-    PyTorch's allocator reports its own requests. The device's account has the requests of every
-    library, but for an expandable segment only the chunk that was refused.
+    PyTorch's allocator reports its own requests. The device's account has the last one of every
+    library; for an expandable segment only the chunk that was refused.
     """
-    told = [
-        (event["line"], int(event["requested_bytes"]), str(event.get("phase", "")))
+    recovered = {
+        (event["pid"], number)
         for event in events
-        if event["event"] == "out_of_memory" and not steps.went_on(event["pid"], event["at_ns"])
-    ]
-    refused = [
-        one.refused_bytes
-        for one in accounts
-        if one.refused_bytes and not steps.went_on(one.pid, one.refused_ns)
-    ]
-    if told:
-        return told[-1]
-    return (None, max(refused), "") if refused else None
+        if event["event"] == "result"
+        for number in event.get("recovered", ())
+    }
+    told: dict[int, int] = {}
+    for event in events:
+        if event["event"] == "out_of_memory":
+            pid, at_ns = event["pid"], event["at_ns"]
+            told[pid] = at_ns
+            is_met = (pid, event.get("number")) in recovered
+            yield Refusal(
+                pid,
+                int(event["requested_bytes"]),
+                Afterwards.RECOVERED if is_met else _afterwards(steps, pid, at_ns),
+                event["line"],
+                event.get("thread", ""),
+                event.get("phase", ""),
+            )
+    for one in accounts:
+        if one.refused_bytes and told.get(one.pid, -1) < one.refused_ns:
+            yield Refusal(one.pid, one.refused_bytes, _afterwards(steps, one.pid, one.refused_ns))
+
+
+def _afterwards(steps: _Steps, pid: int, at_ns: int) -> Afterwards:
+    return Afterwards.SURVIVED if steps.trained_on(pid, at_ns) else Afterwards.FATAL
+
+
+def _later_program(events: Sequence[Event], steps: _Steps) -> Event | None:
+    """The exception of a program that began after tuner had stopped another one."""
+    stopped_ns = min(steps.stops.values(), default=None)
+    if stopped_ns is None:
+        return None
+    errors = (e for e in events if e["event"] == "error" and e["how"] != "shown")
+    return next((e for e in errors if e.get("born_ns", 0) > stopped_ns), None)
 
 
 def _error(events: Sequence[Event], steps: _Steps, *, failed: bool) -> Event | None:
@@ -214,11 +286,6 @@ def _error(events: Sequence[Event], steps: _Steps, *, failed: bool) -> Event | N
 
 def _program_error(event: Event) -> ProgramError:
     return ProgramError(event["type"], event["message"], event["line"])
-
-
-def _is_memory(event: Event, *, causes: bool = True) -> bool:
-    texts = [f"{event['type']}: {event['message']}", *(event["causes"] if causes else ())]
-    return any(map(is_out_of_memory, texts))
 
 
 @dataclass(frozen=True, slots=True)

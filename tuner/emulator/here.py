@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -32,13 +33,18 @@ def begin_phase(phase: str, step: int) -> None:
         pricer.begin(phase, step)
 
 
+@functools.cache
+def device_core() -> ctypes.CDLL:
+    """The library that holds the devices of this process (device/device.h)."""
+    return ctypes.CDLL(str(Path(os.environ[LIBRARIES_VARIABLE]) / "libtuner_device.so"))
+
+
 def emulated_clock() -> Callable[[], float]:
     """The virtual clock of this process's emulated devices, in seconds.
 
     It advances by the estimated time of operators. After a wait for the device, the time includes
     all of the device's work.
     """
-    core = ctypes.CDLL(str(Path(os.environ[LIBRARIES_VARIABLE]) / "libtuner_device.so"))
-    now_ns = core.emu_host_now_ns
+    now_ns = device_core().emu_host_now_ns
     now_ns.restype = ctypes.c_double
     return lambda: float(now_ns()) / 1e9

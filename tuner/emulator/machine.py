@@ -147,7 +147,7 @@ class Machine:
             )
             end = run_supervised(task, output=output, stopped=stopped)
             events = list(session.events())
-            accounts = session.accounts()
+            accounts, peaks = session.accounts(), session.peaks()
             unknown = session.unknown_calls()
         results = sorted(
             (event for event in events if event["event"] == "result"), key=lambda one: one["rank"]
@@ -174,7 +174,8 @@ class Machine:
             exit_status=end.exit_status,
             devices=tuple(_uses(results, accounts)),
             error=ending.error,
-            refused_bytes=ending.refused_bytes,
+            peaks=tuple(peaks),
+            refusals=ending.refusals,
             unknown_calls=unknown,
             unknown_values=unknown_values(results),
             duration_s=time.monotonic() - started,
@@ -185,7 +186,6 @@ class Machine:
             asked=next((e["line"] or "" for e in events if e["event"] == "asked"), None),
             own_fault=own_fault(events),
             whole=whole,
-            refused_in=ending.refused_in,
             later_error=ending.later,
             data=tuple(_data(events)),
             run_steps=run.get("steps"),

@@ -44,10 +44,10 @@ FILES_VARIABLE = "TUNER_FILES"
 MOST_DEVICES = 64
 _NCCL_RANKS = 8
 _MAGIC = 0x3145554E52455554
-_VERSION = 4
+_VERSION = 5
 
 
-# The three structures of device/device.h, field by field.
+# The structures of device/device.h, field by field.
 class _Config(ctypes.Structure):
     _fields_ = (
         ("magic", ctypes.c_uint64),
@@ -89,6 +89,8 @@ class _Account(ctypes.Structure):
             for name in (
                 "used_bytes",
                 "peak_bytes",
+                "at_running_bytes",
+                "at_peak_bytes",
                 "managed_bytes",
                 "managed_peak_bytes",
                 "pinned_bytes",
@@ -98,6 +100,13 @@ class _Account(ctypes.Structure):
                 "launches_unpriced",
             )
         ),
+        ("command", ctypes.c_char * 120),
+    )
+
+
+class _Device(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("peak_bytes", "running_bytes", "given_up_bytes")
     )
 
 
@@ -110,6 +119,7 @@ class _Shared(ctypes.Structure):
         ("config", _Config),
         ("lock", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
+        ("devices", _Device * MOST_DEVICES),
         ("accounts", _Account * 512),
         ("unknown", _Unknown * 2048),
     )
@@ -128,6 +138,21 @@ class Account:
     """The last request that the device had no room for and never met; 0 if it met all."""
     refused_ns: int
     """The time of the refusal, by `time.monotonic_ns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """The most memory that all processes held together on one device, in bytes.
+
+    `holders` are the processes that held it then, by their commands, the largest first.
+    `given_up_bytes` is the most that was held in a step which ended with a request that PyTorch
+    gave up; that is not in `bytes`: it tells how much memory there is, not how much is needed.
+    """
+
+    device: int
+    bytes: int
+    holders: tuple[tuple[str, int], ...]
+    given_up_bytes: int = 0
 
 
 def _shared_file(name: str, folder: Path | None) -> tuple[int, str]:
@@ -271,6 +296,22 @@ class Session:
             for one in self._shared.accounts
             if one.pid
         ]
+
+    def peaks(self) -> list[DevicePeak]:
+        """The peak of every device that was used."""
+        found = []
+        for number, one in enumerate(self._shared.devices):
+            name = "at_running_bytes" if one.running_bytes > one.peak_bytes else "at_peak_bytes"
+            held = [
+                (account.command.decode(errors="replace").strip(), getattr(account, name))
+                for account in self._shared.accounts
+                if account.pid and account.device == number and getattr(account, name)
+            ]
+            held.sort(key=lambda holder: -holder[1])
+            peak_bytes = max(one.peak_bytes, one.running_bytes)
+            if peak_bytes or one.given_up_bytes:
+                found.append(DevicePeak(number, peak_bytes, tuple(held), one.given_up_bytes))
+        return found
 
     def unknown_calls(self) -> dict[str, int]:
         """Calls of functions that the emulator does not know, by name."""

@@ -218,11 +218,23 @@ class EmulatedCommandRunner:
 
 def _with_findings(outcome: Outcome, found: Emulation) -> Outcome:
     """`outcome` with the emulator's findings: memory that a command hid, calls it doesn't know."""
+    if outcome.exhausted is Exhausted.DEVICE and found.ended is not Ended.OOM:
+        # The log has the words, and no device refused anything for good.
+        outcome = replace(outcome, status=Status.CRASHED, exhausted=None, requested_bytes=None)
+    if found.survived and outcome.status is Status.OK:
+        message = f"out of memory at {found.survived[-1].line}; the command trained on without it"
+        return Outcome(
+            Status.OOM,
+            requested_bytes=found.survived[-1].bytes,
+            message=message,
+            duration_s=outcome.duration_s,
+            exhausted=Exhausted.DEVICE,
+        )
     if found.ended is Ended.OOM and outcome.status in (Status.OK, Status.CRASHED):
         where = f" at {found.error.line}" if found.error and found.error.line else ""
         return Outcome(
             Status.OOM,
-            requested_bytes=found.refused_bytes or None,
+            requested_bytes=found.refused.bytes if found.refused else None,
             message=f"out of memory{where}; the command does not show it",
             duration_s=outcome.duration_s,
             exhausted=Exhausted.DEVICE,

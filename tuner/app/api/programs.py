@@ -101,7 +101,7 @@ def emulate(  # noqa: PLR0913 - one argument for each option
     ::
 
         run = tuner.emulate(["python", "train.py"], gpu="h100_sxm")
-        print(run.fits, run.limiting.device_bytes, run.time.step_s)
+        print(run.fits, run.used_bytes, run.time.step_s)
 
     The arguments are the options of the command. The program's output goes where this process
     prints.

@@ -15,6 +15,7 @@ from tuner.app.cli.emulated_text import (
     print_emulation,
     print_last_lines,
     reason_text,
+    refusals_text,
     run_fields,
     sizes_text,
     so_far_text,
@@ -285,6 +286,7 @@ def notes_of(checked: CheckedProgram) -> Iterator[str]:
         )
     if isinstance(found, Emulation):
         texts = (
+            refusals_text(found) if found.fits is not None else "",
             engine_text(found),
             unknown_text(found),
             sizes_text(found.unknown_values),

@@ -115,13 +115,13 @@ def _print(found: StackDifference) -> None:
         ["", "before", "after", "change"],
         [
             ("fits", _fits(before), _fits(after), ""),
-            _sizes("device memory", before, after, "device_bytes"),
+            _sizes("device memory", before, after, "used_bytes"),
             _sizes("allocated", before, after, "peak_allocated_bytes"),
             *_times(before, after),
         ],
         right=("before", "after", "change"),
     )
-    _print_code(found.code, _size(after, "device_bytes") or _size(before, "device_bytes"))
+    _print_code(found.code, after.needed.used_bytes or before.needed.used_bytes)
     for name, run in (("before", before), ("after", after)):
         if run.needed is not run.found:
             echo(
@@ -137,8 +137,8 @@ def _fits(run: StackRun) -> str:
 
 
 def _size(run: StackRun, name: str) -> int:
-    limiting = run.needed.limiting
-    return int(getattr(limiting, name)) if limiting is not None else 0
+    of = run.needed if name == "used_bytes" else run.needed.limiting
+    return int(getattr(of, name)) if of is not None else 0
 
 
 def _sizes(label: str, before: StackRun, after: StackRun, name: str) -> tuple[str, ...]:

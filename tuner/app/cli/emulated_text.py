@@ -18,7 +18,7 @@ from tuner.emulator.emulation import (
     Emulation,
     UnknownValues,
 )
-from tuner.emulator.ending import OUT_OF_MEMORY, Ended, ProgramError
+from tuner.emulator.ending import OUT_OF_MEMORY, Afterwards, Ended, ProgramError, Refusal
 from tuner.report.terminal.evidence import print_breakdown
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
@@ -36,6 +36,8 @@ _FEW_LINES = 3
 """Lines of the program that an answer names; `--json` has all."""
 
 _NO_ANSWER = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
+_COMMAND_CHARS = 40
+_LATER = "a later program failed, after tuner had stopped one before"
 _LOG_LINES = 15
 _LINE_CHARS = 300
 _MORE_GPUS = "More GPUs are emulated with --gpus N"
@@ -66,7 +68,9 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("steps", steps_by_text(found).removeprefix("steps ")),
             ("fault", _fault_text(found)),
             ("fits", _fits_text(found)),
-            ("memory", _memory_text(use) if use else ""),
+            ("memory", _memory_text(found, use) if use else ""),
+            ("processes", _holders_text(found)),
+            ("refused", refusals_text(found)),
             ("phases", ", ".join(f"{name} {format_size(size)}" for name, size in phases)),
             *run_fields(refused or found, found),
             ("engine", engine_text(found)),
@@ -161,8 +165,26 @@ def _failed_text(found: Emulation) -> str:
 def _run_end_text(found: Emulation) -> str:
     if found.ended is not Ended.OOM:
         return ""
-    phase = f" in the {found.refused_in}" if found.refused_in else ""
-    return f"out of memory{phase}{_at(found.error)}"
+    phase = found.refused.phase if found.refused else ""
+    return f"out of memory{f' in the {phase}' if phase else ''}{_at(found.error)}"
+
+
+def refusals_text(found: Emulation) -> str:
+    """The lines that ran out of memory and did not end the run."""
+    texts = []
+    ways = (Afterwards.RECOVERED, "got as much or less later"), (Afterwards.SURVIVED, "trained on")
+    for afterwards, what in ways:
+        refused = [one for one in found.refusals if one.afterwards is afterwards]
+        if refused:
+            lines = dict.fromkeys(_asking(one) for one in refused)
+            times = f" {len(refused)} times" if len(refused) > 1 else ""
+            texts.append(f"ran out of memory{times} at {', '.join(lines)}, and {what}")
+    return "; ".join(texts)
+
+
+def _asking(refused: Refusal) -> str:
+    thread = f" (thread {refused.thread})" if refused.thread else ""
+    return f"{refused.line or 'a line of a library'}{thread}"
 
 
 def data_text(found: Emulation) -> str:
@@ -231,12 +253,15 @@ def steps_by_text(found: Emulation) -> str:
 def _ended_text(found: Emulation) -> str:
     error = found.error
     if found.ended is Ended.OOM:
-        size = f": {format_size(found.refused_bytes)} asked for" if found.refused_bytes else ""
+        asked_bytes = found.refused.bytes if found.refused else 0
+        size = f": {format_size(asked_bytes)} asked for" if asked_bytes else ""
         if error is None or error.type == OUT_OF_MEMORY:
             return f"out of memory{size}{_at(error)}"
         return f"out of memory{size}; then {_error_text(error)}"
     if error is not None and found.ended is Ended.UNSUPPORTED:
         return f"it cannot be emulated: {error.message}{_at(error)}"
+    if error is not None and found.ended is Ended.LATER:
+        return f"{_LATER}: {_error_text(error)}"
     if error is not None:
         more = f". {_MORE_GPUS}" if _TOO_FEW_GPUS.search(error.message) else ""
         return f"the program failed: {_error_text(error)}{more}"
@@ -269,7 +294,7 @@ def reason_text(found: Emulation) -> str:
     """Why it is unknown whether the program fits, or runs out of memory later; else empty."""
     if found.fits is not None:
         return growth_text(found) or _host_text(found) if found.fits is False else ""
-    failed = found.ended in (Ended.ERROR, Ended.CRASH, Ended.UNSUPPORTED)
+    failed = found.ended in (Ended.ERROR, Ended.CRASH, Ended.UNSUPPORTED, Ended.LATER)
     return _fault_text(found) or (_ended_text(found) if failed else _why_unknown(found))
 
 
@@ -292,10 +317,11 @@ def _fits_text(found: Emulation) -> str:
     if found.fits is None or use is None:
         return f"{so_far_text(found) or 'unknown'}: {_why_unknown(found)}"
     margin = f"margin {format_size(found.margin_bytes)}"
-    needs = f"{format_size(use.device_bytes)} of {format_size(limit)}"
+    used = found.used_bytes
+    needs = f"{format_size(used)} of {format_size(limit)}"
     if found.fits:
-        return f"yes: {needs}, {format_size(limit - use.device_bytes)} free, {margin}"
-    over = use.device_bytes + found.margin_bytes - limit
+        return f"yes: {needs}, {format_size(limit - used)} free, {margin}"
+    over = used + found.margin_bytes - limit
     return f"no: {needs}, {format_size(over)} too much; {margin}"
 
 
@@ -316,12 +342,14 @@ def _why_unknown(found: Emulation) -> str:
         Ended.CRASH: "the program failed",
         Ended.FAULT: "tuner itself failed",
         Ended.UNSUPPORTED: "it was not emulated to its end",
+        Ended.LATER: _LATER,
     }
     why = reasons.get(found.ended)
     if why is None and found.ended is not Ended.OOM and not (found.steps and found.devices):
         why = "no optimizer step ran on the device"
     return (
         why
+        or (refusals_text(found) if found.survived else "")
         or sizes.get(found.sizes)
         or f"{_steps_text(found)} ran, and the peak shows from the second on"
     )
@@ -336,9 +364,9 @@ def _so_far_reason(found: Emulation) -> str:
     return f"{steps}; not reached: {', '.join(first)}{others}"
 
 
-def _memory_text(use: EmulatedDeviceUse) -> str:
+def _memory_text(found: Emulation, use: EmulatedDeviceUse) -> str:
     text = (
-        f"device memory {format_size(use.device_bytes)}, peak of"
+        f"device memory {format_size(found.used_bytes)}, peak of"
         f" {format_size(use.peak_allocated_bytes)} allocated and"
         f" {format_size(use.peak_reserved_bytes)} reserved, in the {use.peak_phase} phase"
     )
@@ -347,6 +375,16 @@ def _memory_text(use: EmulatedDeviceUse) -> str:
     if use.alloc_retries:
         text += f"; the allocator gave cached blocks back {use.alloc_retries} times"
     return text
+
+
+def _holders_text(found: Emulation) -> str:
+    """The processes that held the memory at its peak, where there were several."""
+    held = found.peak.holders if found.peak is not None else ()
+    if len(held) < 2:
+        return ""
+    shown = [f"{format_size(size)} {command[:_COMMAND_CHARS]}" for command, size in held[:3]]
+    more = f" and {len(held) - 3} more" if len(held) > 3 else ""
+    return f"at the peak {'; '.join(shown)}{more}"
 
 
 def engine_text(found: Emulation) -> str:

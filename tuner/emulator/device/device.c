@@ -121,6 +121,64 @@ static int has_room(int device, uint64_t size) {
   return used_on(device) + size <= limit;
 }
 
+/* With the lock held. */
+static void set_running(int device, uint64_t used) {
+  shared->devices[device].running_bytes = used;
+  for (int i = 0; i < EMU_ACCOUNTS; i++) {
+    struct emu_account *one = &shared->accounts[i];
+    if (one->pid && one->device == device) one->at_running_bytes = one->used_bytes;
+  }
+}
+
+/* With the lock held, after this process took memory: only then can there be a peak. */
+static void note_peak(int device) {
+  if (used_on(device) <= shared->devices[device].running_bytes) return;
+  drop_dead();
+  uint64_t used = used_on(device);
+  if (used > shared->devices[device].running_bytes) set_running(device, used);
+}
+
+void emu_begin_attempt(void) {
+  if (!shared) return;
+  lock_shared();
+  drop_dead();
+  for (int device = 0; device < EMU_DEVICES; device++) {
+    if (!mine[device]) continue;
+    struct emu_device *all = &shared->devices[device];
+    if (all->running_bytes > all->peak_bytes) {
+      all->peak_bytes = all->running_bytes;
+      for (int i = 0; i < EMU_ACCOUNTS; i++) {
+        struct emu_account *one = &shared->accounts[i];
+        if (one->pid && one->device == device) one->at_peak_bytes = one->at_running_bytes;
+      }
+    }
+    set_running(device, used_on(device));
+  }
+  unlock_shared();
+}
+
+void emu_give_up_attempt(void) {
+  if (!shared) return;
+  lock_shared();
+  for (int device = 0; device < EMU_DEVICES; device++) {
+    if (!mine[device]) continue;
+    struct emu_device *all = &shared->devices[device];
+    if (all->running_bytes > all->given_up_bytes) all->given_up_bytes = all->running_bytes;
+    set_running(device, 0);
+  }
+  unlock_shared();
+}
+
+static void read_command(char *out) {
+  int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+  ssize_t got = file < 0 ? 0 : read(file, out, EMU_NAME - 1);
+  if (file >= 0) close(file);
+  if (got < 0) got = 0;
+  out[got] = 0;
+  for (ssize_t i = 0; i + 1 < got; i++)
+    if (!out[i]) out[i] = ' ';
+}
+
 static struct emu_account *open_account(int device) {
   static int watches_forks;
   for (int round = 0; round < 2; round++) {
@@ -130,6 +188,7 @@ static struct emu_account *open_account(int device) {
       memset(one, 0, sizeof *one);
       one->device = device;
       one->pid = getpid();
+      read_command(one->command);
       if (!watches_forks) {
         watches_forks = 1;
         pthread_atfork(NULL, NULL, after_fork);
@@ -153,6 +212,7 @@ static struct emu_account *account_of(int device) {
     mine[device] = open_account(device);
     if (first_device < 0) first_device = device;
     mine[device]->used_bytes = mine[device]->peak_bytes = shared->config.context_bytes;
+    note_peak(device);
   }
   return mine[device];
 }
@@ -175,6 +235,7 @@ int emu_take(int device, size_t size) {
   if (ok) {
     account->used_bytes += size;
     if (account->used_bytes > account->peak_bytes) account->peak_bytes = account->used_bytes;
+    note_peak(device);
     /* An allocator that is refused gives back what it caches, and asks for the same once more. */
     if (size >= account->refused_bytes) account->refused_bytes = account->refused_ns = 0;
   } else {

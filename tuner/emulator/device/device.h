@@ -16,7 +16,7 @@
 /* -- what all processes of a session share; the layout is written by session.py -------------- */
 
 #define EMU_MAGIC 0x3145554e52455554ull
-#define EMU_VERSION 4
+#define EMU_VERSION 5
 #define EMU_DEVICES 64
 #define EMU_ACCOUNTS 512
 #define EMU_UNKNOWN 2048
@@ -55,6 +55,7 @@ struct emu_account {
   int32_t device;
   uint64_t used_bytes; /* context included */
   uint64_t peak_bytes;
+  uint64_t at_running_bytes, at_peak_bytes; /* at the peaks of struct emu_device */
   uint64_t managed_bytes; /* cudaMallocManaged: outside of torch's allocator, counted apart */
   uint64_t managed_peak_bytes;
   uint64_t pinned_bytes; /* host memory; of the process, on its first device */
@@ -62,6 +63,16 @@ struct emu_account {
   uint64_t refused_ns;    /* when, on CLOCK_MONOTONIC; 0 where nothing is refused */
   uint64_t launches;
   uint64_t launches_unpriced;
+  char command[EMU_NAME]; /* the process's, its words parted by blanks */
+};
+
+/* The peaks of all processes together on one device. An attempt begins where the last step ended;
+ * one that ends with a request that PyTorch gave up tells how much memory there is, not how much is
+ * needed. */
+struct emu_device {
+  uint64_t peak_bytes;    /* before the running attempt, without those that were given up */
+  uint64_t running_bytes; /* in the running attempt */
+  uint64_t given_up_bytes;
 };
 
 struct emu_unknown {
@@ -73,6 +84,7 @@ struct emu_shared {
   struct emu_config config;
   int32_t lock; /* a futex-free spin lock over accounts and unknown; held for microseconds */
   int32_t reserved;
+  struct emu_device devices[EMU_DEVICES];
   struct emu_account accounts[EMU_ACCOUNTS];
   struct emu_unknown unknown[EMU_UNKNOWN];
 };
@@ -105,6 +117,9 @@ EMU_EXPORT void *emu_reserve(size_t size, size_t alignment);
 EMU_EXPORT void emu_unreserve(void *p, size_t size);
 EMU_EXPORT int emu_take(int device, size_t size); /* 0, or -1 without room */
 EMU_EXPORT void emu_give(int device, size_t size);
+/* On all devices of this process: a new attempt begins, or the running one was given up. */
+EMU_EXPORT void emu_begin_attempt(void);
+EMU_EXPORT void emu_give_up_attempt(void);
 EMU_EXPORT void emu_forget_pages(void *p, size_t size);
 EMU_EXPORT void emu_memory_info(int device, size_t *free_bytes, size_t *total_bytes);
 /* The same without becoming one of the device's processes: for NVML. */

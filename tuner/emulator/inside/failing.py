@@ -32,6 +32,7 @@ class Failing:
 
     def __init__(self) -> None:
         self._found: dict[str, Any] | None = None
+        self._born_ns = time.monotonic_ns()
 
     def note(self, how: str, error: BaseException | None) -> None:
         """Keep `error`; one that ends the process replaces one that was only printed."""
@@ -56,7 +57,7 @@ class Failing:
             self.note(UNCAUGHT, error)
         if self._found is not None:
             found, self._found = self._found, None
-            send({"event": "error", "on_device": uses_cuda(), **found})
+            send({"event": "error", "on_device": uses_cuda(), "born_ns": self._born_ns, **found})
 
 
 def described(error: BaseException) -> dict[str, Any]:

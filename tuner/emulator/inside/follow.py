@@ -204,6 +204,7 @@ class Follower:
         if not any(p.is_cuda for p in module.parameters()):
             return
         self._forward_hook.remove()  # torch.compile would compile it
+        self._memory.note_training()
         self._memory.owners.note_ran(module)
         self._arrived.note_model(module)
         self._enter(FORWARD)
@@ -445,7 +446,7 @@ class Follower:
         phase = run_phase(self._phase, self._done, self._steps)
         if phase in (EVALUATION, END):
             phase = _named(called_around(sys._getframe(1))) or phase
-        about = {"line": program_line(sys._getframe(1)), "phase": phase}
+        about = {"phase": phase, **self._memory.refusals.note(size)}
         send({"event": "out_of_memory", "requested_bytes": size, **about})
 
     def end_unsupported(self) -> None:
@@ -483,6 +484,7 @@ class Follower:
                 "cuda": torch.version.cuda,
                 "host_step_s": [b - a for a, b in itertools.pairwise(times)],
                 "devices": self._memory.result() or [],
+                "recovered": self._memory.recovered,
                 "host": None if host is None else host.result(),
                 "horizon": self._horizon_at(reason, stopped),
                 "work": self._pricer.snapshot() if self._pricer is not None else None,

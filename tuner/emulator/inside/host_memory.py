@@ -7,7 +7,6 @@ page cache don't. The memory of workers is measured: pages shared with this proc
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
 import os
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from tuner.core.processes import descendants
+from tuner.emulator.here import LIBRARIES_VARIABLE, device_core
 from tuner.emulator.inside.failing import uses_cuda
 from tuner.emulator.inside.faults import guarded
 
@@ -31,7 +31,6 @@ _HISTORY_BYTES = 1600
 """An allocation in the history of PyTorch's allocator, with a stack of 40 calls: measured with
 PyTorch 2.13, its three entries take 655 bytes at a depth of one call and 1,592 at one of 40."""
 
-_LIBRARIES = "TUNER_EMULATOR_LIBRARIES"
 
 _COUNTED = ("Pss_Anon", "Pss_Shmem")
 
@@ -43,8 +42,8 @@ class HostMemory:
     """
 
     def __init__(self, phase: str, own_bytes: int = 0) -> None:
-        self._library = _device()
-        self._library.emu_host_watch()
+        device_core().emu_host_peak.restype = ctypes.c_int64
+        device_core().emu_host_watch()
         self._phase = phase
         self._own_bytes = own_bytes
         self._peaks: dict[str, int] = {}
@@ -75,7 +74,7 @@ class HostMemory:
         }
 
     def _end_phase(self) -> None:
-        peak = self._library.emu_host_peak() - self._taken_bytes()
+        peak = device_core().emu_host_peak() - self._taken_bytes()
         self._peaks[self._phase] = max(peak, self._peaks.get(self._phase, 0))
 
     def _taken_bytes(self) -> int:
@@ -98,20 +97,12 @@ class HostMemory:
 
 def note_memory(memory: mmap.mmap) -> None:
     """Count a mapping of an emulated process as if it were written, until it is unmapped."""
-    if _LIBRARIES not in os.environ:
+    if LIBRARIES_VARIABLE not in os.environ:
         return
     address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-    device = _device()
+    device = device_core()
     device.emu_host_add(address, ctypes.c_size_t(len(memory)))
     weakref.finalize(memory, device.emu_host_remove, address).atexit = False
-
-
-@functools.cache
-def _device() -> Any:
-    folder = Path(os.environ[_LIBRARIES])
-    library = ctypes.CDLL(str(folder / "libtuner_device.so"))
-    library.emu_host_peak.restype = ctypes.c_int64
-    return library
 
 
 def share_bytes(pid: int) -> int:

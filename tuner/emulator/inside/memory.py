@@ -6,25 +6,24 @@ The source is PyTorch's own allocator history: every allocation with its Python 
 from __future__ import annotations
 
 import bisect
-import ctypes
 import functools
 import inspect
 import itertools
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from tuner.emulator.here import device_core
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import places
 from tuner.emulator.inside.owners import GRADIENT, LOGITS, Owners, Parts, Sightings, addresses
 from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.refusals import Refusals
 
 _ROUND = 512
 """PyTorch's allocator rounds sizes up to this (CUDACachingAllocator.cpp, kMinBlockSize)."""
@@ -73,9 +72,14 @@ class MemoryWatch:
         self._has_history = False
         self._kept: dict[int, list[dict[str, Any]]] = {}
         self._steps_us: list[int] = []
+        self._trained_us = 0
+        """The time at which the first forward pass began."""
         self._evaluated_us: list[int] = []
         self.ran_lines: set[tuple[str, int]] = set()
         """Files and lines that have allocated memory, once there is a result."""
+        self.refusals = Refusals(self._place_of)
+        self.recovered: list[int] = []
+        """The numbers of refused requests that were met later; known with the result."""
 
     def install(self, made: Callable[[], None]) -> None:
         """Record from the start of CUDA on, and keep peaks that the program resets.
@@ -148,9 +152,15 @@ class MemoryWatch:
         time_us, _, step = self._marks[-1]
         self._marks[-1] = (time_us, phase, step)
 
+    def note_training(self) -> None:
+        """Note that the first forward pass begins: what was loaded before counts."""
+        self._trained_us = _now_us()
+        device_core().emu_begin_attempt()
+
     def note_step(self) -> None:
         """Note that an optimizer step ended now."""
         self._steps_us.append(_now_us())
+        device_core().emu_begin_attempt()
 
     def note_evaluated(self) -> None:
         """Note that an evaluation asks for its next batch."""
@@ -215,6 +225,7 @@ class MemoryWatch:
         history: list[list[dict[str, Any]]] = [[]] * count
         if self._has_history:
             history = self._history(torch.cuda.memory._snapshot()["device_traces"])
+            self.recovered = self.refusals.recovered(history)
         return [
             self._device(number, history[number])
             for number in range(count)
@@ -224,11 +235,16 @@ class MemoryWatch:
     def _device(self, device: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
         self._keep_peaks(device)
         stats = torch.cuda.memory_stats(device)
+        allocated = self._highest[device, "allocated_bytes"]
+        reserved = self._highest[device, "reserved_bytes"]
+        if self.recovered and entries:
+            peaks = self._run_phases(entries).values()
+            allocated, reserved = (max(peak[n] for peak in peaks) for n in (0, 1))
         return {
             "device": device,
             "physical": _physical(device),
-            "peak_allocated_bytes": self._highest[device, "allocated_bytes"],
-            "peak_reserved_bytes": self._highest[device, "reserved_bytes"],
+            "peak_allocated_bytes": allocated,
+            "peak_reserved_bytes": reserved,
             "alloc_retries": stats.get("num_alloc_retries", 0),
             "ooms": stats.get("num_ooms", 0),
             "trainable_params": self.owners.trainable_params,
@@ -279,6 +295,8 @@ class MemoryWatch:
         peaks: dict[str, int] = {}
         for number, entry in enumerate(entries):
             allocated += _change(entry)
+            if self._was_given_up(entry):
+                continue
             phase = self._phase_of(entry["time_us"])
             peaks[phase] = max(peaks.get(phase, 0), allocated)
             if allocated > highest:
@@ -294,13 +312,32 @@ class MemoryWatch:
         # A phase begins with what is there, and may allocate nothing.
         for (_, phase, step), end in zip(marks, ends, strict=True):
             most = peaks.setdefault(run_phase(phase, step, self._first_steps), [0, 0])
-            most[:] = max(most[0], allocated), max(most[1], reserved)
+            if not (number and self._was_given_up(entries[number - 1])):
+                most[:] = max(most[0], allocated), max(most[1], reserved)
             while number < len(entries) and entries[number]["time_us"] < end:
                 entry, number = entries[number], number + 1
                 allocated += _change(entry)
                 reserved += _SEGMENTS.get(entry["action"], 0) * entry["size"]
-                most[:] = max(most[0], allocated), max(most[1], reserved)
+                if not self._was_given_up(entry):
+                    most[:] = max(most[0], allocated), max(most[1], reserved)
         return peaks
+
+    def _was_given_up(self, entry: Mapping[str, Any]) -> bool:
+        """True for what was held in a step that ended with a recovered refusal.
+
+        That tells how much memory there is, not how much is needed.
+        """
+        if not self.recovered:
+            return False
+        time_us = entry["time_us"]
+        began_us = [self._trained_us, *self._steps_us]
+        refused_us = self.refusals.times_us
+        place = bisect.bisect_left(refused_us, time_us)
+        is_after = bisect.bisect_right(began_us, time_us)
+        if place < len(refused_us) and bisect.bisect_right(began_us, refused_us[place]) == is_after:
+            return True  # no step ended between this and the next refusal
+        is_freed = entry["action"] not in ("alloc", "segment_alloc", "segment_map")
+        return is_freed and place > 0
 
     def _growth(self, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Lines whose memory of one step is still alive after the next, and that of both steps.
@@ -404,8 +441,7 @@ def _now_us() -> int:
 
 def _physical(ordinal: int) -> int:
     """The session's number of the device that CUDA_VISIBLE_DEVICES makes `ordinal`."""
-    library = Path(os.environ["TUNER_EMULATOR_LIBRARIES"]) / "libtuner_device.so"
-    return int(ctypes.CDLL(str(library)).emu_physical(ordinal))
+    return int(device_core().emu_physical(ordinal))
 
 
 Note = Callable[[Iterable[Any]], Any]
