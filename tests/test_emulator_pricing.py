@@ -342,6 +342,17 @@ def test_a_step_is_the_median_of_those_after_the_first():
     assert found.interval_s[0] < found.step_s < found.interval_s[1]
 
 
+def test_what_can_be_no_step_has_no_time():
+    """A count of steps that is off puts the passes and the optimizer into different steps."""
+    program = trained(2)
+    program.run(lambda: gpu_tensor(1 << 24).mul_(0.9), "optimizer", 2)
+    snapshot = json.loads(json.dumps(program.pricer.snapshot()))
+    assert step_time(snapshot, A100).step == 1
+    counts = snapshot["counts"]
+    snapshot["counts"] = [one for one in counts if (one[0] == 2) == (one[1] == "optimizer")]
+    assert step_time(snapshot, A100) is None
+
+
 def test_more_micro_batches_take_the_passes_again_and_the_optimizer_once():
     snapshot = trained(4).pricer.snapshot()
     one, four = (step_time(snapshot, A100, repeats=times) for times in (1, 4))

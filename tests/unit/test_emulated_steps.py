@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -165,6 +166,25 @@ def test_an_optimizer_decides_alone_once_it_is_seen(follow) -> None:
             optimizer.step()
 
     assert follow(train) == ([3, 6], OPTIMIZER, 0)
+
+
+def test_memory_of_an_input_that_required_gradients_is_no_parameter(follow) -> None:
+    """Inputs do so for adapters with checkpointing; other tensors take their memory later."""
+    net = model()
+    memory = np.zeros((2, 4), dtype=np.float32)
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(3):
+            for _ in range(2):
+                given = torch.from_numpy(memory).requires_grad_()
+                net(given).square().mean().backward()
+                del given
+                net[0].weight.grad.norm()
+                torch.from_numpy(memory).add_(1)
+            optimizer.step()
+
+    assert follow(train) == ([2, 4, 6], OPTIMIZER, 0)
 
 
 def test_replaced_parameters_count_at_the_end(follow) -> None:

@@ -199,6 +199,11 @@ class _Search:
             setting = settings.get(knob)
             why = f"{setting.name} {setting.problem}" if setting else "the program does not set it"
             self.notes.append(f"no other {knob} was tried: {why}")
+        if self.base.compares:
+            self.notes.append(
+                f"no other micro_batch was tried: {self.base.compares} takes all samples of a "
+                "micro-batch together, so that another one trains another model"
+            )
         if self.micro_batch == 0:
             self.notes.append("no change was tried: the micro-batch is not known")
             return False
@@ -207,7 +212,8 @@ class _Search:
     @property
     def _sizes(self) -> list[int]:
         """The micro-batches that keep the effective batch, from small to large."""
-        if not all(self.runs.settings.can_change(knob) for knob in ("micro_batch", "grad_accum")):
+        knobs = ("micro_batch", "grad_accum")
+        if self.base.compares or not all(map(self.runs.settings.can_change, knobs)):
             return [self.micro_batch] if self.micro_batch else []
         batch = self.micro_batch * self.accumulation
         return [size for size in range(1, batch + 1) if batch % size == 0]
@@ -240,6 +246,11 @@ class _Search:
             if fits and base_step_s and step_s and step_s > base_step_s * (1 - LEAST_GAIN):
                 continue
             made = change(self.runs.settings, self._values(size, way))
+            if "micro_batch" in made.values and self.base.settings.get("micro_batch") is None:
+                self.notes.append(
+                    "micro_batch: a loss that compares the samples of a batch (contrastive, "
+                    "in-batch negatives) needs the old one"
+                )
             return BetterChange(made, run.found, step_s, base_step_s)
         return None
 

@@ -57,6 +57,7 @@ class PredictedProgram:
     source: ClassVar[str] = "predicted"
     host_is_full: ClassVar[bool] = False
     generates: ClassVar[bool] = False
+    compares: ClassVar[str] = ""
 
     @property
     def fits(self) -> bool | None:

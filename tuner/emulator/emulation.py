@@ -259,6 +259,8 @@ class Emulation:
     """Lines of the training that were not reached, may be later, and may allocate."""
     host: HostUse | None = None
     """The memory of the host in a whole run; None if it is not known."""
+    compares: str = ""
+    """The loss or layer that takes all samples of a micro-batch together; empty for none."""
     steps_by: str = ""
     """The sign by which steps were counted; empty for updates of optimizers."""
     decoding: tuple[DecodeLoops, ...] = ()
@@ -432,6 +434,14 @@ class Emulation:
     def sizes(self) -> str:
         """The certainty of the tensor sizes; see `sizes_rest_on`."""
         return sizes_rest_on(self.unknown_values)
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together; one may have several GPUs, of which one waits for another.
+
+        A loop over several GPUs in one process is priced as if they worked one after the other.
+        """
+        return max(self.stands_for, len({use.rank for use in self.devices}))
 
     @property
     def sequences_per_s(self) -> float | None:

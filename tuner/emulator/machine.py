@@ -182,6 +182,7 @@ class Machine:
             time=time_of_step,
             stands_for=max((r["stands_for"] for r in results), default=1),
             settings=results[0]["settings"] if results else {},
+            compares=results[0]["compares"] if results else "",
             inputs=_inputs(results, time_of_step),
             asked=next((e["line"] or "" for e in events if e["event"] == "asked"), None),
             own_fault=own_fault(events),

@@ -73,14 +73,16 @@ def step_time(
     """The time of the program's median step; `report` comes from `Pricer.snapshot`.
 
     The first step, which creates the optimizer's state, counts only if there is no other. None if
-    no step has ended. A device profile replaces the catalogue's rates, as in a prediction.
+    no step has ended with its backward pass and fewer FLOP/s than the device has: another one
+    can't be. A device profile replaces the catalogue's rates, as in a prediction.
     `repeats` is the number of micro-batches in a whole step over the number that ran.
     """
     program = _Program(report, gpu, profile, repeats)
     ended = program.ended_steps()
-    if not ended:
-        return None
     steps = [program.step(number) for number in ended[1:] or ended]
+    steps = [step for step in steps if (step.mfu or 0.0) <= 1.0]
+    if not steps:
+        return None
     middle = median_low(sorted(step.step_s for step in steps))
     return next(step for step in steps if step.step_s == middle)
 
@@ -122,8 +124,13 @@ class _Program:
         self._counts = report["counts"]
 
     def ended_steps(self) -> list[int]:
-        """The steps whose optimizer ran."""
-        return sorted({step for step, phase, *_ in self._counts if phase == Phase.OPTIMIZER})
+        """The steps whose optimizer ran, and their backward pass if the program has any."""
+        ran: dict[int, set[str]] = defaultdict(set)
+        for step, phase, _, calls in self._counts:
+            ran[step] |= {phase} if calls else set()
+        has_backward = any(Phase.BACKWARD in phases for phases in ran.values())
+        needed = {Phase.OPTIMIZER, *([Phase.BACKWARD] if has_backward else [])}
+        return sorted(step for step, phases in ran.items() if phases >= needed)
 
     def step(self, number: int) -> EmulatedStepTime:
         """The time of one step, with its interval and its parts."""

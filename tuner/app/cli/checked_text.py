@@ -255,9 +255,8 @@ def pace_of(found: RunAnswer) -> Pace | None:
         return Pace.of(found.prediction)
     if found.time is None:
         return None
-    ranks = gpus_of(found)
-    rows = sum(rows for rows, _ in found.inputs) * ranks or None
-    tokens = sum(rows * tokens for rows, tokens in found.inputs) * ranks or None
+    rows = sum(rows for rows, _ in found.inputs) * found.ranks or None
+    tokens = sum(rows * tokens for rows, tokens in found.inputs) * found.ranks or None
     return Pace(found.time.step_s, rows, tokens, found.time.interval_s, found.time.mfu)
 
 

@@ -447,7 +447,7 @@ def _speed_text(found: Emulation) -> str:
     low, high = time.interval_s
     mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
     rate = found.sequences_per_s
-    where = " on each GPU" if max(len(found.devices), found.stands_for) > 1 else ""
+    where = " on each GPU" if found.ranks > 1 else ""
     each = f", {significant(rate)} sequences/s{where}" if rate is not None else ""
     text = (
         f"{format_duration(time.step_s)} an optimizer step (90 %: "

@@ -28,6 +28,15 @@ _ARGUMENTS = {
 """Arguments of transformers' and TRL's trainers, by the parameter that they set."""
 
 
+_EACH_ALONE = (
+    "TripletLoss", "CosineSimilarityLoss", "SoftmaxLoss", "ContrastiveLoss", "MSELoss",
+    "MarginMSELoss", "DenoisingAutoEncoderLoss", "DistillKLDivLoss", "BinaryCrossEntropyLoss",
+    "CrossEntropyLoss",
+)  # fmt: skip
+"""Losses of sentence-transformers 6.2 that are means over samples; the others compare the samples
+of a micro-batch, as for in-batch negatives."""
+
+
 class Arrived:
     """Collects the settings and the inputs of the training in this process."""
 
@@ -43,6 +52,8 @@ class Arrived:
         self.inputs: dict[int, list[tuple[int, int]]] = {}
         """(sequences, tokens of each) of every forward pass with gradients, by step."""
         self._largest_table = 0
+        self.compares = ""
+        """The part of the training that takes all samples of a micro-batch together."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -72,6 +83,7 @@ class Arrived:
     def note_model(self, model: Any) -> None:
         """Read the settings of the trained model; the last one counts."""
         self._of_model = settings_of_model(model)
+        self.compares = self.compares or _normalises(model)
 
     @guarded("an input of the model")
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
@@ -91,6 +103,7 @@ class Arrived:
         @functools.wraps(run)
         def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             self._note_arguments(trainer.args)
+            self._note_loss(trainer)
             return run(trainer, *args, **kwargs)
 
         module.Trainer.train = train
@@ -98,6 +111,23 @@ class Arrived:
     @guarded("the trainer's settings")
     def _note_arguments(self, arguments: Any) -> None:
         self._of_trainer = settings_of_arguments(arguments)
+
+    @guarded("the trainer's loss")
+    def _note_loss(self, trainer: Any) -> None:
+        if not any(kind.__name__ == "SentenceTransformerTrainer" for kind in type(trainer).mro()):
+            return
+        losses = trainer.loss.values() if isinstance(trainer.loss, dict) else [trainer.loss]
+        names = [type(getattr(one, "loss", one)).__name__ for one in losses]
+        self.compares = ", ".join(name for name in names if name not in _EACH_ALONE)
+
+
+def _normalises(model: Any) -> str:
+    """The layers that normalise over a micro-batch, if the model trains with any."""
+    import torch
+
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    found = (m for m in model.modules() if isinstance(m, norms) and m.training)
+    return next((type(one).__name__ for one in found), "")
 
 
 def settings_of_arguments(arguments: Any) -> dict[str, Any]:

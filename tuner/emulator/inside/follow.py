@@ -490,6 +490,7 @@ class Follower:
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
                 "values_unknown": [] if self._mode is None else self._mode.values.unknowns.rows(),
                 "settings": self._arrived.settings,
+                "compares": self._arrived.compares,
                 "inputs": self._arrived.inputs,
             }
         )

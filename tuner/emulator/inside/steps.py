@@ -199,7 +199,12 @@ class Steps:
             self._count(UPDATES)
 
     def _is_due(self, address: int) -> bool:
-        """True if an update may follow: a gradient was read, or is there in the backward pass."""
+        """True if an update may follow: a gradient was read, or is there in the backward pass.
+
+        An input that was made to require gradients is a leaf as well, whose memory is reused.
+        """
+        if self._leaves[address]() is None:
+            return False
         if not self._depth:
             return self._has_read
         return _gradient_of(self._leaves[address]()) is not None
