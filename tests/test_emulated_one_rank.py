@@ -156,6 +156,15 @@ def test_parts_of_whole_and_sharded_parameters_have_their_names(tmp_path: Path) 
     assert "adapters" not in parts
     assert sum(parts.values()) == device.peak_allocated_bytes
 
+    # Of a step of two micro-batches the first keeps its gradients whole; one block's are reduced.
+    step = "    model(torch.randn(64, 1024, device="
+    twice = f"    model.set_requires_gradient_sync(step % 2)\n{step}"
+    once = "    if step % 2 == 0: continue\n    optimizer.step()"
+    program = SHARDED.replace(step, twice).replace("    optimizer.step()", once)
+    (tmp_path / "train.py").write_text(program.replace("range(3)", "range(6)"), encoding="utf-8")
+    (device,) = run(command, tmp_path, gpus=2, all_ranks=False).devices
+    assert device.breakdown["unsharded_gradients"] == pytest.approx(5 * block, rel=0.01)
+
 
 TRAINER = """
 import sys

@@ -21,7 +21,15 @@ import torch
 from tuner.emulator.here import device_core
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import places
-from tuner.emulator.inside.owners import GRADIENT, LOGITS, Owners, Parts, Sightings, addresses
+from tuner.emulator.inside.owners import (
+    GRADIENT,
+    LOGITS,
+    UNSHARDED,
+    Owners,
+    Parts,
+    Sightings,
+    addresses,
+)
 from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.refusals import Refusals
 
@@ -87,7 +95,7 @@ class MemoryWatch:
         `made` is called whenever a model is created or moved.
         """
         self.owners.install(made)
-        when_reduced(self._note_gradients)
+        when_reduced(self._note_gradients, functools.partial(self._note_gradients, kind=UNSHARDED))
         torch.cuda._lazy_call(self._record)  # type: ignore[no-untyped-call]
         reset: Any = torch._C._cuda_resetPeakMemoryStats
 
@@ -178,11 +186,11 @@ class MemoryWatch:
                 self._sightings.add(time_us, address, kind)
 
     @guarded("gradients that are reduced")
-    def _note_gradients(self, gradients: Iterable[Any]) -> None:
+    def _note_gradients(self, gradients: Iterable[Any], kind: str = GRADIENT) -> None:
         time_us = _now_us()
         for gradient in gradients:
             for address in addresses(gradient):
-                self._sightings.add(time_us, address, GRADIENT)
+                self._sightings.add(time_us, address, kind)
 
     @guarded("the results of an operator")
     def note_logits(self, out: Any) -> bool:
@@ -447,11 +455,28 @@ def _physical(ordinal: int) -> int:
 Note = Callable[[Iterable[Any]], Any]
 
 
-def when_reduced(note: Note) -> None:
-    """Call `note` with the gradients that FSDP (PyTorch 2.8 to 2.13) is about to reduce."""
+def when_reduced(note: Note, note_kept: Note) -> None:
+    """Call `note` with the gradients that FSDP (PyTorch 2.8 to 2.13) is about to reduce.
+
+    `note_kept` gets those that FSDP2 keeps whole, because more micro-batches follow.
+    """
     fsdp = "torch.distributed.fsdp"
+    when_imported(f"{fsdp}._fully_shard._fsdp_param", functools.partial(_watch_kept, note_kept))
     when_imported(f"{fsdp}._fully_shard._fsdp_collectives", functools.partial(_watch_second, note))
     when_imported(f"{fsdp}._runtime_utils", functools.partial(_watch_first, note))
+
+
+def _watch_kept(note: Note, module: ModuleType) -> None:
+    parameters = module.FSDPParam
+    keep = parameters.to_accumulated_grad_if_needed
+
+    @functools.wraps(keep)
+    def keep_and_note(parameter: Any) -> None:
+        whole = getattr(parameter, "_unsharded_param", None)  # of a module that didn't run: none
+        note([getattr(whole, "grad", None)])
+        keep(parameter)
+
+    parameters.to_accumulated_grad_if_needed = keep_and_note
 
 
 def _watch_second(note: Note, module: ModuleType) -> None:

@@ -263,7 +263,7 @@ WEIGHTS, ADAPTERS, BUCKETS = "weights", "adapters", "gradient_buckets"
 UNSHARDED = str(MemoryCategory.UNSHARDED_GRADIENTS)
 LOGITS, ACTIVATIONS, TEMPORARY, OTHER = "logits_and_loss", "activations", "temporary", "other"
 
-_CERTAIN = (TRAINED, FROZEN, GRADIENT, STATE)
+_CERTAIN = (TRAINED, FROZEN, UNSHARDED, GRADIENT, STATE)
 """Kinds of blocks that owners know, in order of precedence if a block had several."""
 
 _INNERMOST = 6
@@ -321,7 +321,7 @@ class Parts:
         self._sightings = sightings
         self._phase_of, self._ends = phase_of, ends
         trained = ADAPTERS if trains_adapters else WEIGHTS
-        self._names = {TRAINED: trained, FROZEN: WEIGHTS, GRADIENT: GRADIENT, STATE: STATE}
+        self._names = {TRAINED: trained, FROZEN: WEIGHTS}
         self._logits: set[int] = set()
 
     def learn(self, blocks: Iterable[dict[str, Any]]) -> None:
@@ -333,7 +333,7 @@ class Parts:
         seen = self._sightings.of(block)
         for kind in _CERTAIN:
             if kind in seen:
-                return self._names[kind]
+                return self._names.get(kind, kind)
         frames = [one for one in block["frames"] if package_of(one["filename"]) != ""]
         allocated = _by_library(frames[:_INNERMOST])
         if allocated is not None:
