@@ -150,6 +150,14 @@ def test_variables_are_what_they_are_but_for_secrets(monkeypatch):
     ]
 
 
+def test_a_launcher_sets_the_variables_of_its_first_process():
+    code = TRAIN.format("run_name=os.environ['WORLD_SIZE'], seed=int(os.environ['LOCAL_RANK'])")
+    read = program(code)
+    words = ("torchrun", "--nnodes", "2", "--nproc-per-node", "4", read.main)
+    found = record(replace(read, command=words))
+    assert given(found) == [{"run_name": "8", "seed": 0}]
+
+
 def test_a_program_that_ends_well_without_training_is_no_error():
     found = record(program("raise SystemExit(0)"))
     assert (found.trainings, found.loops) == ([], [])

@@ -323,14 +323,10 @@ class ProgramRuns(ProgramOracle[Emulation]):
 
         self.count += 1
         launch = read_launch(program)
-        if launch.machines > 1:
-            raise UnavailableError(
-                f"it starts on {launch.machines} machines, and changes are tried on one",
-                hint="`tuner emulate` runs it as it is: rank 0 stands for all",
-            )
         machine = Machine(
             self.gpu,
             self.gpus or launch.processes or 1,
+            machines=launch.machines,
             margin_fraction=self.margin_fraction,
         )
         tail = Tail()

@@ -24,6 +24,7 @@ from tuner.core.errors import InputError, TunerError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
+from tuner.program.launch import read_launch
 from tuner.program.program import Program, read_program, starts_of
 from tuner.program.releases import RENAMED, classes, releases
 from tuner.program.sources import SOURCES
@@ -100,7 +101,8 @@ def record(
 
 
 def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Recorded:
-    given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **program.environment}
+    given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **_of_rank_0(program)}
+    given |= program.environment
     for name, value in given.items():
         if names_secret(name) and len(value) >= LEAST_CHARS and not value.isdigit():
             given[name] = PLACEHOLDER
@@ -130,6 +132,22 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
         _known.clear()
     _known[key] = _states(recorded.files), recorded
     return recorded
+
+
+def _of_rank_0(program: Program) -> dict[str, str]:
+    """The variables that a launcher sets for the first of its processes."""
+    launch = read_launch(program)
+    if not launch.starts_ranks:
+        return {}
+    processes = launch.processes or 1
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(processes * launch.machines),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
 
 
 @functools.cache
