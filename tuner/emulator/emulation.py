@@ -38,7 +38,8 @@ _WITH_STATES = 2
 _ABOUT = 0.98
 """Phases from this share of the highest use of the host on are as high."""
 
-_FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED, Ended.LATER)
+FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED, Ended.LATER)
+"""Endings that say nothing of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +362,7 @@ class Emulation:
     def _fits_as_it_ran(self) -> bool | None:
         if self.ended is Ended.OOM:
             return False
-        if self.ended in _FAILED or self.limiting is None:
+        if self.ended in FAILED or self.limiting is None:
             return None
         if self._grows_too_much or self.host_is_full:
             return False
@@ -427,7 +428,7 @@ class Emulation:
         """The exit code (`tuner.core.errors`) for the verdict, or for the ending if it failed."""
         if self.ended is Ended.ERROR and not self.unknown_calls:
             return EXIT_BAD_INPUT
-        is_unavailable = self.ended in _FAILED and self.ended is not Ended.LATER
+        is_unavailable = self.ended in FAILED and self.ended is not Ended.LATER
         return EXIT_UNAVAILABLE if is_unavailable else verdict_code(self.fits)
 
     @property

@@ -12,6 +12,7 @@ from tuner.core.outcome import signal_name
 from tuner.core.units import GIB, format_duration, format_range, format_size, significant
 from tuner.emulator.emulation import (
     BRANCH,
+    FAILED,
     FIRST_STEPS,
     EmulatedAllocation,
     EmulatedDeviceUse,
@@ -35,7 +36,6 @@ _NEAR = 0.8
 _FEW_LINES = 3
 """Lines of the program that an answer names; `--json` has all."""
 
-_NO_ANSWER = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
 _COMMAND_CHARS = 40
 _LATER = "a later program failed, after tuner had stopped one before"
 _LOG_LINES = 15
@@ -304,6 +304,7 @@ def so_far_text(found: Emulation) -> str:
     Empty for others.
     """
     is_left = bool(found.unreached) and found.sizes == "known" and not found.may_grow
+    is_left = is_left and not found.survived
     return "fits, as far as it ran" if found.fits is None and is_left else ""
 
 
@@ -332,7 +333,9 @@ def _why_unknown(found: Emulation) -> str:
     }
     if found.engine is not None and found.engine.mode == "server" and found.steps:
         return engine_text(found)
-    is_partial = found.sizes == "known" and found.steps and found.ended not in _NO_ANSWER
+    is_partial = (
+        not found.survived and found.sizes == "known" and found.steps and found.ended not in FAILED
+    )
     if is_partial and found.may_grow:
         return f"{growth_text(found)}; the number of steps isn't known"
     if is_partial and found.unreached:
