@@ -206,12 +206,19 @@ def test_memory_that_grows_is_named_with_its_line_and_the_step_that_it_ends(tmp_
     (growing,) = found.limiting.growth
     assert growing.line.endswith("train.py:29")
     assert growing.bytes_per_step == pytest.approx(2 * 100 * 20_000 * 4, rel=0.01)
-    assert found.ends_at_step is not None
-    assert found.fits is False
+    assert (found.ended, found.fits) == (Ended.OOM, False)
     truth, _ = ran(tmp_path, LOOP, LEAK=1, memory_bytes=700 * MIB, whole=False)
-    assert truth.ended is Ended.OOM
-    # Memory between what is kept is lost too.
-    assert truth.steps == pytest.approx(found.ends_at_step, rel=0.25)
+    assert (truth.ended, truth.steps) == (Ended.OOM, found.steps)
+    # Where its memory is full after more steps than are run, the step is told.
+    long = LOOP.replace("loader = DataLoader(Rows(60)", "loader = DataLoader(Rows(60_000)")
+    small = long.replace("kept.append(logits.detach())", "kept.append(logits.detach()[:1, :9])")
+    found, _ = ran(tmp_path, small.replace(".detach()[", ".detach().clone()["), LEAK=1)
+    assert found.limiting is not None
+    (growing,) = found.limiting.growth
+    assert found.ends_at_step is not None
+    room = found.gpu.memory_bytes - found.limiting.device_bytes_in("steps")
+    assert found.ends_at_step == pytest.approx(room / growing.bytes_per_step, rel=0.01)
+    assert found.fits is (found.ends_at_step > 60_000)
 
 
 @pytest.mark.proof
