@@ -221,6 +221,26 @@ def test_memory_that_grows_is_named_with_its_line_and_the_step_that_it_ends(tmp_
     assert found.fits is (found.ends_at_step > 60_000)
 
 
+def test_code_after_a_loop_that_is_left_early_is_the_end(tmp_path: Path) -> None:
+    program = """\
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(4096, 4096).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for number, rows in enumerate(DataLoader(torch.randn(400, 4096), batch_size=8)):
+    if number == 20:
+        break
+    model(rows.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+copies = [one.detach().repeat(8, 1) for one in model.parameters() if one.dim() > 1]
+"""
+    found, _ = ran(tmp_path, program)
+    assert found.steps == 20
+    phases = allocated(found)
+    assert phases["end"] - phases["steps"] > 5 * 4096 * 4096 * 4
+
+
 @pytest.mark.proof
 def test_outputs_that_an_evaluation_keeps_are_found(tmp_path: Path) -> None:
     found, _ = ran(tmp_path, LOOP, KEEP=1, memory_bytes=GIB)

@@ -141,6 +141,9 @@ class Shortening:
             iterator._tuner_waits_s = shortening._waits_s[loader] = []
             iterator._tuner_loader = weakref.ref(loader)
             shortening._open.add(iterator)
+            left = weakref.finalize(iterator, shortening._is_left, shortening._backwards)
+            left.atexit = False
+            iterator._tuner_left = left
             return iterator
 
         @functools.wraps(following)
@@ -155,6 +158,9 @@ class Shortening:
             except StopIteration:
                 shortening._open.discard(iterator)
                 shortening._ended_at = shortening._done
+                left = getattr(iterator, "_tuner_left", None)
+                if left is not None:
+                    left.detach()
                 loader = getattr(iterator, "_tuner_loader", lambda: None)()
                 if loader is not None:
                     shortening._exhausted.add(loader)
@@ -165,6 +171,11 @@ class Shortening:
         loaders._index_sampler = property(lambda loader: _Chosen(whole.fget(loader), loader, self))
         loaders.__iter__ = begin_and_note
         iterators.__next__ = follow_to_the_end
+
+    def _is_left(self, began: int) -> None:
+        """Note that a loop over a loader was left before its end."""
+        if self._backwards > began:
+            self._after_training()
 
     def chosen(self, sampler: Any, loader: Any) -> Iterator[Any]:
         """The batches of indices that are served, from all of one epoch."""
