@@ -13,7 +13,7 @@ from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.edit.place import Location, NotWritableError, is_wanted
 from tuner.program.edit.source import TextEdit, diff_of
-from tuner.program.edit.trial import Edit, Seen, arrives, edited
+from tuner.program.edit.trial import Edit, Seen, arrives, edited, listed
 from tuner.program.edit.write import replace_files
 from tuner.program.program import Program
 from tuner.program.settings import Settings
@@ -181,9 +181,12 @@ def _wrong(settings: Settings, seen: Seen, values: Mapping[str, KnobValue]) -> I
     if not seen.values:
         yield Problem("the program could not be read with them")
         return
-    for knob in dict.fromkeys((*values, *sorted(settings.trial.seen.differing(seen)))):
-        if knob not in PROGRAM_NAMES and knob not in before and knob not in seen.values:
-            yield Problem(f"{knob} would change too")
+    differing = sorted(settings.trial.seen.differing(seen))
+    others = [n for n in differing if n not in (*PROGRAM_NAMES, *before, *seen.values)]
+    if others:
+        yield Problem(f"{listed(others)} would change too")
+    for knob in dict.fromkeys((*values, *differing)):
+        if knob in others:
             continue
         read = seen.values.get(knob)
         wanted = values.get(knob, before.get(knob))

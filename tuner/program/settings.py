@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.records import KnobValue
-from tuner.program.edit.trial import COMMAND, Read, Trial, Way
+from tuner.program.edit.trial import COMMAND, Read, Trial, Way, listed
 from tuner.program.program import Program
 from tuner.program.seen import see, whole
 
@@ -67,7 +67,7 @@ class Setting:
             given = self.trial.is_given(self.knob)
             return "is computed" if given else "is the trainer's default"
         if self.way.also:
-            return f"sets {' and '.join(self.way.also)} too"
+            return f"sets {listed(self.way.also)} too"
         return None
 
 

@@ -391,6 +391,12 @@ def arrives(value: object, read: object) -> bool:
     return is_same(value, read)
 
 
+def listed(names: Sequence[str]) -> str:
+    """The names for people, the first three of them."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3]) if more else ' and '.join(names)}{more}"
+
+
 def as_named(name: str, value: KnobValue) -> KnobValue:
     """The value of a knob under a name that may turn it off: disable_gradient_checkpointing."""
     return not value if isinstance(value, bool) and name.startswith("disable_") else value
