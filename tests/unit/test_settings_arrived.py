@@ -33,6 +33,7 @@ def test_a_value_and_another_name_of_it_arrive(written, arrived):
         (True, False),
         ("unsloth", False),
         ("false", True),
+        ("run.sh", False),
         ("adamw_torch", "adamw_torch_fused"),
         ("adamw_torch_fused", "adamw_torch"),
         ("adamw_8bit", "paged_adamw_8bit"),

@@ -11,6 +11,8 @@ from tuner.program.edit.python_file import PythonText
 from tuner.program.edit.source import READERS, SourceFile
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_STEM = 4
+"""The letters in which words are alike: "packed" and "packing"."""
 _OTHER_DATA = frozenset(("eval", "evaluation", "val", "valid", "validation", "dev", "test"))
 
 
@@ -34,11 +36,12 @@ def rank(names: Sequence[str], wanted: Sequence[str]) -> int:
         return 0
     if any(name in wanted for name in own):
         return 1
-    words = {word for name in wanted for word in name.split("_") if len(word) > 1} - {"max", "use"}
+    words = {word[:_STEM] for name in wanted for word in name.split("_") if len(word) > 1}
+    words -= {"max", "use"}
     near = [{w.lower() for w in _WORDS.findall(name)} for name in names[:4]]
     if any(part & _OTHER_DATA and "train" not in part for part in near[:2]):
         return 4
-    return 2 if any(part & words for part in near) else 3
+    return 2 if any(word[:_STEM] in words for part in near for word in part) else 3
 
 
 def call_at(source: SourceFile, line: int, column: int) -> tuple[int, int, int, bool] | None:

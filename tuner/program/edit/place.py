@@ -23,7 +23,7 @@ _LEADING_ZERO = re.compile(r"[-+]?0\d")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 # Words that YAML 1.1 or 1.2 reads as something else than text.
 _RESERVED = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"))
-_BOOLEAN_PAIRS = (("true", "false"), ("yes", "no"), ("on", "off"))
+_BOOLEAN_PAIRS = (("true", "false"), ("yes", "no"), ("on", "off"), ("1", "0"))
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _ALL_LINEAR = ("all-linear",)
 
@@ -110,13 +110,14 @@ class Location:
     def _boolean(self, value: bool) -> str:
         if self.value is not None and not isinstance(self.value, bool):
             raise NotWritableError(f"holds {self.raw} and would become {value}")
-        if self.language == "python":
-            return self._spaced(str(value))
-        pair = next((p for p in _BOOLEAN_PAIRS if self.raw.lower() in p), _BOOLEAN_PAIRS[0])
+        old = self.raw.strip("\"'")
+        pair = _pair_of(old)
+        if pair is None:
+            return self._spaced(str(value) if self.language == "python" else str(value).lower())
         word = pair[0] if value else pair[1]
-        if self.raw[:1].isupper():
-            word = word.upper() if self.raw.isupper() else word.capitalize()
-        return self._spaced(word)
+        if old[:1].isupper():
+            word = word.upper() if old.isupper() else word.capitalize()
+        return self.raw.replace(old, word)
 
     def _number(self, value: float) -> str:
         text = number_text(value)
@@ -151,6 +152,16 @@ def spot(cell: int, line: int) -> str:
     return f"cell {cell}, line {line}" if cell else f"line {line}"
 
 
+def _pair_of(word: str) -> tuple[str, str] | None:
+    return next((pair for pair in _BOOLEAN_PAIRS if word.lower() in pair), None)
+
+
+def truth(written: object) -> bool | None:
+    """The truth that a value says: true, the text "yes", 0; None for one that says none."""
+    pair = _pair_of(str(written))
+    return None if pair is None else str(written).lower() == pair[0]
+
+
 def is_wanted(written: object, wanted: object) -> bool:
     """True if a written value means the wanted one.
 
@@ -166,7 +177,7 @@ def is_wanted(written: object, wanted: object) -> bool:
 def is_same(written: object, arrived: object) -> bool:
     """True for a setting that took effect, perhaps under another of its names."""
     if isinstance(written, str) and isinstance(arrived, bool):
-        return (written in _CHECKPOINTING_WAYS) == arrived
+        return arrived and written in _CHECKPOINTING_WAYS
     if isinstance(written, str) and isinstance(arrived, str):
         row = OPTIMIZERS.get(written)
         kernels = _FLASH_KERNELS.get(written, ())

@@ -22,7 +22,14 @@ from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.edit.insert import behind, beside, can_hold
 from tuner.program.edit.literals import call_at, literals_of, plain, rank
-from tuner.program.edit.place import Location, NotWritableError, in_words, is_same, read_number
+from tuner.program.edit.place import (
+    Location,
+    NotWritableError,
+    in_words,
+    is_same,
+    read_number,
+    truth,
+)
 from tuner.program.edit.source import NOTEBOOK, SourceFile, TextEdit, read_places
 from tuner.program.program import Program
 
@@ -248,8 +255,11 @@ class _Search:
         value, old = one.value, self.old
         if value is None:
             return False if near == 0 else None
-        if isinstance(value, bool) and isinstance(old, bool):
-            return None if value is not old and near > 2 else value is not old
+        said = truth(value)
+        if said is not None and isinstance(old, bool):
+            # Python has many numbers that are 1 or 0.
+            is_likely = isinstance(value, bool | str) or one.language != "python"
+            return said is not old if near <= 2 or (is_likely and said is old) else None
         if arrives(value, old) and not isinstance(value, bool):
             return False
         is_text = isinstance(value, str) and isinstance(old, str)
@@ -282,22 +292,27 @@ class _Search:
         if not isinstance(self.old, bool):
             return
         text = command_text(self.trial.program)
-        words = [one for file, one in self.trial.literals if file == COMMAND and one.raw[0] == "-"]
-        for one in words:
-            place = one
-            if rank([place.raw], self.names) <= 2 and text[place.start - 1] == _BETWEEN:
-                yield self._words(place.raw, TextEdit(place.start - 1, place.end, ""))
-                other = f"--no-{place.raw.lstrip('-').removeprefix('no-')}"
-                yield self._words(place.raw, TextEdit(place.start, place.end, other))
-                no = f"{place.raw}{_BETWEEN}{show(not self.old)}"
-                yield self._words(place.raw, TextEdit(place.start, place.end, no))
-        options = [
-            (rank([str(one.value)], self.names), str(one.value))
+        farthest = 3 if self.trial.is_given(self.knob) else 2
+        words = [
+            (near, one)
+            for file, one in self.trial.literals
+            if file == COMMAND and one.raw[0] == "-" and text[one.start - 1] == _BETWEEN
+            if (near := rank([one.raw], self.names)) <= farthest
+        ]
+        for _, place in sorted(words, key=lambda pair: pair[0]):
+            yield self._words(place.raw, TextEdit(place.start - 1, place.end, ""))
+            other = f"--no-{place.raw.lstrip('-').removeprefix('no-')}"
+            yield self._words(place.raw, TextEdit(place.start, place.end, other))
+            no = f"{place.raw}{_BETWEEN}{show(not self.old)}"
+            yield self._words(place.raw, TextEdit(place.start, place.end, no))
+        options = {
+            (near, str(one.value))
             for _, one in self.trial.literals
             if re.fullmatch(r"--[A-Za-z][\w-]*(/--[\w-]+)?", str(one.value))
-        ]
-        for _, option in sorted({pair for pair in options if pair[0] <= 2})[:6]:
-            for word in (*option.split("/"), f"--no-{option[2:]}"):
+            if (near := rank([str(one.value)], self.names)) <= farthest
+        }
+        for near, option in sorted(options)[:_MOST_UNNAMED]:
+            for word in (*option.split("/"), *([f"--no-{option[2:]}"] if near <= 2 else [])):
                 if word not in self.trial.program.command:
                     yield self._words(word, TextEdit(len(text), len(text), _BETWEEN + word))
 
@@ -409,8 +424,8 @@ def command_text(program: Program) -> str:
 
 def _start_of(program: Program) -> int:
     """The character behind the word of the script, or behind the first word."""
-    words = list(program.command)
-    number = words.index(program.main) if program.main in words else 0
+    words, script = list(program.command), program.shell or program.main
+    number = words.index(script) if script in words else 0
     return len(_BETWEEN.join(words[: number + 1]))
 
 
