@@ -45,10 +45,11 @@ class Refusals:
         return [one["time_us"] for one in self._refused]
 
     def recovered(self, histories: Iterable[Iterable[Entry]]) -> list[int]:
-        """The numbers of the requests whose line got as much or less later, in the same functions.
+        """The numbers of the requests whose line got as much or less later.
 
         So a search for the batch size goes on. Another line, as of a fallback to something else,
-        does not tell that what was refused is not needed.
+        does not tell that what was refused is not needed, nor does another caller: an evaluation
+        and the training share the lines of their model.
         """
         made = [e for history in histories for e in history if e["action"] == "alloc"]
         return [n for n, one in enumerate(self._refused) if self._is_met(one, made)]
@@ -61,7 +62,7 @@ class Refusals:
                 continue
             if innermost and innermost != _own(entry)[:1]:
                 continue
-            if self._place_of(entry) == place and _functions(entry) == functions:
+            if self._place_of(entry) == place and _functions(entry) <= functions:
                 return True
         return False
 
