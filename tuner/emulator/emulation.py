@@ -470,6 +470,7 @@ class Emulation:
             gpu=self.gpu.id,
             gpu_memory_bytes=self.gpu.memory_bytes,
             fits=self.fits,
+            used_bytes=self.used_bytes,
             not_run=list(self.not_run),
             ends_at_step=self.ends_at_step,
             evaluation_ends_at=self.evaluation_ends_at,

@@ -91,8 +91,7 @@ def _emulated_text(verdict: str, run: Data, notes: Iterable[str]) -> str:
     if verdict == Verdict.UNKNOWN:
         why = "; ".join(filter(None, (failed, *notes))) or "too little ran"
         return f"{verdict}: {why} (emulated)."
-    used = max((peak["bytes"] for peak in run["peaks"]), default=0)
-    of = f"{_gib(used)} of {_gib(run['gpu_memory_bytes'])} on {run['gpu']}"
+    of = f"{_gib(run['used_bytes'])} of {_gib(run['gpu_memory_bytes'])} on {run['gpu']}"
     return " ".join(filter(None, (f"{verdict}: {of} (emulated).", failed)))
 
 

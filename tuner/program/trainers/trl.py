@@ -99,7 +99,7 @@ def _plan(training: ProgramTraining) -> Planned:
 
 
 def _as_release_does(training: ProgramTraining, knobs: dict[str, Any], loss: object) -> None:
-    """What SFTTrainer does by its release, and by a template."""
+    """The behaviour of SFTTrainer by its release, and by a template."""
     arguments = training["arguments"]
     if is_before("1.7") and loss != "chunked_nll":
         knobs["loss"] = "transformers"
