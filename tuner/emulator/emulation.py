@@ -12,7 +12,14 @@ from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.host import usable_memory_bytes
 from tuner.core.records import MemoryBudget, Phase, RunTime, Verdict
-from tuner.emulator.ending import Afterwards, Ended, Ending, OwnFault, ProgramError, Refusal
+from tuner.emulator.ending import (
+    Afterwards,
+    Ended,
+    OwnFault,
+    ProgramError,
+    Refusal,
+    last_fatal,
+)
 from tuner.emulator.generation import DeclaredEngine, DecodeLoops
 from tuner.emulator.session import DevicePeak
 from tuner.emulator.step_time import EmulatedStepTime
@@ -334,7 +341,7 @@ class Emulation:
     @property
     def refused(self) -> Refusal | None:
         """The request that ran out of memory; None if none ended a process."""
-        return Ending(self.ended, refusals=self.refusals).fatal
+        return last_fatal(self.refusals)
 
     @property
     def survived(self) -> tuple[Refusal, ...]:

@@ -104,7 +104,12 @@ class Ending:
     @property
     def fatal(self) -> Refusal | None:
         """The last refusal that ended a process."""
-        return next((r for r in reversed(self.refusals) if r.afterwards is Afterwards.FATAL), None)
+        return last_fatal(self.refusals)
+
+
+def last_fatal(refusals: Sequence[Refusal]) -> Refusal | None:
+    """The last refusal that ended a process; None if none did."""
+    return next((r for r in reversed(refusals) if r.afterwards is Afterwards.FATAL), None)
 
 
 def of_first_steps(ending: Ending, steps: int, wanted: int) -> Ending:
@@ -132,7 +137,7 @@ def find_ending(
     # Errors after tuner stopped the program are not failures of the program.
     error = _error(events, steps, failed=status != 0 and not (timed_out or steps.stops))
     refusals = tuple(_refusals(events, accounts, steps))
-    fatal = Ending(Ended.OOM, refusals=refusals).fatal
+    fatal = last_fatal(refusals)
     if fatal is not None:
         return Ending(Ended.OOM, _refused_error(fatal, error), refusals)
     if error is not None:
