@@ -90,6 +90,18 @@ def test_a_program_that_does_not_fit_gets_a_change_that_does(tmp_path: Path) -> 
     assert any("BatchNorm1d takes all samples" in note for note in found["notes"])
 
 
+@needs_emulator
+def test_a_change_that_the_run_ignores_is_not_suggested(tmp_path: Path) -> None:
+    """Reading finds the batch of the loader; the loop takes 16 rows of any."""
+    text = LOOP.replace("default=64", "default=16").replace("N = 1", "N = 4")
+    (tmp_path / "train.py").write_text(text.replace("tokens.cuda()", "tokens[:16].cuda()"))
+    found = check(tmp_path, "train.py")
+
+    assert found["program"]["inputs"] == [[16, 1024]] * 4
+    assert found["suggestion"] is None
+    assert "micro_batch=64 has no effect in this program" in found["notes"]
+
+
 @pytest.mark.proof
 @needs_emulator
 def test_a_notebook_runs_and_its_lines_are_those_of_its_cells(tmp_path: Path) -> None:

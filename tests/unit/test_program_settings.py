@@ -182,6 +182,24 @@ for step in range(8):
         knobs_of(settings, {}, ())
 
 
+def test_a_loop_that_splits_its_batches_says_that_their_size_is_not_read(tmp_path, monkeypatch):
+    text = """\
+import torch
+loader = torch.utils.data.DataLoader([1] * 640, batch_size=64)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in loader:
+    for part in PARTS:
+        (model(part).mean() / 4).backward()
+    optimizer.step()
+"""
+    for parts in ("batch.split(16)", "[batch[n : n + 16] for n in range(0, 64, 16)]"):
+        settings = found(tmp_path, monkeypatch, text.replace("PARTS", parts))
+        why = "isn't read: the loop at train.py:7 has several backward passes of one batch"
+        assert [settings[knob].problem for knob in ("micro_batch", "grad_accum")] == [why, why]
+        assert settings["micro_batch"].value is None
+
+
 def test_what_a_file_leaves_to_the_script_of_its_tool_is_not_given(tmp_path, monkeypatch):
     pytest.importorskip("trl")
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.emulator.emulation import FEW
 from tuner.program.changes import Change, change
+from tuner.program.edit.place import is_same
 from tuner.program.program import Program
 from tuner.program.settings import Settings
 
@@ -297,16 +298,26 @@ class _Search:
         shown = "; ".join(" ".join(f"{n}={show(v)}" for n, v in one.items()) for one in values)
         self.report(f"{self.runs.doing} it with {shown}")
         runs = []
-        for (size, way), answer in zip(
-            wanted, self.runs.with_values(values, roomy=roomy), strict=True
+        for (size, way), changed, answer in zip(
+            wanted, values, self.runs.with_values(values, roomy=roomy), strict=True
         ):
             if isinstance(answer, TunerError):
                 reasons = "; ".join(map(str, answer.problems)) or answer.message
-                if (note := f"a change was not tried: {reasons}") not in self.notes:
-                    self.notes.append(note)
-            elif _is_known(answer):
+                note: str | None = f"a change was not tried: {reasons}"
+            elif (note := self._inert(changed, answer)) is None and _is_known(answer):
                 runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))
+            if note is not None and note not in self.notes:
+                self.notes.append(note)
         return runs
+
+    def _inert(self, values: Mapping[str, KnobValue], found: RunAnswer) -> str | None:
+        """A value that the run ignored: reading doesn't see how much of a batch a loop takes."""
+        is_same_batch = bool(found.inputs) and set(found.inputs) == set(self.base.inputs)
+        for knob, value in values.items():
+            is_read = is_same(value, found.settings.get(knob, value))
+            if not is_read or (knob == "micro_batch" and is_same_batch):
+                return f"{knob}={show(value)} has no effect in this program"
+        return None
 
     def _promising(self) -> list[tuple[int, bool | None, float | None]]:
         """Changes that fit by the lines, fastest first: (micro-batch, checkpointing, step time)."""

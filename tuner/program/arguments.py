@@ -203,6 +203,8 @@ class ProgramTraining:
     """The tokens that the program adds to its tokenizers."""
     accumulation: float | None = None
     """Backward passes per step of the program's own loop; a fraction if several are near."""
+    is_split: bool = False
+    """The loop has several backward passes of one batch between two steps."""
 
     def __getitem__(self, group: str) -> Arguments:
         return self.groups.get(group) or Arguments(group, {}, self.found)

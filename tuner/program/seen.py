@@ -66,9 +66,18 @@ def _of_start(program: Program, seeds: int) -> Iterator[Seen]:
     calls = list(_calls(program, seeds)) if program.main and found else []
     for training in (*found, *loops):
         seen = _of_training(training)
-        if loops and not training.has("loader"):
-            text = f"isn't read: the loop at {training.where} has no DataLoader that says it"
-            seen = replace(seen, unknown={"micro_batch": text, **seen.unknown})
+        if loops and (training.is_split or not training.has("loader")):
+            knobs, why = ["micro_batch"], "has no DataLoader that says it"
+            if training.is_split:
+                knobs, why = (
+                    ["micro_batch", "grad_accum"],
+                    "has several backward passes of one batch",
+                )
+            text = f"isn't read: the loop at {training.where} {why}"
+            values = {knob: one for knob, one in seen.values.items() if knob not in knobs}
+            seen = replace(
+                seen, values=values, unknown={**dict.fromkeys(knobs, text), **seen.unknown}
+            )
         yield replace(seen, given=None) if loops else replace(seen, calls=calls)
 
 

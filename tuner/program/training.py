@@ -185,7 +185,8 @@ class _Reader:
         parts = {"loader": row.get("batch"), "trainer": row.get("accelerator")}
         groups |= self._groups(parts, found, parts)
         training = ProgramTraining("", groups, found, where=self.places.at(row["where"]))
-        if rounds := row["rounds"]:
+        training.is_split = bool(row.get("is_split"))
+        if (rounds := row["rounds"]) and not training.is_split:
             training.accumulation = rounds[0] if len(rounds) == 1 else sum(rounds) / len(rounds)
         return training
 

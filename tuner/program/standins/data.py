@@ -10,7 +10,9 @@ from tuner.program.standins.record import call
 from tuner.program.standins.unknown import CALLS, ORACLE, Note, Thing, Unknown
 
 ROWS = 64  # batches that a loader has where nothing tells
-CURRENT: list[Any] = []  # the loader that gave the last batch
+CURRENT: list[
+    Any
+] = []  # the loader of the last batch; 1 after a backward pass of it, 0 after a step
 _LONG = (2**14 + 1, 2**15 + 1)  # tokens of rows that a cut to fewer makes alike
 TOKENIZED: dict[str, Note] = {}  # calls of tokenizers, by path and line
 
@@ -129,8 +131,9 @@ class DataLoader(Holder):
         tried(self._note.given.get("collate_fn"), [Unknown("row")])
         known = self._batches()
         for index in range(ROWS if known is None else min(known, 4 * ROWS)):
-            CURRENT[:] = [self]
+            CURRENT[:] = [self, 0]
             yield Unknown(f"batch[{index}]")
+        CURRENT[:] = [self]
 
 
 class tqdm(Holder):

@@ -181,7 +181,7 @@ def _loop() -> dict[str, Any]:
         model = LAST_CALLED[0] if LAST_CALLED else None
         note = model._note if isinstance(model, Model) else Note("", None)
         record.LOOPS[id(loader)] = {
-            **{"where": where(), "backwards": 0, "steps": 0, "optimizer": None},
+            **{"where": where(), "backwards": 0, "steps": 0, "is_split": False, "optimizer": None},
             "batch": None if loader is None else {"$object": record.told(loader)},
             "model": record.told_model(model),
             "accelerator": record.told(_accelerators[-1]) if _accelerators else None,
@@ -192,7 +192,10 @@ def _loop() -> dict[str, Any]:
 
 
 def backward(self: Any = None, *args: Any, **kwargs: Any) -> None:
-    _loop()["backwards"] += 1
+    loop = _loop()
+    loop["backwards"] += 1
+    loop["is_split"] |= CURRENT[1:] == [1]
+    CURRENT[1:2] = [1] * len(CURRENT[1:])
 
 
 def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
@@ -203,6 +206,7 @@ def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
     )
     if "optim" in what.split("sched")[0]:
         loop = _loop()
+        CURRENT[1:2] = [0] * len(CURRENT[1:])
         loop["steps"] += all(each.sync_gradients for each in _accelerators)
         if loop["optimizer"] is None and isinstance(optimizer._note, Note):
             loop["optimizer"] = record.told(optimizer)
