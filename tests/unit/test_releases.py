@@ -23,6 +23,7 @@ from tuner.program.releases import (
     classes,
     default,
     describe,
+    exports,
     known,
     lacks,
     library,
@@ -248,6 +249,15 @@ def test_a_library_is_read_again_only_if_its_files_differ(old, tmp_path, monkeyp
         kept.write_text(damaged)
         assert again() == (4096, True)
         assert again() == (4096, False)
+
+
+def test_the_module_that_a_class_is_imported_from(tmp_path):
+    (tmp_path / "trl/experimental/orpo").mkdir(parents=True)
+    (tmp_path / "trl/__init__.py").write_text('_import_structure = {"trainer": ["SFTTrainer"]}')
+    text = "from .orpo_trainer import ORPOTrainer"
+    (tmp_path / "trl/experimental/orpo/__init__.py").write_text(text)
+    found = exports((str(tmp_path),))
+    assert found == {"trl": {"ORPOTrainer": "trl.experimental.orpo", "SFTTrainer": "trl"}}
 
 
 def test_what_is_not_installed_is_of_the_shipped_release(tmp_path):

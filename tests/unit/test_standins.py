@@ -562,6 +562,19 @@ def test_what_is_not_installed(tmp_path):
     assert values["packing"] == {"$unknown": "cfg.p", "where": []}
 
 
+def test_names_that_a_release_lacks(tmp_path):
+    text = "try:\n    from trl import OldTrainer\nexcept ImportError:\n    import trl\n"
+    text += "    if not hasattr(trl, 'OlderTrainer'):\n"
+    text += "        from trl import SFTConfig, ORPOTrainer\n"
+    text += "        ORPOTrainer('m', args=SFTConfig('o')).train(); trl.GoneTrainer\n"
+    names = {"SFTConfig": "trl", "ORPOTrainer": "trl.experimental.orpo"}
+    record = read(tmp_path, text, exports={"trl": names})
+    assert [each["trainer"]["class"] for each in record["trainings"]] == ["trl.ORPOTrainer"]
+    lacking, gone = [each["what"].partition(", which ends with ")[2] for each in record["dropped"]]
+    assert lacking.endswith("has no ORPOTrainer: import it from trl.experimental.orpo")
+    assert gone.endswith("has no GoneTrainer")
+
+
 def test_a_notebook_and_texts_in_place_of_files(tmp_path):
     parts = [
         ["cell 1", "import own\nfrom trl import *\n"],

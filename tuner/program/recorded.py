@@ -26,7 +26,7 @@ from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
 from tuner.program.launch import read_launch
 from tuner.program.program import Program, read_program, starts_of
-from tuner.program.releases import RENAMED, classes, releases
+from tuner.program.releases import RENAMED, classes, exports, releases
 from tuner.program.sources import SOURCES
 from tuner.program.standins import PLACEHOLDER
 
@@ -154,6 +154,7 @@ def _of_rank_0(program: Program) -> dict[str, str]:
 def _libraries() -> str:
     """The part of a request that is the same for every program, without its brackets."""
     found = {"classes": classes(SOURCES), "releases": releases(), "renamed": RENAMED}
+    found["exports"] = exports()
     return json.dumps(found)[1:-1]
 
 

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -28,6 +29,9 @@ FILE = Path(__file__).with_name("releases.json")
 
 Folders = tuple[str, ...]
 """Folders in which an interpreter finds libraries; () for this interpreter's own."""
+
+_EXPORTING = ("trl", "peft", "accelerate")
+"""Libraries whose package names every class that it has."""
 
 SHIPPED: Folders = (str(FILE),)
 """No folder: the shipped releases."""
@@ -151,6 +155,18 @@ def releases(libraries: Collection[str] = (*SOURCES,), folders: Folders = ()) ->
     return {n: its.release for n in libraries if (its := library(n, folders)) is not None}
 
 
+def exports(folders: Folders = ()) -> dict[str, dict[str, str]]:
+    """By installed library and name of a class: the module that it is imported from."""
+    found: dict[str, dict[str, str]] = {}
+    for name in _EXPORTING:
+        folder, _ = _place(name, folders)
+        for path in [*folder.glob("*/*/__init__.py"), folder / "__init__.py"] if folder else ():
+            module = ".".join((name, *path.parent.relative_to(folder or "").parts))
+            words = re.findall(r"\b[A-Z]\w+", path.read_text(encoding="utf-8"))
+            found.setdefault(name, {}).update(dict.fromkeys(words, module))
+    return found
+
+
 def names_of(name: str, folders: Folders = ()) -> frozenset[str] | None:
     """Every name that a class, a function or a tool's file takes; None if it is unknown."""
     if name in TOOLS:
@@ -237,6 +253,8 @@ def lacks(name: str, argument: str, shown: str = "...", folders: Folders = ()) -
     when = next((f" ({text})" for each in parts if (text := _history(each, argument))), "")
     update = f"remove it, or update {DATA['titles'].get(root, root)}"
     instead = _instead(name, argument, names, shown, folders)
+    near = nearest(argument, names) if not instead and not when else None
+    instead = instead or (f"did you mean {near}?" if near else None)
     instead = instead or (update if "since" in when else "remove it")
     ignores = ", and ignores it" if name in IGNORING else ""
     return f"{of}{describe(root, folders)} has no {argument}{when}{ignores}: {instead}"
@@ -256,8 +274,7 @@ def _instead(
             if takes(each, word, folders):
                 kind = each.rpartition(".")[2]
                 return f"use {word}" if each == name else f"use {kind}({word}={shown})"
-    near = nearest(argument, names)
-    return f"did you mean {near}?" if near is not None else None
+    return None
 
 
 def _beside(name: str) -> list[str]:

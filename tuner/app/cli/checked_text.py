@@ -295,12 +295,14 @@ def notes_of(checked: CheckedProgram) -> Iterator[str]:
         yield from filter(None, (*texts, not_run_text(found)))
     else:
         plan = found.plan
+        stops = [note for note in plan.notes if ": ImportError: " in note]
         yield from plan.at_least
+        yield from stops
         yield from (found.not_priced,) if found.not_priced else ()
         yield from checked.pinned
         yield from plan.findings
         yield from (f"not modelled: {', '.join(plan.left_out)}",) if plan.left_out else ()
-        yield from (note for note in plan.notes if note not in plan.findings)
+        yield from (note for note in plan.notes if note not in (*plan.findings, *stops))
         yield from others_of(found)
     yield from checked.notes
     if not isinstance(found, Emulation):

@@ -7,9 +7,10 @@ import importlib.machinery
 import os
 import sys
 import types
+from opcode import opname
 from typing import Any, cast
 
-from tuner.program.standins import configs, data, models, trainers, unknown
+from tuner.program.standins import configs, data, guard, models, trainers, unknown
 from tuner.program.standins.record import ABSENT, STANDINS
 from tuner.program.standins.unknown import CLASSES, ORACLE, Name, Thing, Unknown, thing
 
@@ -31,6 +32,7 @@ HEAVY = CORE | SHORT | set(_HEAVY.split())
 SUBMODULES = """utils data pytorch trainer_utils amp functional lr_scheduler optim profiler
 cudnn""".split()
 RELEASES: dict[str, str] = {}
+EXPORTS: dict[str, dict[str, str]] = {}
 GPU: dict[str, Any] = {}
 FIXED: dict[str, Any] = {}
 """Stand-ins with a meaning of their own, by path or by library and last name."""
@@ -126,6 +128,7 @@ def start(request: dict[str, Any]) -> None:
     GPU.update(request.get("gpu") or {})
     unknown.ROWS.update(request.get("classes") or {})
     RELEASES.update(request.get("releases") or {})
+    EXPORTS.update(request.get("exports") or {})
     configs.RENAMED.update(request.get("renamed") or {})
     FIXED.update(_known())
     for path in FIXED:
@@ -240,6 +243,9 @@ class Module(types.ModuleType):
             return _starred(self.__name__, unknown.users_frame(2))
         if name.startswith("__") and name.endswith("__") and name != "__version__":
             raise AttributeError(name)
+        home = EXPORTS.get(root, {}).get(name, "") if name[:1].isupper() else root
+        if home != root and not below and root in EXPORTS:
+            _lacks(root, name, home)
         path = f"{self.__name__}.{name}"
         made = sys.modules.get(path)
         if made is None:
@@ -248,6 +254,18 @@ class Module(types.ModuleType):
             made = importlib.import_module(path) if whole else attribute(path)
         setattr(self, name, made)
         return made
+
+
+def _lacks(root: str, name: str, home: str) -> None:
+    """Notes a name that the program's release lacks; within a `try` it fails as it would."""
+    frame = unknown.users_frame(3)
+    running = opname[frame.f_code.co_code[frame.f_lasti]] if frame else ""
+    text = f"{root} {RELEASES.get(root)} has no {name}"
+    if unknown.guarded(frame) or running not in ("IMPORT_NAME", "LOAD_ATTR", "LOAD_METHOD"):
+        raise (ImportError if running == "IMPORT_NAME" else AttributeError)(text)
+    text += f": import it from {home}" if home else ""
+    what = f"{name}, which ends with ImportError: {text}"
+    guard.DROPPED.append({"what": what, "where": unknown.where(frame)})
 
 
 class First:

@@ -91,11 +91,16 @@ def _decorates(frame: Any, decorated: Any) -> bool:
 
 
 def guarded(frame: Any) -> bool:
-    """True for a line in a `try`."""
+    """True for a line in a `try` or `with`; an `except` is guarded only by what is around it."""
     import dis
 
-    table: Any = dis.Bytecode(frame.f_code) if frame else None
-    return table and any(e.start <= frame.f_lasti < e.end for e in table.exception_entries)
+    code: Any = dis.Bytecode(frame.f_code) if frame else None
+    at = frame and frame.f_lasti
+    while code and (around := [e for e in code.exception_entries if e.start <= at < e.end]):
+        at = around[0].target
+        if opname[frame.f_code.co_code[at]] == "PUSH_EXC_INFO":
+            return True
+    return False
 
 
 _BALANCED = [sum(1 << bit for bit in bits) for bits in combinations(range(6), 3)]
