@@ -737,3 +737,36 @@ def test_an_absent_library_is_named_where_the_answer_is_unknown(tmp_path):
     text += "SFTTrainer('m', args=SFTConfig(max_length=nosuchlibrary.x)).train()"
     with pytest.raises(UndecidedError, match="only when it runs; unknown for want of nosuchlib"):
         planned(tmp_path, text)
+
+
+OWN_SHAPE = """
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+model = LlamaForCausalLM(LlamaConfig(hidden_size=64))
+Trainer(model, TrainingArguments("o")).train()
+"""
+
+
+def test_a_model_of_ones_own_numbers_is_told_to_be_saved(tmp_path):
+    with pytest.raises(UndecidedError) as caught:
+        planned(tmp_path, OWN_SHAPE, max_length=64)
+    (problem,) = caught.value.problems
+    assert "the model is made of LlamaConfig(...): save that with" in problem.message
+    read = read_program(("train.py",), tmp_path, is_run=False)
+    plan = plan_program(read, {"max_length": 64}, "tiny-llama-3m")
+    assert knobs(plan, "precision") == ("fp32",)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "SentenceTransformer(modules=[models.Transformer('m', model_args={'dtype': 'bfloat16'})])",
+        "SentenceTransformer('m', model_kwargs={'torch_dtype': 'bfloat16'})",
+    ],
+)
+def test_the_dtype_of_an_embedding_model_is_read(tmp_path, model):
+    kinds = ("", "Trainer", "TrainingArguments")
+    names = ", ".join(f"SentenceTransformer{kind}" for kind in kinds)
+    text = f"from sentence_transformers import models, {names}\n"
+    text += "arguments = SentenceTransformerTrainingArguments('o')\n"
+    with pytest.raises(UndecidedError, match="read as bf16, batch 8 x 1"):
+        planned(tmp_path, f"{text}SentenceTransformerTrainer({model}, arguments).train()\n")

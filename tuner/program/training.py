@@ -256,10 +256,22 @@ class _Reader:
             # Weights of one's own, of the shapes that a configuration has.
             dtype = {"dtype": Argument("float32", loaded.where("0"))}
             loaded.values = {**dtype, **loaded.values, **self.arguments(config, found).values}
+        parts = (model.get("given") or {}).get("modules")
+        if isinstance(parts, list) and parts and (body := made(parts[0])):
+            loaded.values |= self.arguments(body, found).values  # of a SentenceTransformer
+        for name, argument in list(loaded.values.items()):
+            if name.startswith(("model_kwargs.", "model_args.")):
+                loaded.values.setdefault(last(name), argument)
         if "pretrained_model_name_or_path" in loaded:
             loaded.values["0"] = loaded.values.pop("pretrained_model_name_or_path")
-        parts = {"preparation": model.get("prepared"), "enabled": model.get("enabled")}
-        return {"model": loaded, **self._groups(parts, found, parts)}
+        if (named := loaded.values.get("0")) is not None and named.is_made:
+            del loaded.values["0"]
+            loaded.values.setdefault("dtype", Argument("float32", named.where))
+            text = f"the model is made of {last(str(named.value))}(...)"
+            how = "save that with config.save_pretrained(FOLDER) and pass --model FOLDER"
+            found.problems.append(Undecided(f"{text}: {how}", named.where, "model"))
+        calls = {"preparation": model.get("prepared"), "enabled": model.get("enabled")}
+        return {"model": loaded, **self._groups(calls, found, calls)}
 
     def _adapt(self, given: Any, training: ProgramTraining) -> None:
         """The adapters: `peft_config` of the trainer, or those that its model has."""

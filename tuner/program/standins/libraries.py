@@ -30,7 +30,7 @@ axolotl llamafactory nemo megatron transformer_engine h5py grpc duckdb pycurl lm
 fastparquet rocksdb cut_cross_entropy causal_conv1d mamba_ssm fla zmq uvicorn fastapi"""
 HEAVY = CORE | SHORT | set(_HEAVY.split())
 SUBMODULES = """utils data pytorch trainer_utils amp functional lr_scheduler optim profiler
-cudnn""".split()
+cudnn models""".split()
 RELEASES: dict[str, str] = {}
 EXPORTS: dict[str, dict[str, str]] = {}
 GPU: dict[str, Any] = {}
