@@ -12,6 +12,7 @@ from tuner.core.errors import Problem
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS
+from tuner.program.edit.place import read_number, truth
 from tuner.program.edit.source import SourceFile
 
 EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
@@ -180,7 +181,7 @@ class ProgramTraining:
     """The training of a program, run by the class or tool `trainer`.
 
     Of a script `groups` has what arrives: "trainer", "arguments", "model", "reference", "lora",
-    "quantization", "preparation", "adapted", "enabled", "compiled" and "loader". Of a tool's file
+    "quantization", "preparation", "enabled", "compiled" and "loader". Of a tool's file
     all is in "arguments".
     """
 
@@ -238,19 +239,12 @@ def values_of_files(files: Sequence[SourceFile]) -> dict[str, Argument]:
 SWITCHES = ("gradient_checkpointing", "use_reentrant", "packing", "fused_kernels")
 """Parameters that words such as "yes" set."""
 
-_TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
-
-def typed(text: str, knob: str) -> KnobValue:
-    """The value of a parameter that a word of a command line stands for."""
-    if knob in SWITCHES and text.lower() in (*_TRUE, *_FALSE):
-        return text.lower() in _TRUE
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def typed(text: str, name: str) -> KnobValue:
+    """The value that a word of a command line stands for; "no" and 0 are false of a switch."""
+    said = truth(text) if name in SWITCHES or text.lower() in ("true", "false") else None
+    number = read_number(text) if said is None else None
+    return said if said is not None else text if number is None else number
 
 
 def values_of_words(words: Sequence[str]) -> dict[str, Argument]:
@@ -265,7 +259,7 @@ def values_of_words(words: Sequence[str]) -> dict[str, Argument]:
         elif not texts:
             values[name] = Argument(True, COMMAND_LINE)
         else:
-            read = tuple(_typed(text, name) for text in texts)
+            read = tuple(typed(text, name) for text in texts)
             values[name] = Argument(read[0] if len(read) == 1 else read, COMMAND_LINE)
     return values
 
@@ -282,11 +276,6 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             texts.append(word)
     if name:
         yield name, texts
-
-
-def _typed(text: str, name: str) -> Any:
-    lower = text.lower()
-    return lower == "true" if lower in ("true", "false") else typed(text, name)
 
 
 def _items(name: str, text: str) -> Iterator[tuple[str, Argument]]:
@@ -308,7 +297,7 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
 def assignments_of(words: Sequence[str]) -> dict[str, Argument]:
     """The values of words such as `optimizer.lr=1e-4`."""
     pairs = (word.partition("=") for word in words if "=" in word and not word.startswith("-"))
-    return {name: Argument(_typed(text, name), COMMAND_LINE) for name, _, text in pairs}
+    return {name: Argument(typed(text, name), COMMAND_LINE) for name, _, text in pairs}
 
 
 def file_in(word: str) -> str:

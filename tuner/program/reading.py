@@ -19,6 +19,7 @@ from tuner.program.arguments import (
     Undecided,
     knob_of,
 )
+from tuner.program.edit.place import OFFLOADED
 from tuner.program.trainers.accelerate import sharding
 from tuner.space.models.catalogue import stored_format
 
@@ -165,9 +166,6 @@ def mixed_precision(arguments: Arguments, default: str) -> str:
         arguments.found.assumed.append(f"mixed_precision={chosen}")
     return chosen
 
-
-OFFLOADED = ("offload", "offload_disk", "unsloth")
-"""Values that Unsloth and Axolotl take for gradient checkpointing, in place of true."""
 
 _CHECKPOINTING_KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 

@@ -69,13 +69,7 @@ def _asked(texts: Iterable[str]) -> Iterable[tuple[str, list[KnobValue]]]:
         name, _, values = text.partition("=")
         if name not in PROGRAM_NAMES:
             raise unknown("parameter", name, PROGRAM_NAMES)
-        yield name, [_value(part, name) for part in values.split(",") if part]
-
-
-def _value(text: str, name: str) -> KnobValue:
-    value = typed(text.strip(), name)
-    assert value is not None  # of text
-    return value
+        yield name, [typed(part.strip(), name) for part in values.split(",") if part]
 
 
 def _batch(settings: Settings, arrived: Mapping[str, KnobValue]) -> int | None:

@@ -50,50 +50,30 @@ _ASKED = (
 or file that takes the group."""
 
 
-@dataclass(slots=True)
-class Understood:
-    """Settings under tuner's names; `without_effect` are names that change no prediction."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    without_effect: list[str] = field(default_factory=list)
-
-
-def understood(
-    given: Mapping[str, Any],
-    terms: Mapping[str, KnobSchema],
-    usual: Mapping[str, KnobValue] | None = None,
-) -> Understood:
-    """The settings that people have `given` under any name, for the parameters `terms`.
-
-    `usual` are the values of parameters that are not given, if they are known. Raises one
-    `InputError` with every name that is unknown, contradicts another or is not modelled, and every
-    value that is not allowed.
-    """
-    reader = _Reader(terms, usual or {}, knows_usual=usual is not None)
-    for name, value in given.items():
-        reader.read(str(name), value)
-    return reader.result()
-
-
 def said_in_own_words(
     given: Mapping[str, Any],
     terms: Mapping[str, KnobSchema],
     usual: Mapping[str, KnobValue] | None = None,
 ) -> dict[str, Any]:
-    """The settings of `understood`; a `Note` names those without effect."""
-    found = understood(given, terms, usual)
-    if found.without_effect:
-        names = ", ".join(found.without_effect)
+    """The settings that people have `given` under any name, for the parameters `terms`.
+
+    `usual` are the values of parameters that are not given, if they are known. A `Note` names
+    settings without effect. Raises one `InputError` with every name that is unknown, contradicts
+    another or is not modelled, and every value that is not allowed.
+    """
+    reader = _Reader(terms, usual or {}, knows_usual=usual is not None)
+    for name, value in given.items():
+        reader.read(str(name), value)
+    reader.settle()
+    if reader.without_effect:
+        names = ", ".join(reader.without_effect)
         text = f"ignored: {names} (no effect on predicted memory or speed)"
         warnings.warn(text, Note, stacklevel=2)
-    return found.settings
+    return reader.settings
 
 
 def settings_for(space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are `given` under any name, for a space; those of one's own code as given.
-
-    Raises `InputError` as `understood` does.
-    """
+    """As `said_in_own_words`, for a space; settings of one's own code are as `given`."""
     if space.workload not in SCHEMAS:
         return dict(given)
     return said_in_own_words(given, space.terms, default_values(space))
@@ -104,7 +84,8 @@ class _Reader:
     terms: Mapping[str, KnobSchema]
     usual: Mapping[str, KnobValue]
     knows_usual: bool
-    found: Understood = field(default_factory=Understood)
+    settings: dict[str, Any] = field(default_factory=dict)
+    without_effect: list[str] = field(default_factory=list)
     errors: list[InputError] = field(default_factory=list)
     by: dict[str, str] = field(default_factory=dict)
     """By parameter: the words that set it."""
@@ -161,11 +142,11 @@ class _Reader:
         except InputError as error:
             self.errors.append(error)
             return
-        if self.found.settings.get(knob, read) != read:
+        if self.settings.get(knob, read) != read:
             text = f"{self.by[knob]} and {said} contradict each other: both set {knob}"
             self.errors.append(InputError(text, hint="leave one of them out"))
             return
-        self.found.settings[knob] = read
+        self.settings[knob] = read
         self.by.setdefault(knob, said)
 
     def _word(self, term: KnobSchema, value: Any) -> Any:
@@ -187,11 +168,11 @@ class _Reader:
         elif answer:
             self.errors.append(InputError(f"{said} is not modelled", hint=answer))
         else:
-            self.found.without_effect.append(name)
+            self.without_effect.append(name)
 
-    def result(self) -> Understood:
-        """Everything that was read, with the names whose meaning depends on others."""
-        settings = self.found.settings
+    def settle(self) -> None:
+        """Read the names whose meaning depends on others. Raises all errors."""
+        settings = self.settings
         attention = settings.get("attention", self.usual.get("attention"))
         if self.by.get("padding", "").startswith(_PACKING) and attention == "flash_attention_2":
             del settings["padding"]  # its samples stand side by side, as unpacked ones do
@@ -204,7 +185,7 @@ class _Reader:
         if self.tf32 is not None and settings.get("precision") == "fp32":
             settings["precision"] = "tf32"
         elif self.tf32 is not None:
-            self.found.without_effect.append(self.tf32)  # of other dtypes
+            self.without_effect.append(self.tf32)  # of other dtypes
         for said, knob, value in self.denied:
             if knob == "mixed_precision":
                 settings.setdefault(knob, "no")
@@ -220,7 +201,6 @@ class _Reader:
                 )
                 self.errors.append(InputError(text, hint=hint))
         raise_all(self.errors)
-        return self.found
 
 
 def _truth(value: Any) -> bool | None:

@@ -24,10 +24,9 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 # Words that YAML 1.1 or 1.2 reads as something else than text.
 _RESERVED = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"))
 _BOOLEAN_PAIRS = (("true", "false"), ("yes", "no"), ("on", "off"), ("1", "0"))
-_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _ALL_LINEAR = ("all-linear",)
 
-_CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
+OFFLOADED = ("offload", "offload_disk", "unsloth")
 """Values that Unsloth and Axolotl accept for gradient checkpointing, in place of true."""
 
 _FLASH_KERNELS = {
@@ -177,7 +176,7 @@ def is_wanted(written: object, wanted: object) -> bool:
 def is_same(written: object, arrived: object) -> bool:
     """True for a setting that took effect, perhaps under another of its names."""
     if isinstance(written, str) and isinstance(arrived, bool):
-        return arrived and written in _CHECKPOINTING_WAYS
+        return arrived and written in OFFLOADED
     if isinstance(written, str) and isinstance(arrived, str):
         row = OPTIMIZERS.get(written)
         kernels = _FLASH_KERNELS.get(written, ())
@@ -237,7 +236,5 @@ def in_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Loca
 
 def typed_word(text: str) -> Value:
     """The value that a bare word stands for."""
-    if text.lower() in (*_TRUE, *_FALSE):
-        return text.lower() in _TRUE
-    number = read_number(text)
-    return text if number is None else number
+    number, said = read_number(text), truth(text)
+    return number if number is not None else text if said is None else said
