@@ -40,7 +40,6 @@ def test_what_does_not_depend_on_an_answer_is_known_from_one_run():
     assert given(found) == [{"max_length": 512}]
     assert found.asked == []
     assert found.files == [str(Path("train.py").resolve())]
-    assert found.releases["trl"]
 
 
 def test_a_value_that_differs_with_the_answers_is_unknown_with_its_lines():

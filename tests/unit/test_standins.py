@@ -420,7 +420,7 @@ for name, parameter in model.named_parameters():
 model.model.embed_tokens.requires_grad_(False)
 model = get_peft_model(model, LoraConfig(r=4))
 Trainer(model, TrainingArguments("o"), data_collator=lambda rows: tokenizer(rows, max_length=300),
-    train_dataset=None, callbacks=[print]).train()
+    train_dataset=None).train()
 """
     training = read(tmp_path, text)["trainings"][0]
     model, calls = training["model"], {each["class"]: each["given"] for each in training["calls"]}
@@ -436,7 +436,6 @@ Trainer(model, TrainingArguments("o"), data_collator=lambda rows: tokenizer(rows
     assert frozen[2]["names"] == ["embed_tokens"]
     assert calls["transformers.AutoTokenizer"]["model_max_length"] == 900
     assert calls["tokenizer"] == {"max_length": 300}
-    assert training["callbacks"] == [{"$name": "builtins.print"}]
 
 
 def test_tokens_that_a_mapped_function_keeps(tmp_path):
@@ -488,7 +487,6 @@ def test_loops(tmp_path, text):
     (loop,) = read(tmp_path, text)["loops"]
     assert (loop["backwards"], loop["steps"]) == (64, 16)
     assert loop["batch"]["$object"]["given"]["batch_size"] == 3
-    assert loop["optimizer"]["class"] == "torch.optim.AdamW"
     assert loop["model"]["given"] == {"pretrained_model_name_or_path": "m"}
 
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tuner.core.gpu import Gpu
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
 from tuner.program.launch import read_launch
+from tuner.program.places import Places
 from tuner.program.program import Program, read_program, starts_of
 from tuner.program.releases import RENAMED, classes, exports, releases
 from tuner.program.sources import SOURCES
@@ -50,7 +51,7 @@ class Recorded:
     """The trainings of a program, as plain JSON: T, L, O, V and W of `standins/__init__.py`.
 
     `unsure` of a training, loop or call has the lines whose answers decide whether it happens; it
-    is missing where it certainly does. `releases` are those whose defaults were used.
+    is missing where it certainly does.
     """
 
     trainings: Sequence[Mapping[str, Any]] = ()
@@ -61,7 +62,6 @@ class Recorded:
     standins: Sequence[str] = ()
     absent: Sequence[str] = ()
     dropped: Sequence[Mapping[str, Any]] = ()
-    releases: Mapping[str, str] = field(default_factory=dict)
 
 
 _LISTS = ("trainings", "loops", "asked", "files", "standins", "absent", "dropped")
@@ -124,7 +124,7 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
     if runs[0]["asked"]:
         with ThreadPoolExecutor(2) as pool:
             runs += pool.map(run, range(1, seeds))
-    recorded = replace(join(runs), releases=releases())
+    recorded = join(runs)
     is_empty = not recorded.trainings and not recorded.loops
     if is_empty and (error := _error(program, recorded.ended, seconds)):
         raise error
@@ -295,7 +295,7 @@ def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
     if name == "where" or len(_unique(values)) == 1:  # 1 is not True
         return first
     if all(isinstance(value, list) for value in values):
-        if name in ("calls", "callbacks"):
+        if name == "calls":
             return _joined_by_place(values, lines)
         if len({len(value) for value in values}) == 1:
             return [_joined(one, lines) for one in zip(*values, strict=True)]
@@ -328,7 +328,7 @@ def _error(program: Program, ended: Any, seconds: float) -> TunerError | None:
         "refused": f"{text} is refused when a program is only read",
         "died": f"its process died when it was read{f': {text}' if text else ''}",
     }
-    where = _shown(ended["where"], program) if ended["where"] else Path(program.main).name
+    where = Places(program).at(ended["where"]) if ended["where"] else Path(program.main).name
     error = InputError if kind in _HINTS else UnsupportedError
     return error(f"{where}: {says.get(kind, text)}", hint=_HINTS.get(kind, _EMULATE))
 
@@ -342,13 +342,6 @@ def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:
         return None
     if not (started.main or started.shell or started.trainer):
         return None
-    where = _shown(dropped["where"], program)
+    where = Places(program).at(dropped["where"])
     text = f"the training is another program, which this one starts: {shlex.join(words)}"
     return InputError(f"{where}: {text}", hint="name that command after --")
-
-
-def _shown(where: Mapping[str, Any], program: Program) -> str:
-    file = str(where["file"])
-    named = {str(source.path.resolve()): str(source.path) for source in program.sources}
-    near = os.path.relpath(file, program.folder.resolve()) if Path(file).is_absolute() else file
-    return f"{named.get(file, file if near.startswith('..') else near)}:{where['line']}"

@@ -24,7 +24,7 @@ from tuner.program.trainer import reading_of
 from tuner.program.training import read_loops, read_trainings
 
 _GROUPS = (
-    "arguments", "trainer", "lora", "model", "adapted", "enabled", "preparation", "quantization",
+    "arguments", "trainer", "lora", "model", "enabled", "preparation", "quantization",
     "loader",
 )  # fmt: skip
 """The calls of a training, those first whose arguments decide."""
@@ -151,7 +151,7 @@ def _name_of(knob: str, flat: Mapping[str, Argument]) -> str | None:
             if name.startswith(f"{group}.") and (argument.value is not None or argument.problem)
         }
         for own in PROGRAM_NAMES[knob]:
-            if own in ours and (own not in _OF_LORA or group in ("lora", "adapted")):
+            if own in ours and (own not in _OF_LORA or group == "lora"):
                 return ours[own]
     return None
 

@@ -159,9 +159,7 @@ class _Reader:
             groups |= self._loaded(loaded, found)
             if loaded["class"].startswith("unsloth."):
                 training.trainer = f"Unsloth {training.trainer}"
-        groups |= self._groups(row, found, ("reference", "compiled"))
-        if loader := made(((row.get("train") or {}).get("data") or {}).get("train_dataloader")):
-            groups["loader"] = self.arguments(loader, found)
+        groups |= self._groups(row, found, ("reference", "compiled", "loader"))
         self._adapt(row.get("lora"), training)
         self._quantize(row, groups, found)
         if not training.trainer.startswith("Unsloth"):  # whose classes take more

@@ -4,14 +4,14 @@ The process of one reading: `python -P -m tuner.program.standins`, with a reques
 record is one JSON document of
 
 - `trainings`: T = {trainer: O, arguments: O, model: M or V, reference, lora, compiled, evaluates,
-  calls: [O] on the model, its parts, the trainer and tokenizers, callbacks: [V], train: O}
-- `loops`: L = {where: W, batch: V of the loader, backwards, steps, is_split, optimizer: O,
-  model: M or V, accelerator: O, calls: [O]}
+  loader: V, calls: [O] on the model, its parts, the trainer and tokenizers}
+- `loops`: L = {where: W, batch: V of the loader, backwards, steps, is_split, model: M or V,
+  accelerator: O}
 - `asked`: questions that an oracle answered, {what, where: W}; `ended`: {kind, text, where} or null
 - `files`, `standins`, `absent` libraries, and `dropped`: what did not happen, {what, where}
 
 O = {class, bases, where: W, given: {name: V}, assigned: {name: [V, W]}, values: {name: V}}, with
-`methods` that your own class has; M = O with made, prepared, adapted, enabled, quantization.
+`methods` that your own class has; M = O with made, prepared, enabled, quantization.
 V = JSON, {"$unknown": what, "where": [W]}, {"$object": O} or {"$name": "torch.bfloat16"}.
 W = {file, line, end, column, end_column} of your own call.
 """

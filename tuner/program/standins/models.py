@@ -100,7 +100,7 @@ class Model(Thing):
 
     def _told(self, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
         held = {"quantization": self._note.given.get("quantization_config"), **self._note.extra}
-        kinds = ("prepared", "enabled", "adapted", "quantization")
+        kinds = ("prepared", "enabled", "quantization")
         of = {kind: described(held.get(kind)) for kind in kinds}
         return {**told(self, stubs), **of, "made": held.get("made", "")}
 

@@ -54,9 +54,6 @@ class Trainer(Holder):
 
     predict = evaluate
 
-    def add_callback(self, callback: Any) -> None:
-        self._note.extra.setdefault("callbacks", []).append(callback)
-
     def _trained(self, name: str, args: Any, kwargs: Any) -> Any:
         if len(record.TRAININGS) < 64:
             record.TRAININGS.append(self._snapshot(name, args, kwargs))
@@ -82,15 +79,13 @@ class Trainer(Holder):
     def _snapshot(self, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
         given, held, extra = self._note.given, self.__dict__, self._note.extra
         arguments, model, text = held.get("args"), held.get("model"), given.get("model")
-        fit = record.call(f"{self._path}.{name}", args, kwargs)
         if name == "fit" and args:
-            fit.given, model = named("model train_dataloaders", args, kwargs), args[0]
+            model = args[0]
         of_model = model._note if isinstance(model, Model) else Note("", None)
         lora = given.get("peft_config")
         stubs = frozenset(map(id, (arguments, model, lora))) - {id(None)}
         tried(given.get("data_collator"), [Unknown("row")])
         calls = [*_SPECIAL, *TOKENIZED.values(), *self._note.calls, *of_model.calls]
-        callbacks = [*(given.get("callbacks") or ()), *extra.get("callbacks", ())]
         when = getattr(arguments, "eval_strategy", None)
         return {
             "trainer": record.told(self, stubs),
@@ -101,22 +96,20 @@ class Trainer(Holder):
             "compiled": record.described(of_model.extra.get("compiled")),
             "evaluates": "evaluates" in extra or (type(when) is str and when in ("steps", "epoch")),
             "calls": [record.called(each) for each in calls],
-            "callbacks": [record.plain(each) for each in callbacks],
-            "train": {**record.called(fit, stubs), "data": _data([*args, *kwargs.values()], stubs)},
+            "loader": _loader([*args, *kwargs.values()], stubs),
         }
 
 
-def _data(holders: list[Any], stubs: frozenset[int]) -> Any:
-    """The loader and the optimizer of a Lightning module or data module, asked for them."""
-    found: dict[str, Any] = {}
+def _loader(holders: list[Any], stubs: frozenset[int]) -> Any:
+    """The loader of a Lightning module or data module, asked for it."""
     for holder in [each for each in holders if isinstance(each, Thing)]:
-        for name in ("train_dataloader", "configure_optimizers"):
-            if callable(own := getattr(type(holder), name, None)) and not isinstance(own, Unknown):
-                try:
-                    found[name] = record.plain(own(holder), stubs)
-                except Exception as error:
-                    found[name] = record.unknown(f"{name}(): {error}")
-    return found
+        own = getattr(type(holder), "train_dataloader", None)
+        if callable(own) and not isinstance(own, Unknown):
+            try:
+                return record.plain(own(holder), stubs)
+            except Exception as error:
+                return record.unknown(f"train_dataloader(): {error}")
+    return None
 
 
 def fit(model: Any, *args: Any, **kwargs: Any) -> None:
@@ -125,7 +118,7 @@ def fit(model: Any, *args: Any, **kwargs: Any) -> None:
     empty = dict.fromkeys(("arguments", "reference", "lora", "compiled"))
     calls = [record.called(each) for each in (*_SPECIAL, *model._note.calls)]
     told = {"trainer": record.called(note), "model": record.told_model(model), "calls": calls}
-    record.TRAININGS.append({**empty, **told, "callbacks": [], "evaluates": "evaluator" in kwargs})
+    record.TRAININGS.append({**empty, **told, "evaluates": "evaluator" in kwargs})
 
 
 def _arguments_of(path: str) -> Any:
@@ -179,14 +172,11 @@ def _loop() -> dict[str, Any]:
     loader = CURRENT[0] if CURRENT else None
     if id(loader) not in record.LOOPS:
         model = LAST_CALLED[0] if LAST_CALLED else None
-        note = model._note if isinstance(model, Model) else Note("", None)
         record.LOOPS[id(loader)] = {
-            **{"where": where(), "backwards": 0, "steps": 0, "is_split": False, "optimizer": None},
+            **{"where": where(), "backwards": 0, "steps": 0, "is_split": False},
             "batch": None if loader is None else {"$object": record.told(loader)},
             "model": record.told_model(model),
             "accelerator": record.told(_accelerators[-1]) if _accelerators else None,
-            "calls": [record.called(each) for each in note.calls],
-            "compiled": "compiled" in note.extra,
         }
     return record.LOOPS[id(loader)]
 
@@ -208,8 +198,6 @@ def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
         loop = _loop()
         CURRENT[1:2] = [0] * len(CURRENT[1:])
         loop["steps"] += all(each.sync_gradients for each in _accelerators)
-        if loop["optimizer"] is None and isinstance(optimizer._note, Note):
-            loop["optimizer"] = record.told(optimizer)
         if loop["batch"] is None and loop["steps"] >= _MOST_STEPS:
             raise SystemExit
 

@@ -27,7 +27,7 @@ def _plan(training: ProgramTraining) -> Planned:
     arguments = training["arguments"]
     model, knobs = training_by_calls(training, checkpoints=False, precision="no")
     knobs["loss"] = "transformers"
-    if training.has("adapted") or training.has("lora"):
+    if training.has("lora"):
         knobs |= adapters_by_calls(training)
     lengths = {repr(one.value): one.value for one in training.lengths if one.problem is None}
     if len(lengths) == 1:

@@ -168,7 +168,7 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     else:
         knobs["max_length"] = number(arguments, "max_length", 1024)
     trainer = training["trainer"]
-    if trainer.take("peft_config") is not None or training.has("adapted") or training.has("lora"):
+    if trainer.take("peft_config") is not None or training.has("lora"):
         knobs |= adapters_by_calls(training)
     if knobs["precision"] in QUANTIZED:
         knobs["adapter_dtype"] = "bf16"
