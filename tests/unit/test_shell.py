@@ -26,7 +26,7 @@ STARTS = {
     'f() { python train.py "$@" | tee log; }\nf --x 1': ["python train.py --x 1"],
     "set -euo pipefail\nrm -rf out\nmkdir out && cd . && python train.py": [PYTHON],
     "N=$(nvidia-smi -L | wc -l)\ntorchrun --nproc-per-node $N train.py": [
-        "torchrun --nproc-per-node 3 train.py"
+        "torchrun --nproc-per-node 1 train.py"
     ],
     "source vars.sh\npython train.py --x $X": ["python train.py --x 7"],
     "uv run --with trl accelerate launch train.py": ["accelerate launch train.py"],
@@ -48,7 +48,7 @@ def test_starts_are_those_of_the_shell_and_nothing_is_written(
     (tmp_path / "vars.sh").write_text("X=7\n")
     (tmp_path / "out").mkdir()
     before = sorted(tmp_path.iterdir())
-    run = run_shell(["bash", "train.sh", "7b"], tmp_path, text, gpus=3)
+    run = run_shell(["bash", "train.sh", "7b"], tmp_path, text)
     wanted = [words.replace("HERE", str(tmp_path)) for words in STARTS[text]]
     assert [" ".join(start.words) for start in run.starts] == wanted
     assert sorted(tmp_path.iterdir()) == before
@@ -65,6 +65,9 @@ WAYS = (
     "PATH=/bin; rm kept", "env rm kept", "unset -f rm; rm kept", "$(echo rm) kept", "r=rm; $r kept",
     "if true; then rm kept; fi", "true && rm kept", "cat <(rm kept)", "coproc rm kept",
     "python -c 'open(\"new\", \"w\")'", "enable -n echo; echo > kept", "\\rm kept", "'rm' kept",
+    "python a.py $(touch new)", "rm $(touch new)", "eval 'python a.py $(touch new)'",
+    "exec python a.py `touch new`", ". $(touch new)", "bash -c x <(touch new)",
+    "x=$(touch new) exec python a.py > log",
 )  # fmt: skip
 
 
@@ -77,9 +80,15 @@ def test_nothing_happens_to_files(way: str, tmp_path: Path) -> None:
 
 
 def test_a_word_that_a_skipped_command_decides_is_unknown(tmp_path: Path) -> None:
-    run = run_shell(["train.sh"], tmp_path, "x=$(ask)\npython train.py --x $x --y 1")
-    assert len(run.unknown) == 1
-    assert run.skipped == ("line 1: ask",)
+    text = "x=$(ask)\npython train.py --x=$x $((x * 2)) $(ask) --y 1 $(pwd)"
+    run = run_shell(["train.sh"], tmp_path, text)
+    assert run.skipped[0] == "line 1: ask"
+    *words, y, one, folder = run.starts[0].words[2:]
+    assert [word.partition("<unknown: ")[1] for word in words] == ["<unknown: "] * 3
+    assert words[0].startswith("--x=<unknown: ")
+    assert (y, one, folder) == ("--y", "1", str(tmp_path))
+    run = run_shell(["train.sh"], tmp_path, "python train.py $(ask | wc -l)")
+    assert run.starts[0].words[2].startswith("<unknown: 1 follows from a command")
 
 
 def test_a_script_that_starts_nothing_is_an_error(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.core.errors import InputError, UnavailableError
+from tuner.program.standins import MARK
 
 SHELLS = ("bash", "sh", "zsh")
 SUFFIX = ".sh"
@@ -65,7 +66,7 @@ __external() {  # in place of a command that is no builtin
   done
   case "$*" in
     "nvidia-smi -L"*|"nvidia-smi --list-gpus"*|"nvidia-smi --query-gpu"*)
-      for ((at = 0; at < __gpus; at++)); do echo "GPU $at"; done;;
+      echo "GPU 0";;
     *) __skipped 2 "$@"; echo "$__unknown";;
   esac
 }
@@ -89,11 +90,16 @@ __bare() {  # __rest: the text of a command behind the assignments at its beginn
     __rest=${__rest:i} __rest=${__rest#"${__rest%%[![:space:]]*}"}
   done
 }
-__words() {  # __said: the words of a command without its redirections, expanded
+__substitutes() { [[ $1 == *[\$\<\>]\(* || $1 == *\`* ]]; }  # what a trap would really run
+__words() {  # __said: the words of a command without its redirections, expanded; or the first word
   local text=$1
   while [[ $text =~ ^(.*)[[:space:]][0-9]*(\&?\>\>?|\<|\>\&)[[:space:]]?(\&?[^[:space:]]+)(.*)$ ]]
   do text="${BASH_REMATCH[1]}${BASH_REMATCH[4]}"; done
-  __said=(); eval "__said=($text)" 2>/dev/null
+  __said=()
+  if __substitutes "$text"; then
+    text=${text%%[[:space:]]*}; __substitutes "$text" && return 1
+  fi
+  eval "__said=($text)" 2>/dev/null
 }
 __before() {  # 1 for a command that is skipped
   local command=$BASH_COMMAND first=${BASH_COMMAND%%[[:space:]]*} name
@@ -102,7 +108,8 @@ __before() {  # 1 for a command that is skipped
     :|test|echo|printf|true|false|cd|pwd|pushd|popd|break|continue|return|exit|shift|export|local\
     |declare|typeset|readonly|unset|read|mapfile|readarray|let|getopts|wait|type|eval)
       [[ $command =~ $__writes ]] || return 0
-      __said=(); [[ $first == eval ]] && eval "__said=($command)" 2>/dev/null
+      __said=()
+      [[ $first == eval ]] && ! __substitutes "$command" && eval "__said=($command)" 2>/dev/null
       if [[ $first == eval && ${__said[*]-} != *[\;\&\|\(\)\`]* ]] && __words "${__said[*]:1}"
       then __external "${__said[@]}" >/dev/null; else __skipped 2 "$command"; fi
       return 1;;
@@ -120,7 +127,11 @@ __before() {  # 1 for a command that is skipped
       __skipped 2 "$command"; return 1;;
   esac
   __words "$__rest" && ((${#__said[@]})) || { __skipped 2 "$command"; return 1; }
+  if [[ ${__said[0]} == exec ]] && __substitutes "$command"; then
+    exec() { __external "$@"; exit 0; }; return 0
+  fi
   if [[ ${__said[0]} == exec || $__rest =~ $__writes ]]; then
+    __substitutes "$command" && { __skipped 2 "$command"; return 1; }
     ( eval "export ${command%"$__rest"}"; __external "${__said[@]}" ) >/dev/null 2>&1
     return 1
   fi
@@ -148,12 +159,11 @@ class Started:
 class ShellRun:
     """The starts of a script in order, and the commands that it wanted to run and that are skipped.
 
-    `unknown` are words of a start that depend on a skipped command.
+    A word of a start that follows from a skipped command is one that is unknown.
     """
 
     starts: tuple[Started, ...]
     skipped: tuple[str, ...]
-    unknown: tuple[str, ...]
 
 
 def is_shell(words: Sequence[str]) -> bool:
@@ -168,7 +178,6 @@ def run_shell(
     folder: Path,
     text: str | None = None,
     *,
-    gpus: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> ShellRun:
     """The starts of the script in `words`, whose text may be given, as may more variables.
@@ -186,26 +195,38 @@ def run_shell(
     given = {**os.environ, **(environment or {})}
 
     def once(seed: int) -> tuple[list[Started], list[str]]:
-        return _once([bash, script, *arguments], folder, text, given, gpus, seed)
+        return _once([bash, script, *arguments], folder, text, given, seed)
 
     starts, skipped = once(1)
-    others, _ = once(2) if skipped else (starts, [])
-    unknown = [
-        word
-        for one, other in zip(starts, others, strict=False)
-        for word, again in zip(one.words, other.words, strict=False)
-        if word != again
-    ]
-    return ShellRun(tuple(starts), tuple(skipped), tuple(unknown))
+    for seed in (2, 3) if skipped else ():
+        others: list[Started] = []
+        with contextlib.suppress(InputError):  # no arithmetic takes what is unknown
+            others, _ = once(seed)
+        if len(others) == len(starts):
+            pairs = zip(starts, others, strict=True)
+            starts = [replace(one, words=_known(one.words, other.words)) for one, other in pairs]
+    return ShellRun(tuple(starts), tuple(skipped))
+
+
+def _known(words: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """The words that are the same in both runs; those that differ say that they are unknown."""
+    found = []
+    for word, other in itertools.zip_longest(words, others[: len(words)]):
+        option = word[: word.find("=") + 1] if word.startswith("-") else ""
+        unknown = f"{option}{MARK} {word[len(option) :]} follows from a command that isn't run>"
+        found.append(word if word == other or MARK in word else unknown)
+    return tuple(found)
 
 
 def _once(
-    words: Sequence[str], folder: Path, text: str, given: Mapping[str, str], gpus: int, seed: int
+    words: Sequence[str], folder: Path, text: str, given: Mapping[str, str], seed: int
 ) -> tuple[list[Started], list[str]]:
     bash, script, *arguments = words
     ours = re.sub(r"\$\{BASH_SOURCE(\[0\])?\}|\$BASH_SOURCE\b", "$0", without_files(text))
     lines = _PRELUDE.count("\n") + 2
-    head = f"__gpus={gpus}; __unknown={_UNKNOWN}-{seed}; __head={lines}\n{_PRELUDE}"
+    lines_of = 2 if seed > 2 else 1  # which `wc -l` counts
+    said_then = "$'" + "\\n".join([f"{_UNKNOWN}-{seed}"] * lines_of) + "'"
+    head = f"RANDOM=1; __unknown={said_then}; __head={lines}\n{_PRELUDE}"
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
         code = f"exec 3>&{told.fileno()}\n{head}{ours}\n"
         process = subprocess.Popen(  # noqa: S603

@@ -18,3 +18,6 @@ W = {file, line, end, column, end_column} of your own call.
 
 PLACEHOLDER = "placeholder-for-a-secret"
 """Takes the place of tokens and passwords in the environment of the program."""
+
+MARK = "<unknown:"
+"""Begins the text of a value that is unknown."""

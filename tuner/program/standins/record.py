@@ -5,7 +5,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from tuner.program.standins.unknown import MARK, Meta, Name, Note, Thing, Unknown, place, where
+from tuner.program.standins import MARK
+from tuner.program.standins.unknown import Meta, Name, Note, Thing, Unknown, place, where
 
 TRAININGS: list[dict[str, Any]] = []
 LOOPS: dict[int, dict[str, Any]] = {}

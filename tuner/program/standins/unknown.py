@@ -19,9 +19,9 @@ from itertools import chain, combinations, islice
 from opcode import opname
 from typing import Any
 
+from tuner.program.standins import MARK
 from tuner.program.standins.tables import Tables
 
-MARK = "<unknown:"
 put = object.__setattr__
 CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
 """Calls of any value that count, by their last name: `.backward()`, `.step()`."""
