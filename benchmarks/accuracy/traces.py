@@ -153,13 +153,13 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
     from benchmarks.accuracy.programs import Program
     from tuner.cost.allocator import replay
     from tuner.cost.memory import memory_history, peak_memory
-    from tuner.predict.compiler.deepening import trace_deep
     from tuner.predict.predict import step_work
+    from tuner.predict.tracing.trace import trace
     from tuner.predict.training import get_workload
 
     attention.register()
     losses.register()
-    found = trace_deep(
+    found = trace(
         Program(get_workload("causal_lm"), task.ways),
         _architecture(task.model),
         task.configuration,

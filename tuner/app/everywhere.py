@@ -13,7 +13,6 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
 from tuner.core.setup.schemas import SCHEMAS
-from tuner.predict.predict import Traces
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.releases import predicted_stack
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
@@ -109,7 +108,7 @@ def space_everywhere(
 ) -> Everywhere:
     """One configuration of a space, in all of its stages, on every GPU type."""
     job = PredictionJob(space.workload, space.predicted_model())
-    predictor = Predictor(job, traces=Traces())
+    predictor = Predictor(job)
     facts = SpaceFacts.of(space)
 
     def on(gpu: Gpu) -> OnGpu:
@@ -139,7 +138,7 @@ def program_everywhere(
             oracle = ProgramPredictions(read, first, gpus, given=given, model=model)
             where = oracle.plan(read).where
             plan = next(one for one in (plan, *plan.others) if one.where == where)
-        predictor = Predictor(PredictionJob(WORKLOAD, plan.model), traces=Traces())
+        predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
         in_fp16: list[ProgramPlan] = []
 
         def on(gpu: Gpu) -> OnGpu:

@@ -5,8 +5,8 @@ Only numpy is needed here, so a cached prediction loads neither torch nor transf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from tuner.cost.allocator import (
     SMALL_SEGMENT_BYTES,
     replay,
 )
+from tuner.cost.as_arrays import from_arrays, to_arrays
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
 from tuner.cost.polynomial import Terms
 
@@ -286,12 +287,12 @@ class CompiledPasses:
 
     def to_arrays(self) -> dict[str, Any]:
         """Everything as named arrays without objects, for a cache that cannot run code."""
-        return dict(_arrays_of(self, ""))
+        return to_arrays(self)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> CompiledPasses:
         """The inverse of `to_arrays`. Raises KeyError or ValueError when it does not fit."""
-        read: CompiledPasses = _from_arrays(cls, arrays, "")
+        read = from_arrays(cls, arrays)
         read._require_consistent()
         return read
 
@@ -312,40 +313,3 @@ class CompiledPasses:
         )
         if not all(fits):
             raise ValueError("arrays of a compiled structure that do not belong together")
-
-
-_PARTS: Mapping[str, type[Any]] = {
-    part.__name__: part for part in (Terms, Events, Operators, Parameters)
-}
-"""The fields of compiled passes that have fields themselves, by their annotation."""
-
-
-def _arrays_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The arrays of a value, with dots between the names of nested fields."""
-    if is_dataclass(value):
-        for part in fields(value):
-            inner = f"{name}.{part.name}" if name else part.name
-            yield from _arrays_of(getattr(value, part.name), inner)
-    elif isinstance(value, tuple):
-        yield name, np.array(value, dtype=np.str_)
-    else:
-        yield name, np.asarray(value)
-
-
-def _from_arrays(cls: type[Any], arrays: Mapping[str, Any], name: str) -> Any:
-    """The inverse of `_arrays_of` for a class. Raises KeyError or ValueError."""
-    found: dict[str, Any] = {}
-    for part in fields(cls):
-        inner = f"{name}.{part.name}" if name else part.name
-        declared = str(part.type)
-        if declared in _PARTS:
-            found[part.name] = _from_arrays(_PARTS[declared], arrays, inner)
-            continue
-        array, is_text = arrays[inner], declared == "tuple[str, ...]"
-        if array.dtype.kind not in ("U" if is_text else "bif"):
-            raise ValueError(f"{inner} holds {array.dtype}")
-        kinds: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
-        found[part.name] = (
-            tuple(map(str, array)) if is_text else kinds.get(declared, np.asarray)(array)
-        )
-    return cls(**found)

@@ -9,7 +9,7 @@ length shortened by one, a positive beside the negatives) take two monomials.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -48,6 +48,20 @@ class Polynomial:
 
     terms: tuple[tuple[Fraction, Exponents], ...]
 
+    @classmethod
+    def of(cls, value: int) -> Polynomial:
+        """A constant."""
+        return cls(((Fraction(value), (0,) * VARIABLES),))
+
+    @classmethod
+    def sum(cls, polynomials: Iterable[Polynomial]) -> Polynomial:
+        """The sum of polynomials, which together have at most two monomials."""
+        found: dict[Exponents, Fraction] = {}
+        for polynomial in polynomials:
+            for coefficient, exponents in polynomial.terms:
+                found[exponents] = found.get(exponents, Fraction(0)) + coefficient
+        return cls(tuple((coefficient, exponents) for exponents, coefficient in found.items()))
+
     def __call__(self, probe: Probe) -> Fraction:
         """The exact value at a point."""
         return sum((c * probe.monomial(e) for c, e in self.terms), Fraction(0))
@@ -75,7 +89,7 @@ def fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
 def _fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
     first, second = values
     if first == second:
-        return Polynomial(((Fraction(first), (0, 0, 0, 0)),))
+        return Polynomial.of(first)
     usable = _usable(probes)
     for exponents, at_first, at_second in usable:
         if first * at_second == second * at_first:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.kinds import Phase
-from tuner.cost.compiled import SEGMENTS, CompiledPasses, Floats, Segment
+from tuner.cost.compiled import SEGMENTS, Floats, Operators, Segment
 from tuner.cost.operators.timeline import Timeline, Work
 
 
@@ -46,9 +46,8 @@ class WorkArrays:
         )
 
     @classmethod
-    def of_compiled(cls, compiled: CompiledPasses, points: Floats) -> WorkArrays:
-        """The operators of a compiled structure at many points (P, 3)."""
-        operators = compiled.operators
+    def of_operators(cls, operators: Operators, points: Floats) -> WorkArrays:
+        """The operators of a structure at many points (P, 4)."""
         return cls(
             names=np.array(operators.names, dtype=np.str_),
             kinds=np.array(operators.kinds, dtype=np.str_),

@@ -16,13 +16,14 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tuner.core.files import user_cache
 from tuner.core.records import Prediction
+from tuner.cost.as_arrays import from_arrays
 from tuner.cost.compiled import CompiledPasses, Replayed, Replays
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer, compile_optimizer
 from tuner.predict.compiler.structure import Point
@@ -198,6 +199,11 @@ def read_prediction(entry: str) -> Prediction | None:
 
 
 _Stored = TypeVar("_Stored")
+
+
+def read_parsed(entry: str, cls: type[_Stored]) -> _Stored | None:
+    """The dataclass of arrays in this entry; None where there is none that is whole."""
+    return _parsed(entry, partial(from_arrays, cls), read_arrays)
 
 
 def _parsed(

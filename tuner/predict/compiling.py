@@ -13,14 +13,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tuner.core.errors import UnavailableError
+from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Prediction
 from tuner.cost.compiled import CompiledPasses, Replays
 from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
+from tuner.cost.sized import SizedTimeline
 from tuner.predict.compiler.structure import (
     LARGEST_GPU_BYTES,
     Point,
@@ -28,7 +30,7 @@ from tuner.predict.compiler.structure import (
     anchors,
     replay_all,
 )
-from tuner.predict.predict import Subject
+from tuner.predict.predict import Subject, Traces, predict
 
 Answer = tuple[CompiledPasses | str, dict[Point, Replays]]
 """A compiled structure, or why there is none, and the replays that were asked for."""
@@ -77,20 +79,26 @@ def answers(
     )
 
 
-Traced = Callable[[Subject, Configuration], Prediction]
-"""`tuner.predict.predict.predict` on some GPU."""
-
-
 def trace_all(
     subject: Subject,
     configurations: Sequence[Configuration],
-    predicted: Traced,
+    gpu: Gpu,
+    traces: Traces,
     *,
     workers: int,
+    **how: Any,
 ) -> list[Prediction]:
-    """A prediction of each configuration from a trace at full depth, in their order."""
+    """A prediction of each configuration at full depth, in their order; `how` as for `predict`.
+
+    The structures that `traces` lacks come first, each once.
+    """
+    structures = {traces.structure(subject, each, gpu) for each in configurations}
+    missing = [(each, None) for each in structures if each is not None and traces.lacks(each)]
+    for structure, sized in in_forks(_sized, missing, (subject, traces), workers=workers):
+        traces.keep(structure, sized)
     places = {configuration.key: place for place, configuration in enumerate(configurations)}
-    traced = in_forks(_trace, [(c, predicted) for c in configurations], subject, workers=workers)
+    items = [(configuration, (gpu, how)) for configuration in configurations]
+    traced = in_forks(_predicted, items, (subject, traces), workers=workers)
     found = {places[configuration.key]: prediction for configuration, prediction in traced}
     return [found[place] for place in range(len(configurations))]
 
@@ -99,15 +107,16 @@ _AFTER_AUTOGRAD = "autograd's threading in combination with fork"
 """PyTorch's error in a fork of a process that has run a backward pass, in builds for GPUs
 (torch/csrc/autograd/engine.cpp): a process that has traced something has to do the rest itself."""
 
+_Subject = TypeVar("_Subject")
 _Item = TypeVar("_Item")
 _Known = TypeVar("_Known")
 _Result = TypeVar("_Result")
 
 
 def in_forks(
-    function: Callable[[Subject | None, _Item, _Known], _Result],
+    function: Callable[[_Subject, _Item, _Known], _Result],
     items: Sequence[tuple[_Item, _Known]],
-    subject: Subject | None,
+    subject: _Subject,
     *,
     workers: int,
     traces: bool = True,
@@ -150,9 +159,7 @@ def in_forks(
 
 
 @contextlib.contextmanager
-def _workers(
-    count: int, subject: Subject | None
-) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+def _workers(count: int, subject: Any) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     """Forks of this process, which end with it, and at once where the block is left early.
 
     Whoever stops listening, Ctrl-C and SIGTERM too, wants nothing more: a structure takes minutes.
@@ -201,11 +208,11 @@ def _answer(subject: Subject | None, request: Request, known: Mapping[Point, Rep
     return passes, replay_all(passes, request.missing(passes, known))
 
 
-_worker_subject: Subject | None = None
+_worker_subject: Any = None
 """The subject of a compiling process; set once when the process starts."""
 
 
-def _begin(subject: Subject | None) -> None:
+def _begin(subject: Any) -> None:
     """Prepare a compiling process. It ignores signals for its parent, which ends it.
 
     Ctrl-C reaches the whole group, and `ray job stop` and schedulers send SIGTERM to every process
@@ -226,14 +233,21 @@ def _end_with_parent() -> None:
 
 
 def _in_worker(
-    function: Callable[[Subject | None, _Item, _Known], _Result], item: _Item, known: _Known
+    function: Callable[[Any, _Item, _Known], _Result], item: _Item, known: _Known
 ) -> _Result:
     return function(_worker_subject, item, known)
 
 
-def _trace(subject: Subject | None, configuration: Configuration, predicted: Traced) -> Prediction:
-    assert subject is not None
-    return predicted(subject, configuration)
+def _sized(known: tuple[Subject, Traces], structure: Structure, _: None) -> SizedTimeline | None:
+    subject, traces = known
+    return traces.sized(subject, structure)
+
+
+def _predicted(
+    known: tuple[Subject, Traces], configuration: Configuration, how: tuple[Gpu, dict[str, Any]]
+) -> Prediction:
+    (subject, traces), (gpu, rest) = known, how
+    return predict(subject, configuration, gpu, traces=traces, **rest)
 
 
 def _quieten_threads() -> None:

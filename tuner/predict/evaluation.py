@@ -31,8 +31,8 @@ from tuner.cost.speed.roofline import (
 )
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer, work_arrays
-from tuner.predict.compiler.structure import VARIABLE_KNOBS, Point, Structure, anchors, interpolate
-from tuner.predict.predict import grad_accum_of
+from tuner.predict.compiler.structure import Point, Structure, anchors, interpolate
+from tuner.predict.predict import grad_accum_of, point_of
 
 
 class Evaluation:
@@ -60,7 +60,7 @@ class Evaluation:
         self._added = added.round().astype(int).tolist()
         self._known_peaks: dict[bool, _Peaks] = {}
         self._params = passes.trainable_params(unique), passes.frozen.total(unique)
-        self._works = WorkArrays.of_compiled(passes, unique)
+        self._works = WorkArrays.of_operators(passes.operators, unique)
 
     def params(self, index: int) -> tuple[int, int]:
         """Trainable and total parameters of a configuration."""
@@ -197,11 +197,6 @@ class _Peaks:
 def _whole(values: Any) -> list[list[int]]:
     rows: list[list[int]] = values.round().astype(int).tolist()
     return rows
-
-
-def point_of(configuration: Configuration) -> Point:
-    """Micro-batch, length, rank and negatives of a configuration; 0 for what it has not."""
-    return tuple(int(str(configuration.get(name, 0))) for name in VARIABLE_KNOBS)
 
 
 def gradient_bytes(passes: CompiledPasses, configuration: Configuration) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +23,9 @@ from tuner.cost.speed.roofline import (
     step_times,
 )
 from tuner.cost.step_details import MemoryTimeline, PhaseSpan, most_expensive
-from tuner.predict.predict import Subject, grad_accum_of, require_supported, step_work
+from tuner.cost.traced import Trace
+from tuner.predict.predict import Subject, Traces, grad_accum_of, require_supported, step_work
 from tuner.space.models.catalogue import architecture
-
-if TYPE_CHECKING:  # tracing imports torch
-    from tuner.predict.tracing.trace import Trace
 
 MAX_POINTS = 400
 """Moments of a timeline: more than a screen shows, and a page stays small."""
@@ -47,16 +44,9 @@ def trace_timeline(
     are spread evenly over its time. Takes as long as a prediction at full depth. Raises
     `InputError` when the GPU cannot run it.
     """
-    from tuner.predict.compiler.deepening import trace_deep
-
     gpu, kernel_times, _ = on_measured_device(gpu, profile)
     require_supported(configuration, gpu, model=architecture(subject.model))
-    traced = trace_deep(
-        subject.workload,
-        subject.model_config,
-        configuration,
-        compute_capability=gpu.compute_capability,
-    )
+    traced = Traces().of(subject, configuration, gpu)
     work, allow_tf32 = step_work(traced), configuration["precision"] == "tf32"
     seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
     timeline = timeline_of(traced.timeline, seconds)

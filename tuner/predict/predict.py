@@ -20,27 +20,38 @@ from tuner.core.records import (
     Speed,
     Verdict,
 )
+from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
+from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import unmodelled
+from tuner.cost.as_arrays import to_arrays
 from tuner.cost.calibrate import prior_intervals
 from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.memory import peak_memory
 from tuner.cost.parallel import exchange_of, times_of_ranks
 from tuner.cost.rank_memory import nccl_text, with_nccl
+from tuner.cost.sized import OptimizerSteps, SizedTimeline
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import matmul_peak
 from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
+from tuner.cost.traced import Trace
 from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
-from tuner.predict.compiler.structure import kernels_like
+from tuner.predict import cache
+from tuner.predict.compiler.structure import VARIABLE_KNOBS, Point, Structure, kernels_like
 from tuner.predict.training import get_workload, tokens_per_sample
-from tuner.space.models.catalogue import FP8, MXFP4, NF4, Architecture, resolve_config
+from tuner.space.models.catalogue import (
+    FP8,
+    MXFP4,
+    NF4,
+    Architecture,
+    architecture_of,
+    resolve_config,
+)
 from tuner.space.models.positions import length_problem
 
 if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
-    from tuner.cost.operators.timeline import Timeline
-    from tuner.predict.tracing.trace import Trace
     from tuner.predict.training.base import Workload
 
 NOT_PREDICTED = "not predicted"
@@ -139,42 +150,130 @@ def _scaling_problems(configuration: Configuration) -> list[Problem]:
     return [Problem(reason, where="adapter_dtype")]
 
 
-class Traces:
-    """Traces that are kept to price them on many GPU types.
+MOST_TRACES = 4
+"""One for each kind of GPUs, and for several GPUs also of one of them."""
 
-    Traces for GPUs that choose the same kernels differ in cuBLAS's workspaces alone.
+
+class Traces:
+    """Traces of one model that are kept to price them on many GPU types.
+
+    They follow from timelines for all sizes and from steps of an optimizer, which are kept on disk
+    too.
     """
 
     def __init__(self) -> None:
-        self._traces: dict[tuple[str, tuple[int, int], int], Trace] = {}
-        self._memory: dict[tuple[int, bool], Memory] = {}
+        self._traces: dict[Any, Trace] = {}
+        """The last ones: each has hundreds of thousands of events."""
+        self._architecture: Architecture | None = None
+        self._sized: dict[Structure, SizedTimeline | None] = {}
+        self._optimizers: dict[str, OptimizerSteps] = {}
+        self._memory: dict[tuple[Any, bool], Memory] = {}
 
     def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
         """The trace of a configuration, made once for all GPUs with the same kernels."""
-        from tuner.predict.compiler.deepening import trace_deep
-
         capability = gpu.compute_capability
-        kind = (configuration.key, kernels_like(capability))
-        wanted = cublas_workspace_bytes(capability)
-        for (*known, workspace), trace in list(self._traces.items()):
-            if tuple(known) == kind and workspace != wanted:
-                timeline = _with_workspaces(trace.timeline, workspace, wanted)
-                self._traces.setdefault((*kind, wanted), replace(trace, timeline=timeline))
-        if (*kind, wanted) not in self._traces:
-            self._traces[*kind, wanted] = trace_deep(
-                subject.workload,
-                subject.model_config,
-                configuration,
-                compute_capability=capability,
+        workspace = cublas_workspace_bytes(capability)
+        key = (configuration.key, kernels_like(capability), workspace)
+        if key not in self._traces:
+            while len(self._traces) >= MOST_TRACES:
+                del self._traces[next(iter(self._traces))]
+            structure = self.structure(subject, configuration, gpu)
+            sized = None if structure is None else self.sized(subject, structure)
+            self._traces[key] = (
+                _traced(subject, configuration, capability)
+                if sized is None
+                else self._at(sized, configuration, workspace)
             )
-        return self._traces[*kind, wanted]
+        return self._traces[key]
 
-    def memory(self, timeline: Timeline, *, context_bytes: int, short: bool = False) -> Memory:
-        """`peak_memory` of the timeline of one of these traces."""
-        key = (id(timeline), short)
-        if key not in self._memory:
-            self._memory[key] = peak_memory(timeline, context_bytes=0, short=short)
-        found, context = self._memory[key], str(MemoryCategory.CONTEXT_AND_WORKSPACE)
+    def structure(
+        self, subject: Subject, configuration: Configuration, gpu: Gpu
+    ) -> Structure | None:
+        """The structure whose timeline is the configuration's; None where all of it is traced."""
+        if subject.workload.name != "causal_lm" or not is_sized(configuration):
+            return None
+        model = self._architecture_of(subject)
+        return Structure.of(
+            configuration,
+            window=model.sliding_window,
+            positions=model.positions,
+            compute_capability=gpu.compute_capability,
+            with_evaluation=True,
+        )
+
+    def sized(self, subject: Subject, structure: Structure) -> SizedTimeline | None:
+        """The timeline of a structure; None where there is none for all sizes."""
+        if structure not in self._sized:
+            digest = self._architecture_of(subject).digest
+            entry = cache.entry_name("sized", subject.workload.name, digest, structure.key)
+            found = cache.read_parsed(entry, SizedTimeline)
+            if found is None:
+                from tuner.predict.compiler.deepening import deepened
+
+                found = deepened(subject.workload, subject.model_config, structure)
+                if found is not None:
+                    cache.write_arrays(entry, to_arrays(found))
+            self.keep(structure, found)
+        return self._sized[structure]
+
+    def _architecture_of(self, subject: Subject) -> Architecture:
+        if self._architecture is None:
+            self._architecture = architecture_of(subject.model_config)
+        return self._architecture
+
+    def keep(self, structure: Structure, sized: SizedTimeline | None) -> None:
+        """Have this as the timeline of a structure."""
+        self._sized[structure] = sized
+
+    def lacks(self, structure: Structure) -> bool:
+        """True if the timeline of a structure has not been asked for."""
+        return structure not in self._sized
+
+    def _at(self, sized: SizedTimeline, configuration: Configuration, workspace: int) -> Trace:
+        point = point_of(configuration)
+        optimizer = self._optimizer(configuration, sized.parameters(point))
+        accumulates = grad_accum_of(configuration) > 1
+        trainable, total = sized.params(point)
+        batch = int(str(configuration.get("eval_batch", 0)))
+        return Trace(
+            timeline=sized.at(
+                point,
+                optimizer,
+                workspace_bytes=workspace,
+                accumulates=accumulates,
+                evaluation=(batch, *point[1:]) if batch else None,
+            ),
+            micro_steps=1 + accumulates,
+            trainable_params=trainable,
+            total_params=total,
+            remarks=sized.remarks,
+            work=sized.work(point, optimizer),
+        )
+
+    def _optimizer(
+        self, configuration: Configuration, parameters: tuple[tuple[int, str], ...]
+    ) -> OptimizerSteps:
+        name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"])) > 0
+        scaled = configuration.get("mixed_precision") == "fp16"
+        entry = cache.entry_name("optimizer steps", name, str(clip), str(scaled), repr(parameters))
+        if entry not in self._optimizers:
+            found = cache.read_parsed(entry, OptimizerSteps)
+            if found is None:
+                from tuner.predict.compiler.deepening import optimizer_steps
+
+                found = optimizer_steps(name, parameters, clip=clip, scaled=scaled)
+                cache.write_arrays(entry, to_arrays(found))
+            self._optimizers[entry] = found
+        return self._optimizers[entry]
+
+    def memory(self, traced: Trace, *, context_bytes: int, short: bool = False) -> Memory:
+        """`peak_memory` of one of these traces."""
+        name = next((name for name, kept in self._traces.items() if kept is traced), None)
+        found = self._memory.get((name, short)) if name is not None else None
+        if found is None:
+            found = peak_memory(traced.timeline, context_bytes=0, short=short)
+            self._memory[name, short] = found
+        context = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
         return replace(
             found,
             device_bytes=found.device_bytes + context_bytes,
@@ -182,15 +281,32 @@ class Traces:
         )
 
 
-def _with_workspaces(timeline: Timeline, size_bytes: int, other_bytes: int) -> Timeline:
-    """The timeline with workspaces of another size."""
-    blocks = [
-        replace(block, size_bytes=other_bytes)
-        if block.category is MemoryCategory.CONTEXT_AND_WORKSPACE and block.size_bytes == size_bytes
-        else block
-        for block in timeline.blocks
-    ]
-    return replace(timeline, blocks=blocks)
+def is_sized(configuration: Configuration) -> bool:
+    """True if sizes are polynomials, and the update is one of all gradients after the passes."""
+    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
+    others = ("images", "num_labels", OFFLOAD_ACTIVATIONS, IN_BACKWARD)
+    batch, eval_batch = (
+        int(str(configuration.get(name, 0))) for name in ("micro_batch", "eval_batch")
+    )
+    return (
+        Parallelism.of(configuration).ranks == 1
+        and (not eval_batch or (batch == 1) == (eval_batch == 1))
+        and not (optimizer is not None and optimizer.needs_shapes)
+        and not any(configuration.get(name) for name in others)
+    )
+
+
+def _traced(subject: Subject, configuration: Configuration, capability: tuple[int, int]) -> Trace:
+    from tuner.predict.tracing.trace import trace
+
+    return trace(
+        subject.workload, subject.model_config, configuration, compute_capability=capability
+    )
+
+
+def point_of(configuration: Configuration) -> Point:
+    """Micro-batch, length, rank and negatives of a configuration; 0 for what it has not."""
+    return tuple(int(str(configuration.get(name, 0))) for name in VARIABLE_KNOBS)
 
 
 def predict(
@@ -219,7 +335,7 @@ def predict(
     if parallelism.is_replicated:
         alone = Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1})
         worked = traces.of(subject, alone, gpu)
-    memory = traces.memory(traced.timeline, context_bytes=gpu.context_bytes, short=short)
+    memory = traces.memory(traced, context_bytes=gpu.context_bytes, short=short)
     memory = with_nccl(memory, gpu, configuration)
     times = step_times(
         step_work(worked),
@@ -360,6 +476,8 @@ def speed_of(
 
 def step_work(traced: Trace) -> StepWork:
     """The work of one optimizer step: the second of a trace, when optimizer states exist."""
+    if traced.work is not None:
+        return traced.work
     timeline = traced.timeline
     works = WorkArrays.of_works(timeline.works)
     return StepWork(

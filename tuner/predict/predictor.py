@@ -38,13 +38,14 @@ from tuner.predict.cache import (
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer
 from tuner.predict.compiler.structure import Point, Structure
 from tuner.predict.compiling import Request, answers, trace_all
-from tuner.predict.evaluation import Evaluation, gradient_bytes, point_of
+from tuner.predict.evaluation import Evaluation, gradient_bytes
 from tuner.predict.predict import (
     Subject,
     Traces,
     build_prediction,
     doubts_of,
     method_text,
+    point_of,
     predict,
     require_supported,
     resolve_subject,
@@ -80,10 +81,9 @@ class PredictionJob:
 class Predictor:
     """Predicts configurations of one job. Keeps what it compiled in memory and on disk.
 
-    `traces` keeps the traces of `traced`, for several GPU types. `workers` processes compile; with
-    fewer than two, this process does. Neither torch nor transformers is imported while every
-    structure asked for is in the cache, or comes with tuner and is of the versions that are
-    installed; with `anew` none of those is used.
+    `workers` processes compile; with fewer than two, this process does. Neither torch nor
+    transformers is imported while every structure asked for is in the cache, or comes with tuner
+    and is of the versions that are installed; with `anew` none of those is used.
     """
 
     def __init__(
@@ -92,12 +92,11 @@ class Predictor:
         *,
         workers: int = 0,
         anew: bool = False,
-        traces: Traces | None = None,
     ) -> None:
         self._job = job
         self._anew = anew
         self._workers = workers
-        self._traces = traces
+        self._traces = Traces()
         self._architecture = architecture(job.model)
         self._subject: Subject | None = None
         self._passes: dict[Structure, CompiledPasses | str] = {}
@@ -165,7 +164,13 @@ class Predictor:
                 structure, chosen, gpu, margin_fraction, profile, forward=forward
             )
             results.update(zip(indices, predictions, strict=True))
-        in_full = partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile)
+        in_full = partial(
+            predict,
+            gpu=gpu,
+            margin_fraction=margin_fraction,
+            profile=profile,
+            traces=self._traces,
+        )
         for index in traced:
             results[index] = in_full(self._resolved(), configurations[index])
         return [results[index] for index in range(len(configurations))]
@@ -214,14 +219,11 @@ class Predictor:
                 traced = trace_all(
                     self._resolved(),
                     chosen,
-                    partial(
-                        predict,
-                        gpu=gpu,
-                        margin_fraction=margin_fraction,
-                        profile=profile,
-                        traces=self._traces,
-                    ),
+                    gpu,
+                    self._traces,
                     workers=self._workers,
+                    margin_fraction=margin_fraction,
+                    profile=profile,
                 )
             else:
                 traced = self.predict(chosen, gpu, margin_fraction=margin_fraction, profile=profile)
@@ -340,7 +342,13 @@ class Predictor:
     ) -> list[Prediction]:
         passes = self._passes[structure]
         if isinstance(passes, str):
-            in_full = partial(predict, gpu=gpu, margin_fraction=margin_fraction, profile=profile)
+            in_full = partial(
+                predict,
+                gpu=gpu,
+                margin_fraction=margin_fraction,
+                profile=profile,
+                traces=self._traces,
+            )
             found = [in_full(self._resolved(), configuration) for configuration in configurations]
             return [replace(p, method=f"{p.method} ({FALLBACK}: {passes})") for p in found]
         gpu, kernel_times, rates = on_measured_device(gpu, profile, structure.settings)

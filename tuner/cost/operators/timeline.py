@@ -27,6 +27,8 @@ class Block:
     dtype: torch.dtype | None = None
     stream: int = 0
     """The stream that it was allocated on; what one has freed, another does not get."""
+    number: int = -1
+    """Its size among those of a structure (`tuner.cost.sized`)."""
 
 
 MASK = " with mask"

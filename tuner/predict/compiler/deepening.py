@@ -1,4 +1,4 @@
-"""A trace at full depth from traces of a few layers, event for event.
+"""Timelines of a structure at full depth and for all sizes, from traces of a few layers.
 
 A model of many equal layers repeats itself: one more layer inserts the same run of events once
 into each phase. So it is with layers of two kinds that take turns (attention to all tokens, or in
@@ -6,6 +6,12 @@ a window), where each kind has its run. A model of a layer of each kind, two at 
 with one more of each tell which runs these are, and which block each event of a run frees, so that
 the events of all layers follow without tracing them; a model with two more must have just the
 events that follow for it.
+
+The order of events does not depend on micro-batch b >= 2, length s or rank r, and each size is a
+polynomial in them (`tuner.cost.polynomial`), which the base model at two points tells. The model
+with two more layers is traced at a third one, whose sizes must be those of the polynomials. The
+optimizer acts on parameters alone, and is traced apart (`tuner.cost.sized.OptimizerSteps`).
+
 Every other model is traced at full depth: models with more kinds of layers, or whose blocks change
 their order with the depth, and those of which no model of few layers can be made.
 """
@@ -15,53 +21,29 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from tuner.core.records import Configuration
-from tuner.core.setup.causal_lm import OFFLOAD_ACTIVATIONS
-from tuner.core.setup.distributed_knobs import gpus_per_trial
+from tuner.core.records import MemoryCategory, Phase
+from tuner.cost.compiled import SEGMENTS, Operators, Segment
+from tuner.cost.memory import category_of
+from tuner.cost.operators.timeline import Timeline
+from tuner.cost.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
+from tuner.cost.sized import OptimizerSteps, SizedTimeline
+from tuner.cost.traced import Parameter, Trace
 from tuner.predict.compiler.alignment import Different
 from tuner.predict.compiler.compile import layer_types, with_layers
 from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.compiler.repetition import Depth, Group, TracedEvents
-from tuner.predict.tracing.trace import Trace, trace
+from tuner.predict.compiler.structure import Structure
+from tuner.predict.tracing.trace import trace, trace_optimizer
 from tuner.predict.training.base import Workload
 from tuner.predict.training.sharding import decoder_layers
 from tuner.space.models.trainable import trained_class
-
-
-def trace_deep(
-    workload: Workload,
-    model_config: Any,
-    configuration: Configuration,
-    *,
-    compute_capability: tuple[int, int],
-) -> Trace:
-    """The result of `trace`, from traces of a few layers where the others repeat them.
-
-    Raises what `trace` raises at full depth. What fails only in a model of few layers is logged.
-    """
-
-    def traced(model: Any) -> Trace:
-        return trace(
-            workload,
-            model,
-            configuration,
-            compute_capability=compute_capability,
-        )
-
-    found = None
-    alone = gpus_per_trial(configuration) == 1
-    is_text = not (configuration.get("images", 0) or configuration.get("num_labels", 0))
-    # The last checkpoints of a forward pass stay on the GPU: all those of a few layers.
-    alone = alone and not configuration.get(OFFLOAD_ACTIVATIONS)
-    if alone and workload.name == "causal_lm" and is_text:
-        found = _deepened(model_config, traced)
-    return found if found is not None else traced(model_config)
-
 
 BASE = 2
 """Layers of the base model: the first, behind the embedding, and the last, before the head."""
@@ -70,15 +52,18 @@ KINDS = 2
 """Most kinds of layers: the base model has one of each."""
 
 LEAST_LAYERS = 16, 24
-"""With one kind of layers, and with two. Three models of few layers take as long as one of some
-twelve to fifteen, four of them as one of eighteen: beside its layers a trace has a part that takes
-as long as one or two of them."""
+"""With one kind of layers, and with two. Four models of few layers take as long as one of some
+sixteen, five of them as one of twenty: beside its layers a trace has a part that takes as long as
+one or two of them."""
 
 
-def _deepened(model_config: Any, traced: Callable[[Any], Trace]) -> Trace | None:
-    """The trace of the whole model from models of few layers; None where there is none."""
+_WORKSPACE = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
+
+
+def deepened(workload: Workload, model_config: Any, structure: Structure) -> SizedTimeline | None:
+    """The timeline of a structure from models of few layers; None where there is none."""
     try:
-        return _from_few_layers(model_config, traced)
+        return _from_few_layers(workload, model_config, structure)
     except (CompileError, Different):
         return None
     except Exception as error:  # noqa: BLE001 - the full trace raises what is wrong with the model
@@ -87,7 +72,17 @@ def _deepened(model_config: Any, traced: Callable[[Any], Trace]) -> Trace | None
         return None
 
 
-def _from_few_layers(model_config: Any, traced: Callable[[Any], Trace]) -> Trace | None:
+def optimizer_steps(
+    name: str, parameters: Sequence[tuple[int, str]], *, clip: bool, scaled: bool
+) -> OptimizerSteps:
+    """Two steps of an optimizer over parameters of these sizes and kinds, in their order."""
+    traced = trace_optimizer(name, parameters, max_grad_norm=float(clip), scaled=scaled)
+    return OptimizerSteps.of(traced)
+
+
+def _from_few_layers(
+    workload: Workload, model_config: Any, structure: Structure
+) -> SizedTimeline | None:
     types = layer_types(model_config)
     kinds = list(dict.fromkeys(types))
     if len(kinds) > KINDS or len(types) < LEAST_LAYERS[len(kinds) - 1]:
@@ -98,13 +93,273 @@ def _from_few_layers(model_config: Any, traced: Callable[[Any], Trace]) -> Trace
     further = list(types)
     for kind in base:
         further.remove(kind)
-    numbers: dict[Group, int] = {}
-    parts = [
-        TracedEvents(traced(with_layers(model_config, [*base, *more])), numbers)
-        for more in ([], *([kind] for kind in kinds), [kinds[0], kinds[-1]])
+    probes, check = structure.probes()
+
+    def traced(more: Sequence[str], probe: Probe) -> Trace:
+        return trace(
+            workload,
+            with_layers(model_config, [*base, *more]),
+            structure.configuration(probe),
+            compute_capability=structure.compute_capability,
+        )
+
+    sizes, works, numels = tables = tuple(_Table(probes) for _ in range(3))
+    first, second = (traced([], probe) for probe in probes)
+    for table, keys in zip(tables, _KEYS, strict=True):
+        table.add(keys(first), keys(second))
+
+    def part(more: Sequence[str], probe: Probe) -> _Part:
+        """A model with further layers, whose things are all known."""
+        found = traced(more, probe)
+        try:
+            numbers = [
+                table.at(probe, keys(found)) for table, keys in zip(tables, _KEYS, strict=True)
+            ]
+        except _AmbiguousError:
+            pair = [found if each == probe else traced(more, each) for each in probes]
+            numbers = [
+                table.known(keys(pair[0]), keys(pair[1]), probe, keys(found))
+                for table, keys in zip(tables, _KEYS, strict=True)
+            ]
+        return _Part.of(found, numbers, len(works))
+
+    known = [
+        table.known(keys(first), keys(second), probes[0], keys(first))
+        for table, keys in zip(tables, _KEYS, strict=True)
     ]
-    depth = Depth(parts[0], tuple(parts[1:-1]), parts[-1])
-    return depth.with_layers([kinds.index(kind) for kind in further])
+    parts = [_Part.of(first, known, len(works)), *(part([kind], probes[0]) for kind in kinds)]
+    parts.append(part([kinds[0], kinds[-1]], check))
+    if any(each.remarks != first.remarks for each in parts):
+        raise Different
+    groups: dict[Group, int] = {}
+    traces = [TracedEvents(each.timeline, groups) for each in parts]
+    places = [kinds.index(kind) for kind in further]
+    more = [places.count(kind) for kind in range(len(kinds))]
+    depth = Depth(traces[0], tuple(traces[1:-1]), traces[-1])
+    parameters = _deep_parameters([each.parameters for each in parts], sum(more))
+    return SizedTimeline.of(
+        depth.with_layers(places),
+        sizes=sizes.terms(lambda key: key[0]),
+        workspace=next((n for n, key in enumerate(sizes.keys) if key[1] == _WORKSPACE), -1),
+        operators=_operators(works),
+        executions=_line([each.executions for each in parts], more),
+        remarks=first.remarks,
+        **_trained(parameters, numels),
+    )
+
+
+class _AmbiguousError(CompileError):
+    """Two things of a structure are equal at some sizes."""
+
+
+_SEVERAL = -2
+"""Stands for the number of something that may be one of several."""
+
+
+def _require_alike(first: Sequence[Any], second: Sequence[Any]) -> None:
+    if len(first) != len(second):
+        raise CompileError("the sequence of events or operators depends on batch, length or rank")
+
+
+class _Table:
+    """The distinct things of a structure, each known by what it is at two probes.
+
+    A key is a tuple of numbers, which are polynomials, and of other things, which are the same at
+    all sizes.
+    """
+
+    def __init__(self, probes: tuple[Probe, Probe]) -> None:
+        self._probes = probes
+        self._numbers: dict[tuple[Any, Any], int] = {}
+        self._at: dict[Probe, dict[Any, int]] = {}
+        self.keys: list[tuple[Any, ...]] = []
+        """Each thing's key, with a polynomial for each number."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def add(self, first: Sequence[Any], second: Sequence[Any]) -> None:
+        """Note the things of a model that is traced at both probes."""
+        _require_alike(first, second)
+        for pair in zip(first, second, strict=True):
+            if pair not in self._numbers:
+                self._numbers[pair] = len(self.keys)
+                self.keys.append(self._polynomials(*pair))
+
+    def known(
+        self, first: Sequence[Any], second: Sequence[Any], probe: Probe, keys: Sequence[Any]
+    ) -> list[int]:
+        """The number of each thing of a model that is traced at both probes, and at `probe`.
+
+        Raises `CompileError` for one that isn't there, or that isn't at `probe` what follows.
+        """
+        _require_alike(first, second)
+        found = [self._numbers.get(pair, -1) for pair in zip(first, second, strict=True)]
+        if -1 in found or [_evaluated(self.keys[number], probe) for number in found] != [*keys]:
+            raise CompileError("a model of more layers has something new")
+        return found
+
+    def at(self, probe: Probe, keys: Sequence[Any]) -> list[int]:
+        """The number of each thing of a model that is traced at one probe.
+
+        Raises `CompileError` for one that isn't there, and `_AmbiguousError` for one that may be
+        two.
+        """
+        if probe not in self._at:
+            known: dict[Any, int] = {}
+            for number, key in enumerate(self.keys):
+                value = _evaluated(key, probe)
+                known[value] = _SEVERAL if value in known else number
+            self._at[probe] = known
+        found = [self._at[probe].get(key, -1) for key in keys]
+        if -1 in found:
+            raise CompileError("a model of more layers has something new")
+        if _SEVERAL in found:
+            raise _AmbiguousError
+        return found
+
+    def terms(self, chosen: Callable[[tuple[Any, ...]], Polynomial]) -> Terms:
+        """A polynomial of each thing."""
+        return Terms.of([chosen(key) for key in self.keys])
+
+    def _polynomials(self, first: Any, second: Any) -> Any:
+        if isinstance(first, bool | str) or first is None:
+            if first != second:
+                raise CompileError(f"{first} at one size and {second} at another")
+            return first
+        if isinstance(first, int):
+            try:
+                return fit((first, second), self._probes)
+            except NotPolynomialError as error:
+                raise CompileError(f"not a polynomial: {error}") from error
+        if second is None or len(first) != len(second):
+            raise CompileError("the sequence of operators depends on sizes")
+        return tuple(self._polynomials(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _evaluated(key: Any, probe: Probe) -> Any:
+    if isinstance(key, Polynomial):
+        value = key(probe)
+        return int(value) if value.denominator == 1 else value
+    return tuple(_evaluated(each, probe) for each in key) if isinstance(key, tuple) else key
+
+
+def _size_keys(traced: Trace) -> list[tuple[int, str]]:
+    """Sizes with categories: weights and activations may be as large at some length."""
+    return [(block.size_bytes, str(category_of(block))) for block in traced.timeline.blocks]
+
+
+def _work_keys(traced: Trace) -> list[tuple[Any, ...]]:
+    """The operators of the passes; None stands for one that only an update runs."""
+    marks = traced.timeline.marks
+    used = {op.work for op in traced.timeline.ops if marks[op.mark].phase is not Phase.OPTIMIZER}
+    return [
+        (w.name, w.kind, w.flops, w.tensor_bytes, w.dtype, w.shape) if n in used else ("update",)
+        for n, w in enumerate(traced.timeline.works)
+    ]
+
+
+def _numel_keys(traced: Trace) -> list[tuple[int]]:
+    return [(parameter.numel,) for parameter in traced.parameters]
+
+
+_KEYS = (_size_keys, _work_keys, _numel_keys)
+
+_Kept = tuple[int, Parameter]
+
+
+class _Part(NamedTuple):
+    """One traced model in the numbers of its structure: its events, operators and parameters."""
+
+    timeline: Timeline
+    executions: Any
+    parameters: list[_Kept]
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, traced: Trace, numbers: Sequence[list[int]], distinct: int) -> _Part:
+        """From a trace, the numbers of its things, and how many `distinct` operators there are."""
+        sizes, works, numels = numbers
+        blocks = [
+            replace(block, number=number)
+            for block, number in zip(traced.timeline.blocks, sizes, strict=True)
+        ]
+        return cls(
+            replace(traced.timeline, blocks=blocks),
+            _executions(traced, works, distinct),
+            [
+                (number, parameter._replace(numel=0))
+                for number, parameter in zip(numels, traced.parameters, strict=True)
+            ],
+            traced.remarks,
+        )
+
+
+def _executions(traced: Trace, numbers: Sequence[int], distinct: int) -> Any:
+    """Executions of each operator in the passes of the second step: (S, 2, W)."""
+    counts = np.zeros((len(SEGMENTS), 2, distinct), dtype=np.int64)
+    for op in traced.timeline.ops:
+        mark = traced.timeline.marks[op.mark]
+        segment = Segment(mark.phase, mark.micro_step)
+        if mark.step == 1 and segment in SEGMENTS:
+            counts[SEGMENTS.index(segment), int(op.recompute), numbers[op.work]] += 1
+    return counts
+
+
+def _line(counted: Sequence[Any], more: Sequence[int]) -> Any:
+    """The counts with this number of further layers of each kind. Raises `Different`.
+
+    `counted` are those of the base model, of one more layer of each kind, and of two more layers.
+    """
+    first, *ones, two = counted
+    by_kind = [one - first for one in ones]
+    if not np.array_equal(two - first, by_kind[0] + by_kind[-1]):
+        raise Different
+    return first + sum(each * number for each, number in zip(by_kind, more, strict=True))
+
+
+def _operators(works: _Table) -> Operators:
+    one = Polynomial.of(1)
+    update = ("update", "update", Polynomial.of(0), (), "float32", None)
+    keys = [key if len(key) > 1 else update for key in works.keys]
+    names, kinds, flops, tensors, dtypes, shapes = zip(*keys, strict=True)
+    return Operators(
+        names=names,
+        kinds=kinds,
+        dtypes=dtypes,
+        flops=Terms.of(flops),
+        tensor_bytes=Terms.of([each for of_work in tensors for each in of_work]),
+        tensor_of=np.repeat(np.arange(len(keys)), [len(each) for each in tensors]).astype(np.int32),
+        shapes=Terms.of([each for shape in shapes for each in shape or (one,) * 4]),
+        has_shape=np.array([shape is not None for shape in shapes]),
+    )
+
+
+def _deep_parameters(listed: Sequence[list[_Kept]], more: int) -> list[_Kept]:
+    """The parameters with further layers, whose kinds have the same. Raises `Different`."""
+    base, *ones, two = listed
+    same = zip(base, ones[0], strict=False)
+    place = next((n for n, (ours, theirs) in enumerate(same) if ours != theirs), len(base))
+    run = ones[0][place : place + len(ones[0]) - len(base)]
+    for theirs, times in (*((one, 1) for one in ones), (two, 2)):
+        if theirs != [*base[:place], *run * times, *base[place:]]:
+            raise Different
+    return [*base[:place], *run * more, *base[place:]]
+
+
+def _trained(parameters: Sequence[_Kept], numels: _Table) -> dict[str, Any]:
+    """The fields of a timeline about the parameters."""
+    order = [each for each in parameters if each[1].is_trained and each[1].is_reached]
+    distinct = list(dict.fromkeys(order))
+    totals = []
+    for chosen in ([p for p in parameters if p[1].is_trained], parameters):
+        totals.append(Polynomial.sum(numels.keys[number][0] for number, _ in chosen))
+    return {
+        "trained": Terms.of([numels.keys[number][0] for number, _ in distinct]),
+        "kinds": tuple(parameter.kind for _, parameter in distinct),
+        "order": np.array([distinct.index(each) for each in order], dtype=np.int32),
+        "counts": Terms.of(totals),
+    }
 
 
 def _are_alike(model_config: Any, types: Sequence[str]) -> bool:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuner.cost.allocator import round_size
 from tuner.cost.memory import category_of
 from tuner.cost.operators.timeline import Block, Timeline
 from tuner.predict.compiler.alignment import (
@@ -24,22 +23,22 @@ from tuner.predict.compiler.alignment import (
     FreeRule,
     align,
     constant_rule,
-    line,
-    operators,
     run_rule,
     shared_rule,
 )
-from tuner.predict.tracing.trace import Trace
 
 Group = tuple[int, str, bool, bool]
-"""Blocks that are alike: rounded size, category, whether logits, whether paged."""
+"""Blocks that are alike: number of the size, category, whether logits, whether paged."""
 
 
 class TracedEvents:
-    """One trace as groups of blocks: a token for each event, and the place of each free."""
+    """One trace as groups of blocks: a token for each event, and the place of each free.
 
-    def __init__(self, traced: Trace, numbers: dict[Group, int]) -> None:
-        self.trace, timeline = traced, traced.timeline
+    Its blocks have the numbers of their sizes.
+    """
+
+    def __init__(self, timeline: Timeline, numbers: dict[Group, int]) -> None:
+        self.timeline = timeline
         groups = [numbers.setdefault(_group(block), len(numbers)) for block in timeline.blocks]
         live: dict[int, list[int]] = defaultdict(list)
         self.tokens = np.empty(len(timeline.events), dtype=np.int64)
@@ -58,8 +57,7 @@ class TracedEvents:
 
 
 def _group(block: Block) -> Group:
-    size = 0 if block.paged else round_size(block.size_bytes)
-    return size, str(category_of(block)), block.is_logits, block.paged
+    return block.number, str(category_of(block)), block.is_logits, block.paged
 
 
 class _Shared(NamedTuple):
@@ -106,22 +104,9 @@ class Depth:
     ones: tuple[TracedEvents, ...]
     two: TracedEvents
 
-    def with_layers(self, kinds: Sequence[int]) -> Trace:
-        """The trace of the base model with further layers of these kinds. Raises `Different`."""
-        traces = [part.trace for part in (self.base, *self.ones, self.two)]
-        base = traces[0]
-        if any(other.remarks != base.remarks for other in traces):
-            raise Different
-        more = [kinds.count(kind) for kind in range(len(self.ones))]
-        timeline = self._events(kinds, more)
-        timeline.works, timeline.ops = operators([t.timeline for t in traces], more)
-        return replace(
-            base,
-            timeline=timeline,
-            trainable_params=line([t.trainable_params for t in traces], more),
-            total_params=line([t.total_params for t in traces], more),
-            gradient_bytes=(),
-        )
+    def with_layers(self, kinds: Sequence[int]) -> Timeline:
+        """The events of the base model with further layers of these kinds. Raises `Different`."""
+        return self._events(kinds, [kinds.count(kind) for kind in range(len(self.ones))])
 
     @property
     def _pair(self) -> tuple[int, int]:
@@ -139,11 +124,11 @@ class Depth:
             place = None if rule is None else rule.place(more, run)
             newest = rule is not None and rule.newest
             blocks = live[int(source.tokens[event]) >> 1]
-            _add(result, source.trace.timeline, event, blocks, place, newest=newest)
+            _add(result, source.timeline, event, blocks, place, newest=newest)
 
         phases = self._phases()
         shared, repeated = self._rules(phases)
-        for mark, pieces in zip(self.base.trace.timeline.marks, phases, strict=True):
+        for mark, pieces in zip(self.base.timeline.marks, phases, strict=True):
             result.marks.append(mark._replace(event=len(result.events)))
             for piece in pieces:
                 if isinstance(piece, _Shared):
@@ -315,7 +300,7 @@ def _insertions(base: TracedEvents, one: TracedEvents, phase: int) -> Iterator[_
 
 
 def _marks(traced: TracedEvents) -> list[Any]:
-    return [mark[1:] for mark in traced.trace.timeline.marks]
+    return [mark[1:] for mark in traced.timeline.marks]
 
 
 def _add(

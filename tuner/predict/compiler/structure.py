@@ -70,6 +70,8 @@ class Structure:
     """More than one negative goes with each anchor; their number is a size."""
     in_one_tile: bool | None = None
     """True if all tokens are in one tile of a chunked loss; None with other losses."""
+    kept_by_evaluation: int | None = None
+    """Batches whose logits an evaluation behind the steps keeps; None without an evaluation."""
 
     @classmethod
     def of(
@@ -79,8 +81,12 @@ class Structure:
         window: int | None,
         compute_capability: tuple[int, int],
         positions: int | None = None,
+        with_evaluation: bool = False,
     ) -> Structure:
-        """The structure that a configuration has on a GPU, for a model with this window."""
+        """The structure that a configuration has on a GPU, for a model with this window.
+
+        It leaves the evaluation out, which has one of its own, unless `with_evaluation`.
+        """
         has_negatives = _whole(configuration.get("n_negatives", 0)) > 1
         sizes = SIZE_KNOBS | {"n_negatives"} if has_negatives else SIZE_KNOBS
         settings = {
@@ -106,6 +112,11 @@ class Structure:
                 if settings.get("loss") == "chunked"
                 else None
             ),
+            kept_by_evaluation=(
+                _whole(configuration.get("eval_kept", 0))
+                if with_evaluation and configuration.get("eval_batch")
+                else None
+            ),
         )
 
     def configuration(self, probe: Probe) -> Configuration:
@@ -120,13 +131,16 @@ class Structure:
             "max_grad_norm": 0.0,
             **({"n_negatives": probe.n_negatives} if self.has_negatives else {}),
         }
+        if self.kept_by_evaluation is not None:
+            sizes |= {"eval_batch": probe.micro_batch, "eval_kept": self.kept_by_evaluation}
         return Configuration({**self.settings, **sizes})
 
     def probes(self) -> tuple[tuple[Probe, Probe], Probe]:
         """The two points that determine polynomials, and one to check them at.
 
-        The ratios are 7/11 (or 2/3), 7/5 (or 4/3), 17/13 and 23/19: their prime factors tell every
-        monomial apart. Lengths are multiples of 128, to which attention kernels round.
+        The ratios are 7/11 (or 2/3), 31/29 (or 7/5, 4/3), 17/13 and 23/19: their prime factors tell
+        every monomial apart, and few models have a dimension with those of the lengths. Lengths are
+        multiples of 128, to which attention kernels round.
         """
         unit = 128
         steps = (5, 7)
@@ -145,6 +159,9 @@ class Structure:
             while steps[1] * unit > self.positions and unit > 1:
                 unit //= 2
         check_step = 11 if self.beyond_window or several_tiles else 3 if steps == (5, 7) else 1
+        is_limited = self.window is not None and self.settings.get("attention") != "eager"
+        if not (is_limited or self.in_one_tile) and (self.positions or 37 * 128) >= 37 * 128:
+            unit, steps, check_step = 128, (29, 31), 37
         batches = (11, 7, 5)
         if self.in_one_tile:
             batches, check_step = (3, 2, 2), min(check_step, 6)
@@ -191,6 +208,7 @@ class Structure:
                 self.positions,
                 self.has_negatives,
                 self.in_one_tile,
+                *([] if self.kept_by_evaluation is None else [self.kept_by_evaluation]),
             ],
             sort_keys=True,
         )

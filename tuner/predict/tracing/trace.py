@@ -26,6 +26,7 @@ from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.operators.timeline import Timeline
+from tuner.cost.traced import EMBEDDING, Parameter, Trace
 from tuner.predict.tracing.cuda_path import CudaPath, library_calls_on_meta
 from tuner.predict.tracing.fake_ranks import fake_ranks
 from tuner.predict.tracing.flash_attention import flash_attention_on_meta
@@ -34,26 +35,6 @@ from tuner.predict.training.base import Workload
 from tuner.predict.training.known_values import KnownValues
 from tuner.predict.training.quantized import logical_numel, quantized_tensors, remarks
 from tuner.predict.training.session import build_optimizer, unscale_without_data
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Two optimizer steps of one configuration, for GPUs of one attention capability.
-
-    The first step has one micro-step and creates the optimizer state. The second has two
-    where gradients accumulate: the second of them runs with all gradients in memory, as do
-    all further ones. Under DeepSpeed the first step has up to `ZERO_ROUNDS`.
-    """
-
-    timeline: Timeline
-    micro_steps: int
-    """Micro-steps of the traced second optimizer step, 1 or 2."""
-    trainable_params: int
-    total_params: int
-    gradient_bytes: tuple[int, ...] = ()
-    """Size of each trainable parameter's gradient, or of its shard if GPUs share it."""
-    remarks: tuple[str, ...] = ()
-    """Differences between the model and its configuration; see `predict.training.quantized`."""
 
 
 class MetaEnvironment:
@@ -137,7 +118,7 @@ def trace(
         known,
     ):
         session = workload.open(model_config, configuration, environment)
-        _label_trainable(recorder, session)
+        reached = _label_trainable(recorder, session)
         # DeepSpeed keeps buffers from one micro-step to the next, which leave their gaps.
         session.optimizer_step(min(rounds, ZERO_ROUNDS) if parallelism.zero_stage else 1)
         _label_optimizer_state(recorder, session.optimizer)
@@ -153,15 +134,26 @@ def trace(
         total_params=session.total_params,
         gradient_bytes=tuple(p.nbytes for p in session.model.parameters() if p.requires_grad),
         remarks=remarks(session.model),
+        parameters=_parameters(session, reached),
+    )
+
+
+def _parameters(session: Any, reached: set[torch.Tensor]) -> tuple[Parameter, ...]:
+    embeddings = set(getattr(session, "embeddings", ()))
+    return tuple(
+        Parameter(
+            p.numel() if p.requires_grad else logical_numel(p),
+            _dtype(p) + EMBEDDING * (p in embeddings),
+            p.requires_grad,
+            p in reached,
+        )
+        for p in session.model.parameters()
     )
 
 
 ZERO_ROUNDS = 3
 """Micro-steps from which on DeepSpeed reserves no more: of an emulated Llama with buckets of
 40,000,000 numbers, three and four reserve 5 % more than two (docs/notebook/several-gpus.md)."""
-
-EMBEDDING = " embedding"
-"""Behind the dtype of a parameter whose state an optimizer in 8 bits keeps in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +265,14 @@ def _setup(
     return recorder, path, MetaEnvironment(recorder, path)
 
 
-def _label_trainable(recorder: Recorder, session: Any) -> None:
+def _label_trainable(recorder: Recorder, session: Any) -> set[torch.Tensor]:
+    """Label parameters, and gradients as they come. Returns the parameters that have had one."""
+    reached: set[torch.Tensor] = set()
     is_full = session.trainable_params == session.total_params
     category = MemoryCategory.WEIGHTS if is_full else MemoryCategory.ADAPTERS
 
     def label_gradient(parameter: torch.Tensor) -> None:
+        reached.add(parameter)
         if parameter.grad is not None:  # DeepSpeed has taken it already
             recorder.label(parameter.grad, MemoryCategory.GRADIENTS)
 
@@ -285,6 +280,7 @@ def _label_trainable(recorder: Recorder, session: Any) -> None:
         if parameter.requires_grad:
             recorder.label(parameter, category)
             parameter.register_post_accumulate_grad_hook(label_gradient)
+    return reached
 
 
 @contextlib.contextmanager

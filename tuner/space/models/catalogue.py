@@ -439,13 +439,7 @@ def architecture(name: str) -> Architecture:
     """
     entry = get_entry(name)
     if entry is None:
-        config = resolve_config(name)
-        text_config = config.get_text_config()
-        window = getattr(text_config, "sliding_window", None)
-        layers = getattr(text_config, "num_hidden_layers", None)
-        return Architecture(
-            config_digest(config), window, table_positions(config.to_dict()), layers
-        )
+        return architecture_of(resolve_config(name))
     text = json.dumps(entry.config, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     kinds = entry.text_config.get("layer_types", ["sliding_attention"])
@@ -454,6 +448,17 @@ def architecture(name: str) -> Architecture:
     layers = entry.text_config.get("num_hidden_layers")
     positions = table_positions(entry.config)
     return Architecture(digest, window, positions, layers, stored_format(name), entry.id)
+
+
+def architecture_of(config: PreTrainedConfig) -> Architecture:
+    """The architecture that a configuration describes."""
+    text_config = config.get_text_config()
+    return Architecture(
+        config_digest(config),
+        getattr(text_config, "sliding_window", None),
+        table_positions(config.to_dict()),
+        getattr(text_config, "num_hidden_layers", None),
+    )
 
 
 def config_digest(config: PreTrainedConfig) -> str:

@@ -1,0 +1,244 @@
+"""One timeline for all sizes of a training: its blocks' sizes are polynomials. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.kinds import MemoryCategory, Phase
+from tuner.cost.compiled import Operators
+from tuner.cost.operators.timeline import Block, Mark, Timeline
+from tuner.cost.polynomial import Terms
+from tuner.cost.speed.roofline import StepWork
+from tuner.cost.work_arrays import WorkArrays, optimizer_executions_of
+
+_PHASES, _CATEGORIES = tuple(Phase), tuple(MemoryCategory)
+_LOGITS, _PAGED = 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """B blocks: `labels` (B, 3) has the phase that made each, its category or -1, and flags.
+
+    `numbers` (B,) says which of a timeline's sizes each has.
+    """
+
+    numbers: NDArray[np.int32]
+    labels: NDArray[np.int8]
+
+    @classmethod
+    def of(cls, blocks: list[Block], numbers: list[int]) -> Blocks:
+        """The blocks of a trace, with the number of each one's size."""
+        labels = [
+            (
+                _PHASES.index(block.born_phase),
+                -1 if block.category is None else _CATEGORIES.index(block.category),
+                _LOGITS * block.is_logits + _PAGED * block.paged,
+            )
+            for block in blocks
+        ]
+        return cls(
+            np.array(numbers, dtype=np.int32), np.array(labels, dtype=np.int8).reshape(-1, 3)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerSteps:
+    """Two steps of an optimizer over the parameters of one training, gradients given.
+
+    `events` (E, 2) of block and +1 or -1, the second step's from `second` on; `sizes_bytes` are
+    the sizes that the numbers of `blocks` mean. The work is that of the second step.
+    """
+
+    events: NDArray[np.int32]
+    second: int
+    blocks: Blocks
+    sizes_bytes: NDArray[np.int64]
+    flops: NDArray[np.int64]
+    moved_bytes: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> OptimizerSteps:
+        """The steps of a timeline that begins with parameters and gradients."""
+        _, first, second = (mark.event for mark in timeline.marks)
+        own = [n for n, block in enumerate(timeline.blocks) if block.born_event >= first]
+        place = {block: number for number, block in enumerate(own)}
+        events = [(place[block], sign) for block, sign in timeline.events[first:] if block in place]
+        before = sum(block in place for block, _ in timeline.events[first:second])
+        blocks = [timeline.blocks[n] for n in own]
+        times = optimizer_executions_of(timeline)
+        ran = [timeline.works[work] for work in np.flatnonzero(times)]
+        return cls(
+            np.array(events, dtype=np.int32).reshape(-1, 2),
+            before,
+            Blocks.of(blocks, [*range(len(blocks))]),
+            np.array([block.size_bytes for block in blocks], dtype=np.int64),
+            np.array([work.flops for work in ran], dtype=np.int64),
+            np.array([work.bytes_moved for work in ran], dtype=np.int64),
+            times[times > 0],
+        )
+
+    @property
+    def works(self) -> WorkArrays:
+        """The kernels of the second step, at one point."""
+        number = len(self.times)
+        return WorkArrays(
+            names=np.full(number, "optimizer"),
+            kinds=np.full(number, "optimizer"),
+            dtypes=np.full(number, "float32"),
+            flops=self.flops[:, None].astype(float),
+            bytes_moved=self.moved_bytes[:, None].astype(float),
+            shapes=np.ones((number, 4, 1)),
+            has_shape=np.zeros(number, dtype=bool),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SizedTimeline:
+    """Two optimizer steps of a structure at full depth, without what its optimizer does.
+
+    An evaluation may follow, whose batch is another one.
+
+    `events` (E, 2) of block and +1 or -1; `marks` (M, 4) of event, phase, step and micro-step. The
+    first step has one micro-step, the second two. `workspace` numbers the size of cuBLAS's
+    workspaces, or is -1. `executions` (S, 2, W) as in `executions_of`.
+
+    `trained` are the sizes and `kinds` the kinds of parameters that are trained, `order` (T,) the
+    number of each in the optimizer's order. `counts` are two polynomials: trainable parameters,
+    and all.
+    """
+
+    events: NDArray[np.int32]
+    blocks: Blocks
+    marks: NDArray[np.int32]
+    sizes: Terms
+    workspace: int
+    operators: Operators
+    executions: NDArray[np.int64]
+    trained: Terms
+    kinds: tuple[str, ...]
+    order: NDArray[np.int32]
+    counts: Terms
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, timeline: Timeline, **rest: Any) -> SizedTimeline:
+        """From a timeline whose blocks have numbers."""
+        marks = [(m.event, _PHASES.index(m.phase), m.step, m.micro_step) for m in timeline.marks]
+        return cls(
+            events=np.array(timeline.events, dtype=np.int32),
+            blocks=Blocks.of(timeline.blocks, [block.number for block in timeline.blocks]),
+            marks=np.array(marks, dtype=np.int32),
+            **rest,
+        )
+
+    def parameters(self, point: Any) -> tuple[tuple[int, str], ...]:
+        """Elements and kind of each parameter that is trained at a point (4,), in order."""
+        numels = _whole(self.trained, point).tolist()
+        return tuple((numels[row], self.kinds[row]) for row in self.order.tolist())
+
+    def params(self, point: Any) -> tuple[int, int]:
+        """Trainable and total parameters at a point (4,)."""
+        trainable, total = _whole(self.counts, point).tolist()
+        return trainable, total
+
+    def work(self, point: Any, optimizer: OptimizerSteps) -> StepWork:
+        """The work of the second step at a point (4,)."""
+        points = np.array([point], dtype=float)
+        return StepWork(
+            passes=WorkArrays.of_operators(self.operators, points),
+            executions=self.executions,
+            optimizer=optimizer.works,
+            optimizer_executions=optimizer.times,
+        )
+
+    def at(
+        self,
+        point: Any,
+        optimizer: OptimizerSteps,
+        *,
+        workspace_bytes: int,
+        accumulates: bool,
+        evaluation: Any = None,
+    ) -> Timeline:
+        """The events of a training of these sizes, with one micro-step in each step or with two.
+
+        `evaluation` is the point of the evaluation, if there is one.
+        """
+        own = self._block_bytes(point, workspace_bytes)
+        if evaluation is not None:
+            evaluates = self.blocks.labels[:, 0] == _PHASES.index(Phase.EVALUATION)
+            own = np.where(evaluates, self._block_bytes(evaluation, workspace_bytes), own)
+        sizes = np.concatenate([own, optimizer.sizes_bytes])
+        labels = np.concatenate([self.blocks.labels, optimizer.blocks.labels])
+        parts, marks, at = [], [], 0
+        ends = [*self.marks[1:, 0].tolist(), len(self.events)]
+        for (start, phase, step, micro_step), end in zip(self.marks.tolist(), ends, strict=True):
+            is_update = _PHASES[phase] is Phase.OPTIMIZER
+            if not accumulates and step == 1 and micro_step == 1 and not is_update:
+                continue
+            last = 1 if is_update and not accumulates else micro_step
+            marks.append((at, _PHASES[phase], step, last))
+            pieces = [self.events[start:end]]
+            if is_update:
+                half = slice(optimizer.second, None) if step else slice(optimizer.second)
+                update = optimizer.events[half] + np.array([len(self.blocks.numbers), 0])
+                pieces.insert(0, update)
+            parts += pieces
+            at += sum(map(len, pieces))
+        return _timeline(np.concatenate(parts), marks, sizes, labels)
+
+    def _block_bytes(self, point: Any, workspace_bytes: int) -> NDArray[np.int64]:
+        sizes = _whole(self.sizes, point)
+        if self.workspace >= 0:
+            sizes[self.workspace] = workspace_bytes
+        return sizes[self.blocks.numbers]
+
+
+def _timeline(
+    events: NDArray[np.int64],
+    marks: list[tuple[int, Phase, int, int]],
+    sizes: NDArray[np.int64],
+    labels: NDArray[np.int8],
+) -> Timeline:
+    """These events, without frees of blocks that were never allocated; blocks numbered anew."""
+    numbers = np.full(len(sizes), -1, dtype=np.int64)
+    born = events[events[:, 1] > 0, 0]
+    numbers[born] = np.arange(len(born))
+    kept = numbers[events[:, 0]] >= 0
+    moved = np.concatenate([[0], np.cumsum(kept)])
+    index, sign = numbers[events[kept, 0]], events[kept, 1]
+    births, deaths = np.flatnonzero(sign > 0), np.full(len(born), -1, dtype=np.int64)
+    deaths[index[sign < 0]] = np.flatnonzero(sign < 0)
+    blocks = [
+        Block(
+            size_bytes=size,
+            born_phase=_PHASES[phase],
+            born_event=birth,
+            died_event=death,
+            category=None if category < 0 else _CATEGORIES[category],
+            is_logits=bool(flags & _LOGITS),
+            paged=bool(flags & _PAGED),
+        )
+        for size, (phase, category, flags), birth, death in zip(
+            sizes[born].tolist(),
+            labels[born].tolist(),
+            births.tolist(),
+            deaths.tolist(),
+            strict=True,
+        )
+    ]
+    return Timeline(
+        blocks=blocks,
+        events=list(zip(index.tolist(), sign.tolist(), strict=True)),
+        marks=[Mark(int(moved[event]), phase, step, last) for event, phase, step, last in marks],
+    )
+
+
+def _whole(terms: Terms, point: Any) -> NDArray[np.int64]:
+    values: NDArray[np.int64] = terms.at(np.array([point], dtype=float))[:, 0]
+    return np.round(values).astype(np.int64)
