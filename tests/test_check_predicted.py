@@ -173,7 +173,7 @@ def test_without_a_gpu_all_types_are_compared_from_one_trace(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "timelines"))
     Path("train.py").write_text(PROGRAM)
-    with mock.patch.object(deepening, "deepened", wraps=deepening.deepened) as traced:
+    with mock.patch.object(deepening, "sized_timeline", wraps=deepening.sized_timeline) as traced:
         assert run(["check", "train.py", "--json"]) == 0
     assert traced.call_count == 2  # in bf16, and in fp16 for GPUs without it
     found = json.loads(capsys.readouterr().out)

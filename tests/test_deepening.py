@@ -196,8 +196,8 @@ def test_a_model_whose_layers_differ_is_traced_as_a_whole(monkeypatch, depths, m
     subject = resolve_subject("causal_lm", model)
     ((configuration, gpu),) = drawn(1)
     structure = Traces().structure(subject, configuration, gpu)
-    assert deepening.deepened(subject.workload, subject.model_config, structure) is None
-    assert depths == []
+    deepening.sized_timeline(subject.workload, subject.model_config, structure)
+    assert depths == 2 * [subject.model_config.get_text_config().num_hidden_layers]
 
 
 def test_a_rule_counts_from_the_end_that_stays():

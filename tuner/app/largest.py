@@ -1,7 +1,6 @@
 """The largest value of one setting of a program, or the largest model, that fits a GPU type.
 
-Memory grows with each of these. The value is searched for in compiled timelines, then in traces at
-full depth, from where the first search ended: where the two agree, two traces are enough.
+Memory grows with each of these.
 """
 
 from __future__ import annotations
@@ -119,12 +118,9 @@ def find_largest(
         own = plan.settings[name]
         change(predictions.settings, {name: values[0]})  # it can be written
         start = bisect.bisect(values, own) - 1
-    oracles: list[Ask] = [_of_model(predictions)]
-    if name != MODEL:
-        oracles = [_predicted(predictions, name, at_once=at_once) for at_once in (True, False)]
-    for ask in oracles:
-        answers = _Answers(values, ask)
-        start = highest(answers.fits, start, len(values))
+    ask = _of_model(predictions) if name == MODEL else _predicted(predictions, name)
+    answers = _Answers(values, ask)
+    start = highest(answers.fits, start, len(values))
     value = values[start] if start >= 0 else None
     following = start + 1
     changed = None
@@ -162,13 +158,13 @@ def _values(name: str, model: str) -> Iterator[KnobValue]:
     yield from range(distance, most + 1, distance)
 
 
-def _predicted(predictions: ProgramPredictions, name: str, *, at_once: bool) -> Ask:
+def _predicted(predictions: ProgramPredictions, name: str) -> Ask:
     def ask(value: KnobValue) -> PredictedProgram:
         after = change(predictions.settings, {name: value}).after
         plan = predictions.plan(after)
         if plan.settings.get(name) != value:
             raise InputError(f"{name}={show(value)} has no effect in this program")
-        return predictions.predicted([(after, plan)], at_once=at_once)[0]
+        return predictions.predicted([(after, plan)])[0]
 
     return ask
 

@@ -28,7 +28,7 @@ class ProgramFront:
     """The front of a program's settings; all numbers are predicted.
 
     - `base` is the unchanged program, `varied` the values that were tried of each parameter.
-    - `view` has the front and its recommended configuration, which is traced in full.
+    - `view` has the front and its recommended configuration.
     - `change` makes it the program's own; None if nothing fits, or the program has it already.
     - `notes` are changes that could not be tried.
     """
@@ -100,24 +100,15 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
             notes.append(f"{_text(values)}: {', '.join(wrong)} has no effect in this program")
         else:
             tried.setdefault(Configuration(plan.settings).key, (changed, plan))
-    predicted = predictions.predicted(
-        [(changed.after, plan) for changed, plan in tried.values()], at_once=True
-    )
+    predicted = predictions.predicted([(changed.after, plan) for changed, plan in tried.values()])
     own = Configuration(base.plan.settings)
     records = {key: _record(one) for key, one in zip(tried, predicted, strict=True)}
     records[own.key] = _record(base)
     facts = SpaceFacts(
         name=_name(base), description="", model=base.plan.model, knobs=tuple(varied), baseline=own
     )
-    traced = {own.key}
-    while True:
-        view = build_view(list(records.values()), facts, base.gpu)
-        key = view.best.configuration.key if view.best is not None else own.key
-        if key in traced:
-            break
-        changed, plan = tried[key]
-        records[key] = _record(predictions.predicted([(changed.after, plan)])[0])
-        traced.add(key)
+    view = build_view(list(records.values()), facts, base.gpu)
+    key = view.best.configuration.key if view.best is not None else own.key
     made = tried[key][0] if key != own.key else None
     return ProgramFront(base, varied, view, made, tuple(dict.fromkeys(notes)))
 

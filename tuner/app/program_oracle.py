@@ -252,14 +252,12 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
                 return size, smaller
         return None
 
-    def predicted(
-        self, planned: Sequence[tuple[Program, ProgramPlan]], *, at_once: bool = False
-    ) -> list[PredictedProgram]:
-        """Programs with their plans: traced in full, or `at_once` from compiled timelines."""
+    def predicted(self, planned: Sequence[tuple[Program, ProgramPlan]]) -> list[PredictedProgram]:
+        """The predictions of programs with their plans."""
         self.count += len(planned)
         if self.predictor is None:
             self.predictor = Predictor(PredictionJob(WORKLOAD, planned[0][1].model))
-        how = self.predictor.predict if at_once else self.predictor.traced
+        how = self.predictor.traced
         configurations = [plan.configuration for _, plan in planned]
         alone = [
             Configuration({**plan.configuration, GPUS_PER_TRIAL: 1})

@@ -208,9 +208,9 @@ class Traces:
             entry = cache.entry_name("sized", subject.workload.name, digest, structure.key)
             found = cache.read_parsed(entry, SizedTimeline)
             if found is None:
-                from tuner.predict.compiler.deepening import deepened
+                from tuner.predict.compiler.deepening import sized_timeline
 
-                found = deepened(subject.workload, subject.model_config, structure)
+                found = sized_timeline(subject.workload, subject.model_config, structure)
                 if found is not None:
                     cache.write_arrays(entry, to_arrays(found))
             self.keep(structure, found)

@@ -12,8 +12,9 @@ polynomial in them (`tuner.cost.polynomial`), which the base model at two points
 with two more layers is traced at a third one, whose sizes must be those of the polynomials. The
 optimizer acts on parameters alone, and is traced apart (`tuner.cost.sized.OptimizerSteps`).
 
-Every other model is traced at full depth: models with more kinds of layers, or whose blocks change
-their order with the depth, and those of which no model of few layers can be made.
+Every other model is traced at full depth, at two points: models with more kinds of layers, or
+whose blocks change their order with the depth, and those of which no model of few layers can be
+made.
 """
 
 from __future__ import annotations
@@ -60,16 +61,34 @@ one or two of them."""
 _WORKSPACE = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
 
 
-def deepened(workload: Workload, model_config: Any, structure: Structure) -> SizedTimeline | None:
-    """The timeline of a structure from models of few layers; None where there is none."""
-    try:
-        return _from_few_layers(workload, model_config, structure)
-    except (CompileError, Different):
-        return None
-    except Exception as error:  # noqa: BLE001 - the full trace raises what is wrong with the model
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        logging.getLogger("tuner").info("traced at full depth, not from few layers: %s", reason)
-        return None
+def sized_timeline(
+    workload: Workload, model_config: Any, structure: Structure
+) -> SizedTimeline | None:
+    """The timeline of a structure; None where its sizes are not polynomials.
+
+    From models of few layers where that is as well, else from two traces of the whole model.
+    """
+
+    def traced(model: Any, probe: Probe) -> Trace:
+        return trace(
+            workload,
+            model,
+            structure.configuration(probe),
+            compute_capability=structure.compute_capability,
+        )
+
+    for made in (_from_few_layers, _from_all_layers):
+        try:
+            found = made(model_config, structure, traced)
+        except (CompileError, Different):
+            continue
+        except Exception as error:  # noqa: BLE001 - a trace of its own raises what is wrong
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            logging.getLogger("tuner").info("%s: %s", made.__name__.lstrip("_"), reason)
+            continue
+        if found is not None:
+            return found
+    return None
 
 
 def optimizer_steps(
@@ -80,8 +99,17 @@ def optimizer_steps(
     return OptimizerSteps.of(traced)
 
 
+_Traced = Callable[[Any, Probe], Trace]
+"""The trace of a model's configuration at a probe."""
+
+
+def _from_all_layers(model_config: Any, structure: Structure, traced: _Traced) -> SizedTimeline:
+    known = _Known(model_config, structure, traced)
+    return known.timeline(known.base.timeline, known.base.executions, known.base.parameters)
+
+
 def _from_few_layers(
-    workload: Workload, model_config: Any, structure: Structure
+    model_config: Any, structure: Structure, traced: _Traced
 ) -> SizedTimeline | None:
     types = layer_types(model_config)
     kinds = list(dict.fromkeys(types))
@@ -93,59 +121,76 @@ def _from_few_layers(
     further = list(types)
     for kind in base:
         further.remove(kind)
-    probes, check = structure.probes()
-
-    def traced(more: Sequence[str], probe: Probe) -> Trace:
-        return trace(
-            workload,
-            with_layers(model_config, [*base, *more]),
-            structure.configuration(probe),
-            compute_capability=structure.compute_capability,
-        )
-
-    sizes, works, numels = tables = tuple(_Table(probes) for _ in range(3))
-    first, second = (traced([], probe) for probe in probes)
-    for table, keys in zip(tables, _KEYS, strict=True):
-        table.add(keys(first), keys(second))
-
-    def part(more: Sequence[str], probe: Probe) -> _Part:
-        """A model with further layers, whose things are all known."""
-        found = traced(more, probe)
-        try:
-            numbers = [
-                table.at(probe, keys(found)) for table, keys in zip(tables, _KEYS, strict=True)
-            ]
-        except _AmbiguousError:
-            pair = [found if each == probe else traced(more, each) for each in probes]
-            numbers = [
-                table.known(keys(pair[0]), keys(pair[1]), probe, keys(found))
-                for table, keys in zip(tables, _KEYS, strict=True)
-            ]
-        return _Part.of(found, numbers, len(works))
-
-    known = [
-        table.known(keys(first), keys(second), probes[0], keys(first))
-        for table, keys in zip(tables, _KEYS, strict=True)
-    ]
-    parts = [_Part.of(first, known, len(works)), *(part([kind], probes[0]) for kind in kinds)]
-    parts.append(part([kinds[0], kinds[-1]], check))
-    if any(each.remarks != first.remarks for each in parts):
+    probe, check = structure.probes()[0][0], structure.probes()[1]
+    known = _Known(with_layers(model_config, base), structure, traced)
+    parts = [known.base]
+    for each in kinds:
+        parts.append(known.part(with_layers(model_config, [*base, each]), probe))
+    parts.append(known.part(with_layers(model_config, [*base, kinds[0], kinds[-1]]), check))
+    if any(each.remarks != known.base.remarks for each in parts):
         raise Different
     groups: dict[Group, int] = {}
     traces = [TracedEvents(each.timeline, groups) for each in parts]
     places = [kinds.index(kind) for kind in further]
     more = [places.count(kind) for kind in range(len(kinds))]
-    depth = Depth(traces[0], tuple(traces[1:-1]), traces[-1])
-    parameters = _deep_parameters([each.parameters for each in parts], sum(more))
-    return SizedTimeline.of(
-        depth.with_layers(places),
-        sizes=sizes.terms(lambda key: key[0]),
-        workspace=next((n for n, key in enumerate(sizes.keys) if key[1] == _WORKSPACE), -1),
-        operators=_operators(works),
-        executions=_line([each.executions for each in parts], more),
-        remarks=first.remarks,
-        **_trained(parameters, numels),
+    return known.timeline(
+        Depth(traces[0], tuple(traces[1:-1]), traces[-1]).with_layers(places),
+        _line([each.executions for each in parts], more),
+        _deep_parameters([each.parameters for each in parts], sum(more)),
     )
+
+
+class _Known:
+    """The sizes, operators and parameters of a structure, from a base model at two probes."""
+
+    def __init__(self, model_config: Any, structure: Structure, traced: _Traced) -> None:
+        self._probes, _ = structure.probes()
+        self._traced = traced
+        self._tables = tuple(_Table(self._probes) for _ in _KEYS)
+        first, second = (traced(model_config, probe) for probe in self._probes)
+        if first.timeline.events != second.timeline.events:
+            raise CompileError("the sequence of allocations depends on batch, length or rank")
+        for table, keys in zip(self._tables, _KEYS, strict=True):
+            table.add(keys(first), keys(second))
+        self.base = self._part(first, (first, second), self._probes[0])
+
+    def part(self, model_config: Any, probe: Probe) -> _Part:
+        """A model of more layers, whose things are all known. Raises `CompileError` otherwise."""
+        found = self._traced(model_config, probe)
+        try:
+            numbers = [
+                table.at(probe, keys(found))
+                for table, keys in zip(self._tables, _KEYS, strict=True)
+            ]
+        except _AmbiguousError:
+            pair = [
+                found if each == probe else self._traced(model_config, each)
+                for each in self._probes
+            ]
+            return self._part(found, (pair[0], pair[1]), probe)
+        return _Part.of(found, numbers, len(self._tables[1]))
+
+    def timeline(
+        self, events: Timeline, executions: Any, parameters: Sequence[_Kept]
+    ) -> SizedTimeline:
+        """The timeline of these events, operators and parameters."""
+        sizes, works, numels = self._tables
+        return SizedTimeline.of(
+            events,
+            sizes=Terms.of([key[0] for key in sizes.keys]),
+            workspace=next((n for n, key in enumerate(sizes.keys) if key[1] == _WORKSPACE), -1),
+            operators=_operators(works),
+            executions=executions,
+            remarks=self.base.remarks,
+            **_trained(parameters, numels),
+        )
+
+    def _part(self, found: Trace, pair: tuple[Trace, Trace], probe: Probe) -> _Part:
+        numbers = [
+            table.known(keys(pair[0]), keys(pair[1]), probe, keys(found))
+            for table, keys in zip(self._tables, _KEYS, strict=True)
+        ]
+        return _Part.of(found, numbers, len(self._tables[1]))
 
 
 class _AmbiguousError(CompileError):
@@ -217,10 +262,6 @@ class _Table:
         if _SEVERAL in found:
             raise _AmbiguousError
         return found
-
-    def terms(self, chosen: Callable[[tuple[Any, ...]], Polynomial]) -> Terms:
-        """A polynomial of each thing."""
-        return Terms.of([chosen(key) for key in self.keys])
 
     def _polynomials(self, first: Any, second: Any) -> Any:
         if isinstance(first, bool | str) or first is None:
