@@ -147,6 +147,8 @@ class TestProgress:
         broken = SHOWS.replace("range(4)", "range(2)")
         text = in_terminal("-c", broken, TERM="xterm")
         assert "1 of 3 structures traced" in text
+        assert re.search(r"1 of 3 .*, about \S+ \w+ left", text)
+        assert not re.search(r"0 of 3 [^\r]* left", text)
         first = text.split("40 done")[0]
         assert "\n" in first[first.rindex("1 of 3") :]
 

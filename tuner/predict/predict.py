@@ -151,7 +151,7 @@ def _scaling_problems(configuration: Configuration) -> list[Problem]:
 
 
 MOST_TRACES = 6
-"""Three kinds of GPUs differ in kernels, workspaces or bf16, and several GPUs need one of one too."""
+"""GPUs are of three kinds (kernels, workspaces, bf16), and several GPUs need a trace of one too."""
 
 
 class Traces:

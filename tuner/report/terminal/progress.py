@@ -103,15 +103,20 @@ def compiling(*, err: bool, quiet: bool) -> Iterator[Callable[[int, int], None]]
     started = time.monotonic()
     last = 0.0 if drawn_over else started
     is_open = False
+    known: int | None = None  # structures that were there before
 
     def report(done: int, total: int) -> None:
-        nonlocal last, is_open
+        nonlocal last, is_open, known
+        known = done if known is None else known
         now = time.monotonic()
         if done < total and not (drawn_over and done) and now - last < LINE_PERIOD_S:
             return
         last = now
         text = f"predicting the space: {done} of {total} structures traced"
         text += f", {format_duration(now - started)}"
+        if known < done < total:
+            left_s = (now - started) / (done - known) * (total - done)
+            text += f", about {format_duration(left_s)} left"
         is_open = drawn_over and done < total
         # As wide as a screen, so that nothing of a longer line before it stays.
         shown = f"\r{text:<{PIPE_WIDTH - 1}}" if drawn_over else text
