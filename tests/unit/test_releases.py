@@ -262,7 +262,6 @@ def test_the_module_that_a_class_is_imported_from(tmp_path):
 
 def test_what_is_not_installed_is_of_the_shipped_release(tmp_path):
     nothing = (str(tmp_path),)
-    assert not library("trl", nothing).is_installed
     assert describe("trl", nothing) == describe("trl", SHIPPED)
     assert default("trl.SFTConfig", "max_length", nothing) == 1024
     assert library("nosuch") is None

@@ -137,10 +137,10 @@ class Arguments:
         """True for an argument whose value only the run knows."""
         return name in self.values and self.values[name].is_unknown
 
-    def undecided(self, name: str, effect: Effect = "", knob: str | None = None) -> None:
+    def undecided(self, name: str, effect: Effect = "") -> None:
         """Note that only the run knows the value of `name`."""
         self.taken.add(name)
-        knob = knob_of(name) if knob is None else knob
+        knob = knob_of(name)
         text = f"{self.values[name].problem}: {decided_by(knob)}"
         self.found.problems.append(Undecided(text, self.where(name), knob, effect))
 

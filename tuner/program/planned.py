@@ -136,16 +136,14 @@ def plan_program(
     *,
     gpus: int | None = None,
     gpu: Gpu | None = None,
-    strict: bool = True,
 ) -> ProgramPlan:
     """The training of `program`; `given` parameters and `model` override it.
 
     `gpus` is their number if the launcher does not tell, and `gpu` their type: a training in bf16
     on one without it is planned in fp16, with a finding. Its `others` are further trainings of the
-    program. Raises one `InputError` with everything that cannot be read or predicted; if not
-    `strict`, that is left out.
+    program. Raises one `InputError` with everything that cannot be read or predicted.
     """
-    planner = _Planner(program, given or {}, model, gpus, gpu, strict)
+    planner = _Planner(program, given or {}, model, gpus, gpu)
     read: list[tuple[Program, ProgramTraining, Reading | None, Planned | None]] = []
     with _malformed(program):
         for start in starts_of(program):
@@ -194,7 +192,6 @@ class _Planner:
     model: str | None
     gpus: int | None
     gpu: Gpu | None
-    strict: bool
 
     def plan(
         self, program: Program, training: ProgramTraining, reading: Reading, planned: Planned
@@ -221,7 +218,7 @@ class _Planner:
             with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
                 takes = _takes_images(chosen)
                 bounds = [p for p in bounds if takes or p.knob != "images"]
-        if (problems and self.strict) or chosen is None:
+        if problems or chosen is None:
             how = _summary(reading, _with_unknowns(knobs, problems), planned.sequences)
             raise self._refused(reading, problems, how)
         if knobs.get("torch_compile"):
@@ -248,7 +245,7 @@ class _Planner:
             configuration,
             planned.sequences,
             assumed=tuple(dict.fromkeys(found.assumed)),
-            left_out=tuple(dict.fromkeys([*map(str, problems), *found.at_most, *found.left_out])),
+            left_out=tuple(dict.fromkeys([*found.at_most, *found.left_out])),
             notes=(
                 *findings, *planned.notes, *found.notes, *_unsharded(configuration),
                 *_versions(reading.versions),

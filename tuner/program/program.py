@@ -77,13 +77,6 @@ class Program:
         """True if the script is named as a module, as in `python -m package.train`."""
         return self.main != "" and Path(self.main).suffix not in PYTHON
 
-    @property
-    def roots(self) -> tuple[Path, ...]:
-        """The folders in which the program's own modules are looked for."""
-        if not self.main or self.is_module:
-            return (self.folder.resolve(),)
-        return (self.files[self.main].path.resolve().parent, self.folder.resolve())
-
 
 def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = True) -> Program:
     """The program that `words` start in `folder`: a script, a tool's file, or a command.

@@ -469,8 +469,6 @@ def adapters(
     lora: Arguments,
     names: Mapping[str, str],
     *,
-    rank: int = 8,
-    dropout: float = 0.0,
     every_linear: bool = False,
 ) -> dict[str, Any]:
     """Parameters of an adapter; `names` are the trainer's names for `LoraConfig`'s arguments.
@@ -483,9 +481,9 @@ def adapters(
     kind = [word for word, flag in flags.items() if lora.take(flag, quietly=True) is True]
     return {
         **({"adapter": kind[0]} if kind else {}),  # DoRA takes the memory where both are set
-        "lora_rank": number(lora, names.get("r", "r"), rank),
+        "lora_rank": number(lora, names.get("r", "r"), 8),
         "lora_alpha": lora.take(names.get("lora_alpha", "lora_alpha"), 8, quietly=True),
-        "lora_dropout": number(lora, names.get("lora_dropout", "lora_dropout"), dropout),
+        "lora_dropout": number(lora, names.get("lora_dropout", "lora_dropout"), 0.0),
         "lora_targets": ALL_LINEAR if every_linear else modules(lora, targets),
         **saved(lora, names.get("modules_to_save", "modules_to_save")),
     }

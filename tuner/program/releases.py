@@ -42,7 +42,6 @@ class Library(NamedTuple):
 
     name: str
     release: str
-    is_installed: bool
     rows: Mapping[str, Mapping[str, Any]]
 
     @property
@@ -63,10 +62,8 @@ def library(name: str, folders: Folders = ()) -> Library | None:
     there, release = _place(name, folders) if name in SOURCES else (None, "")
     if there is not None and (not shipped or release.partition("+")[0] != shipped["release"]):
         torch = library("torch", folders) if name != "torch" else None
-        return Library(name, release, True, _cached(name, there, release, torch))
-    return (
-        Library(name, shipped["release"], there is not None, shipped["rows"]) if shipped else None
-    )
+        return Library(name, release, _cached(name, there, release, torch))
+    return Library(name, shipped["release"], shipped["rows"]) if shipped else None
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.records import KnobValue
-from tuner.program.edit.trial import COMMAND, Read, Trial, Way, listed
+from tuner.program.edit.trial import COMMAND, Trial, Way, listed
 from tuner.program.program import Program
 from tuner.program.seen import see, whole
 
@@ -74,8 +74,8 @@ class Setting:
 class Settings(Mapping[str, Setting]):
     """The settings of `program` by knob."""
 
-    def __init__(self, program: Program, read: Read) -> None:
-        self.trial = Trial(program, read)
+    def __init__(self, program: Program) -> None:
+        self.trial = Trial(program, see)
         seen = self.trial.seen
         self._settings = {
             knob: Setting(knob, seen.values.get(knob), self.trial)
@@ -104,6 +104,6 @@ class Settings(Mapping[str, Setting]):
         return knob in PROGRAM_NAMES and bool(self) and self.trial.way(knob) is not None
 
 
-def settings_of(program: Program, read: Read = see) -> Settings:
+def settings_of(program: Program) -> Settings:
     """The settings of `program`, its trainer's defaults among them."""
-    return Settings(whole(program), read)
+    return Settings(whole(program))

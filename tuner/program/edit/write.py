@@ -38,15 +38,13 @@ def read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def replace_files(
-    contents: Mapping[Path, tuple[bytes, bytes]], *, now: datetime | None = None
-) -> dict[Path, Path]:
+def replace_files(contents: Mapping[Path, tuple[bytes, bytes]]) -> dict[Path, Path]:
     """Replace the content (before, after) of all files or of none; returns their backups.
 
     Links are followed. Mode, owner and extended attributes stay. Raises `InputError` if a file was
     changed meanwhile, and `UnavailableError` if the disk refuses.
     """
-    when = (now or datetime.now().astimezone()).strftime("%Y%m%d-%H%M%S")
+    when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     _check_unchanged(contents)
     ready: list[tuple[Path, Path]] = []
     backups: dict[Path, Path] = {}
