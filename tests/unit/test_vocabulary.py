@@ -49,7 +49,7 @@ def test_a_hundred_names_of_five_tools_are_understood():
         ({"use_peft": "false"}, {"lora_rank": 0}),
         (
             {"packing": "true", "attn_implementation": "flash_attention_2"},
-            {"attention": "flash_attention_2"},
+            {"padding": "packed", "attention": "flash_attention_2"},
         ),
         ({"fsdp": "full_shard auto_wrap"}, {"distributed": "fsdp2"}),
     ],

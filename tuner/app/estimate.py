@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.app.target import Target, comparable, with_model
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
+    Doubt,
     Memory,
     MemoryCategory,
     Prediction,
@@ -27,14 +28,14 @@ from tuner.core.units import format_size, significant
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.predict.releases import predicted_stack
 from tuner.predict.stages import StagedPrediction
-from tuner.program.vocabulary import settings_for
+from tuner.program.loops import OWN, loop_of, plan_settings
+from tuner.program.planned import read_as
+from tuner.program.vocabulary import said_in_own_words, settings_for
 from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, configure, default_space, load_space
 from tuner.space.load import DEFAULT_WORKLOAD
 from tuner.space.models.trainable import model_defaults
-
-if TYPE_CHECKING:
-    pass
+from tuner.space.settings import default_values
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,7 +43,7 @@ class Estimate:
     """The prediction of one configuration, and of each of its `stages`.
 
     `corrected_by` is the number of trials whose measurements corrected the prediction;
-    `prediction.corrections` has the factors.
+    `prediction.corrections` has the factors. `read_as` and `findings` are those of `Asked`.
     """
 
     space: SearchSpace
@@ -51,6 +52,8 @@ class Estimate:
     prediction: Prediction
     stages: StagedPrediction | None = None
     corrected_by: int = 0
+    read_as: str = ""
+    findings: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -82,6 +85,8 @@ class Estimate:
         values: dict[str, Any] = {
             "space": self.space.name if self.space.path is not None else None,
             "model": self.space.model,
+            "read_as": self.read_as or None,
+            "findings": list(self.findings),
             "verdict": str(self.prediction.verdict),
             **self.prediction.to_answer(),
             "corrected_by": self.corrected_by,
@@ -133,6 +138,53 @@ def _in_whole_batches(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**settings, "effective_batch": math.ceil(least / step) * step}
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The training that an estimate is about.
+
+    `read_as` says it in ten words, with its loop and loss; `doubts` are those about its memory that
+    the configuration does not raise, and `findings` changes that the GPU type requires.
+    """
+
+    space: SearchSpace
+    configuration: Configuration
+    read_as: str
+    doubts: frozenset[Doubt] = frozenset()
+    findings: tuple[str, ...] = ()
+
+
+def asked(
+    named: str | SearchSpace | None,
+    model: str | None,
+    settings: Mapping[str, Any],
+    *,
+    loop: str | None = None,
+    gpu: Gpu | None = None,
+) -> Asked:
+    """The training that a space or a model and settings name.
+
+    Without a space it is the training of a plain script for `loop`, with the defaults of its
+    trainer; on a GPU type without bf16 in fp16, as `tuner check` plans it. A space has its own loop.
+    """
+    if named is not None and loop is not None:
+        raise InputError("a space has its own loop", hint="leave out --loop, or name a model alone")
+    if named is None and model is not None:
+        usual = model_defaults(model)
+        empty = default_space(model, usual)
+        given = said_in_own_words(settings, empty.terms, default_values(empty))
+        given = {**usual, **given}
+        loop = loop_of(loop, given)
+        if loop != OWN:
+            plan = plan_settings(model, given, loop, gpu=gpu)
+            configuration = plan.configuration
+            space = default_space(model, configuration)
+            space = dataclasses.replace(space, fixed={**space.fixed, **configuration})
+            doubts = frozenset(plan.doubts)
+            return Asked(space, configuration, plan.read_as, doubts, plan.findings)
+    space, configuration = one_configuration(named, model, settings)
+    return Asked(space, configuration, read_as(configuration, "own loop"))
+
+
 def estimate_configuration(
     space: SearchSpace,
     configuration: Configuration,
@@ -154,6 +206,29 @@ def estimate_configuration(
     predictor = SpacePredictor(space, gpu, margin_fraction=margin_fraction, profile=profile)
     (found,) = predictor.trace([configuration])
     return Estimate(space, configuration, gpu, found.prediction, found.staged)
+
+
+def estimate_asked(
+    asked: Asked,
+    gpu: Gpu,
+    *,
+    margin_fraction: float | None = None,
+    profile: DeviceProfile | None = None,
+) -> Estimate:
+    """As `estimate_configuration`, with the doubts about the training that is asked for."""
+    from tuner.cost.calibrate import widened  # numpy
+    from tuner.predict.predict import doubts_of
+
+    found = estimate_configuration(
+        asked.space, asked.configuration, gpu, margin_fraction=margin_fraction, profile=profile
+    )
+    more = asked.doubts - doubts_of(asked.space.workload, asked.configuration)
+    return dataclasses.replace(
+        found,
+        prediction=widened(found.prediction, more),
+        read_as=asked.read_as,
+        findings=asked.findings,
+    )
 
 
 def exchanging_each(found: Estimate, profile: DeviceProfile | None) -> Estimate | None:

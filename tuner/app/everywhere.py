@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.app.estimate import Asked
 from tuner.app.listener import quiet_libraries
 from tuner.app.predicting import SpacePredictor
 from tuner.app.program_oracle import ProgramPredictions
@@ -13,6 +14,8 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
 from tuner.core.setup.schemas import SCHEMAS
+from tuner.cost.calibrate import widened
+from tuner.predict.predict import doubts_of
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.releases import predicted_stack
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
@@ -20,7 +23,6 @@ from tuner.program.program import read_program
 from tuner.program.vocabulary import said_in_own_words
 from tuner.searches.cost import RunCost, cost_of
 from tuner.searches.facts import SpaceFacts, paid_gpus
-from tuner.space import SearchSpace
 from tuner.space.gpus import load_catalogue
 
 Margin = Callable[[Gpu], float | None]
@@ -103,21 +105,32 @@ class Everywhere:
         }
 
 
-def space_everywhere(
-    space: SearchSpace, configuration: Configuration, *, margin: Margin
-) -> Everywhere:
-    """One configuration of a space, in all of its stages, on every GPU type."""
+def space_everywhere(asked: Callable[..., Asked], *, margin: Margin) -> Everywhere:
+    """The training that is asked for, in all of its stages, on every GPU type.
+
+    `asked` takes a `gpu` type, which may change its precision.
+    """
+    first = asked()
+    space = first.space
     job = PredictionJob(space.workload, space.predicted_model())
     predictor = Predictor(job)
     facts = SpaceFacts.of(space)
+    in_fp16: list[Asked] = []
 
     def on(gpu: Gpu) -> OnGpu:
-        asked = SpacePredictor(space, gpu, margin_fraction=margin(gpu), predictor=predictor)
-        (found,) = asked.trace([configuration])
-        cost = cost_of(found.prediction, configuration, facts, gpu)
-        return OnGpu(gpu, found.prediction, "", paid_gpus(configuration, gpu), cost)
+        if not gpu.has_bf16 and not in_fp16:
+            in_fp16.append(asked(gpu=gpu))
+        chosen = first if gpu.has_bf16 else in_fp16[0]
+        configuration = chosen.configuration
+        at = SpacePredictor(space, gpu, margin_fraction=margin(gpu), predictor=predictor)
+        (found,) = at.trace([configuration])
+        more = chosen.doubts - doubts_of(space.workload, configuration)
+        prediction = widened(found.prediction, more)
+        cost = cost_of(prediction, configuration, facts, gpu)
+        remark = "in fp16" if configuration != first.configuration else ""
+        return OnGpu(gpu, prediction, "", paid_gpus(configuration, gpu), cost, remark)
 
-    return Everywhere(str(space.model), configuration, _on_all(on))
+    return Everywhere(str(space.model), first.configuration, _on_all(on), first.read_as)
 
 
 def program_everywhere(

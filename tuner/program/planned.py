@@ -47,6 +47,7 @@ from tuner.program.reading import (
     STORED,
     WITH_SYNC,
     evaluation_of,
+    packed_rows,
 )
 from tuner.program.recorded import record
 from tuner.program.trainer import Planned, Reading, reading_of
@@ -168,6 +169,19 @@ def plan_program(
     return replace(first, others=tuple(others))
 
 
+def plan_training(
+    training: ProgramTraining, given: Mapping[str, Any], model: str, *, gpu: Gpu | None = None
+) -> ProgramPlan:
+    """The plan of a training on one process that no program starts.
+
+    `given` parameters override it. Raises `InputError` as `plan_program` does.
+    """
+    reading, program = reading_of(training.trainer), Program(())
+    assert reading is not None
+    planner = _Planner(program, given, model, None, gpu, strict=True)
+    return planner.plan(program, training, reading, reading.plan(training))
+
+
 _NO_MODEL = "couldn't determine the model; pass --model"
 _NO_LENGTH = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
 _LITTLE_BYTES = 64 * 2**20
@@ -207,6 +221,10 @@ class _Planner:
                 said["micro_batch"] = int(str(said["micro_batch"])) * planned.sequences
             own = _started(program, planned, training, self.gpus)
             knobs = {**planned.knobs, **own, **said}
+            knobs |= _rounds(knobs, said)
+            if said.get("padding") == "packed":
+                del knobs["padding"]
+                planned.notes += [n for n in packed_rows(knobs) if n not in planned.notes]
             evaluation, unknown = evaluation_of(training, knobs)
         knobs |= evaluation
         if "max_length" not in knobs:
@@ -307,7 +325,7 @@ class _Planner:
                 lengths = (arguments.take(name, quietly=True) for name in _LENGTHS)
                 knobs["max_length"] = next(filter(None, lengths), "?")
                 knobs = _with_unknowns(knobs, training.found.problems)
-                text += f"\n  read as {read_as(knobs, trainer)}"
+                text += f"\n  read as {read_as(knobs, _loop_word(trainer))}"
         return UndecidedError(text, hint=self._emulated or EMULATE)
 
     def own_loop(self) -> UndecidedError:
@@ -376,17 +394,22 @@ def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
     package, own = next(iter(reading.versions.items()))
     library = releases.library(package)
     title = library.title if library else f"{reading.name} {_installed(package) or own}"
-    return f"{read_as(_in_own_terms(knobs, sequences), reading.name)}; defaults of {title}"
+    loop = _loop_word(reading.name)
+    return f"{read_as(_in_own_terms(knobs, sequences), loop)}; defaults of {title}"
 
 
-def read_as(values: Mapping[str, Any], trainer: str) -> str:
+def _loop_word(trainer: str) -> str:
+    """ "SFT" of "TRL SFTTrainer"."""
+    name = trainer.rpartition(" ")[2]
+    return name.removesuffix("Trainer") or name
+
+
+def read_as(values: Mapping[str, Any], loop: str) -> str:
     """A training in ten words: "bf16, LoRA 16, batch 2 x 8, length 2048, adamw_8bit, SFT"."""
     precision, mixed = values.get("precision"), values.get("mixed_precision")
     is_mixed = precision in ("fp32", STORED) and mixed not in (None, "no")
     rank = values.get("lora_rank")
     batch = " x ".join(str(values.get(name, "?")) for name in ("micro_batch", "grad_accum"))
-    name = trainer.rpartition(" ")[2]
-    loop = name.removesuffix("Trainer") or name
     words = {
         f"{precision} with {mixed}" if is_mixed else f"{precision}": precision is not None,
         f"LoRA {rank}": bool(rank),
@@ -395,7 +418,7 @@ def read_as(values: Mapping[str, Any], trainer: str) -> str:
         "checkpointing": values.get("gradient_checkpointing") is True,
         f"{values.get('optimizer', '?')}": True,
         loop: bool(loop),
-        "chunked loss": values.get("loss") == "chunked",
+        f"{values.get('loss')} loss": "loss" in values,
     }
     return ", ".join(word for word, holds in words.items() if holds)
 
@@ -427,6 +450,19 @@ def _started(
         knobs["mixed_precision"] = launch.mixed_precision
         found.assumed[:] = [text for text in found.assumed if text != "mixed_precision=no"]
     return knobs
+
+
+def _rounds(knobs: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, int]:
+    """The accumulation that an effective batch asks for, where it is given and the other is not."""
+    if "effective_batch" not in said or "grad_accum" in said:
+        return {}
+    terms = SCHEMAS[WORKLOAD].terms
+    asked = int(str(terms["effective_batch"].read(said["effective_batch"])))
+    at_once = int(str(terms["micro_batch"].read(knobs["micro_batch"]))) * gpus_per_trial(knobs)
+    if asked % at_once:
+        text = f"effective_batch {asked} is no multiple of the {at_once} samples of a micro-step"
+        raise InputError(text, hint="set micro_batch to a divisor of it")
+    return {"grad_accum": asked // at_once}
 
 
 def _require_packing(quantization: Arguments) -> None:
@@ -492,7 +528,8 @@ def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
     return values
 
 
-_HALVED = ("precision", "compute_dtype", "mixed_precision")
+HALVED = ("precision", "compute_dtype", "mixed_precision")
+"""Parameters that are in fp16 where a GPU type has no bf16."""
 
 
 def _in_fp16(
@@ -502,7 +539,7 @@ def _in_fp16(
 
     No knobs where nothing is in bf16.
     """
-    found = {name: "fp16" for name in _HALVED if knobs.get(name) == "bf16"}
+    found = {name: "fp16" for name in HALVED if knobs.get(name) == "bf16"}
     if not found:
         return {}, []
     changes = list(dict.fromkeys(_changes(training)))

@@ -36,6 +36,9 @@ _OF_LOADING = ("dtype", "torch_dtype", "model_dtype")
 _PACKING = ("packing", "sample_packing", "neat_packing", "padding_free")
 """Names for batches that are one row. Without a flash kernel that row has a mask."""
 
+_BOTH = {"dora", "rslora"}
+"""Kinds of adapters that can be set both: the first decides what they take."""
+
 _ASKED = (
     ("SFTTrainer", "arguments", "trl.SFTConfig"),
     ("SFTTrainer", "arguments", "trl.ModelConfig"),
@@ -76,7 +79,12 @@ def settings_for(space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Any]
     """As `said_in_own_words`, for a space; settings of one's own code are as `given`."""
     if space.workload not in SCHEMAS:
         return dict(given)
-    return said_in_own_words(given, space.terms, default_values(space))
+    usual = default_values(space)
+    found = said_in_own_words(given, space.terms, usual)
+    attention = found.get("attention", usual.get("attention"))
+    if found.get("padding") == "packed" and attention == "flash_attention_2":
+        del found["padding"]  # its samples stand side by side, as unpacked ones do
+    return found
 
 
 @dataclass(slots=True)
@@ -142,7 +150,9 @@ class _Reader:
         except InputError as error:
             self.errors.append(error)
             return
-        if self.settings.get(knob, read) != read:
+        if {self.settings.get(knob), read} == _BOTH:
+            read = "dora"
+        elif self.settings.get(knob, read) != read:
             text = f"{self.by[knob]} and {said} contradict each other: both set {knob}"
             self.errors.append(InputError(text, hint="leave one of them out"))
             return
@@ -173,9 +183,6 @@ class _Reader:
     def settle(self) -> None:
         """Read the names whose meaning depends on others. Raises all errors."""
         settings = self.settings
-        attention = settings.get("attention", self.usual.get("attention"))
-        if self.by.get("padding", "").startswith(_PACKING) and attention == "flash_attention_2":
-            del settings["padding"]  # its samples stand side by side, as unpacked ones do
         if self.loaded is not None:
             said, knob, value = self.loaded
             kept = settings.get(knob, self.usual.get(knob))

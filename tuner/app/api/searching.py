@@ -14,8 +14,8 @@ from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import (
     Estimate,
     corrected,
-    estimate_configuration,
-    one_configuration,
+    asked,
+    estimate_asked,
 )
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import SearchOptions
@@ -219,6 +219,7 @@ def estimate(  # noqa: PLR0913 - one argument for each option
     margin: float | str | None = None,
     gpu_memory: int | str | None = None,
     price: float | None = None,
+    loop: str | None = None,
     results: str | Path | None = "results",
     settings: Mapping[str, KnobValue] | None = None,
     **knobs: KnobValue,
@@ -233,7 +234,8 @@ def estimate(  # noqa: PLR0913 - one argument for each option
         tuner.estimate(model="mistral-7b-v0.3", gpu="rtx4090", precision="nf4")
 
     Give knob values by name, or in `settings` if another argument has that name. Others have the
-    value of the space's baseline, or the default without a space. Trials of the space that ran on
+    value of the space's baseline; without a space, the default of `loop`: "trl" (TRL's SFTTrainer),
+    "transformers" (its Trainer) or "own" (the loop that tuner's own trials run). Trials of the space that ran on
     this GPU type correct the prediction (`Estimate.corrected_by`), where the folder `results` has
     some; `results=None` leaves it as predicted. The other arguments are those of
     `tuner.search`. Raises `InputError` for wrong arguments, and if the GPU cannot run the
@@ -244,11 +246,9 @@ def estimate(  # noqa: PLR0913 - one argument for each option
     fraction = parse_margin(as_share(margin, "margin"), device)
     given = None if space is None else _named(space)
     with quiet_libraries():
-        read, configuration = one_configuration(given, model, {**(settings or {}), **knobs})
+        training = asked(given, model, {**(settings or {}), **knobs}, loop=loop, gpu=device)
         profile = profile_for(device)
-        found = estimate_configuration(
-            read, configuration, device, margin_fraction=fraction, profile=profile
-        )
+        found = estimate_asked(training, device, margin_fraction=fraction, profile=profile)
         if results is None or space is None:
             return found
         return corrected(found, Path(results))

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ from tuner.app.cli.options import (
 from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import (
     Estimate,
+    asked,
     corrected,
-    estimate_configuration,
+    estimate_asked,
     exchanging_each,
-    one_configuration,
 )
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import UnavailableError
@@ -40,14 +41,14 @@ from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.units import format_duration, format_size
 from tuner.predict.releases import predicted_stack
 from tuner.predict.stages import StagedPrediction
+from tuner.program.loops import LOOPS
 from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_fields, print_json, settings_text
 from tuner.report.terminal.verdict import (
     LINES,
     NOTE,
-    SETTINGS,
-    SHOWN,
+    READ_AS,
     UNKNOWN_SPEED,
     Answer,
     Pace,
@@ -76,6 +77,11 @@ from tuner.space.models.trainable import model_defaults
     "Model to use instead of the space's; without --space, all settings have their defaults."
 )
 @any_gpu_options
+@click.option(
+    "--loop",
+    type=click.Choice(LOOPS),
+    help="Training loop whose defaults count, with --model.  [default: trl]",
+)
 @setting_flags()
 @set_option
 @margin_option
@@ -90,6 +96,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpu_name: str | None,
     gpu_memory: int | None,
     price: float | None,
+    loop: str | None,
     settings: dict[str, str],
     margin: str | None,
     results: Path,
@@ -109,8 +116,6 @@ def command(  # noqa: PLR0913 - one argument for each option
         require_gpu("--price", price)
     if space is None and model is None:
         raise click.UsageError("Missing option '--space' or '--model'.")
-    with quiet_libraries():
-        of, configuration = one_configuration(space, model, settings)
     if gpu_name is None:
         from tuner.app.cli.everywhere_text import show_everywhere
         from tuner.app.everywhere import space_everywhere
@@ -118,7 +123,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         with Waiting() as waiting, quiet_libraries():
             waiting("predicting the configuration for every GPU type")
             every = space_everywhere(
-                of, configuration, margin=lambda gpu: parse_margin(margin, gpu)
+                partial(asked, space, model, settings, loop=loop),
+                margin=lambda gpu: parse_margin(margin, gpu),
             )
         show_everywhere(every, verbose=verbose, as_json=as_json)
         return
@@ -126,9 +132,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     fraction = parse_margin(margin, gpu)
     with quiet_libraries():
         profile = profile_for(gpu)
-        found = estimate_configuration(
-            of, configuration, gpu, margin_fraction=fraction, profile=profile
-        )
+        training = asked(space, model, settings, loop=loop, gpu=gpu)
+        found = estimate_asked(training, gpu, margin_fraction=fraction, profile=profile)
         if calibrated and space is not None:
             found = corrected(found, results)
         each = None
@@ -144,6 +149,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         if verbose:
             named = [("--space", space), ("--model", model), ("--gpu", gpu_name)]
             words = [word for name, value in named if value for word in (name, value)]
+            words += ["--loop", loop] if loop else []
             command = [*words, *_as_words(settings), "--set", f"{SYNC}=true"]
             hint = f"{hint}: {shlex.join(['tuner', 'estimate', *command])}"
     _print(found, chosen, hint, verbose=verbose)
@@ -187,20 +193,22 @@ def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
         limiting = found.stages.limiting if found.stages is not None else ""
         corrected_by = _correction_text(found)
         corrected_by = corrected_by and f"corrected {corrected_by}"
-        notes = [*filter(None, (corrected_by, chosen, hint, _unmodelled_text(found)))]
+        notes = [*found.findings, *filter(None, (corrected_by, chosen, hint))]
+        notes += filter(None, [_unmodelled_text(found)])
         cost, pace = cost_of(prediction, configuration, facts, gpu), Pace.of(prediction)
         lines = field_lines(
             [
+                (READ_AS, found.read_as),
                 ("memory", parts),
                 ("stage", f"{limiting} needs the most memory" if limiting else ""),
                 *(pace_fields(pace, gpu, gpus=gpus, cost=cost) or [("speed", UNKNOWN_SPEED)]),
-                (SETTINGS, settings_text(configuration, SHOWN)),
                 ("source", source_text(str(prediction.source), predicted_stack())),
                 *((NOTE, note) for note in notes),
             ]
         )
         print_lines(lines[: LINES - 1])
         return
+    print_lines(field_lines([(READ_AS, found.read_as), *((NOTE, n) for n in found.findings)]))
     print_fields(
         [
             ("model", str(found.space.model)),

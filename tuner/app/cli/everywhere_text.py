@@ -7,15 +7,13 @@ from tuner.core.errors import verdict_code
 from tuner.core.records import Verdict
 from tuner.core.units import GIB, format_duration, significant
 from tuner.predict.releases import predicted_stack
-from tuner.report.terminal.render import print_json, settings_text
+from tuner.report.terminal.render import print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.report.terminal.verdict import (
     COLOURS,
     NOTE,
     READ_AS,
     SAMPLES,
-    SETTINGS,
-    SHOWN,
     field_lines,
     print_answer,
     print_lines,
@@ -50,7 +48,7 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     else:
         rest = f"on none of {number} GPU types"
     print_answer(str(word), rest, COLOURS[word])
-    print_lines(field_lines([(READ_AS, found.read_as)]) if found.read_as else ())
+    print_lines(field_lines([(READ_AS, found.read_as)]))
     shown = list(found.answers) if verbose else _chosen(found)
     cost = next((answer.cost for answer in found.answers if answer.cost), None)
     per = f"epoch of {cost.examples:,} examples" if cost else f"{SAMPLES:,} samples"
@@ -62,7 +60,6 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     left = [answer for answer in fitting if answer not in shown]
     lines = [
         ("", f"time and USD per {per}"),
-        (SETTINGS, "" if found.read_as else settings_text(found.configuration, SHOWN)),
         ("source", source_text("predicted", predicted_stack())),
         *((NOTE, each) for each in found.at_least),
         (NOTE, f"{len(left)} more types fit: --verbose" if left else ""),
