@@ -16,11 +16,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from tuner.app.estimate import one_configuration
+from tuner.app.estimate import asked
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
 from tuner.cost.compiled import CompiledPasses
 from tuner.predict.cache import build_optimizer, entry_name
+from tuner.predict.compiler.structure import Structure
 from tuner.predict.compiling import default_workers
 from tuner.predict.predict import check_supported
 from tuner.predict.predictor import PredictionJob, Predictor, trained_sizes
@@ -48,36 +49,27 @@ OWN: tuple[Settings, ...] = (
     {"precision": "nf4", "mixed_precision": "fp16"},
     {"precision": "fp32", "mixed_precision": "fp16", "lora_rank": 0},
 )
-"""Settings of `tuner estimate`."""
-TRAINER: Settings = {
-    "training_loop": "trainer",
-    "mixed_precision": "bf16",
-    "kbit_preparation": "none",
-    "optimizer": "adamw_torch_fused",
-}
-NF4: Settings = {"precision": "nf4", "compute_dtype": "bf16"}
-TRL: tuple[Settings, ...] = (
-    *({**NF4, "double_quant": double} for double in (True, False)),
-    {"precision": "bf16"},
-    {"precision": "bf16", "lora_rank": 0},
+"""Settings of tuner's own loop, which the search of a space runs."""
+NF4: Settings = {"precision": "nf4"}
+LORA: Settings = {"precision": "bf16"}
+FULL: Settings = {"precision": "bf16", "lora_rank": 0}
+INT8: Settings = {"precision": "int8"}
+USUAL: Settings = {}
+DROPOUT: Settings = {"lora_dropout": 0.05}
+KEPT: Settings = {"gradient_checkpointing": False}
+FLASH: Settings = {"attention": "flash_attention_2"}
+REFERENCE: Settings = {"reference_pass": True}
+
+PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
+    ("trl", {**NF4, "double_quant": True}, (USUAL, DROPOUT, FLASH, KEPT, REFERENCE)),
+    ("trl", {**NF4, "double_quant": False}, (USUAL, DROPOUT, FLASH, KEPT, REFERENCE)),
+    ("trl", LORA, (USUAL, KEPT)),
+    ("trl", FULL, (USUAL,)),
+    ("trl", INT8, (USUAL,)),
 )
-"""What scripts of `trl.SFTTrainer` load, whose adapters are in the precision of the model."""
-TRL_PARTS: tuple[Settings, ...] = (
-    {},
-    {"lora_dropout": 0.05},
-    {"attention": "flash_attention_2"},
-    {"gradient_checkpointing": False},
-    {"reference_pass": True},
-)
-"""One of these is set otherwise than TRL's defaults; the last as `DPOTrainer` does."""
-IN_FP16: Settings = {"mixed_precision": "fp16", "compute_dtype": "fp16", "adapter_dtype": "fp32"}
-"""What `tuner check` changes where a GPU has no bf16."""
-TRAINER_PARTS: tuple[Settings, ...] = (
-    {"gradient_checkpointing": True, "use_reentrant": False},
-    {"gradient_checkpointing": True, "use_reentrant": True},
-    {"gradient_checkpointing": False},
-)
-"""As `transformers.Trainer` has them, and LLaMA-Factory, which checkpoints in the older way."""
+"""By loop: settings of scripts, and what one of them changes; the reference is DPO's."""
+ON_OLDER = (USUAL, DROPOUT)
+"""The changes that are covered on GPU types without bf16, too, but for full training."""
 BATCHES = (1, 2)
 """A micro-batch of one has a structure of its own."""
 SHORT, LONG = 256, 8192
@@ -90,35 +82,27 @@ LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 def covered(model: str, gpu: Gpu) -> Iterator[Configuration]:
     """A configuration of each structure of a model that the file covers."""
     window = architecture(model).sliding_window
-    for settings in _settings():
-        is_half = settings.get("mixed_precision") == "fp16"
-        if is_half != (gpu.id == "t4"):
-            continue
-        is_chunked = settings.get("loss") == "chunked"
+    for loop, settings in _settings(has_bf16=gpu.has_bf16):
+        is_chunked = loop == "trl"
         lengths = {SHORT, LONG if is_chunked else SHORT, window or SHORT}
         for batch, length in itertools.product(BATCHES, sorted(lengths)):
             sizes = {"micro_batch": batch, "max_length": length}
-            _, configuration = one_configuration(None, model, {**settings, **sizes})
+            configuration = asked(
+                None, model, {**settings, **sizes}, loop=loop, gpu=gpu
+            ).configuration
             if not check_supported(configuration, gpu):
                 yield configuration
 
 
-def _settings() -> Iterator[Settings]:
-    """Settings of structures, without their sizes."""
+def _settings(*, has_bf16: bool) -> Iterator[tuple[str, Settings]]:
+    """Loops with settings of structures, without their sizes."""
     for method, checkpointing in itertools.product(OWN, (True, False)):
-        yield {**method, "gradient_checkpointing": checkpointing}
-    trl = {**TRAINER, "loss": "chunked"}
-    for method, part in itertools.product(TRL, TRL_PARTS):
-        is_full, is_quantized = method.get("lora_rank") == 0, "double_quant" in method
-        if is_full and not part.keys() <= {"gradient_checkpointing", "attention"}:
-            continue
-        adapters = {"adapter_dtype": "bf16"} if is_quantized else {}
-        settings = {"gradient_checkpointing": True, **trl, **method, **adapters, **part}
-        yield settings
-        if is_quantized and part in TRL_PARTS[:2]:
-            yield {**settings, **IN_FP16}
-    for method, part in itertools.product((*TRL[:1], *TRL[2:]), TRAINER_PARTS):
-        yield {**TRAINER, **method, **part}
+        if has_bf16 != (method.get("mixed_precision") == "fp16"):
+            yield "own", {**method, "gradient_checkpointing": checkpointing}
+    for loop, method, parts in PLANNED:
+        for part in parts:
+            if has_bf16 or (loop == "trl" and part in ON_OLDER and method is not FULL):
+                yield loop, {**method, **part}
 
 
 def of_space(space: SearchSpace, gpu: Gpu) -> Iterator[Configuration]:
@@ -156,7 +140,8 @@ def main() -> int:
     ) -> None:
         began, digest = time.monotonic(), architecture(model).digest
         steps = {} if arguments.anew else optimizers.get(digest, {})
-        made, steps = compiled(model, configurations, steps, anew=arguments.anew, **chosen)
+        there = set() if arguments.anew else set(found.get(digest, ()))
+        made, steps = compiled(model, configurations, steps, there, anew=arguments.anew, **chosen)
         optimizers[digest] = {**optimizers.get(digest, {}), **steps}
         found[digest] = made if arguments.anew else {**found.get(digest, {}), **made}
         print(
@@ -181,12 +166,14 @@ def compiled(
     model: str,
     configurations: Callable[[Gpu], Iterator[Configuration]],
     steps: Mapping[str, Steps],
+    there: Collection[str],
     *,
     anew: bool,
     names: Collection[str] = SHIPPED_OPTIMIZERS,
     scaled: Collection[bool] | None = None,
 ) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
-    """The structures and the optimizer steps of one model, by key; `steps` are known.
+    """The structures and the optimizer steps of one model, by key; `steps` are known, and the
+    structures that are `there`.
 
     Gradients are `scaled` on a T4 alone, unless that is given.
     """
@@ -195,7 +182,19 @@ def compiled(
     optimizers = dict(steps)
     for name in GPUS:
         gpu, known = get_gpu(name), set(predictor.compiled())
-        if chosen := list(configurations(gpu)):
+        found = architecture(model)
+        chosen = [
+            one
+            for one in configurations(gpu)
+            if Structure.of(
+                one,
+                window=found.sliding_window,
+                positions=found.positions,
+                compute_capability=gpu.compute_capability,
+            ).key
+            not in there
+        ]
+        if chosen:
             predictor.predict(chosen, gpu)
         for key in predictor.compiled().keys() - known:
             trained = partial(trained_sizes, predictor.compiled()[key])
