@@ -172,8 +172,9 @@ def compiled(
     names: Collection[str] = SHIPPED_OPTIMIZERS,
     scaled: Collection[bool] | None = None,
 ) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
-    """The structures and the optimizer steps of one model, by key; `steps` are known, and the
-    structures that are `there`.
+    """The structures and the optimizer steps of one model, by key.
+
+    `steps` are known, and so are the structures that are `there`.
 
     Gradients are `scaled` on a T4 alone, unless that is given.
     """

@@ -45,12 +45,70 @@ def test_dora_compiles():
     assert found.memory.peak_allocated_bytes == pytest.approx(peak, rel=0.02)
 
 
+BOTH = "q_proj,v_proj"
+
+
+@pytest.mark.parametrize(
+    ("changes", "trained"),
+    [
+        ({"adapter": "prompt_tuning", "adapter_options": "num_virtual_tokens:20"}, 20 * 192),
+        ({"adapter": "trainable_tokens", "adapter_options": "token_indices:[1,2]"}, 2 * 192),
+        ({"adapter": "lora_fa", "lora_targets": "q_proj"}, None),
+        ({"adapter": "loha", "lora_targets": BOTH}, None),
+        ({"adapter": "oft", "lora_targets": BOTH, "adapter_options": "oft_block_size:16"}, None),
+        ({"adapter": "vera", "lora_targets": BOTH}, None),
+        (
+            {
+                "adapter": "ia3",
+                "lora_targets": "k_proj,down_proj",
+                "adapter_options": "feedforward_modules:[down_proj]",
+            },
+            None,
+        ),
+    ],
+)
+def test_other_methods_of_peft_are_traced(changes, trained):
+    found = predicted(**changes)
+    plain = predicted(lora_targets=changes.get("lora_targets", "q_proj"))
+    if trained is not None:
+        assert found.trainable_params == trained
+    elif changes["adapter"] == "lora_fa":
+        assert 2 * found.trainable_params == plain.trainable_params
+    else:
+        assert found.trainable_params != plain.trainable_params
+    assert found.memory.peak_allocated_bytes > 0
+
+
+def test_an_option_of_another_method_is_refused():
+    with pytest.raises(InputError, match="token_indices are none of peft's vera"):
+        predicted(adapter="vera", lora_targets=BOTH, adapter_options="token_indices:[1]")
+
+
+def test_losses_and_ways_of_programs_have_their_own_memory():
+    peaks = {
+        name: predicted(max_length=1024, **changes).memory.peak_allocated_bytes
+        for name, changes in {
+            "widened twice": {"loss": "transformers_4_45"},
+            "copied": {"loss": "transformers_4_46"},
+            "unwidened": {"loss": "unwidened", "mixed_precision": "no"},
+            "liger": {"loss": "liger"},
+            "plain": {"mixed_precision": "no"},
+            "cached": {"mixed_precision": "no", "program_ways": "cache_in_outputs"},
+        }.items()
+    }
+    assert peaks["liger"] < peaks["unwidened"] < peaks["plain"] <= peaks["cached"]
+    assert peaks["copied"] <= peaks["widened twice"]
+
+
+def test_an_unknown_way_is_refused_by_its_name():
+    with pytest.raises(InputError, match="question_answering"):
+        predicted(program_ways="question_answerin")
+
+
 @pytest.mark.parametrize(
     ("knob", "word", "nearest"),
     [
-        ("adapter", "ia3", "lora_rank 1"),
-        ("adapter", "vera", "lora_rank 1"),
-        ("adapter", "oft", "as many trainable parameters"),
+        ("adapter", "adalora", "init_r"),
         ("optimizer", "galore_adamw", "adafactor"),
         ("optimizer", "lomo", "sgd"),
         ("loss", "cut_cross_entropy", "chunked"),

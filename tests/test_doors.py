@@ -92,9 +92,7 @@ def program_text(parts: Mapping[str, Mapping[str, Any]]) -> str:
         loading += f", quantization_config=BitsAndBytesConfig({call('quantisation')})"
     if parts["lora"]:
         adapter = f"peft_config=LoraConfig({call('lora')}),"
-    return SCRIPT.format(
-        model=MODEL, loading=loading, arguments=call("arguments"), adapter=adapter
-    )
+    return SCRIPT.format(model=MODEL, loading=loading, arguments=call("arguments"), adapter=adapter)
 
 
 def typed(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,12 +6,15 @@ measured value. A row that cannot be expressed gets the reason instead.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.rows import Row
 from tuner.core.records import Configuration
+from tuner.core.setup.causal_lm import PEFT_OPTIONS
 from tuner.core.setup.schema import NO_NAMES
 
 GIB = 1024**3
@@ -44,8 +47,6 @@ class Case:
     """Whether the measured step time includes the optimizer step."""
     ran_out: bool = False
     """Whether the run ended without a value, which its source puts down to memory."""
-    ways: tuple[str, ...] = ()
-    """What the program does that no setting expresses; see programs.py."""
     grade: str = ""
     """The row's, or C where only the mean of the sequences' lengths is known."""
     fitted: bool = False
@@ -74,7 +75,7 @@ def _configuration(row: Row, **settings: Any) -> Configuration:
             "grad_accum": row.grad_accum,
             "max_length": row.length,
             "lora_rank": row.lora_rank,
-            "lora_targets": row.lora_targets,
+            **({"lora_targets": row.lora_targets} if row.lora_targets else {}),
             "gradient_checkpointing": row.checkpointing,
             "precision": row.precision.split("+")[0].split("-")[0].split(" ")[0],
             "mixed_precision": "no",
@@ -162,6 +163,7 @@ def _fms(row: Row) -> Case | str:
     steps_per_s = row.note("steps_per_s")
     fused, chunked = "foak" in plugin, "liger" in plugin
     ran_out = row.peak_gib is None
+    targets = tuple(sorted(set(row.lora_targets) - {"c_attn"}))
     return Case(
         row,
         fitted=True,
@@ -171,15 +173,14 @@ def _fms(row: Row) -> Case | str:
         configuration=_configuration(
             row,
             # peft adapts those of the named modules that the model has.
-            lora_targets=("c_attn",)
-            if is_bigcode
-            else tuple(sorted(set(row.lora_targets) - {"c_attn"})),
+            **({"lora_targets": ("c_attn",) if is_bigcode else targets} if targets else {}),
             mixed_precision="bf16" if has_autocast else "no",
             attention="flash_attention_2",
             lora_dropout=0.1,
-            loss="unwidened" if is_bigcode else "transformers" if chunked else widened,
+            loss="unwidened" if is_bigcode else "liger" if chunked else widened,
             fused_loss=fused and not chunked,
             kbit_preparation="none" if plugin.startswith("accelerated") else "trl",
+            **({"program_ways": ("keeps_cache",)} if is_bigcode else {}),
         ),
         measured=Measured(
             allocated=_bytes(row.peak_gib),
@@ -187,7 +188,6 @@ def _fms(row: Row) -> Case | str:
             step_s=1 / steps_per_s if steps_per_s else None,
         ),
         ran_out=ran_out,
-        ways=("keeps_cache",) * is_bigcode + ("chunked_loss",) * chunked,
     )
 
 
@@ -275,10 +275,10 @@ def _neusight(row: Row) -> Case | str:
             max_grad_norm=0,
             training_loop="function",
             **({"num_labels": 2} if bert else {}),
+            **({} if known else {"program_ways": ("pretraining",) * bert + ("loss_outside",)}),
         ),
         measured=Measured(step_s=(row.throughput or 0) / 1000 or None),
         with_optimizer=False,
-        ways=() if known else ("class:AutoModelForPreTraining",) * bert + ("loss_outside",),
         fitted=known,
     )
 
@@ -334,14 +334,13 @@ def _run_squad(row: Row) -> Case | str:
             max_grad_norm=0 if code == "2019" else 1.0,
             training_loop="function",
             num_labels=2,
+            program_ways=(
+                "question_answering",
+                "master_weights" if half else "bert_adam",
+            ),
         ),
         measured=Measured(
             device=_bytes(row.peak_gib), step_s=(row.micro_batch or 0) / (row.throughput or 1)
-        ),
-        ways=(
-            "class:AutoModelForQuestionAnswering",
-            "question_answering",
-            "master_weights" if half else "bert_adam",
         ),
     )
 
@@ -370,16 +369,62 @@ def _bert_classifier(row: Row) -> Case | str:
             attention="eager",
             use_reentrant=True,
             num_labels=2,
+            program_ways=("adamw_hf" if row.optimizer == "adamw" else "plain_optimizer",),
         ),
         measured=Measured(
             reserved=None if held is None else held - _CONTEXT_OF_DOCS,
             step_s=(row.micro_batch or 0) * row.grad_accum / (row.throughput or 1),
         ),
-        ways=("adamw_hf" if row.optimizer == "adamw" else "plain_optimizer",),
     )
 
 
 _FROM_VALUES = ("ADAMSS", "FROD", "SHIRA", "WAVEFT")
+
+
+ADAPTERS = Path(__file__).parent / "peft_adapters.json"
+"""Adapters of PEFT's method comparison by run: its `adapter_config.json` without empty fields."""
+
+_TARGETS = {"IA3": ("k_proj", "v_proj", "down_proj")}
+"""Modules that a method adapts in a Llama where its configuration names none, if not q and v."""
+
+
+def _adapters(run: str) -> dict[str, Any] | str:
+    """The adapters of a run as parameters, or why no parameter says them."""
+    fields = json.loads(ADAPTERS.read_text("utf-8"))[run]
+    kind, untyped = fields["peft_type"], []
+    found: dict[str, Any] = {
+        "lora_rank": fields.get("r", _RANKS.get(kind, 8)),
+        "lora_targets": tuple(
+            fields.get("target_modules", _TARGETS.get(kind, ("q_proj", "v_proj")))
+        ),
+    }
+    if "use_bdlora" in fields:
+        fields, kind = fields["use_bdlora"], "bdlora"
+    if kind == "LORA":
+        found["adapter"] = "lora_fa" if "lorafa" in run else "lora"
+        found["adapter"] = "rslora" if fields.get("use_rslora") else found["adapter"]
+    else:
+        found["adapter"] = kind.lower()
+        rest = {n: v for n, v in fields.items() if n not in _UNTYPED}
+        untyped = [name for name in rest if name not in PEFT_OPTIONS]
+        if options := ",".join(f"{name}:{_typed(value)}" for name, value in rest.items()):
+            found["adapter_options"] = options
+    return f"no parameter says {', '.join(untyped)} of peft's configuration" if untyped else found
+
+
+_UNTYPED = (
+    "peft_type", "task_type", "r", "target_modules", "scaling", "alpha", "psoft_alpha",
+    "random_seed", "num_subspaces",
+)  # fmt: skip
+"""Fields that other parameters say, or that change neither memory nor time."""
+_RANKS = {"GRALORA": 32, "HIRA": 32, "MISS": 64, "TINYLORA": 2, "VERA": 256}
+"""Ranks of methods whose configuration names none, if not 8."""
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _peft(row: Row) -> Case | str:
@@ -396,6 +441,9 @@ def _peft(row: Row) -> Case | str:
     steps = row.note("steps") or 1
     run = row.notes["variant"]
     full = row.method == "full"
+    adapters = {} if full else _adapters(run)
+    if isinstance(adapters, str):
+        return adapters
     length = round((row.note("total_tokens") or 0) / steps / (row.micro_batch or 1))
     return Case(
         row,
@@ -406,18 +454,16 @@ def _peft(row: Row) -> Case | str:
         configuration=_configuration(
             row,
             max_length=length,
-            lora_rank=0 if full else 1,  # the adapters are those of the way
-            lora_targets=("q_proj",),
+            **({"lora_rank": 0} if full else adapters),
             attention="sdpa",
             optimizer="adamw_torch",
             training_loop="loop",
+            program_ways=("padded", "cache_in_outputs", "gradients_until_next"),
         ),
         measured=Measured(
             resident=row.note("mem_alloc_avg_last250"),
             step_s=(row.note("train_step_time_sum_s") or 0) / steps,
         ),
-        ways=("padded", "cache_in_outputs", "gradients_until_next")
-        + ((f"adapter:{run}",) if not full else ()),
         grade="C",
     )
 
@@ -449,9 +495,9 @@ def _qwen(row: Row) -> Case | str:
             loss="unwidened",
             use_reentrant=True,
             modules_to_save=saved,
+            program_ways=("fused_attention",),
         ),
         measured=Measured(step_s=row.throughput),
-        ways=("fused_attention",),
     )
 
 

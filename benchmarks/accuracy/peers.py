@@ -185,7 +185,6 @@ def naive_sum(case: Case) -> float:
     from itertools import accumulate
     from unittest import mock
 
-    from benchmarks.accuracy.attention import register
     from tuner.cost.operators.aten_kernels import Kernels
     from tuner.predict.predict import resolve_subject
     from tuner.predict.tracing import trace as tracing
@@ -194,7 +193,6 @@ def naive_sum(case: Case) -> float:
     def as_on_meta(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
-    register()
     subject = resolve_subject("causal_lm", case.model)
     plain = case.configuration.replace(
         mixed_precision="no", loss="transformers", fused_loss=False, training_loop="trainer"

@@ -10,7 +10,9 @@ from multiprocessing import get_context
 import numpy as np
 
 from benchmarks.accuracy.harnesses import Case
-from benchmarks.accuracy.traces import GPUS, Task, traced
+from benchmarks.accuracy.traces import GPUS, Task, model_of, traced
+from tuner.app.estimate import asked
+from tuner.core.expressions import show
 from tuner.cost.speed.roofline import (
     MEASURED_MASK,
     Efficiency,
@@ -61,7 +63,7 @@ class Predicted:
 
 def predict_all(cases: Sequence[Case], *, processes: int = 2) -> Iterator[tuple[int, Predicted]]:
     """(index of the case, prediction), in the order of the cases."""
-    tasks = [_task(case) for case in cases]
+    tasks = [_task(case) for case in cases]  # as `tuner estimate --loop own --set` reads each
     distinct = list(dict.fromkeys(tasks))
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         results = dict(zip(distinct, pool.map(_predict, distinct, chunksize=1), strict=True))
@@ -70,14 +72,21 @@ def predict_all(cases: Sequence[Case], *, processes: int = 2) -> Iterator[tuple[
 
 
 def _task(case: Case) -> Task:
+    model = model_of(case.model)
+    said = {name: show(value) for name, value in case.configuration.items()}
     return Task(
-        model=case.model,
-        configuration=case.configuration,
+        model=model,
+        configuration=asked(None, model, said, loop="own").configuration,
         gpu=case.gpu,
         with_optimizer=case.with_optimizer,
-        ways=case.ways,
-        timed_only="question_answering" in case.ways and case.measured.device is None,
+        timed_only=_is_timed(case),
     )
+
+
+def _is_timed(case: Case) -> bool:
+    """True where the memory of a program of many batches is not compared."""
+    ways = case.configuration.get("program_ways", ())
+    return "question_answering" in ways and case.measured.device is None
 
 
 def _predict(task: Task) -> Predicted:

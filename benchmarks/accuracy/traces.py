@@ -7,6 +7,7 @@ its name adds the task and the code beside this file.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from tuner.core.files import user_cache
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
 from tuner.cost.speed.roofline import StepWork
@@ -28,8 +30,7 @@ GPUS = HERE / "gpus.yaml"
 
 MODELS = HERE / "models.yaml"
 
-_OWN_CODE = ("attention.py", "losses.py", "traces.py")
-_CODE_OF_WAYS = ("models.yaml", "peft_adapters.json", "programs.py")
+_OWN_CODE = ("models.yaml", "traces.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,6 @@ class Task:
     configuration: Configuration
     gpu: str
     with_optimizer: bool
-    ways: tuple[str, ...]
     timed_only: bool = False
     """No memory was measured: two traces of small batches tell the work of this one."""
 
@@ -118,8 +118,7 @@ def _small(task: Task, batch: int) -> Task:
 
 def _whole(task: Task) -> tuple[Sizes, StepWork]:
     gpu = task.the_gpu()
-    names = _OWN_CODE + (_CODE_OF_WAYS if task.ways else ())
-    own = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in names]
+    own = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in _OWN_CODE]
     parts = (task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
     name = cache.entry_name("accuracy", repr(parts), *own)
     arrays = cache.read_arrays(name)
@@ -149,19 +148,15 @@ def _of_arrays(arrays: Mapping[str, Any]) -> tuple[Sizes, StepWork]:
 
 def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
     # torch and transformers are loaded only where something has to be traced.
-    from benchmarks.accuracy import attention, losses
-    from benchmarks.accuracy.programs import Program
     from tuner.cost.allocator import replay
     from tuner.cost.memory import memory_history, peak_memory
     from tuner.predict.predict import step_work
     from tuner.predict.tracing.trace import trace
     from tuner.predict.training import get_workload
 
-    attention.register()
-    losses.register()
     found = trace(
-        Program(get_workload("causal_lm"), task.ways),
-        _architecture(task.model),
+        get_workload("causal_lm"),
+        resolve_config(task.model),
         task.configuration,
         compute_capability=gpu.compute_capability,
     )
@@ -185,10 +180,19 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
     return sizes, step_work(found)
 
 
-def _architecture(model: str) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    own = yaml.safe_load(MODELS.read_text("utf-8")).get(model)
+def model_of(name: str) -> str:
+    """The name of a model, or a folder with the configuration of one that has no public name."""
+    own = yaml.safe_load(MODELS.read_text("utf-8")).get(name)
     if own is None:
-        return resolve_config(model)
-    return CONFIG_MAPPING[own["model_type"]].from_dict(own)
+        return name
+    folder = (user_cache() or Path(tempfile.gettempdir())) / "accuracy-models" / _digest(own)
+    if not folder.is_dir():
+        from transformers import CONFIG_MAPPING
+
+        config = CONFIG_MAPPING[own["model_type"]].from_dict(own)
+        config.save_pretrained(folder)
+    return str(folder)
+
+
+def _digest(own: Mapping[str, Any]) -> str:
+    return hashlib.sha256(repr(own).encode()).hexdigest()[:12]

@@ -80,7 +80,7 @@ def test_the_command_says_what_corrected_it(predicted, tmp_path, capsys):
         assert run([*command, "--gpu", gpu, "--json", *more]) == 0
         return json.loads(capsys.readouterr().out)
 
-    plain, fixed = asked("a6000", "--no-calibration"), asked("a6000")
+    plain, fixed = asked("a6000", "--results", "none"), asked("a6000")
     assert (plain["corrected_by"], fixed["corrected_by"]) == (0, 3)
     assert fixed["step_s"] > plain["step_s"]
     assert asked("rtx4090")["corrected_by"] == 0

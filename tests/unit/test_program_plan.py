@@ -246,7 +246,10 @@ def test_images_of_an_unknown_number_take_memory_if_the_model_takes_some(tmp_pat
         ),
         (SFT.format("deepspeed='z3.json'", ""), "z3.json: cannot be read"),
         (SFT.format("", "peft_config=LoraConfig(rank_pattern={'q': 4})"), "ranks that differ"),
-        (SFT.format("", "peft_config=IA3Config()"), "not predicted: lora with lora_rank 1"),
+        (
+            SFT.format("", "peft_config=IA3Config()"),
+            "not predicted: `tuner estimate --model MODEL --set adapter=ia3`",
+        ),
         (
             "SFTTrainer('tiny-llama-3m', args=rows.parse()[0]).train()",
             "train.py:7 args: is known only when it runs",

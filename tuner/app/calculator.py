@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tuner import __version__
-from tuner.app.estimate import one_configuration
+from tuner.app.estimate import asked
 from tuner.core.errors import UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, MemoryBudget
-from tuner.core.setup.schemas import SCHEMAS
 from tuner.cost.allocator import (
     LARGE_OWN_SEGMENT_BYTES,
     LARGE_SEGMENT_BYTES,
@@ -49,7 +48,12 @@ from tuner.cost.speed.roofline import (
     Roofline,
 )
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer, work_arrays
-from tuner.predict.compiler.structure import LARGEST_GPU_BYTES, Structure, kernels_like
+from tuner.predict.compiler.structure import (
+    LARGEST_GPU_BYTES,
+    TILE_TOKENS,
+    Structure,
+    kernels_like,
+)
 from tuner.predict.portable import (
     Arrays,
     PortableStructure,
@@ -63,35 +67,18 @@ from tuner.predict.shipped import RANKS, SHIPPED_OPTIMIZERS, Shipped
 from tuner.report.html import page_environment
 from tuner.report.terminal.verdict import SAMPLES
 from tuner.space.gpus import load_catalogue as all_gpus
-from tuner.space.load import DEFAULT_WORKLOAD
 from tuner.space.models.catalogue import architecture
 from tuner.space.models.catalogue import load_catalogue as all_models
 
 Settings = Mapping[str, Any]
 
-METHODS: Mapping[str, tuple[str, tuple[tuple[str, Settings], ...]]] = {
-    "qlora": (
-        "QLoRA, NF4",
-        (
-            ("--qlora", {"precision": "nf4"}),
-            ("--qlora --set mixed_precision=fp16", {"precision": "nf4", "mixed_precision": "fp16"}),
-        ),
-    ),
-    "lora": ("LoRA, bf16", (("--lora", {"precision": "bf16"}),)),
-    "int8": ("LoRA, int8", (("--set precision=int8", {"precision": "int8"}),)),
-    "full": (
-        "Full fine-tuning",
-        (
-            ("--full", {"precision": "bf16", "lora_rank": 0}),
-            (
-                "--full --set precision=fp32 --set mixed_precision=fp16",
-                {"precision": "fp32", "mixed_precision": "fp16", "lora_rank": 0},
-            ),
-        ),
-    ),
+METHODS: Mapping[str, tuple[str, str, Settings]] = {
+    "qlora": ("QLoRA, NF4", "--qlora", {"precision": "nf4"}),
+    "lora": ("LoRA, bf16", "--lora", {"precision": "bf16"}),
+    "int8": ("LoRA, int8", "--set precision=int8", {"precision": "int8"}),
+    "full": ("Full fine-tuning", "--full", {"precision": "bf16", "lora_rank": 0}),
 }
-"""By name: a title, and options of `tuner estimate` with the settings that they stand for. Of these
-the first is taken that a GPU type can run: Turing and Volta have no bf16."""
+"""By name: a title, and options of `tuner estimate` with the settings that they stand for."""
 
 
 def calculator_html(timelines: Shipped) -> str:
@@ -147,8 +134,8 @@ def page_data(timelines: Shipped) -> tuple[dict[str, Any], str]:
         "models": shown,
         "structures": [one.data(arrays, words) for one in structures],
         "methods": [
-            {"id": name, "title": title, "options": [option for option, _ in ways]}
-            for name, (title, ways) in METHODS.items()
+            {"id": name, "title": title, "options": options}
+            for name, (title, options, _) in METHODS.items()
         ],
         "optimizers": SHIPPED_OPTIMIZERS,
         "update": updates,
@@ -175,26 +162,36 @@ def _structures(
 ) -> Iterable[tuple[str, Structure, bool]]:
     """Each structure of the page with its key: the words by which the page finds it."""
     found = architecture(model)
-    lengths = {False: 256, True: found.sliding_window}
-    for (method, (_, ways)), (place, kind), checkpointing, batch, (
-        beyond,
+    lengths = {
+        (beyond, in_one): length for length, beyond, in_one in _lengths(found.sliding_window)
+    }
+    for (method, (*_, settings)), (place, kind), checkpointing, batch, (
+        of,
         length,
     ) in itertools.product(
         METHODS.items(), enumerate(kernels), (True, False), (1, 2), lengths.items()
     ):
-        if length is None:
-            continue
-        for way, (_, settings) in enumerate(ways):
-            sizes = {"micro_batch": batch, "max_length": length}
-            chosen = {**settings, **sizes, "gradient_checkpointing": checkpointing}
-            structure = Structure.of(
-                one_configuration(None, model, chosen)[1],
-                window=found.sliding_window,
-                positions=found.positions,
-                compute_capability=kind,
-            )
-            words = (method, way, place, int(checkpointing), int(batch == 1), int(beyond))
-            yield "/".join(map(str, words)), structure, settings.get("mixed_precision") == "fp16"
+        gpu = next(g for g in all_gpus().values() if kernels_like(g.compute_capability) == kind)
+        sizes = {"micro_batch": batch, "max_length": length}
+        chosen = {**settings, **sizes, "gradient_checkpointing": checkpointing}
+        configuration = asked(None, model, chosen, gpu=gpu).configuration
+        structure = Structure.of(
+            configuration,
+            window=found.sliding_window,
+            positions=found.positions,
+            compute_capability=kind,
+        )
+        words = (method, place, int(checkpointing), int(batch == 1), *map(int, of))
+        yield "/".join(map(str, words)), structure, configuration["mixed_precision"] == "fp16"
+
+
+def _lengths(window: int | None) -> Iterable[tuple[int, bool, bool]]:
+    """Lengths, each with whether it is beyond the window and in one tile of the loss."""
+    short, long = 256, 2 * TILE_TOKENS
+    yield from ((short, window is not None and short >= window, True),)
+    yield from ((long, window is not None and long >= window, False),)
+    if window is not None and window > long:
+        yield window, True, False
 
 
 def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> dict[str, Any]:
@@ -206,14 +203,10 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
         reached = matmul_peak(gpu, dtype, False) * efficiency.reached(gpu, key)
         ends = efficiency.ends_of(gpu, "", "", key)
         rates.append([reached, None if math.isinf(limit) else limit, *ends])
-    ways: dict[str, Any] = {}
-    for method, (_, options) in METHODS.items():
-        problems = [
-            check_supported(one_configuration(None, model, settings)[1], gpu)
-            for _, settings in options
-        ]
-        able = [way for way, found in enumerate(problems) if not found]
-        ways[method] = able[0] if able else problems[0][0].message
+    refused: dict[str, str] = {}
+    for method, (*_, settings) in METHODS.items():
+        problems = check_supported(asked(None, model, settings, gpu=gpu).configuration, gpu)
+        refused[method] = problems[0].message if problems else ""
     return {
         "id": gpu.id,
         "name": gpu.name,
@@ -221,8 +214,8 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
         "limit_bytes": budget.limit_bytes,
         "usable_bytes": budget.usable_bytes,
         "context_bytes": {
-            method: context_bytes(gpu, Configuration({**options[0][1]}))
-            for method, (_, options) in METHODS.items()
+            method: context_bytes(gpu, Configuration({**settings}))
+            for method, (*_, settings) in METHODS.items()
         },
         "workspace_bytes": cublas_workspace_bytes(gpu.compute_capability),
         "bandwidth": gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0),
@@ -232,16 +225,15 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
         "price_date": gpu.price_date,
         "rates": rates,
         "attention": attention_rates(gpu, words, efficiency),
-        "ways": ways,
+        "refused": refused,
     }
 
 
 def _constants() -> dict[str, Any]:
     off = MEMORY_ERRORS
     roofline, efficiency = Roofline(), Efficiency()
-    default = SCHEMAS[DEFAULT_WORKLOAD].terms["effective_batch"].default
     return {
-        "effective_batch": int(str(default)),
+        "tile_tokens": TILE_TOKENS,
         "samples": SAMPLES,
         "device": {
             "allocated": off.allocated,

@@ -164,7 +164,7 @@ def asked(
     """The training that a space or a model and settings name.
 
     Without a space it is the training of a plain script for `loop`, with the defaults of its
-    trainer; on a GPU type without bf16 in fp16, as `tuner check` plans it. A space has its own loop.
+    trainer; on a GPU type without bf16 in fp16, as `tuner check` plans it. A space has a loop.
     """
     if named is not None and loop is not None:
         raise InputError("a space has its own loop", hint="leave out --loop, or name a model alone")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.core.errors import InputError, unknown
+from tuner.core.errors import unknown
 from tuner.core.gpu import Gpu
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.schemas import SCHEMAS
@@ -54,9 +54,7 @@ def plan_settings(
     return plan_training(script, rest, model, gpu=gpu)
 
 
-def _script(
-    model: str, given: Mapping[str, Any], trainer: str, gpu: Gpu | None
-) -> ProgramTraining:
+def _script(model: str, given: Mapping[str, Any], trainer: str, gpu: Gpu | None) -> ProgramTraining:
     found = Found()
     terms = SCHEMAS[WORKLOAD].terms
     precision, rank, targets = (
@@ -65,17 +63,11 @@ def _script(
     dtype = TORCH_DTYPES.get(str(precision), "bfloat16")
     if precision in QUANTIZED and given.get("compute_dtype", "auto") != "auto":
         dtype = TORCH_DTYPES[str(given["compute_dtype"])]
-    groups = {"model": ("AutoModelForCausalLM.from_pretrained", {"0": model, "dtype": dtype})}
+    groups: dict[str, tuple[str, dict[str, Any]]] = {}
+    groups["model"] = ("AutoModelForCausalLM.from_pretrained", {"0": model, "dtype": dtype})
     if precision in QUANTIZED and stored_format(model) != precision:
-        said = (
-            {"load_in_8bit": True}
-            if precision == "int8"
-            else {
-                "load_in_4bit": True,
-                "bnb_4bit_quant_type": "nf4",
-                "bnb_4bit_compute_dtype": dtype,
-            }
-        )
+        in_4bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+        said = {"load_in_8bit": True} if precision == "int8" else {"load_in_4bit": True, **in_4bit}
         groups["quantization"] = ("BitsAndBytesConfig", said)
     if rank:
         groups["lora"] = ("LoraConfig", {"r": rank, "target_modules": targets})

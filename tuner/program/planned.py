@@ -325,6 +325,7 @@ class _Planner:
                 lengths = (arguments.take(name, quietly=True) for name in _LENGTHS)
                 knobs["max_length"] = next(filter(None, lengths), "?")
                 knobs = _with_unknowns(knobs, training.found.problems)
+                knobs.pop("loss", None)  # it has one of its own
                 text += f"\n  read as {read_as(knobs, _loop_word(trainer))}"
         return UndecidedError(text, hint=self._emulated or EMULATE)
 
@@ -399,7 +400,7 @@ def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
 
 
 def _loop_word(trainer: str) -> str:
-    """ "SFT" of "TRL SFTTrainer"."""
+    """The word for a trainer: SFT for TRL SFTTrainer."""
     name = trainer.rpartition(" ")[2]
     return name.removesuffix("Trainer") or name
 

@@ -279,9 +279,11 @@ class _Reader:
             training.groups["lora"] = self.arguments(lora, training.found)
         elif lora:
             kind = last(lora["class"])
-            refused = SCHEMAS["causal_lm"].terms["adapter"].refused
-            near = {name.replace("_", ""): text for name, text in refused.items()}
-            text = near.get(kind.removesuffix("Config").lower(), EMULATE)
+            term = SCHEMAS["causal_lm"].terms["adapter"]
+            estimated = "`tuner estimate --model MODEL --set adapter={}` predicts its kind"
+            near = {name: estimated.format(name) for name in term.allowed} | {**term.refused}
+            named = {name.replace("_", ""): text for name, text in near.items()}
+            text = named.get(kind.removesuffix("Config").lower(), EMULATE)
             training.found.problems.append(Problem(f"is {kind}, not predicted: {text}", where))
 
     def _quantize(self, row: Row, groups: dict[str, Arguments], found: Found) -> None:

@@ -13,8 +13,8 @@ from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import (
     Estimate,
-    corrected,
     asked,
+    corrected,
     estimate_asked,
 )
 from tuner.app.listener import quiet_libraries
@@ -235,7 +235,7 @@ def estimate(  # noqa: PLR0913 - one argument for each option
 
     Give knob values by name, or in `settings` if another argument has that name. Others have the
     value of the space's baseline; without a space, the default of `loop`: "trl" (TRL's SFTTrainer),
-    "transformers" (its Trainer) or "own" (the loop that tuner's own trials run). Trials of the space that ran on
+    "transformers" (its Trainer) or "own" (that of tuner's trials). Trials of the space that ran on
     this GPU type correct the prediction (`Estimate.corrected_by`), where the folder `results` has
     some; `results=None` leaves it as predicted. The other arguments are those of
     `tuner.search`. Raises `InputError` for wrong arguments, and if the GPU cannot run the

@@ -14,7 +14,6 @@ import click
 
 from tuner.app.cli.options import (
     any_gpu_options,
-    calibration_option,
     json_option,
     margin_option,
     model_option,
@@ -86,7 +85,6 @@ from tuner.space.models.trainable import model_defaults
 @set_option
 @margin_option
 @results_option
-@calibration_option
 @verbose_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
@@ -100,7 +98,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     settings: dict[str, str],
     margin: str | None,
     results: Path,
-    calibrated: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -134,7 +131,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         profile = profile_for(gpu)
         training = asked(space, model, settings, loop=loop, gpu=gpu)
         found = estimate_asked(training, gpu, margin_fraction=fraction, profile=profile)
-        if calibrated and space is not None:
+        if space is not None:
             found = corrected(found, results)
         each = None
         with contextlib.suppress(UnavailableError):
@@ -243,7 +240,7 @@ def _correction_text(found: Estimate) -> str:
         if name in found.prediction.corrections
     )
     trials = f"{found.corrected_by} trial{'s' if found.corrected_by > 1 else ''}"
-    return f"by {trials} of this space on this GPU: {factors} (--no-calibration: as predicted)"
+    return f"by {trials} of this space on this GPU: {factors} (as predicted: --results none)"
 
 
 _CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}

@@ -317,15 +317,6 @@ results_option = click.option(
     help="Folder of the result files.",
 )
 
-calibration_option = click.option(
-    "--no-calibration",
-    "calibrated",
-    is_flag=True,
-    default=True,
-    flag_value=False,
-    help="Don't correct predictions by trials in the results folder.",
-)
-
 gpus_option = click.option(
     "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
 )

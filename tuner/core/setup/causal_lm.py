@@ -10,7 +10,35 @@ from tuner.core.records import KnobValue
 from tuner.core.setup.common import QUANTIZED, Batch, Loader, Process
 from tuner.core.setup.distributed_knobs import Parallelism, Ranks
 from tuner.core.setup.optimizers import OPTIMIZERS, REFUSED
-from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, Group, WorkloadSchema, knob
+from tuner.core.setup.schema import (
+    ALL_LINEAR,
+    BETWEEN_OPTIONS,
+    NO_NAMES,
+    Group,
+    WorkloadSchema,
+    knob,
+)
+
+LORA_FA, BLOCKS = "lora_fa", "bdlora"
+
+PEFT_METHODS = (
+    "adaption_prompt", "beft", "boft", "c3a", "deft", "delora", "fourierft", "gralora", "hira",
+    "hra", "ia3", "lily", "ln_tuning", "loha", "lokr", "miss", "oft", "p_tuning", "peanut",
+    "prefix_tuning", "prompt_tuning", "psoft", "pvera", "randlora", "road", "tinylora",
+    "trainable_tokens", "vblora", "vera",
+)  # fmt: skip
+"""Methods of peft beside LoRA that a trace builds, by the name of their `PeftType`."""
+
+PEFT_OPTIONS: Mapping[str, type] = {
+    "adapter_layers": int, "adapter_len": int, "block_size": int, "decomposition_method": str,
+    "encoder_hidden_size": int, "nblocks": int, "target_modules_bd_a": tuple,
+    "target_modules_bd_b": tuple, "feedforward_modules": tuple, "init_weights": str,
+    "num_attention_heads": int, "num_layers": int, "num_transformer_submodules": int,
+    "num_virtual_tokens": int, "oft_block_size": int, "para": bool, "psoft_svd": str,
+    "stride_A": int, "token_dim": int, "token_indices": tuple, "use_cayley_neumann": bool,
+    "variant": str,
+}  # fmt: skip
+"""Arguments of their configurations that change memory or time, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +83,40 @@ class Adapter(Group):
     kind: str = knob(
         "adapter",
         "kind of the adapters: lora; rslora, scaled by the root of the rank, which "
-        "takes as much; or dora, with a magnitude for each output, whose passes make "
-        "the whole adapted weight",
+        "takes as much; dora, with a magnitude for each output, whose passes make "
+        "the whole adapted weight; lora_fa, of which the second matrix alone is trained; bdlora, "
+        "of matrices in blocks; or another of peft's methods by its name, with adapter_options "
+        "(predictions only)",
         default="lora",
-        allowed=("lora", "rslora", "dora"),
+        allowed=("lora", "rslora", "dora", LORA_FA, BLOCKS, *PEFT_METHODS),
         optional=True,
-        refused={
-            "adalora": "lora with lora_rank at its init_r comes nearest",
-            "ia3": "lora with lora_rank 1, which has somewhat more to train, comes nearest",
-            "vera": "lora with lora_rank 1, which has somewhat more to train, comes nearest",
-            "oft": "lora with as many trainable parameters comes nearest",
-            "prompt_tuning": "lora with lora_rank 1 and its tokens added to max_length is nearest",
-        },
+        refused={"adalora": "lora with lora_rank at its init_r comes nearest"},
     )
+    options: str = knob(
+        "adapter_options",
+        "arguments of a peft method's configuration beside its rank and its targets, such as "
+        "num_virtual_tokens:20",
+        default="",
+        kind="text",
+        allowed=tuple(PEFT_OPTIONS),
+        optional=True,
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The `options` as values: numbers, words, and lists such as [q_proj,v_proj]."""
+        found: dict[str, Any] = {}
+        for part in filter(None, BETWEEN_OPTIONS.split(self.options)):
+            name, _, text = part.partition(":")
+            kind = PEFT_OPTIONS[name]
+            if kind is tuple:
+                words = text.strip("[]").split(",")
+                found[name] = [int(word) if word.isdigit() else word for word in words]
+            elif kind is bool or text in ("true", "false"):
+                found[name] = text == "true"
+            else:
+                found[name] = kind(text)
+        return found
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -206,13 +255,20 @@ class Loss(Group):
     kind: str = knob(
         "loss",
         "how the loss treats the logits: as the installed transformers does; as "
-        "versions 4.46 to 4.48 did, with a copy; or chunked, as TRL's trainers since "
-        "1.16, which never have them",
+        "versions 4.46 to 4.48 did, with a copy; as 4.45 did, whose model returned them "
+        "in fp32 as well; unwidened, in their own precision; chunked, as TRL's trainers since "
+        "1.16, which never have them; or liger, whose gradients are computed with the loss",
         default="transformers",
-        allowed=("transformers", "transformers_4_46", "chunked"),
+        allowed=(
+            "transformers",
+            "transformers_4_46",
+            "transformers_4_45",
+            "unwidened",
+            "chunked",
+            "liger",
+        ),
         refused={
             "cut_cross_entropy": "chunked, which never has the whole logits either, comes nearest",
-            "liger": "chunked, which never has the whole logits either, comes nearest",
             "unsloth": "chunked, which never has the whole logits either, comes nearest",
         },
     )
@@ -254,6 +310,22 @@ class Recompute(Group):
 
 IN_BACKWARD = "optimizer_in_backward"
 
+PROGRAM_WAYS: Mapping[str, str] = {
+    "padded": "the last token of each batch is padding, so attention gets a mask",
+    "loss_outside": "the program takes the cross entropy of all logits, unshifted",
+    "cache_in_outputs": "the model is called without use_cache=False: outputs keep keys and values",
+    "gradients_until_next": "gradients are forgotten before the next forward pass",
+    "keeps_cache": "GPT-BigCode up to transformers 4.48, whose training keeps its cache",
+    "fused_attention": "one product for query, key and value, as the first Qwen",
+    "question_answering": "a model with a head for the places of an answer",
+    "pretraining": "a model with its heads for pretraining",
+    "master_weights": "Apex's O2: all in half precision, and FusedAdam on copies in fp32",
+    "bert_adam": "NVIDIA's BertAdam, which clips each gradient",
+    "adamw_hf": "transformers' own AdamW, Trainer's default up to 4.45",
+    "plain_optimizer": "an optimizer whose states of embeddings are as all others",
+}
+"""Ways of programs that no other parameter expresses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Update(Group):
@@ -268,9 +340,10 @@ class Update(Group):
     )
     attention: str = knob(
         "attention",
-        "attn_implementation of transformers",
+        "attn_implementation of transformers; or sdpa on repeated heads, as transformers "
+        "4.49 and programs of one's own call it, and the same with a dense mask (masked_heads)",
         default="sdpa",
-        allowed=("eager", "sdpa", "flash_attention_2"),
+        allowed=("eager", "sdpa", "flash_attention_2", "repeated_heads", "masked_heads"),
     )
     max_grad_norm: float = knob(
         "max_grad_norm",
@@ -291,6 +364,14 @@ class Update(Group):
         "update each parameter in the backward pass as soon as it has its gradient, which is freed "
         "(torchtune's optimizer_in_bwd); without accumulation and clipping",
         default=False,
+        optional=True,
+    )
+
+    ways: tuple[str, ...] = knob(
+        "program_ways",
+        "predictions only: what a program does in its own way: "
+        + "; ".join(f"{name}: {text}" for name, text in PROGRAM_WAYS.items()),
+        default=NO_NAMES,
         optional=True,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
 from tuner.core.errors import InputError, nearest
@@ -21,8 +21,8 @@ Kind = Literal["int", "float", "bool", "word", "names", "text", "any"]
 _INT = re.compile(r"[+-]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _PATTERN = re.compile(r"[\w.()|\[\]\\*+?^$:-]+")
-_OPTION = re.compile(r"[a-z][a-z0-9_]*:([A-Za-z0-9_.]+|\[[A-Za-z0-9_.,:>]+\])")
-_BETWEEN_OPTIONS = re.compile(r",(?![^\[]*\])")
+_OPTION = re.compile(r"[a-z][A-Za-z0-9_]*:([A-Za-z0-9_.]+|\[[A-Za-z0-9_.,:>]+\])")
+BETWEEN_OPTIONS = re.compile(r",(?![^\[]*\])")
 """A comma that is not inside brackets."""
 _EXPECTS = {
     "bool": "true or false",
@@ -164,7 +164,7 @@ def _read_text(value: Any) -> str | None:
     """Options such as 'expandable_segments:True', or none of them ('')."""
     if not isinstance(value, str):
         return None
-    parts = [part.strip() for part in _BETWEEN_OPTIONS.split(value)] if value else []
+    parts = [part.strip() for part in BETWEEN_OPTIONS.split(value)] if value else []
     return ",".join(parts) if all(map(_OPTION.fullmatch, parts)) else None
 
 
@@ -176,7 +176,7 @@ def _read_any(value: Any) -> KnobValue | None:
 
 
 def _option_names(text: str) -> list[str]:
-    return [part.partition(":")[0] for part in _BETWEEN_OPTIONS.split(text)]
+    return [part.partition(":")[0] for part in BETWEEN_OPTIONS.split(text)]
 
 
 _READERS = {
@@ -243,12 +243,6 @@ class WorkloadSchema:
     always: tuple[str, ...] = ()
     tokens: Callable[[Mapping[str, Any]], int] = _one_sequence
     """Tokens of one sample of a configuration, at full length."""
-
-    def allow(self, name: str, word: str) -> None:
-        """Take `word` as a value of the knob `name` too: a caller has taught it to a library."""
-        terms: Any = self.terms
-        if word not in terms[name].allowed:
-            terms[name] = replace(terms[name], allowed=(*terms[name].allowed, word))
 
     def values(self, given: Mapping[str, KnobValue]) -> dict[str, Any]:
         """The value of every knob: the given one, checked, or its default.

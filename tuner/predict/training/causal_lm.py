@@ -26,6 +26,7 @@ from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.encoders import require_positions
 from tuner.predict.training.images import Images, images_of
 from tuner.predict.training.parallel import Ranks, distribute
+from tuner.predict.training.program_ways import apply_ways
 from tuner.predict.training.quantized import logical_numel
 from tuner.predict.training.session import ModelSession, embedding_weights
 from tuner.predict.training.token_data import TokenBatches, build_loader
@@ -264,6 +265,7 @@ class CausalLM:
         if settings.examples.reference_model:
             reference = _reference(model_config, settings, environment)
         session = CausalLMSession(model, settings, environment, ranks, images, reference)
+        apply_ways(session, settings.ways)
         if isinstance(environment, Machine):
             session.use_data(environment, step_flops(model, model_config))
         return session

@@ -7,6 +7,7 @@ by peft. A trace and a real run execute this same code; where they differ, a mac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -14,15 +15,19 @@ import torch
 from torch import nn
 
 from tuner.core.errors import InputError, unknown
+from tuner.core.setup.causal_lm import BLOCKS, LORA_FA, PEFT_METHODS, PEFT_OPTIONS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
+from tuner.predict.training import attention_ways
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.losses import (
     apply_liger,
     fused_cross_entropy,
     use_chunked_loss,
+    use_liger_loss,
     use_loss,
 )
+from tuner.predict.training.program_ways import HEADS, with_fused_attention
 from tuner.predict.training.quantized import (
     QUANTIZED,
     quantization_config,
@@ -126,13 +131,11 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
     skipped = require_quantization(
         model_config, settings.precision.weights, double_quant=settings.precision.double_quant
     )
+    if settings.update.attention in attention_ways.NAMES:
+        attention_ways.register()
     with torch.device("meta"):
         try:
-            model = trained_class(
-                model_config,
-                images=settings.examples.images > 0,
-                num_labels=settings.examples.labels,
-            ).from_config(
+            model = _class_of(model_config, settings).from_config(
                 trained_config(model_config, settings.examples.labels),
                 dtype=settings.load_dtype,
                 attn_implementation=attention_by_part(model_config, settings.update.attention),
@@ -140,6 +143,8 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
         except (ValueError, ImportError) as error:
             raise _build_error(error, settings.update.attention) from error
         _use_loss(model, settings, real=real)
+        if "fused_attention" in settings.ways:
+            with_fused_attention(model)
         if settings.precision.is_quantized:
             quantize_linears(
                 model,
@@ -150,6 +155,18 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
                 storage=settings.quant_storage,
             )
     return model
+
+
+def _class_of(model_config: Any, settings: TrainingSetup) -> Any:
+    """The Auto class of the model."""
+    import transformers
+
+    for way in settings.ways:
+        if way in HEADS:
+            return getattr(transformers, HEADS[way])
+    return trained_class(
+        model_config, images=settings.examples.images > 0, num_labels=settings.examples.labels
+    )
 
 
 def _build_error(error: Exception, attention: str) -> InputError:
@@ -172,6 +189,9 @@ def _use_loss(model: Any, settings: TrainingSetup, *, real: bool) -> None:
         return
     if settings.loss.kind == "chunked":
         use_chunked_loss(model, real=real)
+        return
+    if settings.loss.kind == "liger":
+        use_liger_loss(model)
         return
     kernel = fused_cross_entropy() if real and settings.loss.fused else None
     use_loss(model, settings.loss.kind, fused=settings.loss.fused, kernel=kernel)
@@ -237,6 +257,8 @@ def _prepare(
                 hint="set lora_rank to 1 or more, or precision to bf16, fp16 or fp32",
             )
         return model
+    if settings.adapter.kind in PEFT_METHODS:
+        return _with_method(model, settings)
     return _with_adapters(model, settings, adapters_on)
 
 
@@ -271,6 +293,39 @@ def _narrow_embeddings(model: Any, dtype: torch.dtype) -> None:
             module.to(dtype)
 
 
+def _with_method(model: Any, settings: TrainingSetup) -> Any:
+    """The model with another of peft's methods than LoRA; for traces.
+
+    Raises `InputError` for what peft cannot build of it.
+    """
+    import peft
+
+    adapter = settings.adapter
+    kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING[adapter.kind.upper()]
+    taken = {field.name for field in fields(kind)}
+    given = {"r": adapter.rank, "target_modules": list(adapter.targets), **adapter.arguments}
+    if adapter.targets == ALL_LINEAR:
+        given["target_modules"] = ALL_LINEAR[0]
+    if adapter.kind in ("adaption_prompt", "trainable_tokens"):
+        del given["target_modules"]  # attention and the embeddings, whatever their names
+    if adapter.kind == "oft":  # one of both follows from the other
+        given = {"oft_block_size": 0, **given, "r": 0 if "oft_block_size" in given else given["r"]}
+    unknown_names = adapter.arguments.keys() - taken
+    if unknown_names:
+        raise InputError(
+            f"adapter_options {', '.join(sorted(unknown_names))} are none of peft's {adapter.kind}",
+            hint=f"it takes {', '.join(sorted(taken & PEFT_OPTIONS.keys()))}",
+        )
+    try:
+        config = kind(task_type="CAUSAL_LM", **{n: v for n, v in given.items() if n in taken})
+        adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=True)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise InputError(f"peft cannot make adapters of kind {adapter.kind}: {said}") from error
+    adapted.without_adapters = ()
+    return adapted
+
+
 def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
@@ -286,6 +341,7 @@ def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
         bias="none",
         use_rslora=settings.adapter.kind == "rslora",
         use_dora=settings.adapter.kind == "dora",
+        **({"use_bdlora": settings.adapter.arguments} if settings.adapter.kind == BLOCKS else {}),
         # peft trains a classifier's head whole.
         task_type="SEQ_CLS" if settings.examples.labels else "CAUSAL_LM",
         modules_to_save=list(settings.adapter.saved) or None,
@@ -310,6 +366,9 @@ def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
             hint=f"its linear layers are: {', '.join(linear_names(model))}",
         ) from error
     adapted.without_adapters = bare
+    if settings.adapter.kind == LORA_FA:  # peft's create_lorafa_optimizer
+        for name, parameter in adapted.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
     if settings.adapter.dtype == "bf16":
         # As TRL's trainers do it, afterwards: peft has no choice for quantised models.
         for parameter in adapted.parameters():

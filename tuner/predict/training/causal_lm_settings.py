@@ -8,10 +8,18 @@ from typing import Self
 
 import torch
 
-from tuner.core.errors import InputError, Problem
+from tuner.core.errors import InputError, Problem, unknown
+from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS, Setup
+from tuner.core.setup.causal_lm import (
+    IN_BACKWARD,
+    OFFLOAD_ACTIVATIONS,
+    PEFT_METHODS,
+    PROGRAM_WAYS,
+    Setup,
+)
 from tuner.core.setup.common import Loader
+from tuner.core.setup.schema import NO_NAMES
 from tuner.predict.training.encoders import torch_dtype
 from tuner.predict.training.sharding import Sharding, ZeroSettings
 
@@ -54,6 +62,10 @@ class TrainingSetup(Setup):
                 f"{OFFLOAD_ACTIVATIONS} is of checkpoints that are not reentrant",
                 "set gradient_checkpointing to true and use_reentrant to false",
             )
+        for way in self.ways:
+            if way not in PROGRAM_WAYS:
+                found = unknown("value of program_ways", way, PROGRAM_WAYS)
+                yield found.message, found.hint or ""
         if self.update.in_backward:
             yield from self._against_backward()
         second = self.examples.reference_model
@@ -92,6 +104,11 @@ class TrainingSetup(Setup):
             )
         if self.parallelism.ranks > 1 and not self.parallelism.is_sharded:
             yield f"{IN_BACKWARD} is predicted on one GPU or FSDP2 only", "emulate the program"
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Ways of the program that no other parameter expresses."""
+        return () if self.update.ways == NO_NAMES else self.update.ways
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
@@ -160,6 +177,13 @@ class TrainingSetup(Setup):
             yield from self._against_offload()
         if self.recompute.on_host:
             yield OFFLOAD_ACTIVATIONS, "true is predicted, and tuner's own loop offloads nothing"
+        traced = {
+            "program_ways": self.ways,
+            "loss": self.loss.kind if self.loss.kind == "liger" else "",
+            "adapter": self.adapter.kind if self.adapter.kind in PEFT_METHODS else "",
+        }
+        for name in [name for name, value in traced.items() if value]:
+            yield name, f"{show(traced[name])} is predicted, and tuner's own loop has no such part"
         if self.examples.packed:
             yield (
                 "padding",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,13 +56,37 @@ def use_shifted(model: Any, cross_entropy: CrossEntropy, *, widen: bool = True) 
     model.loss_function = loss
 
 
+_AFTER_THE_HEAD = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}
+"""Changes of some models to their logits, with the values that do nothing."""
+
+
+def use_widened(model: Any, cross_entropy: CrossEntropy) -> None:
+    """As up to 4.45: the model also widened the logits that it returns.
+
+    Raises `InputError` where it did something to the logits before: what stands in for it here
+    widens what the output head returns.
+    """
+    config = model.config.get_text_config()
+    for name, nothing in _AFTER_THE_HEAD.items():
+        value = getattr(config, name, nothing)
+        if value is not None and value != nothing:
+            raise InputError(
+                f"loss transformers_4_45 is not known for models with {name} (here {value})",
+                hint="take transformers_4_46 or transformers",
+            )
+    use_shifted(model, cross_entropy)
+    model.get_output_embeddings().register_forward_hook(lambda *called: called[-1].float())
+
+
 LOSSES: dict[str, Callable[[Any, CrossEntropy], None]] = {
     "transformers": use_padded,
     "transformers_4_46": use_shifted,
+    "transformers_4_45": use_widened,
+    "unwidened": partial(use_shifted, widen=False),
 }
-"""As the installed version does, since 4.49 without a copy, and as 4.46 to 4.48 did.
+"""As the installed version does, since 4.49 without a copy, and as older ones did.
 
-`chunked_loss` has no logits at all. What reproduces runs of still older versions may add to it.
+`chunked_loss` and `use_liger_loss` have no logits at all.
 """
 
 
@@ -250,6 +275,61 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
     """
     same = total if total.dtype == right.dtype else total.view(right.dtype)[:, : right.shape[1]]
     torch.addmm(same, left, right, out=same)
+
+
+def use_liger_loss(model: Any) -> None:
+    """Head and cross entropy in chunks, so that no logits of a whole batch exist: Liger's loss.
+
+    As in fms-acceleration's fused-ops-and-kernels plugin (kernels/liger/
+    fused_linear_cross_entropy_loss.py): the gradients of the hidden states, and of the head where
+    it is trained, are computed in the forward pass; the backward pass only scales them.
+    """
+    head = model.get_output_embeddings()
+    head.forward = lambda hidden: hidden
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any) -> Any:
+        shifted = logits[..., :-1, :].contiguous()
+        flat = shifted.view(-1, shifted.shape[-1])
+        return _LigerShapes.apply(flat, head.weight, labels)  # type: ignore[no-untyped-call]
+
+    def forget(module: Any, inputs: Any, outputs: Any) -> None:
+        outputs["logits"] = outputs.loss.detach()  # this loss leaves no logits to return
+
+    model.loss_function = loss
+    model.register_forward_hook(forget)
+
+
+class _LigerShapes(torch.autograd.Function):
+    """Allocations and products of the chunked loss. For traces: it needs no values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        tokens, width = hidden.shape
+        parts = -(-weight.shape[0] // width)
+        chunk = 1 << (-(-tokens // parts) - 1).bit_length()  # the next power of two
+        weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
+        gradient = torch.zeros_like(hidden)
+        losses = torch.zeros(tokens, dtype=torch.float32, device=hidden.device)
+        for start in range(0, tokens, chunk):
+            part = hidden[start : start + chunk]
+            logits = part @ weight.t()
+            dtype = logits.dtype
+            logits = logits.float()  # one kernel then turns them into their gradient in place
+            logits = logits.to(dtype)
+            scaled = logits * losses[0]
+            gradient[start : start + chunk] = scaled @ weight
+            if weight_gradient is not None:
+                # In place: the trace counts its memory, not its FLOPs (1 % of a 7B model's step).
+                weight_gradient.addmm_(logits.t(), part)
+        ctx.save_for_backward(gradient, weight_gradient)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        gradient, weight_gradient = ctx.saved_tensors
+        return gradient, weight_gradient, None
 
 
 _PACKAGE = "liger-kernel"

@@ -268,20 +268,21 @@ const calculator = (page, numbers) => {
   // The answer for a choice of fields; `refused` says why there is none.
   return (choice) => {
     const model = page.models.find((one) => one.name === choice.model);
-    const gpu = page.gpus.find((one) => one.id === choice.gpu), way = gpu.ways[choice.method];
-    if (typeof way === "string") return { refused: way };
+    const gpu = page.gpus.find((one) => one.id === choice.gpu);
+    if (gpu.refused[choice.method]) return { refused: gpu.refused[choice.method] };
     const { batch, tokens: length } = choice, rank = choice.method === "full" ? 0 : choice.rank;
     if (model.positions && length > model.positions)
       return { refused: `${model.name} has ${model.positions.toLocaleString("en")} positions, and ${length.toLocaleString("en")} tokens are asked for` };
     const beyond = model.window !== null && length >= model.window;
-    const key = [choice.method, way, gpu.kernels, choice.checkpointing, batch === 1, beyond].map((word) =>
+    const inOneTile = batch * (length - 1) <= c.tile_tokens;
+    const key = [choice.method, gpu.kernels, choice.checkpointing, batch === 1, beyond, inOneTile].map((word) =>
       typeof word === "boolean" ? Number(word) : word).join("/");
     const structure = page.structures[model.structures[key]];
-    const options = page.methods.find((one) => one.id === choice.method).options[way];
+    const options = page.methods.find((one) => one.id === choice.method).options;
     if (!structure) return { options, refused: "these settings are not among the timelines of this page" };
     const steps = page.steps[structure.optimizers[choice.optimizer]], step = steps && stepAt(steps, rank);
     if (!step) return { options, refused: `optimizer ${choice.optimizer} at rank ${rank} is not among the timelines of this page` };
-    const accumulation = Math.ceil(c.effective_batch / batch), point = [batch, length, rank];
+    const accumulation = 1, point = [batch, length, rank];
     const used = memory(structure, point, gpu, gpu.context_bytes[choice.method], step, accumulation > 1);
     const spent = time(structure, point, gpu, step, accumulation), samples = batch * accumulation;
     const [low, high] = deviceEnds(used, gpu);

@@ -1,72 +1,31 @@
-"""Ways of published programs that no setting of the workload expresses, by name.
+"""Ways of published programs that no other setting expresses: the values of `program_ways`.
 
-A case names its ways, and `Program` opens a session of workload `causal_lm` that has them. Each
-function names the source that it follows. A way may have an argument behind a colon.
+Each function names the source that it follows. For traces: they need no values.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 
-from tuner.predict.training import causal_lm_model
 from tuner.predict.training.session import build_optimizer, unscale_without_data
 
-ADAPTERS = Path(__file__).parent / "peft_adapters.json"
-"""Adapters of PEFT's method comparison by run: its `adapter_config.json` without empty fields."""
+HEADS = {
+    "question_answering": "AutoModelForQuestionAnswering",
+    "pretraining": "AutoModelForPreTraining",
+}
+"""By way: transformers' class of a model with another head."""
 
 
-class Program:
-    """Workload `causal_lm` with the ways of a program."""
-
-    def __init__(self, workload: Any, ways: Sequence[str]) -> None:
-        self._workload = workload
-        self._ways = [way.partition(":")[::2] for way in ways]
-        self.name = workload.name
-
-    def open(self, model_config: Any, configuration: Any, environment: Any) -> Any:
-        """As the workload, with the ways applied to how it builds and to its session."""
-        with contextlib.ExitStack() as stack:
-            for name, argument in self._ways:
-                if name in _BUILDS:
-                    stack.enter_context(_BUILDS[name](argument))
-            session = self._workload.open(model_config, configuration, environment)
-        for name, _ in self._ways:
-            if name in _SESSIONS:
-                _SESSIONS[name](session)
-        return session
-
-
-def _class(name: str) -> Iterator[None]:
-    """The model is of another Auto class of transformers."""
-    import transformers
-
-    found = getattr(transformers, name)
-    with mock.patch.object(causal_lm_model, "trained_class", return_value=found):
-        yield
-
-
-def _fused_attention(_: str) -> Iterator[None]:
+def with_fused_attention(model: Any) -> None:
     """One product for query, key and value: `c_attn` of the first Qwen (modeling_qwen.py)."""
-    build = causal_lm_model.build_skeleton
-
-    def built(*arguments: Any, **options: Any) -> Any:
-        model = build(*arguments, **options)
-        for module in model.modules():
-            if hasattr(module, "q_proj"):
-                _fuse(module)
-        return model
-
-    with mock.patch.object(causal_lm_model, "build_skeleton", built):
-        yield
+    for module in model.modules():
+        if hasattr(module, "q_proj"):
+            _fuse(module)
 
 
 def _fuse(attention: Any) -> None:
@@ -84,25 +43,6 @@ def _fuse(attention: Any) -> None:
             return parts.pop(0)
 
     attention.q_proj, attention.k_proj, attention.v_proj = Query(), Next(), Next()
-
-
-def _adapter(run: str) -> Iterator[None]:
-    """Adapters of any kind that peft has, by the name of a run of its method comparison."""
-    fields = json.loads(ADAPTERS.read_text("utf-8"))[run]
-
-    def adapted(model: Any, settings: Any, device: str) -> Any:
-        import peft
-
-        kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING[fields["peft_type"]]
-        model = peft.get_peft_model(model, kind.from_peft_type(**fields), low_cpu_mem_usage=True)
-        model.without_adapters = ()
-        if "lorafa" in run:  # peft's create_lorafa_optimizer trains the second matrix alone
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
-        return model
-
-    with mock.patch.object(causal_lm_model, "_with_adapters", adapted):
-        yield
 
 
 def _question_answering(session: Any) -> None:
@@ -216,7 +156,7 @@ class _LoopAdam(torch.optim.Optimizer):
         self._bert = bert
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Update all parameters that have a gradient."""
         for parameter in self.param_groups[0]["params"]:
             if parameter.grad is None:
@@ -287,73 +227,8 @@ def _keep_cache(session: Any) -> None:
             module.register_forward_hook(keep)
 
 
-def _chunked_loss(session: Any) -> None:
-    """Head and cross entropy in chunks, so that no logits of a whole batch exist: Liger's loss.
-
-    As in fms-acceleration's fused-ops-and-kernels plugin (kernels/liger/
-    fused_linear_cross_entropy_loss.py): the gradients of the hidden states, and of the head where
-    it is trained, are computed in the forward pass; the backward pass only scales them.
-    """
-    model = session.model
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    head = causal.get_output_embeddings()
-    head.forward = lambda hidden: hidden
-
-    def loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any) -> Any:
-        shifted = logits[..., :-1, :].contiguous()
-        return _ChunkedLoss.apply(shifted.view(-1, shifted.shape[-1]), head.weight, labels)
-
-    def forget(module: Any, inputs: Any, outputs: Any) -> None:
-        outputs["logits"] = outputs.loss.detach()  # this loss leaves no logits to return
-
-    causal.loss_function = loss
-    causal.register_forward_hook(forget)
-
-
-class _ChunkedLoss(torch.autograd.Function):
-    """Allocations and products of the chunked loss. For traces: it needs no values."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
-    ) -> torch.Tensor:
-        tokens, width = hidden.shape
-        parts = -(-weight.shape[0] // width)
-        chunk = 1 << (-(-tokens // parts) - 1).bit_length()  # the next power of two
-        weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
-        gradient = torch.zeros_like(hidden)
-        losses = torch.zeros(tokens, dtype=torch.float32, device=hidden.device)
-        for start in range(0, tokens, chunk):
-            part = hidden[start : start + chunk]
-            logits = part @ weight.t()
-            dtype = logits.dtype
-            logits = logits.float()  # one kernel then turns them into their gradient in place
-            logits = logits.to(dtype)
-            scaled = logits * losses[0]
-            gradient[start : start + chunk] = scaled @ weight
-            if weight_gradient is not None:
-                # In place: the trace counts its memory, not its FLOPs (1 % of a 7B model's step).
-                weight_gradient.addmm_(logits.t(), part)
-        ctx.save_for_backward(gradient, weight_gradient)
-        return losses.sum()
-
-    @staticmethod
-    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        gradient, weight_gradient = ctx.saved_tensors
-        return gradient, weight_gradient, None
-
-
-_BUILDS: dict[str, Callable[[str], Any]] = {
-    name: contextlib.contextmanager(way)
-    for name, way in {
-        "class": _class,
-        "fused_attention": _fused_attention,
-        "adapter": _adapter,
-    }.items()
-}
 _SESSIONS: dict[str, Callable[[Any], None]] = {
     "keeps_cache": _keep_cache,
-    "chunked_loss": _chunked_loss,
     "question_answering": _question_answering,
     "padded": _padded_texts,
     "loss_outside": _loss_outside,
@@ -364,3 +239,10 @@ _SESSIONS: dict[str, Callable[[Any], None]] = {
     "adamw_hf": _adamw_hf,
     "plain_optimizer": _plain_optimizer,
 }
+
+
+def apply_ways(session: Any, names: Sequence[str]) -> None:
+    """Give a session the ways with these names."""
+    for name in names:
+        if name in _SESSIONS:
+            _SESSIONS[name](session)
