@@ -113,6 +113,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
     "needed": OBJECT,
     "reentrant_checkpointing": OBJECT,
     "notes": STRINGS,
+    "findings": STRINGS,
     "left_out": STRINGS,
     "searched": STRINGS,
     "below_floors": STRINGS,

@@ -85,7 +85,7 @@ class Estimate:
         values: dict[str, Any] = {
             "space": self.space.name if self.space.path is not None else None,
             "model": self.space.model,
-            "read_as": self.read_as or None,
+            "read_as": self.read_as,
             "findings": list(self.findings),
             "verdict": str(self.prediction.verdict),
             **self.prediction.to_answer(),
