@@ -178,7 +178,7 @@ def plan_training(
     """
     reading, program = reading_of(training.trainer), Program(())
     assert reading is not None
-    planner = _Planner(program, given, model, None, gpu, strict=True)
+    planner = _Planner(program, given, model, None, gpu)
     return planner.plan(program, training, reading, reading.plan(training))
 
 
