@@ -304,7 +304,7 @@ def _numel_keys(traced: Trace) -> list[tuple[int]]:
     return [(parameter.numel,) for parameter in traced.parameters]
 
 
-_KEYS = (_size_keys, _work_keys, _numel_keys)
+_KEYS: tuple[Callable[[Trace], Sequence[Any]], ...] = (_size_keys, _work_keys, _numel_keys)
 
 _Kept = tuple[int, Parameter]
 
