@@ -177,7 +177,7 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
         peak_phase=memory.peak_phase,
         fits=fits,
     )
-    return sizes, step_work(found)
+    return sizes, step_work(found, task.configuration, gpu)
 
 
 def model_of(name: str) -> str:

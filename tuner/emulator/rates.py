@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.units import KIB
+
+if TYPE_CHECKING:  # they import numpy, which starting an emulation does without
+    from tuner.cost.compiled import Floats
+    from tuner.cost.speed.roofline import KernelTimes
+    from tuner.cost.work_arrays import WorkArrays
 
 TRANSFER, EXCHANGE = "transfer", "exchange"
 """Kinds of work that no trace has: copies to and from the host, and between devices."""
@@ -24,6 +29,41 @@ _PCIE_SHARE = 0.8
 def pcie_bytes_per_s(gpu: Gpu) -> float:
     """The rate of copies between host and device."""
     return _PCIE_SHARE * _PCIE_BYTES_PER_S[min(9, max(7, gpu.compute_capability[0]))]
+
+
+class EmulatedTimes:
+    """The kernel times of predictions, and those of copies to and from the host.
+
+    Exchanges between devices take no time here: no kernel waits for them.
+    """
+
+    def __init__(self, kernels: KernelTimes) -> None:
+        self._kernels = kernels
+        self.launch_s, self.hosts = kernels.launch_s, kernels.hosts
+
+    def seconds(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
+    ) -> Floats:
+        """See `KernelTimes.seconds`."""
+        found = self._kernels.seconds(works, gpu, allow_tf32=allow_tf32, streams=streams)
+        return _with_copies(works, gpu, found)
+
+    def ends(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
+    ) -> Iterator[tuple[Floats, Floats]]:
+        """See `KernelTimes.ends`; the rate of copies is known."""
+        for low, high in self._kernels.ends(works, gpu, allow_tf32=allow_tf32):
+            yield _with_copies(works, gpu, low), _with_copies(works, gpu, high)
+
+
+def _with_copies(works: WorkArrays, gpu: Gpu, on_device_s: Floats) -> Floats:
+    import numpy as np
+
+    kinds = works.kinds[:, None]
+    copied_s = works.bytes_moved / pcie_bytes_per_s(gpu)
+    found: Floats = np.where(kinds == TRANSFER, copied_s, on_device_s)
+    found[works.kinds == EXCHANGE] = 0.0
+    return found
 
 
 _PRICED = (

@@ -25,7 +25,7 @@ from tuner.cost.speed.rates import matmul_peak
 from tuner.cost.speed.roofline import KernelSeconds, PassTimes, pass_times
 from tuner.cost.step_details import MOST_EXPENSIVE, OperatorTime
 from tuner.cost.work_arrays import WorkArrays
-from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
+from tuner.emulator.rates import EXCHANGE, EmulatedTimes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,7 +106,8 @@ class _Program:
         self, report: Mapping[str, Any], gpu: Gpu, profile: DeviceProfile | None, repeats: float
     ) -> None:
         self._repeats = repeats
-        self._gpu, self._times, _ = on_measured_device(gpu, profile)
+        self._gpu, kernel_times, _ = on_measured_device(gpu, profile)
+        self._times = EmulatedTimes(kernel_times)
         self._has_profile = profile is not None
         self._allow_tf32 = bool(report["allow_tf32"])
         ranks = Parallelism(int(report["ranks"]), machines=int(report["machines"]))
@@ -188,23 +189,17 @@ class _Program:
             added: Floats = np.add.reduceat(values, starts, axis=0) if len(starts) else values
             return added
 
-        def with_copies(on_device_s: Floats) -> Floats:
-            seconds = np.where(copied, moved / pcie_bytes_per_s(self._gpu), on_device_s)
-            return of_calls(np.where(exchanged, 0.0, seconds))
-
         arrays = WorkArrays.of_works(works)
-        moved, kinds = arrays.bytes_moved, arrays.kinds[:, None]
-        copied, exchanged = kinds == TRANSFER, kinds == EXCHANGE
         found = KernelSeconds.of(arrays, self._gpu, self._times, allow_tf32=self._allow_tf32)
         kernels = KernelSeconds(
             kinds=np.array(self._kinds, dtype=np.str_),
             flops=of_calls(found.flops),
-            seconds=with_copies(found.seconds),
-            ends=tuple((with_copies(low), with_copies(high)) for low, high in found.ends),
+            seconds=of_calls(found.seconds),
+            ends=tuple((of_calls(low), of_calls(high)) for low, high in found.ends),
             launches=np.array(launches, dtype=float),
         )
         update_s = self._times.seconds(arrays, self._gpu, allow_tf32=self._allow_tf32, streams=True)
-        return kernels, with_copies(update_s)[:, 0]
+        return kernels, of_calls(update_s)[:, 0]
 
     def _seconds_of(self, step: _Step) -> list[float]:
         """Seconds of all calls of each kind in a step."""

@@ -20,6 +20,7 @@ from tuner.cost.compiled import (
     Replays,
 )
 from tuner.cost.library_memory import cublas_workspace_bytes
+from tuner.cost.speed.rates import as_chosen
 from tuner.cost.speed.roofline import (
     KernelSeconds,
     KernelTimes,
@@ -32,7 +33,7 @@ from tuner.cost.speed.roofline import (
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.compiler.optimizer_step import CompiledOptimizer, work_arrays
 from tuner.predict.compiler.structure import Point, Structure, anchors, interpolate
-from tuner.predict.predict import grad_accum_of, point_of
+from tuner.predict.predict import attention_of, grad_accum_of, point_of
 
 
 class Evaluation:
@@ -60,7 +61,8 @@ class Evaluation:
         self._added = added.round().astype(int).tolist()
         self._known_peaks: dict[bool, _Peaks] = {}
         self._params = passes.trainable_params(unique), passes.frozen.total(unique)
-        self._works = WorkArrays.of_operators(passes.operators, unique)
+        works = WorkArrays.of_operators(passes.operators, unique)
+        self._works = as_chosen(works, gpu, attention_of(structure.settings))
 
     def params(self, index: int) -> tuple[int, int]:
         """Trainable and total parameters of a configuration."""

@@ -47,7 +47,7 @@ def trace_timeline(
     gpu, kernel_times, _ = on_measured_device(gpu, profile)
     require_supported(configuration, gpu, model=architecture(subject.model))
     traced = Traces().of(subject, configuration, gpu)
-    work, allow_tf32 = step_work(traced), configuration["precision"] == "tf32"
+    work, allow_tf32 = step_work(traced, configuration, gpu), configuration["precision"] == "tf32"
     seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
     timeline = timeline_of(traced.timeline, seconds)
     grad_accum = grad_accum_of(configuration)

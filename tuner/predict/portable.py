@@ -12,7 +12,7 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.cost.compiled import CompiledPasses, Events
 from tuner.cost.polynomial import Terms
-from tuner.cost.speed.rates import attention_flops_per_s
+from tuner.cost.speed.rates import as_chosen, attention_flops_per_s, half_rate_tokens
 from tuner.cost.speed.roofline import Efficiency
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.predictor import trained_sizes
@@ -147,12 +147,15 @@ def bandwidth_share(kind: str) -> float:
 
 
 def attention_rates(gpu: Gpu, words: Words, efficiency: Efficiency) -> list[list[float]]:
-    """FLOP/s of each kernel of attention, and the factors by which its time may differ."""
+    """FLOP/s of each kernel of attention on endless sequences, and what its time depends on.
+
+    That are the factors by which it may differ, and the length of sequences at half of the rate.
+    """
     if not words.attention:
         return []
     names, dtypes, heads = zip(*words.attention, strict=True)
     shapes = np.ones((len(names), 4, 1))
-    shapes[:, 3, 0] = heads
+    shapes[:, 2], shapes[:, 3, 0] = np.inf, heads
     ones = np.ones((len(names), 1))
     works = WorkArrays(
         names=np.array(names, dtype=np.str_),
@@ -163,8 +166,13 @@ def attention_rates(gpu: Gpu, words: Words, efficiency: Efficiency) -> list[list
         shapes=shapes,
         has_shape=np.array(heads) > 0,
     )
+    works = as_chosen(works, gpu, "sdpa")
     rates = attention_flops_per_s(works, gpu, masked=efficiency.masked_attention)[:, 0]
     return [
-        [float(rate), *efficiency.ends_of(gpu, name, "attention", "")]
-        for name, rate in zip(names, rates, strict=True)
+        [
+            float(rate),
+            *efficiency.ends_of(gpu, name, "attention", ""),
+            half_rate_tokens(name, dtype, head, gpu),
+        ]
+        for name, dtype, head, rate in zip(works.names.tolist(), dtypes, heads, rates, strict=True)
     ]

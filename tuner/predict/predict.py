@@ -34,7 +34,7 @@ from tuner.cost.rank_memory import nccl_text, with_nccl
 from tuner.cost.sized import OptimizerSteps, SizedTimeline
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.cost.speed.rates import matmul_peak
+from tuner.cost.speed.rates import as_chosen, matmul_peak
 from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
 from tuner.cost.traced import Trace
 from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
@@ -338,7 +338,7 @@ def predict(
     memory = traces.memory(traced, context_bytes=gpu.context_bytes, short=short)
     memory = with_nccl(memory, gpu, configuration)
     times = step_times(
-        step_work(worked),
+        step_work(worked, configuration, gpu),
         gpu,
         grad_accum=np.array([grad_accum_of(configuration)]),
         allow_tf32=configuration["precision"] == "tf32",
@@ -456,6 +456,11 @@ def grad_accum_of(configuration: Configuration) -> int:
     return int(str(configuration.get("grad_accum", 1)))
 
 
+def attention_of(configuration: Configuration) -> str:
+    """The implementation of attention; PyTorch's own where the workload has no choice."""
+    return str(configuration.get("attention", "sdpa"))
+
+
 def speed_of(
     times: StepTimes, point: int, workload: str, configuration: Configuration, gpu: Gpu
 ) -> Speed:
@@ -474,10 +479,13 @@ def speed_of(
     )
 
 
-def step_work(traced: Trace) -> StepWork:
-    """The work of one optimizer step: the second of a trace, when optimizer states exist."""
-    if traced.work is not None:
-        return traced.work
+def step_work(traced: Trace, configuration: Configuration, gpu: Gpu) -> StepWork:
+    """The work of one optimizer step on a GPU: the second of a trace, which has all states."""
+    work = traced.work or _second_step(traced)
+    return replace(work, passes=as_chosen(work.passes, gpu, attention_of(configuration)))
+
+
+def _second_step(traced: Trace) -> StepWork:
     timeline = traced.timeline
     works = WorkArrays.of_works(timeline.works)
     return StepWork(

@@ -87,10 +87,14 @@ def _int8_scaled_mm(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     product = _bnb.int8_linear_matmul.default(a, b)
-    scaled = _bnb.int8_mm_dequant.default(product, row_stats, col_stats)
+    scaled: torch.Tensor = _bnb.int8_mm_dequant.default(product, row_stats, col_stats)
     if bias is not None and bias.dtype != torch.float16:
         scaled.add_(bias)
-    result: torch.Tensor = scaled.to(dtype or torch.float16)
+    wanted = dtype or torch.float16
+    # `to` itself would reach the mode of the trace, as a view.
+    result: torch.Tensor = (
+        scaled if wanted is scaled.dtype else _aten._to_copy(scaled, dtype=wanted)
+    )
     return result
 
 

@@ -9,7 +9,8 @@ within 6 %, so that it can be taken from one board and used for another of the g
 
 Which kernel runs is PyTorch's choice and known from the trace (`predict.tracing.cuda_path`): a
 dense mask rules flash attention out, as do fp32 and heads of more than 256;
-Turing and older have only the memory-efficient kernel. Shares are of
+Turing and older have only the memory-efficient kernel. On Hopper and Blackwell's data-center
+boards PyTorch takes cuDNN's instead of both (`as_chosen`). Shares are of
 the dense peak that `Gpu.flops` has for 16-bit operands.
 
 FLASH_2, by compute capability. 8.0: FlashAttention-2 paper (arxiv.org/abs/2307.08691, figures 4
@@ -27,7 +28,12 @@ Ada and Blackwell's RTX run Ampere's instructions, and make of them what they ma
 attention 2. On an H100 the masked runs below are 1.47 times as fast (heads of 96 and 128).
 
 CUDNN over flash attention 2, both directions together: github.com/huggingface/transformers/
-pull/48163, six GPUs. FLASH_3 on 9.0: its paper, causal, 2k to 8k tokens.
+pull/48163, five GPUs. FLASH_3 on 9.0: its paper, causal, 2k to 8k tokens.
+
+CUDNN_ON_HOPPER: kernel tables of training steps on an H100 SXM (PyTorch 2.11, cuDNN 9.19, causal;
+November 2026), with the kernels of a backward pass that sum and convert. Fitted on 32 heads of 64
+with 1,024 and 2,048 tokens and 32 of 128 with 2,048 and 8,192 tokens. Of the six other steps, with
+9 to 32 heads, the rates are -12 to +7 % of it.
 
 MASKED: what a dense mask leaves of the memory-efficient kernel's rate, from the seven 16-bit
 runs of universal-llm-trainer on an A100 (docs/gpu_test.md there), whose batches have one: 62 to 65
@@ -37,7 +43,9 @@ TFLOP/s with heads of 128, 51 with 96, 37 with 256, against 120, 90 and 61 witho
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -189,9 +197,16 @@ CUDNN: Mapping[_Capability, float] = {
     (8, 0): 0.82,
     (8, 6): 0.93,
     (8, 9): 1.0,
-    (9, 0): 2.0,
     (12, 0): 0.88,
 }
+CUDNN_ON_HOPPER = (
+    (64, (0.52, 750.0), (0.54, 1770.0)),
+    (128, (0.63, 280.0), (0.56, 1040.0)),
+)
+"""Largest head size; of forward and backward the share of the peak that endless sequences reach,
+and the length of those that reach half of it."""
+CUDNN_HEADS: Mapping[int, int] = {9: 256, 10: 128}
+"""Largest heads in 16 bits that PyTorch 2.13 gives to cuDNN, by major compute capability."""
 MASKED = 0.55
 MASKED_MEASURED: tuple[_Capability, ...] = ((8, 0), (9, 0))
 MASKED_DIFFERS = 2**0.5
@@ -208,6 +223,28 @@ _FLASH_TILE, _EFFICIENT_TILE = 32, 64
 """Heads are padded to a multiple of these: the rest of the last tile is computed in vain."""
 
 
+def as_chosen(works: WorkArrays, gpu: Gpu, attention: str) -> WorkArrays:
+    """Traced works with the attention kernels that PyTorch chooses on this GPU.
+
+    A trace has flash attention or the memory-efficient kernel, which stand for cuDNN's. Attention
+    that is not PyTorch's own, as `flash_attention_2`, stays what it is.
+    """
+    largest = CUDNN_HEADS.get(gpu.compute_capability[0], 0)
+    if attention != "sdpa" or not largest:
+        return works
+    chosen = (works.shapes[:, 3].max(axis=1) <= largest) & np.isin(
+        works.dtypes, ("float16", "bfloat16")
+    )
+    names = [
+        _SCALED_DOT_PRODUCT.sub("_scaled_dot_product_cudnn_attention", name) if its else name
+        for name, its in zip(works.names.tolist(), chosen.tolist(), strict=True)
+    ]
+    return replace(works, names=np.array(names, dtype=np.str_))
+
+
+_SCALED_DOT_PRODUCT = re.compile("_scaled_dot_product_(flash|efficient)_attention")
+
+
 def attention_flops_per_s(works: WorkArrays, gpu: Gpu, *, masked: float = MASKED) -> Floats:
     """FLOP/s of each operator of fused attention at each point, shape (W, P).
 
@@ -219,11 +256,33 @@ def attention_flops_per_s(works: WorkArrays, gpu: Gpu, *, masked: float = MASKED
         zip(works.names.tolist(), works.dtypes.tolist(), works.has_shape.tolist(), strict=True)
     ):
         if has_shape:
-            rates[row] = [_rate(name, dtype, int(head), gpu) for head in works.shapes[row, 3]]
+            head, keys = works.shapes[row, 3], works.shapes[row, 2]
+            rates[row] = [_rate(name, dtype, int(size), gpu) for size in head]
             rates[row] *= masked_here if name.endswith(MASK) else 1.0
+            rates[row] /= 1.0 + half_rate_tokens(name, dtype, int(head[0]), gpu) / keys
         else:
             rates[row] = _peak(gpu, dtype) * _WITHOUT_SHAPE
     return rates
+
+
+def half_rate_tokens(name: str, dtype: str, head: int, gpu: Gpu) -> float:
+    """The sequence length at which a kernel reaches half of its rate; 0 where that is unknown."""
+    if not _is_cudnn_on_hopper(name, gpu) or dtype == "float32":
+        return 0.0
+    return _of_cudnn(name, head)[1]
+
+
+def _is_cudnn_on_hopper(name: str, gpu: Gpu) -> bool:
+    return "cudnn" in name and gpu.compute_capability == (9, 0)
+
+
+def _of_cudnn(name: str, head: int) -> tuple[float, float]:
+    _, forward, backward = next((r for r in CUDNN_ON_HOPPER if head <= r[0]), CUDNN_ON_HOPPER[-1])
+    return backward if _is_backward(name) else forward
+
+
+def _is_backward(name: str) -> bool:
+    return "backward" in name or "bwd" in name
 
 
 def measured_masked(gpu: Gpu) -> bool:
@@ -232,7 +291,7 @@ def measured_masked(gpu: Gpu) -> bool:
 
 
 def _rate(name: str, dtype: str, head: int, gpu: Gpu) -> float:
-    is_backward = "backward" in name or "bwd" in name
+    is_backward = _is_backward(name)
     if dtype == "float32":
         peak, share = _in_fp32(gpu, head, is_backward)
     else:
@@ -250,6 +309,8 @@ def _share(name: str, gpu: Gpu, head: int, is_backward: bool) -> float:
         return share * _generation(gpu, head, is_backward)
     if "flash_attn_3" in name and gpu.compute_capability == (9, 0):
         return _of_head(FLASH_3, head, is_backward, _FLASH_TILE)
+    if _is_cudnn_on_hopper(name, gpu):
+        return _of_cudnn(name, head)[0] * _of_whole_tiles(head, _FLASH_TILE)
     flash = _of_head(FLASH_2[_known(gpu)], head, is_backward, _FLASH_TILE)
     return flash * CUDNN.get(gpu.compute_capability, 1.0) if "cudnn" in name else flash
 
@@ -284,4 +345,8 @@ def _known(gpu: Gpu) -> _Capability:
 def _of_head(table: _ByHead, head: int, is_backward: bool, tile: int) -> float:
     """The share of a head of this size, less what its padding to whole tiles takes."""
     _, forward, backward = next((row for row in table if head <= row[0]), table[-1])
-    return (backward if is_backward else forward) * head / (-(-head // tile) * tile)
+    return (backward if is_backward else forward) * _of_whole_tiles(head, tile)
+
+
+def _of_whole_tiles(head: int, tile: int) -> float:
+    return head / (-(-head // tile) * tile)

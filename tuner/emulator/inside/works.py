@@ -17,7 +17,7 @@ from tuner.cost.operators.timeline import Work
 from tuner.cost.speed.roofline import Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.inside.notes import STRIDED, parts_of
-from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
+from tuner.emulator.rates import EXCHANGE, TRANSFER, EmulatedTimes
 
 COPIES = frozenset({"_to_copy", "copy_", "_copy_from", "_foreach_copy_"})
 """Operators that may copy between host and device."""
@@ -30,7 +30,7 @@ class Prices:
     """The times of works on one GPU type, each priced once."""
 
     def __init__(self, gpu: Gpu, *, allow_tf32: bool = False) -> None:
-        self._gpu, self._times = gpu, Roofline()
+        self._gpu, self._times = gpu, EmulatedTimes(Roofline())
         self._allow_tf32 = allow_tf32
         self._known: dict[Work, float] = {}
         self.launch_s = self._times.launch_s
@@ -47,10 +47,6 @@ class Prices:
         return sum(map(self.seconds, works))
 
     def _price(self, work: Work) -> float:
-        if work.kind == EXCHANGE:
-            return 0.0
-        if work.kind == TRANSFER:
-            return work.bytes_moved / pcie_bytes_per_s(self._gpu)
         found = self._times.seconds(
             WorkArrays.of_works([work]), self._gpu, allow_tf32=self._allow_tf32
         )

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tuner.core.records import MemoryCategory, Phase
 from tuner.cost.operators.kernels import CUDA_KERNELS
 from tuner.cost.operators.operators import (
-    NO_KERNEL,
     WRAPPING,
     following_sizes,
     from_layouts,
+    launches_nothing,
     layouts_of,
     makes_new_tensors,
     returns_first_argument,
@@ -245,10 +245,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _learn(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, fresh: bool
     ) -> _Seen:
-        name = func._schema.name.partition("::")[2]
         # `_unsafe_view` and its like share storage without saying so in their schema.
         layouts = layouts_of(out) if fresh and makes_new_tensors(func) else None
-        if name in NO_KERNEL or (func.is_view and not fresh) or not touches_gpu(args, out):
+        if launches_nothing(func) or not touches_gpu(args, out):
             return _Seen(layouts, isinstance(out, tuple), None)
         self.timeline.works.append(work_of(CUDA_KERNELS, func, args, kwargs, out))
         return _Seen(layouts, isinstance(out, tuple), len(self.timeline.works) - 1)

@@ -324,13 +324,14 @@ def _optimizers_on_meta(recorder: Recorder) -> Iterator[None]:
 
     Fused and bitsandbytes' optimizers check that tensors are on a GPU; the latter synchronise
     it and take paged state from CUDA's managed memory. None of this exists here. Paged state is
-    recorded as such.
+    recorded as such. Gradients are clipped by the kernels over lists of tensors, as on a GPU.
     """
     import bitsandbytes.functional as bnb_functional
     import bitsandbytes.optim.optimizer as bnb_optimizer
 
     # torch.optim removes its submodules from its names.
     torch_adam = importlib.import_module("torch.optim.adam")
+    clipping = importlib.import_module("torch.nn.utils.clip_grad")
 
     def get_paged(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         buffer = torch.empty(*shape, dtype=dtype, device=device)
@@ -341,6 +342,9 @@ def _optimizers_on_meta(recorder: Recorder) -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
+    def has_kernels_of_lists(*_: Any) -> bool:
+        return True
+
     replacements = [
         (bnb_functional, "is_on_gpu", nothing),
         (bnb_functional, "get_paged", get_paged),
@@ -348,6 +352,7 @@ def _optimizers_on_meta(recorder: Recorder) -> Iterator[None]:
         (bnb_functional, "prefetch_tensor", nothing),
         (bnb_optimizer, "sync_gpu", nothing),
         (torch_adam, "_device_dtype_check_for_fused", nothing),
+        (clipping, "_has_foreach_support", has_kernels_of_lists),
     ]
     with contextlib.ExitStack() as stack:
         for module, name, replacement in replacements:

@@ -202,8 +202,11 @@ const calculator = (page, numbers) => {
     // where the L2 cache keeps much and nothing.
     const seconds = Array.from(flops, (work, row) => {
       let [rate, limit, quickest, slowest] = gpu.rates[dtypes[row]];
-      if (attention[row] >= 0) [rate, quickest, slowest] = gpu.attention[attention[row]];
-      else if (hasShape[row]) rate *= tileUse(...shapes.subarray(4 * row, 4 * row + 4), gpu.multiprocessors);
+      if (attention[row] >= 0) {
+        let tokens;
+        [rate, quickest, slowest, tokens] = gpu.attention[attention[row]];
+        rate /= 1 + tokens / shapes[4 * row + 2];
+      } else if (hasShape[row]) rate *= tileUse(...shapes.subarray(4 * row, 4 * row + 4), gpu.multiprocessors);
       const limited = limit === null ? 0 : work / limit;
       const streamed = moved[row] / (gpu.bandwidth * page.bandwidth_shares[kinds[row]]);
       const fits = gpu.l2 && kinds[row] === page.cached ? Math.max(0, 1 - moved[row] / gpu.l2) : 0;
