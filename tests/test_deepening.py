@@ -96,7 +96,12 @@ def executed(traced, configuration):
         found.update({(*key, "flops"): times * work.passes.flops[number, 0]})
         found.update({(*key, "bytes"): times * work.passes.bytes_moved[number, 0]})
     moved = work.optimizer_executions @ work.optimizer.bytes_moved[:, 0]
-    return {**found, "optimizer": moved, "kernels": int(work.optimizer_executions.sum())}
+    ran = Counter()
+    for number in np.flatnonzero(work.optimizer_executions):
+        update = work.optimizer
+        key = update.names[number], update.kinds[number], update.dtypes[number]
+        ran[key] += int(work.optimizer_executions[number])
+    return {**found, **ran, "optimizer": moved}
 
 
 @pytest.mark.parametrize(("configuration", "gpu"), [*drawn(2)])

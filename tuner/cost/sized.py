@@ -57,6 +57,9 @@ class OptimizerSteps:
     second: int
     blocks: Blocks
     sizes_bytes: NDArray[np.int64]
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
     flops: NDArray[np.int64]
     moved_bytes: NDArray[np.int64]
     times: NDArray[np.int64]
@@ -77,6 +80,9 @@ class OptimizerSteps:
             before,
             Blocks.of(blocks, [*range(len(blocks))]),
             np.array([block.size_bytes for block in blocks], dtype=np.int64),
+            tuple(work.name for work in ran),
+            tuple(work.kind for work in ran),
+            tuple(work.dtype for work in ran),
             np.array([work.flops for work in ran], dtype=np.int64),
             np.array([work.bytes_moved for work in ran], dtype=np.int64),
             times[times > 0],
@@ -87,9 +93,9 @@ class OptimizerSteps:
         """The kernels of the second step, at one point."""
         number = len(self.times)
         return WorkArrays(
-            names=np.full(number, "optimizer"),
-            kinds=np.full(number, "optimizer"),
-            dtypes=np.full(number, "float32"),
+            names=np.array(self.names, dtype=np.str_),
+            kinds=np.array(self.kinds, dtype=np.str_),
+            dtypes=np.array(self.dtypes, dtype=np.str_),
             flops=self.flops[:, None].astype(float),
             bytes_moved=self.moved_bytes[:, None].astype(float),
             shapes=np.ones((number, 4, 1)),

@@ -69,19 +69,20 @@ def most_expensive(
 ) -> tuple[OperatorTime, ...]:
     """The kinds of operators that take most of an optimizer step of `step_s` seconds.
 
-    `work` is that of one trace, with the same operators in passes and update. Products are alike
-    that multiply matrices of the same sizes, in whichever order; other operators that have the
-    same name and type.
+    `work` is at one point. Products are alike that multiply matrices of the same sizes, in
+    whichever order; other operators that have the same name and type.
     """
-    works = work.passes
+    works = work.passes.joined(work.optimizer)
     repeats = np.array([1 if s.micro_step == 0 else grad_accum - 1 for s in SEGMENTS])
     passes = np.einsum("s,sgw->gw", repeats, work.executions)
-    calls = passes.sum(axis=0) + work.optimizer_executions
+    passes = np.pad(passes, ((0, 0), (0, len(work.optimizer_executions))))
+    updates = np.pad(work.optimizer_executions, (len(work.passes.names), 0))
+    calls = passes.sum(axis=0) + updates
     in_pass_s, in_update_s = (
         times.seconds(works, gpu, allow_tf32=allow_tf32, streams=streams)[:, 0]
         for streams in (False, True)
     )
-    seconds = passes.sum(axis=0) * in_pass_s + work.optimizer_executions * in_update_s
+    seconds = passes.sum(axis=0) * in_pass_s + updates * in_update_s
     limits = _limits(works, gpu, allow_tf32)
     groups: dict[tuple[Any, ...], _Group] = {}
     for row in np.flatnonzero(calls).tolist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -56,6 +57,13 @@ class WorkArrays:
             bytes_moved=operators.moved_bytes(points),
             shapes=operators.shapes.at(points).reshape(len(operators.kinds), 4, len(points)),
             has_shape=operators.has_shape,
+        )
+
+    def joined(self, other: WorkArrays) -> WorkArrays:
+        """These operators and others, at the same points."""
+        fields = (field.name for field in dataclasses.fields(self))
+        return WorkArrays(
+            **{n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in fields}
         )
 
     def take(self, places: NDArray[np.int64]) -> WorkArrays:

@@ -19,6 +19,7 @@ from tuner.cost.speed.roofline import (
     KernelSeconds,
     KernelTimes,
     StepWork,
+    optimizer_time,
     pass_times,
     step_times,
 )
@@ -143,7 +144,8 @@ def _phase_seconds(
         (segment.phase, segment.micro_step): float(sum(s[0] for s in by_kind.values()))
         for segment, by_kind in zip(SEGMENTS, passes.seconds, strict=True)
     }
-    optimizer_s = float((work.optimizer_executions @ kernels.seconds)[0])
+    update = work.optimizer, work.optimizer_executions, gpu, times, allow_tf32
+    optimizer_s = float(optimizer_time(*update)[0])
     for mark in traced.timeline.marks:
         if mark.phase is Phase.OPTIMIZER:
             seconds[mark.phase, mark.micro_step] = optimizer_s

@@ -20,7 +20,7 @@ from tuner.core.records import (
     Speed,
     Verdict,
 )
-from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
+from tuner.core.setup.causal_lm import CAUSAL_LM, IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.core.setup.optimizers import OPTIMIZERS
@@ -253,7 +253,9 @@ class Traces:
     def _optimizer(
         self, configuration: Configuration, parameters: tuple[tuple[int, str], ...]
     ) -> OptimizerSteps:
-        name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"])) > 0
+        default = CAUSAL_LM.terms["max_grad_norm"].default
+        clip = float(str(configuration.get("max_grad_norm", default))) > 0
+        name = str(configuration["optimizer"])
         scaled = configuration.get("mixed_precision") == "fp16"
         entry = cache.entry_name("optimizer steps", name, str(clip), str(scaled), repr(parameters))
         if entry not in self._optimizers:
