@@ -53,6 +53,17 @@ def test_a_value_that_differs_with_the_answers_is_unknown_with_its_lines():
     assert [each["where"]["line"] for each in found.asked] == [4]
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_what_stands_behind_several_conditions_is_reached(number: int):
+    code = "import unknown_library as other\nn = len(load_dataset('x'))\nsize = 8\n"
+    code += f"if n > {10 ** (number + 2)} and other.flag_{number}:\n"
+    code += f"    if not other.asked_{number}():\n        size = 64\n"
+    found = record(program(code + TRAIN.format("max_length=size, packing=True")))
+    (values,) = given(found)
+    assert "$unknown" in values["max_length"]
+    assert values["packing"] is True
+
+
 def test_a_training_that_an_answer_decides_is_unsure():
     code = TRAIN.format("") + "if len(load_dataset('x')) > 1000:\n    " + TRAIN.format("")
     first, second = record(program(code)).trainings

@@ -13,7 +13,7 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,8 @@ from tuner.program.standins import PLACEHOLDER
 SECONDS = 10.0
 MEMORY_BYTES = 2 * 2**30
 SEEDS = 6
+MOST_BRANCHES = 8
+"""Further runs, in which single questions are answered otherwise."""
 
 _GRACE_S = 2.0
 _MOST_KNOWN = 64
@@ -113,8 +115,9 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
 
     keys: list[str] = []  # that the program takes from a mapping which is unknown
 
-    def run(seed: int) -> dict[str, Any]:
-        more = f'"seed": {seed}, "keys": {json.dumps(keys)}, {_libraries()}'
+    def run(seed: int, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        answers = f'"seed": {seed}, "fixed": {json.dumps(fixed or {})}'
+        more = f'{answers}, "keys": {json.dumps(keys)}, {_libraries()}'
         return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
     runs = [run(0)]
@@ -124,6 +127,8 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
     if runs[0]["asked"]:
         with ThreadPoolExecutor(2) as pool:
             runs += pool.map(run, range(1, seeds))
+    if seeds > 1:
+        runs += _other_branches(runs, run)
     recorded = join(runs)
     is_empty = not recorded.trainings and not recorded.loops
     if is_empty and (error := _error(program, recorded.ended, seconds)):
@@ -132,6 +137,40 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
         _known.clear()
     _known[key] = _states(recorded.files), recorded
     return recorded
+
+
+def _other_branches(
+    runs: Sequence[dict[str, Any]], run: Callable[[int, Mapping[str, Any]], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Runs in which a line asks a question that had one answer there, and gets the other.
+
+    What stands behind several conditions is reached so, each of which is met in some run. A line
+    that has had both answers is asked again beside other numbers, as far as `MOST_BRANCHES` go.
+    """
+    tried = [(seed, dict[str, Any](), found) for seed, found in enumerate(runs)]
+    seen = {
+        tuple(map(str, branch[:place]))
+        for *_, found in tried
+        for branch in found["branches"]
+        for place in (3, 4)
+    }
+    for numbers in (False, True):
+        at = 0
+        while at < len(tried) and len(tried) < len(runs) + MOST_BRANCHES:
+            seed, fixed, found = tried[at]
+            for what, where, answer, others in found["branches"]:
+                flipped = (what, where, not answer, others)[: 4 if numbers else 3]
+                if (key := tuple(map(str, flipped))) not in seen:
+                    break
+            else:
+                at += 1
+                continue
+            seen.add(key)
+            fixed = {**fixed, what: not answer}
+            other = run(seed, fixed)
+            tried.append((seed, fixed, other))
+            seen |= {tuple(map(str, b[:place])) for b in other["branches"] for place in (3, 4)}
+    return [found for *_, found in tried[len(runs) :]]
 
 
 def _of_rank_0(program: Program) -> dict[str, str]:

@@ -37,7 +37,7 @@ def _end(kind: str, text: str, where: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def run(request: dict[str, Any]) -> dict[str, Any] | None:
-    ORACLE.seed = request.get("seed", 0)
+    ORACLE.seed, ORACLE.fixed = request.get("seed", 0), request.get("fixed", {})
     KEYS[:] = request.get("keys", ())
     main = request.get("main") or ""
     os.chdir(request.get("folder") or ".")
@@ -202,6 +202,7 @@ def _write(out: int, ended: dict[str, Any] | None) -> None:
             "trainings": record.TRAININGS,
             "loops": [loop for loop in record.LOOPS.values() if loop["backwards"]],
             "asked": ORACLE.asked,
+            "branches": list(ORACLE.branches),
             "ended": ended,
             "files": _files(),
             "standins": list(record.STANDINS),
