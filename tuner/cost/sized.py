@@ -47,13 +47,15 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerSteps:
-    """Two steps of an optimizer over the parameters of one training, gradients given.
+    """An optimizer over the parameters of one training, gradients given, and two of its steps.
 
-    `events` (E, 2) of block and +1 or -1, the second step's from `second` on; `sizes_bytes` are
-    the sizes that the numbers of `blocks` mean. The work is that of the second step.
+    `events` (E, 2) of block and +1 or -1; the steps begin at `first` and `second`, before them it
+    is built. `sizes_bytes` are the sizes that the numbers of `blocks` mean. The work is that of the
+    second step.
     """
 
     events: NDArray[np.int32]
+    first: int
     second: int
     blocks: Blocks
     sizes_bytes: NDArray[np.int64]
@@ -66,18 +68,22 @@ class OptimizerSteps:
 
     @classmethod
     def of(cls, timeline: Timeline) -> OptimizerSteps:
-        """The steps of a timeline that begins with parameters and gradients."""
-        _, first, second = (mark.event for mark in timeline.marks)
-        own = [n for n, block in enumerate(timeline.blocks) if block.born_event >= first]
+        """The steps of a timeline that has labelled parameters and gradients."""
+        given = (MemoryCategory.ADAPTERS, MemoryCategory.GRADIENTS)
+        own = [n for n, block in enumerate(timeline.blocks) if block.category not in given]
         place = {block: number for number, block in enumerate(own)}
-        events = [(place[block], sign) for block, sign in timeline.events[first:] if block in place]
-        before = sum(block in place for block, _ in timeline.events[first:second])
+        events = [(place[block], sign) for block, sign in timeline.events if block in place]
+        _, *starts = (mark.event for mark in timeline.marks)
+        first, second = (
+            sum(block in place for block, _ in timeline.events[:start]) for start in starts
+        )
         blocks = [timeline.blocks[n] for n in own]
         times = optimizer_executions_of(timeline)
         ran = [timeline.works[work] for work in np.flatnonzero(times)]
         return cls(
             np.array(events, dtype=np.int32).reshape(-1, 2),
-            before,
+            first,
+            second,
             Blocks.of(blocks, [*range(len(blocks))]),
             np.array([block.size_bytes for block in blocks], dtype=np.int64),
             tuple(work.name for work in ran),
@@ -182,18 +188,22 @@ class SizedTimeline:
         sizes = np.concatenate([own, optimizer.sizes_bytes])
         labels = np.concatenate([self.blocks.labels, optimizer.blocks.labels])
         parts, marks, at = [], [], 0
+        offset = np.array([len(self.blocks.numbers), 0])
         ends = [*self.marks[1:, 0].tolist(), len(self.events)]
         for (start, phase, step, micro_step), end in zip(self.marks.tolist(), ends, strict=True):
             is_update = _PHASES[phase] is Phase.OPTIMIZER
+            if _PHASES[phase] is Phase.FORWARD and not step:
+                parts.append(optimizer.events[: optimizer.first] + offset)
+                at += optimizer.first
             if not accumulates and step == 1 and micro_step == 1 and not is_update:
                 continue
             last = 1 if is_update and not accumulates else micro_step
             marks.append((at, _PHASES[phase], step, last))
             pieces = [self.events[start:end]]
             if is_update:
-                half = slice(optimizer.second, None) if step else slice(optimizer.second)
-                update = optimizer.events[half] + np.array([len(self.blocks.numbers), 0])
-                pieces.insert(0, update)
+                starts = (optimizer.first, optimizer.second, None)
+                update = optimizer.events[starts[step] : starts[step + 1]]
+                pieces.insert(0, update + offset)
             parts += pieces
             at += sum(map(len, pieces))
         return _timeline(np.concatenate(parts), marks, sizes, labels)
