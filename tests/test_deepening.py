@@ -152,7 +152,6 @@ SIZES = [
     {"micro_batch": 2, "max_length": 512, "optimizer": "paged_adamw_8bit", "grad_accum": 4},
     {"micro_batch": 3, "max_length": 1000, "optimizer": "adamw_torch", "max_grad_norm": 0.0},
     {"micro_batch": 8, "max_length": 256, "optimizer": "adamw_8bit", "grad_accum": 1},
-    {"micro_batch": 8, "max_length": 256, "optimizer": "adagrad", "grad_accum": 2},
     {"micro_batch": 2, "max_length": 768, "eval_batch": 8, "grad_accum": 1},
     {"micro_batch": 4, "max_length": 768, "eval_batch": 3, "eval_kept": 2, "grad_accum": 2},
 ]
