@@ -215,7 +215,7 @@ def test_the_loss_of_sft_is_that_of_the_installed_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, loss: str
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    monkeypatch.setattr(trl, "library", lambda name: Library(name, release, True, {}))
+    monkeypatch.setattr(trl, "library", lambda name: Library(name, release, {}))
     found = plan_program(read_program([str(tmp_path / "train.py")], is_run=False)).configuration
     assert found["loss"] == loss
 

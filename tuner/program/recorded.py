@@ -151,14 +151,14 @@ def _other_branches(
     seen = {
         tuple(map(str, branch[:place]))
         for *_, found in tried
-        for branch in found["branches"]
+        for branch in found.get("branches", ())
         for place in (3, 4)
     }
     for numbers in (False, True):
         at = 0
         while at < len(tried) and len(tried) < len(runs) + MOST_BRANCHES:
             seed, fixed, found = tried[at]
-            for what, where, answer, others in found["branches"]:
+            for what, where, answer, others in found.get("branches", ()):
                 flipped = (what, where, not answer, others)[: 4 if numbers else 3]
                 if (key := tuple(map(str, flipped))) not in seen:
                     break
@@ -169,7 +169,9 @@ def _other_branches(
             fixed = {**fixed, what: not answer}
             other = run(seed, fixed)
             tried.append((seed, fixed, other))
-            seen |= {tuple(map(str, b[:place])) for b in other["branches"] for place in (3, 4)}
+            seen |= {
+                tuple(map(str, b[:place])) for b in other.get("branches", ()) for place in (3, 4)
+            }
     return [found for *_, found in tried[len(runs) :]]
 
 

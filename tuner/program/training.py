@@ -280,7 +280,7 @@ class _Reader:
         elif lora:
             kind = last(lora["class"])
             term = SCHEMAS["causal_lm"].terms["adapter"]
-            estimated = "`tuner estimate --model MODEL --set adapter={}` predicts its kind"
+            estimated = "`tuner estimate` with `--set adapter={}` predicts its kind"
             near = {name: estimated.format(name) for name in term.allowed} | {**term.refused}
             named = {name.replace("_", ""): text for name, text in near.items()}
             text = named.get(kind.removesuffix("Config").lower(), EMULATE)

@@ -101,12 +101,10 @@ def command(  # noqa: PLR0913 - one argument for each option
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Predict memory and speed of one configuration, without running or writing anything.
+    """Predict memory and speed of one configuration. Nothing runs or is written.
 
-    Where trials of the space ran on this GPU type, they correct the prediction, and it says so.
-    The first line is the answer: fits, tight (the 90 % interval spans the limit) or does not fit,
-    with device memory and the limit. Without --gpu, a table of all GPU types is predicted.
-    Exit code 0 whether or not it fits: see `fits`.
+    Trials of the space on this GPU type correct it. The first line is the answer: fits, tight (the
+    90 % interval spans the limit) or does not fit. Exit code 0 whether or not it fits: see `fits`.
     """
     if gpu_name is None:
         require_gpu("--gpu-memory", gpu_memory)
