@@ -21,7 +21,7 @@ from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import MIB
 from tuner.cost.parallel import Exchange, Links, copying_s, link_of, waited_s, with_exchange
 from tuner.cost.rank_memory import buckets_of, replicated
-from tuner.cost.speed.roofline import StepTimes
+from tuner.cost.speed.roofline import Efficiency, StepTimes
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import Subject, predict, resolve_subject
 from tuner.predict.predictor import PredictionJob, Predictor
@@ -253,7 +253,8 @@ def test_what_fsdp2_cannot_train_is_refused_with_the_reason(
 def test_copies_of_gradients_cost_traffic_or_kernels() -> None:
     few = copying_s(Exchange(buckets=(100 * MIB,), tensors=1), A6000)
     many = copying_s(Exchange(buckets=(1,), tensors=100), A6000)
-    assert math.isclose(few, 400 * MIB / (A6000.bandwidth_bytes_per_s * 0.8))
+    share = Efficiency().bandwidth["elementwise"]
+    assert math.isclose(few, 400 * MIB / (A6000.bandwidth_bytes_per_s * share))
     assert many == pytest.approx(200 * 3e-6)
 
 

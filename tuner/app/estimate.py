@@ -34,6 +34,7 @@ from tuner.program.vocabulary import said_in_own_words, settings_for
 from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, configure, default_space, load_space
 from tuner.space.load import DEFAULT_WORKLOAD
+from tuner.space.models.catalogue import stored_format
 from tuner.space.models.trainable import model_defaults
 from tuner.space.settings import default_values
 
@@ -177,6 +178,9 @@ def asked(
         if loop != OWN:
             plan = plan_settings(model, given, loop, gpu=gpu)
             configuration = plan.configuration
+            if stored_format(model) is not None and "precision" in given:
+                # The plan has the checkpoint's format: another one is refused, not replaced.
+                configuration = configuration.replace(precision=given["precision"])
             space = default_space(model, configuration)
             space = dataclasses.replace(space, fixed={**space.fixed, **configuration})
             doubts = frozenset(plan.doubts)
