@@ -270,11 +270,10 @@ class Traces:
 
     def memory(self, traced: Trace, *, context_bytes: int, short: bool = False) -> Memory:
         """`peak_memory` of one of these traces."""
-        name = next((name for name, kept in self._traces.items() if kept is traced), None)
-        found = self._memory.get((name, short)) if name is not None else None
-        if found is None:
-            found = peak_memory(traced.timeline, context_bytes=0, short=short)
-            self._memory[name, short] = found
+        key = next(name for name, kept in self._traces.items() if kept is traced), short
+        if key not in self._memory:
+            self._memory[key] = peak_memory(traced.timeline, context_bytes=0, short=short)
+        found = self._memory[key]
         context = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
         return replace(
             found,
@@ -284,18 +283,24 @@ class Traces:
 
 
 def is_sized(configuration: Configuration) -> bool:
-    """True if sizes are polynomials, and the update is one of all gradients after the passes."""
-    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
-    others = ("images", "num_labels", OFFLOAD_ACTIVATIONS, IN_BACKWARD)
+    """True if a timeline of all sizes has the configuration: of text, on one GPU."""
     batch, eval_batch = (
         int(str(configuration.get(name, 0))) for name in ("micro_batch", "eval_batch")
     )
     return (
         Parallelism.of(configuration).ranks == 1
         and (not eval_batch or (batch == 1) == (eval_batch == 1))
-        and not (optimizer is not None and optimizer.needs_shapes)
-        and not any(configuration.get(name) for name in others)
+        and not configuration.get("num_labels")
+        and has_polynomial_sizes(configuration)
     )
+
+
+def has_polynomial_sizes(configuration: Configuration) -> bool:
+    """True if sizes are polynomials, and the update is one of all gradients after the passes."""
+    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
+    needs_shapes = optimizer is not None and optimizer.needs_shapes
+    others = ("images", OFFLOAD_ACTIVATIONS, IN_BACKWARD)
+    return not (needs_shapes or any(configuration.get(name) for name in others))
 
 
 def _traced(subject: Subject, configuration: Configuration, capability: tuple[int, int]) -> Trace:

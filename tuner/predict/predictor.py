@@ -18,9 +18,7 @@ import numpy as np
 from tuner.core.errors import InputError, UnavailableError, install_command
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, Phase, Prediction
-from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import Parallelism
-from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.compiled import CompiledPasses, Replays
 from tuner.cost.correction import ALLOCATED, DEVICE, RESERVED
 from tuner.cost.parallel import replicas
@@ -44,6 +42,7 @@ from tuner.predict.predict import (
     Traces,
     build_prediction,
     doubts_of,
+    has_polynomial_sizes,
     method_text,
     point_of,
     predict,
@@ -164,16 +163,25 @@ class Predictor:
                 structure, chosen, gpu, margin_fraction, profile, forward=forward
             )
             results.update(zip(indices, predictions, strict=True))
-        in_full = partial(
-            predict,
-            gpu=gpu,
+        for index in traced:
+            results[index] = self._in_full(configurations[index], gpu, margin_fraction, profile)
+        return [results[index] for index in range(len(configurations))]
+
+    def _in_full(
+        self,
+        configuration: Configuration,
+        gpu: Gpu,
+        margin_fraction: float | None,
+        profile: DeviceProfile | None,
+    ) -> Prediction:
+        return predict(
+            self._resolved(),
+            configuration,
+            gpu,
             margin_fraction=margin_fraction,
             profile=profile,
             traces=self._traces,
         )
-        for index in traced:
-            results[index] = in_full(self._resolved(), configurations[index])
-        return [results[index] for index in range(len(configurations))]
 
     def compiled(self) -> dict[tuple[str, str], CompiledPasses]:
         """The structures that compiled so far, by the model's digest and their key."""
@@ -342,14 +350,7 @@ class Predictor:
     ) -> list[Prediction]:
         passes = self._passes[structure]
         if isinstance(passes, str):
-            in_full = partial(
-                predict,
-                gpu=gpu,
-                margin_fraction=margin_fraction,
-                profile=profile,
-                traces=self._traces,
-            )
-            found = [in_full(self._resolved(), configuration) for configuration in configurations]
+            found = [self._in_full(c, gpu, margin_fraction, profile) for c in configurations]
             return [replace(p, method=f"{p.method} ({FALLBACK}: {passes})") for p in found]
         gpu, kernel_times, rates = on_measured_device(gpu, profile, structure.settings)
         remarks = passes.remarks if can_trace() else (shipped().remark, *passes.remarks)
@@ -441,11 +442,7 @@ def _is_traced_in_full(configuration: Configuration) -> bool:
     """
     parallelism = Parallelism.of(configuration)
     is_shared = parallelism.ranks > 1 and not parallelism.is_replicated
-    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
-    needs_shapes = optimizer is not None and optimizer.needs_shapes
-    has_images = bool(configuration.get("images", 0))
-    in_full = bool(configuration.get(IN_BACKWARD) or configuration.get(OFFLOAD_ACTIVATIONS))
-    return is_shared or needs_shapes or has_images or in_full
+    return is_shared or not has_polynomial_sizes(configuration)
 
 
 def _check_traced_in_full(count: int) -> None:

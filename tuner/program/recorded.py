@@ -148,19 +148,14 @@ def _other_branches(
     that has had both answers is asked again beside other numbers, as far as `MOST_BRANCHES` go.
     """
     tried = [(seed, dict[str, Any](), found) for seed, found in enumerate(runs)]
-    seen = {
-        tuple(map(str, branch[:place]))
-        for *_, found in tried
-        for branch in found.get("branches", ())
-        for place in (3, 4)
-    }
+    seen = {key for *_, found in tried for key in _answered(found)}
     for numbers in (False, True):
         at = 0
         while at < len(tried) and len(tried) < len(runs) + MOST_BRANCHES:
             seed, fixed, found = tried[at]
             for what, where, answer, others in found.get("branches", ()):
-                flipped = (what, where, not answer, others)[: 4 if numbers else 3]
-                if (key := tuple(map(str, flipped))) not in seen:
+                key = str([what, where, not answer, *([others] if numbers else [])])
+                if key not in seen:
                     break
             else:
                 at += 1
@@ -169,10 +164,14 @@ def _other_branches(
             fixed = {**fixed, what: not answer}
             other = run(seed, fixed)
             tried.append((seed, fixed, other))
-            seen |= {
-                tuple(map(str, b[:place])) for b in other.get("branches", ()) for place in (3, 4)
-            }
+            seen |= _answered(other)
     return [found for *_, found in tried[len(runs) :]]
+
+
+def _answered(run: Mapping[str, Any]) -> set[str]:
+    """The questions of each line with their answers; also with the numbers beside them."""
+    branches = run.get("branches", ())
+    return {str(branch[:place]) for branch in branches for place in (3, 4)}
 
 
 def _of_rank_0(program: Program) -> dict[str, str]:

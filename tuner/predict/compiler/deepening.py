@@ -30,12 +30,13 @@ import numpy as np
 import torch
 
 from tuner.core.records import MemoryCategory, Phase
-from tuner.cost.compiled import SEGMENTS, Operators, Segment
+from tuner.cost.compiled import Operators
 from tuner.cost.memory import category_of
 from tuner.cost.operators.timeline import Timeline
 from tuner.cost.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
 from tuner.cost.sized import OptimizerSteps, SizedTimeline
 from tuner.cost.traced import Parameter, Trace
+from tuner.cost.work_arrays import executions_of
 from tuner.predict.compiler.alignment import Different
 from tuner.predict.compiler.compile import layer_types, with_layers
 from tuner.predict.compiler.layouts import CompileError
@@ -338,12 +339,9 @@ class _Part(NamedTuple):
 
 def _executions(traced: Trace, numbers: Sequence[int], distinct: int) -> Any:
     """Executions of each operator in the passes of the second step: (S, 2, W)."""
-    counts = np.zeros((len(SEGMENTS), 2, distinct), dtype=np.int64)
-    for op in traced.timeline.ops:
-        mark = traced.timeline.marks[op.mark]
-        segment = Segment(mark.phase, mark.micro_step)
-        if mark.step == 1 and segment in SEGMENTS:
-            counts[SEGMENTS.index(segment), int(op.recompute), numbers[op.work]] += 1
+    found = executions_of(traced.timeline)
+    counts = np.zeros((*found.shape[:2], distinct), dtype=np.int64)
+    np.add.at(counts, (slice(None), slice(None), np.asarray(numbers)), found)
     return counts
 
 
