@@ -337,11 +337,11 @@ class _Part(NamedTuple):
         )
 
 
-def _executions(traced: Trace, numbers: Sequence[int], distinct: int) -> Any:
+def _executions(traced: Trace, numbers: list[int], distinct: int) -> Any:
     """Executions of each operator in the passes of the second step: (S, 2, W)."""
     found = executions_of(traced.timeline)
     counts = np.zeros((*found.shape[:2], distinct), dtype=np.int64)
-    np.add.at(counts, (slice(None), slice(None), np.asarray(numbers)), found)
+    np.add.at(counts.transpose(2, 0, 1), numbers, found.transpose(2, 0, 1))
     return counts
 
 
