@@ -248,7 +248,7 @@ def test_images_of_an_unknown_number_take_memory_if_the_model_takes_some(tmp_pat
         (SFT.format("", "peft_config=LoraConfig(rank_pattern={'q': 4})"), "ranks that differ"),
         (
             SFT.format("", "peft_config=IA3Config()"),
-            "not predicted: `tuner estimate --model MODEL --set adapter=ia3`",
+            "`tuner estimate` with `--set adapter=ia3` predicts its kind",
         ),
         (
             "SFTTrainer('tiny-llama-3m', args=rows.parse()[0]).train()",
