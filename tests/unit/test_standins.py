@@ -292,6 +292,10 @@ model = AutoModelForCausalLM.from_pretrained("m", **{"quantization_config": Bits
 ---
 q = BitsAndBytesConfig(); q.load_in_4bit = True; model = AutoModelForCausalLM.from_pretrained("m", quantization_config=q)
 ---
+q = BitsAndBytesConfig(); vars(q).update(_load_in_4bit=True); model = AutoModelForCausalLM.from_pretrained("m", quantization_config=q)
+---
+q = BitsAndBytesConfig(True); vars(q).update(load_in_4bit=True, load_in_8bit=False); q.load_in_8bit, q.load_in_4bit = False, True; model = AutoModelForCausalLM.from_pretrained("m", quantization_config=q)
+---
 from transformers import LlamaForCausalLM as L; model = L.from_pretrained("m", quantization_config=BitsAndBytesConfig(load_in_4bit=1 == 1))
 ---
 from trl import get_quantization_config as g; model = AutoModelForCausalLM.from_pretrained("m", quantization_config=g(ModelConfig(load_in_4bit=True)))
@@ -307,6 +311,8 @@ model = AutoModelForCausalLM.from_pretrained("m", quantization_config=BitsAndByt
 ---
 def old(): return BitsAndBytesConfig(load_in_4bit=True)
 model = AutoModelForCausalLM.from_pretrained("m")
+---
+q = BitsAndBytesConfig(); vars(q).update(load_in_4bit=True); model = AutoModelForCausalLM.from_pretrained("m", quantization_config=q)
 ---
 q = BitsAndBytesConfig(load_in_4bit=True); q.load_in_4bit = False; model = AutoModelForCausalLM.from_pretrained("m", quantization_config=q)
 """  # noqa: E501
@@ -571,6 +577,44 @@ def test_names_that_a_release_lacks(tmp_path):
     lacking, gone = [each["what"].partition(", which ends with ")[2] for each in record["dropped"]]
     assert lacking.endswith("has no ORPOTrainer: import it from trl.experimental.orpo")
     assert gone.endswith("has no GoneTrainer")
+
+
+def test_names_that_transformers_lacks(tmp_path):
+    text = "from transformers import BertModel, Trainer, TFBertModel, AdamW\n"
+    text += "from trl import SFTConfig, SFTTrainer\nSFTTrainer('m', args=SFTConfig('o')).train()\n"
+    names = {"Trainer": "transformers", "bert*": "transformers"}
+    record = read(tmp_path, text, exports={"transformers": names})
+    (lacking,) = record["dropped"]
+    assert lacking["what"].endswith("has no AdamW")
+
+
+def test_what_vars_sets_is_assigned(tmp_path):
+    text = "import copy\nfrom trl import SFTConfig, SFTTrainer\na = SFTConfig('o', max_steps=3)\n"
+    text += "vars(a).update(max_length=None)\nobject.__setattr__(a, 'max_steps', 4)\n"
+    text += "SFTTrainer('m', args=copy.deepcopy(a)).train()\n"
+    (training,) = read(tmp_path, text)["trainings"]
+    assigned = training["arguments"]["assigned"]
+    assert {name: value for name, (value, _) in assigned.items()} == {
+        "max_length": None,
+        "max_steps": 4,
+    }
+    assert {where["line"] for _, where in assigned.values()} == {3}
+
+
+def test_a_folder_of_installed_packages_is_not_the_programs_own(tmp_path):
+    for path, text in {
+        "libs/wandb-1.dist-info/METADATA": "",
+        "libs/wandb/__init__.py": "raise ImportError('it was run')",
+        "libs/helper.py": "import trl\ndef make(): return trl.SFTConfig('o')",
+        "train.py": "",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    text = "import sys\nsys.path.insert(0, 'libs')\nimport helper, wandb\n"
+    text += "from trl import SFTTrainer\nSFTTrainer('m', args=helper.make()).train()\n"
+    record = read(tmp_path, text)
+    assert "wandb" in record["standins"]
+    assert record["trainings"][0]["arguments"]["where"]["line"] == 5
 
 
 def test_a_notebook_and_texts_in_place_of_files(tmp_path):

@@ -30,8 +30,8 @@ FILE = Path(__file__).with_name("releases.json")
 Folders = tuple[str, ...]
 """Folders in which an interpreter finds libraries; () for this interpreter's own."""
 
-_EXPORTING = ("trl", "peft", "accelerate")
-"""Libraries whose package names every class that it has."""
+_EXPORTING = {"trl": "*/*/", "peft": "*/*/", "accelerate": "*/*/", "transformers": ""}
+"""Libraries whose package names every class that it has, with the packages of further ones."""
 
 SHIPPED: Folders = (str(FILE),)
 """No folder: the shipped releases."""
@@ -153,14 +153,20 @@ def releases(libraries: Collection[str] = (*SOURCES,), folders: Folders = ()) ->
 
 
 def exports(folders: Folders = ()) -> dict[str, dict[str, str]]:
-    """By installed library and name of a class: the module that it is imported from."""
+    """By installed library and name of a class: the module that it is imported from.
+
+    "bert*" stands for every name of a model of transformers that begins like it.
+    """
     found: dict[str, dict[str, str]] = {}
-    for name in _EXPORTING:
+    for name, inside in _EXPORTING.items():
         folder, _ = _place(name, folders)
-        for path in [*folder.glob("*/*/__init__.py"), folder / "__init__.py"] if folder else ():
+        files = [*folder.glob(f"{inside}__init__.py"), folder / "__init__.py"] if folder else ()
+        for path in files:
             module = ".".join((name, *path.parent.relative_to(folder or "").parts))
             words = re.findall(r"\b[A-Z]\w+", path.read_text(encoding="utf-8"))
             found.setdefault(name, {}).update(dict.fromkeys(words, module))
+        for path in folder.glob("models/*/") if folder and name == "transformers" else ():
+            found[name][f"{path.name.replace('_', '')}*"] = name
     return found
 
 

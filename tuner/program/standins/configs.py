@@ -13,13 +13,20 @@ from opcode import opname
 from types import SimpleNamespace
 from typing import Any
 
-from tuner.program.standins import unknown
+from tuner.program.standins import record, unknown
 from tuner.program.standins.unknown import CLASSES, Meta, Name, Note, Unknown, is_library, put
 
 RENAMED: dict[str, str] = {}
 """Names that arguments had in older releases, and their names today."""
 _FIXED = ("bf16", "fp16", "gradient_checkpointing")
 """Arguments that only their construction reads; the last one in transformers 5.23 and later."""
+_BEHIND = {"transformers.BitsAndBytesConfig": ("load_in_4bit", "load_in_8bit")}
+"""Fields that are properties: `vars()` of an object has them with `_` before their names."""
+
+
+def _property(name: str) -> property:
+    held = f"_{name}"
+    return property(lambda self: vars(self)[held], lambda self, value: put(self, held, value))
 
 
 def revived(value: Any) -> Any:
@@ -56,6 +63,7 @@ class ConfigMeta(Meta):
         if "output_dir" in made._fields:
             names = _FIXED if "activation_checkpointing" in made._fields else _FIXED[:2]
             made._note.extra["fixed"] = {k: v for k, v in vars(made).items() if k in names}
+        made._note.extra["built"] = record.held(made)
         return made
 
 
@@ -67,6 +75,7 @@ class Config(metaclass=ConfigMeta):
     _path = "Thing"
     _open, _known = False, True
     _contrary: dict[str, str] = {}
+    _behind: tuple[str, ...] = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
@@ -134,10 +143,11 @@ class Config(metaclass=ConfigMeta):
     def __deepcopy__(self, memo: Any) -> Any:
         made = self.__copy__()
         made.__dict__.update(deepcopy(self.__dict__, memo))
+        made._note.extra["built"] = deepcopy(self._note.extra.get("built", {}), memo)
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
+        return {name: value for name, value in record.held(self).items() if name[0] != "_"}
 
     to_sanitized_dict = to_diff_dict = to_dict
 
@@ -226,6 +236,8 @@ def config(path: str, bases: tuple[str, ...] = ()) -> Any:
             "_known": bool(fields) and (bool(table) or name.endswith("Arguments")),
             "_contrary": table.get("contrary", {}),
             "_open": not table or bool(table.get("open")),
+            "_behind": _BEHIND.get(path, ()),
+            **{one: _property(one) for one in _BEHIND.get(path, ())},
         }
         _MADE[path] = ConfigMeta(name, tuple(above[:1]) or (Config,), body)
     return _MADE[path]

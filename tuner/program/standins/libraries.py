@@ -243,7 +243,7 @@ class Module(types.ModuleType):
             return _starred(self.__name__, unknown.users_frame(2))
         if name.startswith("__") and name.endswith("__") and name != "__version__":
             raise AttributeError(name)
-        home = EXPORTS.get(root, {}).get(name, "") if name[:1].isupper() else root
+        home = _home(root, name)
         if home != root and not below and root in EXPORTS:
             _lacks(root, name, home)
         path = f"{self.__name__}.{name}"
@@ -254,6 +254,16 @@ class Module(types.ModuleType):
             made = importlib.import_module(path) if whole else attribute(path)
         setattr(self, name, made)
         return made
+
+
+def _home(root: str, name: str) -> str:
+    """The module that a name is imported from; "" for one that the release lacks."""
+    names = EXPORTS.get(root, {})
+    if name in names or not name[:1].isupper():
+        return names.get(name, root)
+    begins = name.lower().removeprefix("tf").removeprefix("flax")
+    is_model = any(each[-1] == "*" and begins.startswith(each[:-1]) for each in names)
+    return root if is_model or name.endswith("_MAPPING") else ""
 
 
 def _lacks(root: str, name: str, home: str) -> None:
@@ -297,7 +307,8 @@ class First:
 
 def _beside(root: str) -> bool:
     """True for a name that a module of the user's own has."""
-    folders = [each for each in sys.path if not unknown.is_library(os.path.join(each, ""))]
+    roots = [os.path.join(os.path.abspath(each), "") for each in sys.path]
+    folders = [each for each in roots if not unknown.is_library(each)]
     ends = (f"{root}.py", f"{root}/__init__.py")
     return any(os.path.exists(os.path.join(each, end)) for each in folders for end in ends)
 

@@ -65,7 +65,7 @@ def _give(configs: list[Any], name: str, given: Any) -> None:
     owners = [each for key in (newest, has) for each in configs if key in each._fields]
     owner = [*owners, *configs][0]
     if newest in owner._fields and newest not in owner._note.given:
-        owner.__dict__[newest] = given
+        owner.__dict__[newest] = owner._note.extra["built"][newest] = given
     owner._note.given[name] = given
 
 

@@ -79,6 +79,12 @@ def _stub(value: Any) -> dict[str, Any]:
     return {"class": _class_of(type(value)), "where": at if isinstance(at, dict) else None}
 
 
+def held(value: Any) -> dict[str, Any]:
+    """The attributes of an object, with those that its class keeps behind properties."""
+    behind = getattr(type(value), "_behind", ())
+    return {**vars(value), **{name: getattr(value, name) for name in behind}}
+
+
 def told(value: Any, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
     """An object: its class, what its call was given, what was set later, and what it holds."""
     made, cls = called(value._note, stubs), type(value)
@@ -90,7 +96,7 @@ def told(value: Any, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
         made["methods"] = sorted(methods)
     made["values"] = {
         name: plain(each, stubs)
-        for name, each in vars(value).items()
+        for name, each in held(value).items()
         if name[:1] not in ("_", "[")
         and not (  # made when it was asked for
             isinstance(value, Thing)
@@ -98,6 +104,11 @@ def told(value: Any, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
             and each._what.endswith(f"{value._what}.{name}")
         )
     }
+    if built := value._note.extra.get("built"):  # `vars(args).update(...)` assigns as well
+        now = held(value)
+        for name in getattr(cls, "_fields", ()):
+            if name not in made["assigned"] and now.get(name) is not built.get(name):
+                made["assigned"][name] = [made["values"].get(name), made["where"]]
     return made
 
 

@@ -38,8 +38,19 @@ _LIBRARIES = (
 
 @cache
 def is_library(file: str) -> bool:
-    folders = file.replace("\\", "/").split("/")
-    return file.startswith(_LIBRARIES) or not {"site-packages", "dist-packages"}.isdisjoint(folders)
+    if file.startswith(_LIBRARIES):
+        return True
+    parts = file.replace("\\", "/").split("/")
+    own = {os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0]))}
+    roots = [os.path.abspath(each) for each in sys.path]
+    holds = [each for each in roots if each not in own and file.startswith(each + os.sep)]
+    return not {"site-packages", "dist-packages"}.isdisjoint(parts) or any(map(_is_filled, holds))
+
+
+@cache
+def _is_filled(folder: str) -> bool:
+    """True for a folder of `pip install --target`."""
+    return os.path.isdir(folder) and any(n.endswith(".dist-info") for n in os.listdir(folder))
 
 
 def users_frame(depth: int = 1) -> Any:
