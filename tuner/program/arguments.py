@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from tuner.core.aliases import meanings
@@ -14,6 +15,13 @@ from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.edit.place import read_number, truth
 from tuner.program.edit.source import SourceFile
+
+TABLES: Mapping[str, Any] = json.loads(Path(__file__).with_name("trainers.json").read_text("utf-8"))
+"""Tables of the trainers' settings, by name."""
+
+WITHOUT_MEMORY = {name: tuple(text.split()) for name, text in TABLES["without_memory"].items()}
+"""Beginnings of names that have no part in the memory and time of a training step, by trainer or
+class; those under "" of every trainer."""
 
 EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
 """The advice for a setting that is not predicted."""
@@ -164,8 +172,9 @@ class Arguments:
         text = f"{self.where(name)}: {what} isn't modelled, and only saves memory"
         self.found.at_most.append(text)
 
-    def leave_out(self, prefixes: Sequence[str] = ()) -> None:
-        """Name the settings not taken; `prefixes` begin names without an effect on memory."""
+    def leave_out(self, *tables: str, more: Sequence[str] = ()) -> None:
+        """Name the settings not taken, without those of `tables` of `WITHOUT_MEMORY` and `more`."""
+        prefixes = [*more, *(one for table in tables for one in WITHOUT_MEMORY[table])]
         for name, argument in self.values.items():
             outer = {name[:end] for end, letter in enumerate(name) if letter == "."}
             if {name, *outer} & self.taken or name.startswith(tuple(prefixes)):

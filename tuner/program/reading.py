@@ -13,6 +13,7 @@ from tuner.program import releases
 from tuner.program.arguments import (
     DTYPES,
     EMULATE,
+    TABLES,
     Argument,
     Arguments,
     ProgramTraining,
@@ -46,13 +47,17 @@ def number(arguments: Arguments, name: str, default: int | float) -> Any:
     return value
 
 
-def note_effects(arguments: Arguments, effects: Mapping[str, str]) -> None:
-    """Note each of these settings that is set, by name: "saves: Liger's kernels".
+def note_effects(
+    arguments: Arguments, table: str, names: Mapping[str, str] | None = None, prefix: str = ""
+) -> None:
+    """Note each setting of a table of effects that is set: "saves: Liger's kernels".
 
+    `names` are the trainer's own for those of the table, and `prefix` begins them.
     What saves memory makes the prediction an upper bound, what adds some a lower one, and what is
     refused is not predicted; ranks are sizes of groups, of which 1 is off.
     """
-    for name, text in effects.items():
+    for own, text in TABLES["effects"][table].items():
+        name = prefix + (names or {}).get(own, own)
         effect, _, what = text.partition(": ")
         if effect in ("saves", "adds") and arguments.is_unknown(name):
             arguments.undecided(name, "saves" if effect == "saves" else "adds")
@@ -230,27 +235,6 @@ def optimizer(arguments: Arguments, name: str, default: str) -> str:
     return chosen
 
 
-_EFFECTS = {
-    "label_smoothing_factor": "refused: a loss with label smoothing",
-    "auto_find_batch_size": "refused: a search for the batch size",
-    "neftune_noise_alpha": "refused: noise on embeddings",
-    "use_liger_kernel": "saves: Liger's kernels",
-    "activation_offloading": "saves: offloading of activations",
-}
-
-WITHOUT_MEMORY = (
-    "output_dir", "overwrite", "do_", "eval", "per_device_eval", "prediction", "num_train_epochs",
-    "num_epochs", "max_steps", "learning_rate", "weight_decay", "adam", "lr_", "cosine", "warmup",
-    "log", "disable_tqdm", "save", "seed", "data", "report_to", "run_name", "hub", "push", "resume",
-    "ddp_", "remove_unused", "load_best", "metric", "greater", "train_sampling", "group_by_length",
-    "include", "project", "trackio", "wandb", "use_cpu", "shuffle", "eos_token", "chat_template",
-    "assistant_only", "completion_only", "val_", "test_", "train_dataset", "processing_class",
-    "tokenizer", "callbacks", "beta", "formatting", "compute_metrics", "average_tokens", "jit_mode",
-    "deepspeed", "liger_kernel_config",
-)  # fmt: skip
-"""Beginnings of names that have no part in the memory and time of a training step."""
-
-
 _TRAINING = "transformers.TrainingArguments"
 _READ = ("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "max_grad_norm")
 
@@ -262,7 +246,7 @@ def trainer_arguments(
 
     The others are those of the program's own release: the optimizer's is another before 4.56.
     """
-    note_effects(arguments, _EFFECTS)
+    note_effects(arguments, "transformers")
     arguments.taken.add("0")  # output_dir, without its name
     return {
         **read(arguments, {name: releases.default(_TRAINING, name) for name in _READ}),
@@ -317,12 +301,6 @@ def _sharded(arguments: Arguments) -> dict[str, KnobValue]:
     return knobs
 
 
-_LOADING = (
-    "0", "device_map", "trust_remote_code", "quantization_config", "low_cpu", "use_cache",
-    "revision", "token", "cache_dir", "max_memory", "config.",
-)  # fmt: skip
-
-
 _OF_IMAGES = ("ForImageTextToText", "ForConditionalGeneration", "ForVision2Seq", "FastVisionModel")
 """Words in the names of classes that load models of images."""
 
@@ -352,18 +330,11 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     if training.has("quantization"):
         knobs |= quantized(training["quantization"], knobs["precision"])
     else:
-        text = "refused: a quantisation other than bitsandbytes'"
-        note_effects(source, {f"{prefix}quantization_config": text})
-    note_effects(source, {f"{prefix}use_kernels": "refused: what other kernels take"})
+        note_effects(source, "quantization", prefix=prefix)
+    note_effects(source, "from_pretrained", prefix=prefix)
     if source is not arguments:
-        source.leave_out((*WITHOUT_MEMORY, *_LOADING))
+        source.leave_out("", "from_pretrained")
     return name, knobs
-
-
-_OWN = {
-    "compute_loss_func": "refused: a loss of one's own",
-    "optimizer_cls_and_kwargs": "refused: an optimizer of one's own",
-}
 
 
 def training_by_calls(
@@ -376,7 +347,7 @@ def training_by_calls(
     model, loaded = loaded_model(training, "fp32")
     is_quantized = training.has("quantization") or stored_format(model or "") is not None
     arguments = training["arguments"]
-    note_effects(training["trainer"], _OWN)
+    note_effects(training["trainer"], "Trainer")
     knobs = {
         **trainer_arguments(arguments, checkpoints=checkpoints, precision=precision),
         **loaded,
@@ -393,7 +364,7 @@ def training_by_calls(
 def adapters_by_calls(training: ProgramTraining) -> dict[str, Any]:
     """Parameters of the `LoraConfig` of a script."""
     found = adapters(training["lora"], {})
-    training["lora"].leave_out(("task_type", "bias", "use_rslora", "init_lora", "inference"))
+    training["lora"].leave_out("LoraConfig")
     return found
 
 
@@ -436,7 +407,7 @@ def attention(arguments: Arguments, name: str) -> str:
 
 def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
     """Knobs of a `BitsAndBytesConfig`; `loaded` is the dtype of what is not quantised."""
-    arguments.leave_out(("load_in", "bnb_4bit", "llm_int8_enable", "llm_int8_threshold"))
+    arguments.leave_out("BitsAndBytesConfig")
     if arguments.take("load_in_8bit", quietly=True):
         return {"precision": "int8", "compute_dtype": loaded}
     if not arguments.take("load_in_4bit", quietly=True):
@@ -455,16 +426,6 @@ def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
     }
 
 
-_OF_ADAPTERS = {
-    "rank_pattern": "refused: ranks that differ by module",
-    "modules_to_tie": "refused: tied modules",
-    "layers_to_transform": "saves: some layers only",
-    "layers_pattern": "saves: some layers only",
-    "target_parameters": "adds: an adapter on parameters",
-    "trainable_token_indices": "adds: training of single tokens",
-}
-
-
 def adapters(
     lora: Arguments,
     names: Mapping[str, str],
@@ -476,7 +437,7 @@ def adapters(
     With `every_linear` the trainer adapts all linear layers.
     """
     targets = names.get("target_modules", "target_modules")
-    note_effects(lora, {names.get(name, name): text for name, text in _OF_ADAPTERS.items()})
+    note_effects(lora, "LoraConfig", names)
     flags = {word: names.get(f"use_{word}", f"use_{word}") for word in ("dora", "rslora")}
     kind = [word for word, flag in flags.items() if lora.take(flag, quietly=True) is True]
     return {

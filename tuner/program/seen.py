@@ -12,13 +12,12 @@ from typing import Any
 from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import TunerError
 from tuner.core.records import KnobValue
-from tuner.program.arguments import Argument, ProgramTraining, Undecided
+from tuner.program.arguments import WITHOUT_MEMORY, Argument, ProgramTraining, Undecided
 from tuner.program.edit.place import is_same
 from tuner.program.edit.source import PYTHON, opened
 from tuner.program.edit.trial import Seen
 from tuner.program.places import made
 from tuner.program.program import Program, starts_of
-from tuner.program.reading import WITHOUT_MEMORY
 from tuner.program.recorded import SEEDS, record
 from tuner.program.trainer import reading_of
 from tuner.program.training import read_loops, read_trainings
@@ -123,7 +122,7 @@ def _of_training(training: ProgramTraining) -> Seen:
         for name, argument in flat.items()
         if name.rpartition(".")[2] not in ours and name not in outer
     }
-    mild = (*WITHOUT_MEMORY, "lora_alpha")
+    mild = (*WITHOUT_MEMORY[""], "lora_alpha")
     soft = {n: v for n, v in others.items() if n.rpartition(".")[2].startswith(mild)}
     rest = {n: v for n, v in others.items() if n not in soft}
     return Seen(values, raw, where, unknown, frozenset(names), (), rest, soft)

@@ -14,7 +14,6 @@ from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.reading import (
     NOT_COMPARED,
-    WITHOUT_MEMORY,
     adapters,
     attention,
     checkpointing,
@@ -32,29 +31,6 @@ from tuner.program.trainers.accelerate import sharding
 from tuner.program.writing import Settings, SettingsReader, train_as_transformers
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
-
-_EFFECTS = {
-    "selective_checkpointing": "refused: checkpointing of some operators",
-    "relora": "refused: ReLoRA",
-    "gptq": "refused: GPTQ",
-    "fp8": "refused: training in FP8",
-    "process_reward_model": "refused: a reward for each step",
-    "diffusion": "refused: diffusion training",
-    "qat": "adds: quantisation-aware training",
-    "tensor_parallel_size": "ranks: tensor parallelism",
-    "context_parallel_size": "ranks: context parallelism",
-    "expert_parallel_size": "ranks: expert parallelism",
-    "chunked_cross_entropy": "saves: chunked cross entropy",
-    "activation_offloading": "saves: offloading of activations",
-    "layer_offloading": "saves: offloading of frozen layers",
-    "unfrozen_parameters": "saves: training of some weights only",
-    "quantize_moe_experts": "saves: quantisation of experts",
-    **dict.fromkeys(
-        ("liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm",
-         "liger_swiglu", "liger_glu_activation"),
-        "saves: Liger's kernel",
-    ),
-}  # fmt: skip
 
 _CUT = "CutCrossEntropyPlugin"
 
@@ -86,18 +62,10 @@ _LORA = {
     "layers_to_transform": "peft_layers_to_transform",
 }
 
-_WITHOUT_MEMORY = (
-    "base_model", "tokenizer", "model_type", "is_", "trust_remote", "special_tokens", "tokens",
-    "chat_template", "strict", "excess_length", "pad_to", "train_on", "group_by", "tf32",
-    "debug", "mlflow", "comet", "early_stopping", "auto_resume", "lora_alpha", "resize_token",
-    "lora_fan", "weight", "profiler", "flash_attention", "sdp_attention", "eval_sample_packing",
-    "load_best", "bfloat16", "float16", "datasets", "sequence_len", "type_of", "hub",
-)  # fmt: skip
-
 
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
-    note_effects(file, _EFFECTS)
+    note_effects(file, "Axolotl")
     plugins = _plugins(file)
     weights = _dtype(file)
     preferred = file.take("rl")
@@ -141,7 +109,7 @@ def _plan(training: ProgramTraining) -> Planned:
     if file.take("processor_type"):
         file.adds("processor_type", "the memory of images that it may be trained with", "images")
     model = file.take("base_model")
-    file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
+    file.leave_out("", "Axolotl")
     return Planned(model, knobs, sequences, notes=notes, packs_codes=True)
 
 

@@ -18,7 +18,13 @@ from tuner.core.setup.distributed_knobs import (
     REDUCE_BUCKET_ELEMENTS,
     ZERO_STAGES,
 )
-from tuner.program.arguments import EMULATE, options_of, values_of_files
+from tuner.program.arguments import (
+    EMULATE,
+    TABLES,
+    WITHOUT_MEMORY,
+    options_of,
+    values_of_files,
+)
 from tuner.program.edit.source import opened
 from tuner.program.trainer import Format, Launch, Trainer
 from tuner.program.writing import Settings, SettingsReader
@@ -28,38 +34,8 @@ AUTO = "auto"
 
 ZERO = "zero_optimization"
 _STRATEGIES = {stage: name for name, stage in ZERO_STAGES.items()}
-_DEFAULTS: Mapping[str, object] = {
-    "allgather_partitions": True,
-    "allgather_bucket_size": 500_000_000,
-    "contiguous_gradients": True,
-    "reduce_scatter": True,
-    "round_robin_gradients": False,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-    "sub_group_size": 1_000_000_000,
-}
-"""The values that are predicted; others are refused."""
-
 _FILLED = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Numbers that Trainer fills in from the hidden size, below DeepSpeed's own."""
-
-_SAVES: Mapping[str, str] = {
-    "offload_optimizer": "optimizer state on the host",
-    "offload_param": "weights on the host",
-    "overlap_comm": "communication without buffers of its own",
-    "sub_group_size": "an update by single weights",
-    "max_live_parameters": "weights that are let go at once",
-    "max_reuse_distance": "weights that are let go at once",
-}
-"""Settings that save memory, at 0, false or with a device; the last two without their prefix."""
-
-_WITHOUT_MEMORY = (
-    "gather_16bit_weights_on_model_save",
-    "stage3_gather_16bit_weights_on_model_save",
-    "ignore_unused_parameters",
-)
 
 
 def zero_of_file(
@@ -86,7 +62,7 @@ def zero_of_file(
         if (key := name.removeprefix(f"{ZERO}.")) != name and not (value == AUTO and key in _FILLED)
     }
     if at_most is not None:
-        saving = {name: what for name, what in _SAVES.items() if _saves(settings, name)}
+        saving = {n: what for n, what in TABLES["zero_saves"].items() if _saves(settings, n)}
         at_most += [
             f"{path} {ZERO}.{name}: {what} isn't modelled, and only saves memory"
             for name, what in saving.items()
@@ -113,7 +89,7 @@ def zero_knobs(
         text = f"is {stage}, and {', '.join(map(str, _STRATEGIES))} are predicted: {EMULATE}"
         return {}, [Problem(text, f"{where}.stage")]
     problems = []
-    defaults = {**_DEFAULTS, "overlap_comm": stage == ZERO_STAGES["zero3"]}
+    defaults = {**TABLES["zero"], "overlap_comm": stage == ZERO_STAGES["zero3"]}
     bucket = settings.get(REDUCE_BUCKET, REDUCE_BUCKET_ELEMENTS)
     has_two = settings.get("overlap_comm") is True and not defaults["overlap_comm"]
     if has_two and bucket != AUTO:
@@ -121,7 +97,9 @@ def zero_knobs(
         settings = {**settings, REDUCE_BUCKET: 2 * int(float(bucket))}
         defaults["overlap_comm"] = True
     for name, value in settings.items():
-        if name in ("stage", REDUCE_BUCKET, *_WITHOUT_MEMORY) or _is_off(settings, name):
+        if name in ("stage", REDUCE_BUCKET, *WITHOUT_MEMORY["DeepSpeed"]) or _is_off(
+            settings, name
+        ):
             continue
         if value != defaults.get(name, value if name.endswith(".pin_memory") else None):
             known = f"predicted is {defaults[name]}" if name in defaults else "not predicted"

@@ -16,7 +16,6 @@ from tuner.program.program import Program
 from tuner.program.reading import (
     NOT_COMPARED,
     STORED,
-    WITHOUT_MEMORY,
     adapters,
     note_effects,
     number,
@@ -40,32 +39,8 @@ _VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
 _ATTENTION = {"sdpa": "sdpa", "auto": "sdpa", "disabled": "eager", "fa2": "flash_attention_2"}
 _ATTENTION["fa3"] = _ATTENTION["fa2"]  # both keep their output and a number for each row
 
-_EFFECTS = {
-    "fp8": "refused: training in FP8",
-    "shift_attn": "refused: shifted attention",
-    "quantization_device_map": "refused: a model on several devices",
-    "resize_vocab": "adds: a vocabulary that grows",
-    "upcast_layernorm": "adds: norms in fp32",
-    "upcast_lmhead_output": "adds: logits in fp32",
-    "use_asft_loss": "adds: a second model in memory",
-    "use_unsloth": "saves: Unsloth's kernels",
-    "mixture_of_depths": "saves: mixture of depths",
-    "enable_liger_kernel": "saves: Liger's kernels",
-    "use_unsloth_gc": "saves: offloading of checkpoints",
-    "use_galore": "saves: GaLore",
-    "use_apollo": "saves: APOLLO",
-    "use_badam": "saves: BAdam",
-    "use_adam_mini": "saves: Adam-mini",
-    "use_kt": "saves: experts on the host",
-}
-
 _WITHOUT_REFERENCE = ("orpo", "simpo")
 """Kinds of `pref_loss` without a reference model."""
-
-_WITHOUT_MEMORY = (
-    "image_", "video_", "freeze_vision", "freeze_multi", "template", "preprocessing",
-    "trust_remote", "plot", "tokenized", "max_samples",
-)  # fmt: skip
 
 _ALLOWED = {
     "stage": ("sft", "pt", "dpo", "kto", "rm"),
@@ -81,7 +56,7 @@ _LORA = {
 
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
-    note_effects(file, _EFFECTS)
+    note_effects(file, "LLaMA-Factory")
     for name, allowed in _ALLOWED.items():
         value = file.take(name, allowed[0])
         if value not in allowed:
@@ -120,7 +95,7 @@ def _plan(training: ProgramTraining) -> Planned:
     knobs |= _quantized(file, computed)
     sequences = _several_sequences(file, knobs, notes)
     model = file.take("model_name_or_path")
-    file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
+    file.leave_out("", "LLaMA-Factory")
     planned = Planned(model, knobs, sequences, notes=notes, packs_codes=True)
     planned.of_images = functools.partial(_of_images, file, planned)
     if knobs["precision"] == "int8" or stage in ("dpo", "kto") or file.take("use_muon"):

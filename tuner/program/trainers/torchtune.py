@@ -14,7 +14,7 @@ from tuner.core.errors import Problem
 from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, options_of
+from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
 from tuner.program.reading import NOT_COMPARED, PACKED, listed, note_effects, number, read
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
@@ -22,24 +22,9 @@ from tuner.program.writing import Settings, SettingsReader, single_optimizer
 
 _VERSIONS = {"torchtune": "0.6.1"}
 
-_MODELS = {
-    "llama2.llama2_": ("llama-2-", "7b 13b 70b"),
-    "llama3.llama3_": ("llama-3-", "8b"),
-    "llama3.llama3_70": ("meta-llama/Meta-Llama-3-70", "B"),
-    "llama3_1.llama3_1_": ("llama-3.1-", "8b 70b"),
-    "llama3_2.llama3_2_": ("llama-3.2-", "1b 3b"),
-    "llama3_3.llama3_3_": ("llama-3.3-", "70b"),
-    "code_llama2.code_llama2_": ("codellama/CodeLlama-{}-hf", "7b 13b 70b"),
-    "mistral.mistral_": ("mistral-{}-v0.1", "7b"),
-    "qwen2.qwen2_": ("Qwen/Qwen2-", "0.5B 1.5B 7B"),
-    "qwen2_5.qwen2_5_": ("qwen2.5-", "0.5b 1.5b 3b 7b 14b 32b 72b"),
-    "qwen3.qwen3_": ("qwen3-", "0.6b 1.7b 4b 8b 14b 32b"),
-    "gemma.gemma_": ("gemma-", "2b 7b"),
-    "gemma2.gemma2_": ("gemma-2-", "2b 9b 27b"),
-}
 _BUILDERS = {
     f"{builder}{size.lower().replace('.', '_')}": name.format(size) if "{" in name else name + size
-    for builder, (name, sizes) in _MODELS.items()
+    for builder, (name, sizes) in TABLES["torchtune"].items()
     for size in sizes.split()
 }
 """Models of the catalogue by their builder in torchtune.models, without lora_ and the like."""
@@ -66,23 +51,8 @@ _SAME = {
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
-_EFFECTS = {
-    "tensor_parallel_dim": "ranks: tensor parallelism",
-    "context_parallel_dim": "ranks: context parallelism",
-    "model.apply_lora_to_output": "refused: an adapter on the output head",
-    "optimizer.amsgrad": "refused: a third state of AdamW",
-    "fsdp_cpu_offload": "saves: offload of weights",
-}
-
 _ROWS = {"batch_size": 1, "gradient_accumulation_steps": 1, "clip_grad_norm": 0}
 """Names that are read and written, and their defaults."""
-
-_WITHOUT_MEMORY = (
-    "tokenizer", "checkpointer", "dataset", "optimizer.lr", "optimizer.betas", "optimizer.eps",
-    "optimizer.weight_decay", "optimizer.momentum", "loss", "lr_scheduler", "metric_logger",
-    "log_", "output_dir", "epochs", "max_steps", "seed", "shuffle", "resume", "save_", "device",
-    "num_warmup", "model.lora_alpha", "profiler", "model_type", "peak_memory", "run_val", "cudnn",
-)  # fmt: skip
 
 
 def _plan(training: ProgramTraining) -> Planned:
@@ -90,7 +60,7 @@ def _plan(training: ProgramTraining) -> Planned:
     # A component is read by its name and its arguments.
     values = {n: a for n, a in given.values.items() if f"{n}._component_" not in given.values}
     file = Arguments(given.title, values, given.found)
-    note_effects(file, _EFFECTS)
+    note_effects(file, "torchtune")
     builder = str(file.take("model._component_")).removeprefix("torchtune.models.")
     family, _, name = builder.rpartition(".")
     is_quantized = name.startswith("qlora_") or file.take("model.quantize_base") is True
@@ -135,7 +105,7 @@ def _plan(training: ProgramTraining) -> Planned:
         knobs |= {"precision": "nf4", "compute_dtype": dtype, "double_quant": True}
     if has_adapters:
         knobs |= _read_adapters(file, dtype)
-    file.leave_out(_WITHOUT_MEMORY)
+    file.leave_out("torchtune")
     return Planned(_BUILDERS.get(plain), knobs, notes=notes, packs_codes=True)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.arguments import ProgramTraining
-from tuner.program.reading import WITHOUT_MEMORY, adapters_by_calls, note_effects, training_by_calls
+from tuner.program.reading import adapters_by_calls, note_effects, training_by_calls
 from tuner.program.trainer import Format, Planned, Reading, Trainer
 from tuner.program.writing import (
     MACHINE,
@@ -24,7 +24,6 @@ _VERSIONS = {"transformers": "5.23", "peft": "0.21"}
 
 
 def _plan(training: ProgramTraining) -> Planned:
-    arguments = training["arguments"]
     model, knobs = training_by_calls(training, checkpoints=False, precision="no")
     knobs["loss"] = "transformers"
     if training.has("lora"):
@@ -32,9 +31,9 @@ def _plan(training: ProgramTraining) -> Planned:
     lengths = {repr(one.value): one.value for one in training.lengths if one.problem is None}
     if len(lengths) == 1:
         knobs["max_length"] = next(iter(lengths.values()))
-    note_effects(arguments, {"predict_with_generate": "adds: generation in evaluations"})
-    training["trainer"].leave_out(("0", "1", "model", "args", "optimizers", *WITHOUT_MEMORY))
-    arguments.leave_out((*WITHOUT_MEMORY, "tf32", "model_max_length"))
+    note_effects(training["arguments"], "Seq2SeqTrainingArguments")
+    training["trainer"].leave_out("", "Trainer")
+    training["arguments"].leave_out("", "transformers")
     return Planned(model, knobs)
 
 

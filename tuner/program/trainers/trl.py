@@ -19,7 +19,6 @@ from tuner.program.program import Program, tool_settings
 from tuner.program.reading import (
     PAIRS,
     WITHOUT_KL,
-    WITHOUT_MEMORY,
     adapters_by_calls,
     note_effects,
     number,
@@ -60,16 +59,6 @@ _LOSSES = {
 }
 """The losses that are predicted, the default first; those of other trainers are alike."""
 
-_EFFECTS = {
-    "use_weighting": "refused: a weighted loss",
-    "sync_ref_model": "refused: a reference that follows the model",
-}
-
-_WITHOUT_MEMORY = (
-    "pad_", "truncation", "label_", "discopop", "loss_", "desirable", "undesirable", "max_prompt",
-    "max_compl", "cpo_", "simpo", "alpha", "tpo_", "center_rewards", *WITHOUT_MEMORY,
-)  # fmt: skip
-
 
 def _plan(training: ProgramTraining) -> Planned:
     name = training.trainer.rpartition(" ")[2]  # of Unsloth's, too
@@ -94,7 +83,7 @@ def _plan(training: ProgramTraining) -> Planned:
         _refer(training, knobs)
     if name != "SFTTrainer" and arguments.take("disable_dropout", True, quietly=True):
         knobs["lora_dropout"] = 0.0
-    arguments.leave_out((*_WITHOUT_MEMORY, *TRL_LAUNCHES))
+    arguments.leave_out("", "TRL")
     return planned
 
 
@@ -131,9 +120,9 @@ def _compare(training: ProgramTraining, planned: Planned) -> None:
 def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
     """Set the knobs of a reference, as TRL's DPOTrainer and KTOTrainer have one."""
     arguments = training["arguments"]
-    note_effects(arguments, _EFFECTS)
+    note_effects(arguments, "TRL's reference")
     given = training["trainer"].take("ref_model") is not None or training.has("reference")
-    training["reference"].leave_out(("",))
+    training["reference"].leave_out(more=("",))
     if not arguments.take("precompute_ref_log_probs", False, quietly=True):
         knobs["reference_pass"] = True
         knobs["reference_model"] = given or not knobs["lora_rank"]
@@ -172,9 +161,7 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
         knobs |= adapters_by_calls(training)
     if knobs["precision"] in QUANTIZED:
         knobs["adapter_dtype"] = "bf16"
-    trainer.leave_out(
-        ("0", "1", "model", "ref_model", "args", "peft_config", "quantization", *WITHOUT_MEMORY)
-    )
+    trainer.leave_out("", "Trainer")
     return model, knobs
 
 

@@ -29,17 +29,6 @@ _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 _TRAINED_WHOLE = ("embed_tokens", "lm_head")
 """Names among the targets that Unsloth trains whole, in fp32."""
 
-_LOADING = (
-    "max_", "fix_tokenizer", "rope_scaling", "random_state", "gpu_memory",
-    "use_gradient_checkpointing", "full_finetuning", "load_in", "device_map", "token", "revision",
-    "trust_remote_code", "use_exact_model_name", "disable_log", "attn_implementation",
-)  # fmt: skip
-_EFFECTS = {
-    "fast_inference": "adds: the cache of vLLM, which shares the GPU,",
-    "float32_mixed_precision": "adds: loading of weights in fp32",
-    "qat_scheme": "adds: training with fake quantization",
-    "load_in_fp8": "saves: loading of weights in 8 bits",
-}
 _ADAPTING = (
     "0", "bias", "random_state", "use_gradient_checkpointing", "loftq_config", "max_seq_length",
     "finetune_", "init_lora", "temporary", "task_type", "model",
@@ -109,11 +98,11 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
     groups["arguments"] = Arguments(arguments.title, given, found, arguments.defaults)
     if loading.take("auto_model") is not None:
         only_run(loading, "auto_model", "a model of another class")
-    note_effects(loading, _EFFECTS)
+    note_effects(loading, "Unsloth")
     if lora.take("finetune_vision_layers", quietly=True):
         lora.adds("finetune_vision_layers", "the memory of images", "images")
-    note_effects(lora, {"finetune_audio_layers": "adds: the memory of recordings"})
-    loading.leave_out(("0", "model_name", "dtype", *_LOADING))
+    note_effects(lora, "Unsloth")
+    loading.leave_out("Unsloth")
     return replace(training, groups=groups)
 
 
@@ -138,7 +127,7 @@ def _adapted(lora: Arguments, loader: str) -> dict[str, Argument]:
     if whole:
         saved = lora.take("modules_to_save", (), quietly=True)
         values["modules_to_save"] = Argument((*saved, *whole), where)
-    lora.leave_out((*_ADAPTING, *_LORA, "use_rslora", "use_dora", "modules_to_save"))
+    lora.leave_out(more=(*_ADAPTING, *_LORA, "use_rslora", "use_dora", "modules_to_save"))
     return values
 
 
