@@ -24,11 +24,8 @@ _ESCAPE = re.compile(
 )
 _MAGIC = re.compile(r"\s*([\w.][\w., ]*=\s*)?[!%?]|\s*[\w.]+\?{1,2}\s*$")
 _PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun|memit|py|python3?)\b")
-_LEXEME = re.compile(r"#.*|'''|\"\"\"|['\"()\[\]{}]")
-_TEXT_ENDS = {
-    mark: re.compile(rf"(?:\\.|(?!{mark})[^\\])*{mark}", re.DOTALL)
-    for mark in ("'", '"', "'''", '"""')
-}
+_MOST_MAGIC = 500
+"""Lines for the shell and IPython that one cell may have."""
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -164,50 +161,37 @@ def _without_magic(source: str) -> str:
         if not _PYTHON_CELL.match(lines[first]):
             return re.sub(r"[^\n]", " ", source)
         lines[first] = _blanked(lines[first])
-    for number in _first_lines(lines):
-        if _MAGIC.match(lines[number]):
-            _blank(lines, number)
+    for _ in range(_MOST_MAGIC):
+        number = _broken_line("".join(lines))
+        while number and not _MAGIC.match(lines[number]) and _goes_on(lines[number - 1]):
+            number -= 1
+        if number is None or not _MAGIC.match(lines[number]):
+            break
+        _blank(lines, number)
     return "".join(lines)
 
 
-def _first_lines(lines: list[str]) -> Iterator[int]:
-    """The numbers of lines that begin a statement, outside of texts, brackets and continued lines.
+def _broken_line(source: str) -> int | None:
+    """The number of the line that is no Python, from 0 on; lines for the shell never are any."""
+    try:
+        syntax(source)
+    except SyntaxError as error:
+        return min(error.lineno or 1, source.count("\n") + 1) - 1
+    except (ValueError, RecursionError, MemoryError):
+        pass
+    return None
 
-    Lines are examined lazily, so that the caller can blank a shell line before its quotes count.
-    """
-    depth, open_text, goes_on = 0, "", False
-    for number in range(len(lines)):
-        if not (depth or open_text or goes_on):
-            yield number
-        place, line = 0, lines[number].rstrip("\n")
-        while place < len(line):
-            if open_text:
-                end = _TEXT_ENDS[open_text].match(line, place)
-                if end is None:
-                    break
-                place, open_text = end.end(), ""
-                continue
-            token = _LEXEME.search(line, place)
-            if token is None:
-                break
-            place, sign = token.end(), token[0]
-            if sign[0] == "#":
-                line = ""
-            elif sign[0] in "'\"":
-                open_text = sign
-            else:
-                depth = max(0, depth + (1 if sign in "([{" else -1))
-        goes_on = line.endswith("\\")
-        if len(open_text) == 1 and not goes_on:
-            open_text = ""  # a text that its line does not end: no Python
+
+def _goes_on(line: str) -> bool:
+    return line.rstrip().endswith("\\")
 
 
 def _blank(lines: list[str], number: int) -> None:
-    goes_on = lines[number].rstrip().endswith("\\")
+    goes_on = _goes_on(lines[number])
     lines[number] = _blanked(lines[number])
     while goes_on and number + 1 < len(lines):
         number += 1
-        goes_on = lines[number].rstrip().endswith("\\")
+        goes_on = _goes_on(lines[number])
         body = lines[number].rstrip("\n")
         lines[number] = " " * len(body) + lines[number][len(body) :]
 
