@@ -233,14 +233,6 @@ args = SFTConfig(**{**SFTConfig("o").to_dict(), "per_device_train_batch_size": 7
 ---
 args = SFTConfig(**{**dataclasses.asdict(SFTConfig("o")), "per_device_train_batch_size": 7})
 ---
-args = SFTConfig("o"); args = args.set_training(batch_size=7)
----
-args = SFTConfig("o", per_device_train_batch_size=2).set_training(1e-4, 7)
----
-args = SFTConfig("o").set_dataloader(train_batch_size=7)
----
-args = SFTConfig("o", per_device_train_batch_size=7).set_evaluate("steps", batch_size=2)
----
 if (n := 7) and __name__ == "__main__": args = SFTConfig("o", per_device_train_batch_size=n)
 ---
 sys.argv += ["--bs=7"]; args = SFTConfig("o", per_device_train_batch_size=int(sys.argv[-1].split("=")[1]))
@@ -407,7 +399,8 @@ def test_what_only_their_construction_reads_stays(tmp_path):
     )
     values = [one["arguments"]["values"] for one in read(tmp_path, text)["trainings"]]
     assert [one["bf16"] for one in values] == [True] * 3
-    assert [one["activation_checkpointing"] for one in values] == [True, False, True]
+    assert [one["activation_checkpointing"] for one in values][:2] == [True, False]
+    assert "set_...(...)" in values[2]["activation_checkpointing"]["$unknown"]
 
 
 def test_what_was_done_to_a_model(tmp_path):

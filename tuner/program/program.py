@@ -25,8 +25,8 @@ from tuner.program.edit.source import (
     SETTINGS_FILES,
     WORDS,
     SourceFile,
+    checked,
     opened,
-    read_places,
 )
 from tuner.program.shell import SUFFIX, is_shell, run_shell
 from tuner.program.trainer import FILE, trainer_named, trainer_of, trainers
@@ -112,7 +112,7 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
     if is_shell(words):
         command = ("bash", *words) if first.suffix == SUFFIX else tuple(words)
         path = folder / command[1]
-        script = SourceFile(path, _read(path), [])
+        script = SourceFile(path, _read(path))
         files = {command[1]: script, **_files_in(folder, command[2:])}
         return Program(command, files, folder=folder, shell=command[1])
     if first.suffix in PYTHON:
@@ -159,7 +159,7 @@ def starts_of(program: Program) -> list[Program]:
         files = dict(one.files)
         for word, source in one.files.items():
             other = known.get(source.path.resolve(), source)
-            files[word] = replace(source, data=other.data, places=other.places)
+            files[word] = replace(source, data=other.data)
         own = {source.path.resolve() for source in files.values()}
         files |= {word: s for word, s in program.files.items() if s.path.resolve() not in own}
         environment = {**program.environment, **start.environment, **one.environment}
@@ -274,8 +274,7 @@ def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
 
 def _opened(path: Path) -> SourceFile:
     """The file at `path`, which is never written: it may be read-only."""
-    data = _read(path)
-    return SourceFile(path, data, read_places(data, path))
+    return checked(SourceFile(path, _read(path)))
 
 
 def _read(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,11 @@ class SourceFile:
 
     path: Path
     data: bytes
-    places: list[Location]
+
+    @property
+    def places(self) -> list[Location]:
+        """Every value in the file. Raises `InputError` for broken text."""
+        return read_places(self.data, self.path)
 
     @property
     def python(self) -> PythonCode:
@@ -94,19 +99,24 @@ class SourceFile:
 
 def open_source(path: Path) -> SourceFile:
     """The file at `path`. Raises `InputError` where it cannot be changed."""
-    data = read_bytes(path)
-    return SourceFile(path, data, read_places(data, path))
+    return checked(SourceFile(path, read_bytes(path)))
 
 
 def opened(path: Path) -> SourceFile | None:
     """The file at `path`; None for what holds no settings: a folder, data, broken text."""
     try:
-        data = read_file(path, MOST_BYTES_OF_SETTINGS)
-        return SourceFile(path, data, read_places(data, path))
+        return checked(SourceFile(path, read_file(path, MOST_BYTES_OF_SETTINGS)))
     except (OSError, ValueError, InputError):
         return None
 
 
+def checked(source: SourceFile) -> SourceFile:
+    """The file itself. Raises `InputError` if its values can't be read."""
+    read_places(source.data, source.path)
+    return source
+
+
+@functools.lru_cache(maxsize=256)
 def read_places(data: bytes, path: Path) -> list[Location]:
     """Every value of a file, by what its name says it is. Raises `InputError`."""
     if path.suffix.lower() in WORDS:

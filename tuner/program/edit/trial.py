@@ -30,7 +30,7 @@ from tuner.program.edit.place import (
     read_number,
     truth,
 )
-from tuner.program.edit.source import NOTEBOOK, SourceFile, TextEdit, read_places
+from tuner.program.edit.source import NOTEBOOK, SourceFile, TextEdit
 from tuner.program.program import Program
 
 COMMAND = ""
@@ -444,10 +444,8 @@ def edited(program: Program, edits: Sequence[Edit]) -> Program:
     command = program.command
     for file, ours in by_file.items():
         if file == COMMAND:
-            text = SourceFile(Path(), command_text(program).encode(), []).edited(ours)
+            text = SourceFile(Path(), command_text(program).encode()).edited(ours)
             command = tuple(text.decode().split(_BETWEEN))
         else:
-            source = files[file]
-            data = source.edited(ours)
-            files[file] = SourceFile(source.path, data, read_places(data, source.path))
+            files[file] = replace(files[file], data=files[file].edited(ours))
     return replace(program, files=files, command=command)

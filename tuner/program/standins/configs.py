@@ -165,32 +165,15 @@ def as_now(value: Any) -> Any:
     return value.__copy__() if isinstance(value, Config) else value
 
 
-_SETTERS = {
-    "set_training": "learning_rate batch_size=per_device_train_batch_size weight_decay "
-    "num_epochs=num_train_epochs max_steps gradient_accumulation_steps seed "
-    "activation_checkpointing gradient_checkpointing",
-    "set_optimizer": "name=optim learning_rate weight_decay",
-    "set_dataloader": "train_batch_size=per_device_train_batch_size "
-    "eval_batch_size=per_device_eval_batch_size",
-    "set_evaluate": "strategy=eval_strategy steps=eval_steps batch_size=per_device_eval_batch_size",
-    "set_lr_scheduler set_save set_logging set_testing set_push_to_hub": "",
-}
-"""By method of TrainingArguments: its parameters, and the fields that they set."""
-_OWN_DEFAULTS = {"optim": "adamw_torch", "activation_checkpointing": False}
+_SETTERS = "training optimizer dataloader evaluate lr_scheduler save logging testing push_to_hub"
 
 
-def _setter(words: str, config: Any) -> Any:
-    """`set_training(...)` and its like, which also set what they are not given."""
+def _setter(config: Any) -> Any:
+    """`set_training(...)` and its like, which set several fields under other names."""
 
     def call(*args: Any, **given: Any) -> Any:
-        given.update(zip((word.partition("=")[0] for word in words.split()), args))
-        if given.get("gradient_checkpointing") is not None:  # the older name
-            given["activation_checkpointing"] = given["gradient_checkpointing"]
-        usual = (CLASSES.get("transformers.TrainingArguments") or {}).get("fields", {})
-        for word in words.split():
-            name, _, field = word.partition("=")
-            default = _OWN_DEFAULTS.get(field or name, usual.get(field or name, {}).get("default"))
-            setattr(config, field or name, given.get(name, default))
+        for name in config._fields:
+            setattr(config, name, Unknown(f"{config._path}.set_...(...)"))
         return config
 
     return call
@@ -207,7 +190,7 @@ _PROPERTIES: dict[str, Any] = {
     "should_log should_save": lambda config: True,
     "main_process_first": lambda config: lambda *args, **kwargs: contextlib.nullcontext(),
     "get_process_log_level": lambda config: lambda: 20,
-    **{names: functools.partial(_setter, words) for names, words in _SETTERS.items()},
+    **{f"set_{name}": _setter for name in _SETTERS.split()},
 }
 _PROPERTIES_BY_NAME = {name: get for names, get in _PROPERTIES.items() for name in names.split()}
 
