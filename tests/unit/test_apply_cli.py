@@ -211,7 +211,7 @@ def test_committed_result_goes_into_the_program_of_the_readme(capsys, monkeypatc
         ("MAX_LENGTH = 2048", "MAX_LENGTH = 1024"),
         ("accumulation_steps=2", "accumulation_steps=16"),
         ("r=16, lora_alpha=32", "r=128, lora_alpha=256"),
-        ("steps=16,\n", 'steps=16,\n        optim="paged_adamw_8bit",\n'),
+        ('save_strategy="no",\n', 'save_strategy="no",\n        optim="paged_adamw_8bit",\n'),
     ):
         text = text.replace(old, new)
     assert script.read_text() == text

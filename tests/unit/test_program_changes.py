@@ -50,8 +50,8 @@ def changed(folder: Path, monkeypatch, text: str, words: str = "", **values) -> 
         ("args = SFTConfig()\n", "args = SFTConfig(gradient_accumulation_steps=2)\n"),
         ("args = SFTConfig('out')\n", "args = SFTConfig('out', gradient_accumulation_steps=2)\n"),
         ("more = {'per_device_train_batch_size': 4}\nargs = SFTConfig(**more)\n",
-         "more = {'per_device_train_batch_size': 4, \"gradient_accumulation_steps\": 2}\n"
-         "args = SFTConfig(**more)\n"),
+         "more = {'per_device_train_batch_size': 4}\n"
+         "args = SFTConfig(**more, gradient_accumulation_steps=2)\n"),
     ],
 )  # fmt: skip
 def test_a_setting_is_added_where_the_trainer_reads_it(text, wanted, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A new setting beside one that is there, in the style of its file."""
+"""A new setting: beside one that is there, in the style of its file, or in a call."""
 
 from __future__ import annotations
 
@@ -7,33 +7,18 @@ import re
 
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
+from tuner.program.edit.literals import Call
 from tuner.program.edit.place import Location
-from tuner.program.edit.source import PYTHON, SourceFile, TextEdit
+from tuner.program.edit.source import NOTEBOOK, SourceFile, TextEdit
 
 _KEY = re.compile(
     r"""(?P<indent>\s*(-\s+)?)(?P<quote>["']?)[\w.-]+(?P=quote)(?P<sign>\s*[:=]\s*)"""
 )
 
 
-def can_hold(source: SourceFile, literal: Location) -> bool:
-    """True if another setting can stand beside `literal`: in its call, dictionary or mapping."""
-    if source.path.suffix in PYTHON:
-        return literal.item is not None
-    return bool(literal.names)
-
-
 def beside(source: SourceFile, literal: Location, name: str, value: KnobValue) -> list[TextEdit]:
-    """The edits behind `literal` that set `name` too."""
+    """The edits behind `literal` of a settings file that set `name` too."""
     text, place = source.data.decode("utf-8"), literal
-    if source.path.suffix in PYTHON:
-        assert literal.item is not None
-        kind, start = literal.item
-        before = text[start : place.start]
-        equals = re.search(r"\s*=\s*$", before)
-        sign = equals[0] if equals and not bool(place.cell) else "="
-        shown = json.dumps(value) if isinstance(value, str) else str(value)
-        item = f'"{name}": {shown}' if kind == "entry" else f"{name}{sign}{shown}"
-        return behind(text, start, place.end, item, in_json=bool(place.cell))
     start = text.rfind("\n", 0, place.start) + 1
     end, newline = _line_end(text, place.end)
     key = _KEY.fullmatch(text, start, place.start)
@@ -50,8 +35,15 @@ def beside(source: SourceFile, literal: Location, name: str, value: KnobValue) -
     return [TextEdit(place.end, place.end, f", {item}")]
 
 
-def behind(text: str, start: int, end: int, item: str, *, in_json: bool = False) -> list[TextEdit]:
-    """The edits behind the argument of Python at `start` to `end` that add one more."""
+def in_call(source: SourceFile, call: Call, name: str, value: KnobValue) -> list[TextEdit]:
+    """The edits that give a call of Python the argument `name`, behind those that it has."""
+    text, start, end = source.data.decode("utf-8"), call.start, call.end
+    in_json = source.path.suffix == NOTEBOOK
+    style = None if in_json else re.match(r"\w+([ \t]*=(?!=)[ \t]*)", text[start:end])
+    shown = json.dumps(value) if isinstance(value, str) else str(value)
+    item = f"{name}{style[1] if style else '='}{shown}"
+    if start == end:
+        return [TextEdit(end, end, json.dumps(item)[1:-1] if in_json else item)]
     first = text.rfind("\n", 0, start) + 1
     last, newline = _line_end(text, end)
     rest = re.fullmatch(r"(\s*,)?\s*(#.*)?", text[end:last])

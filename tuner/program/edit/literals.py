@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tuner.program.edit.place import Location, in_words
 from tuner.program.edit.python_file import PythonText
@@ -44,18 +45,20 @@ def rank(names: Sequence[str], wanted: Sequence[str]) -> int:
     return 2 if any(word[:_STEM] in words for part in near for word in part) else 3
 
 
-def call_at(source: SourceFile, line: int, column: int) -> tuple[int, int, int, bool] | None:
-    """The last argument (start, end) of the call at a place, its end, and whether it has any.
+class Call(NamedTuple):
+    """The characters of the last argument of a call; none stand where it gets its first one."""
 
-    `line` and `column` are those of the text that Python compiles, for a notebook of all cells.
-    """
+    start: int
+    end: int
+
+
+def call_at(source: SourceFile, line: int, column: int) -> Call | None:
+    """The call at a place of the text that Python compiles, for a notebook of all its cells."""
     code = source.python
     reader = PythonText(code.text)
     for node in ast.walk(reader.tree):
         if isinstance(node, ast.Call) and (node.lineno, node.col_offset) == (line, column):
             parts = [reader.span(part) for part in (*node.args, *node.keywords)]
             closing = reader.span(node)[1] - 1
-            start, end = max(parts) if parts else (closing, closing)
-            starts = code.starts
-            return starts[start], starts[end], starts[closing], bool(parts)
+            return Call(*(code.starts[one] for one in max(parts, default=(closing, closing))))
     return None

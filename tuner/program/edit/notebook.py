@@ -69,8 +69,7 @@ def read_notebook(text: str, file: str) -> list[Location]:
     ):
         cell, line = python.place(place.line)
         start, end = python.starts[place.start], python.starts[place.end]
-        item = place.item and (place.item[0], python.starts[place.item[1]])
-        found.append(replace(place, cell=cell, line=line, start=start, end=end, item=item))
+        found.append(replace(place, cell=cell, line=line, start=start, end=end))
     return found
 
 

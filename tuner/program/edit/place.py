@@ -40,9 +40,6 @@ _FLASH_KERNELS = {
 NO_VALUE = "is no plain value of its own (an interpolation, alias, second key or several lines)"
 """The problem of a place whose value can be read and not changed."""
 
-Item = tuple[Literal["keyword", "entry"], int]
-"""A keyword or an entry, which can get another beside it, and the character where it begins."""
-
 
 class NotWritableError(Exception):
     """The reason why a value cannot be written at a place."""
@@ -71,7 +68,6 @@ class Location:
     """The number of its cell in the notebook, from 1 on; `line` counts from its first line."""
     names: tuple[str, ...] = ()
     """The names beside and around it, the nearest first."""
-    item: Item | None = None
 
     @property
     def spot(self) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from tuner.core.errors import InputError
 from tuner.core.expressions import syntax
-from tuner.program.edit.place import NO_VALUE, Item, Location, Value, in_words
+from tuner.program.edit.place import NO_VALUE, Location, Value, in_words
 from tuner.space.apply import Path
 
 _PLAIN = re.compile(r"""[rRuU]?(?:"([^"\\\n]*)"|'([^'\\\n]*)')""")
@@ -34,17 +34,16 @@ class _Around:
     scope: Path = ()
     names: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
-    item: Item | None = None
 
     def inside(self) -> _Around:
         """For a part of the value: the names stay."""
-        return replace(self, paths=(), item=None)
+        return replace(self, paths=())
 
-    def under(self, key: str | int | None, item: Item | None = None) -> _Around:
+    def under(self, key: str | int | None) -> _Around:
         """For the value of a key; None is a key that is computed."""
         paths = () if key is None else tuple((*path, key) for path in self.paths)
         names = (key, *self.names) if isinstance(key, str) else self.names
-        return replace(self, names=names, paths=paths, item=item)
+        return replace(self, names=names, paths=paths)
 
 
 def read_python(text: str, file: str, where: Callable[[int], str] | None = None) -> list[Location]:
@@ -135,9 +134,7 @@ class _Walk(PythonText):
                 for key, value in zip(node.keys, node.values, strict=True):
                     name = key.value if isinstance(key, ast.Constant) else None
                     name = name if isinstance(name, str | int) else None
-                    begins = self.span(key)[0] if key is not None else 0
-                    item: Item | None = ("entry", begins) if isinstance(name, str) else None
-                    yield from self.walk(value, at.under(name, item))
+                    yield from self.walk(value, at.under(name))
             case ast.List() | ast.Tuple():
                 yield from (self._list(node, at, path) for path in at.paths)
                 for index, one in enumerate(node.elts):
@@ -206,8 +203,7 @@ class _Walk(PythonText):
                 paths = at.paths  # of a dataclass: the value of the attribute
             # A keyword of an option (default=4) says less than the option's name.
             names = (*said, *([name] if name else []), *outer)
-            item: Item | None = ("keyword", self.span(keyword)[0]) if name else None
-            yield from self.walk(keyword.value, _Around(at.scope, names, paths, item))
+            yield from self.walk(keyword.value, _Around(at.scope, names, paths))
         yield from self.walk(node.func, at.inside())
 
     def _computed(self, node: ast.expr, at: _Around) -> Iterator[Location]:
@@ -246,7 +242,7 @@ class _Walk(PythonText):
         raw = self.text[start:end]
         return Location(
             path, self.line_of(start), start, end, raw, "python",
-            quote="'" if raw.endswith("'") else '"', problem=problem, names=at.names, item=at.item,
+            quote="'" if raw.endswith("'") else '"', problem=problem, names=at.names,
         )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, TunerError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.program.edit.insert import behind, beside, can_hold
-from tuner.program.edit.literals import call_at, literals_of, plain, rank
+from tuner.program.edit.insert import beside, in_call
+from tuner.program.edit.literals import Call, call_at, literals_of, plain, rank
 from tuner.program.edit.place import (
     Location,
     NotWritableError,
@@ -30,7 +30,7 @@ from tuner.program.edit.place import (
     read_number,
     truth,
 )
-from tuner.program.edit.source import NOTEBOOK, SourceFile, TextEdit
+from tuner.program.edit.source import PYTHON, SourceFile, TextEdit
 from tuner.program.program import Program
 
 COMMAND = ""
@@ -338,8 +338,8 @@ class _Search:
         is_given = bool(self.trial.given_as(self.knob))
         for way in holders if not is_given else ():
             assert way.literal is not None
-            source = program.files[way.file]
-            if can_hold(source, way.literal) and (spot := self._holder(way)) not in done:
+            source, spot = program.files[way.file], (way.file, way.literal.names[1:])
+            if source.path.suffix not in PYTHON and way.literal.names and spot not in done:
                 done.add(spot)
                 yield from (self._beside(way.file, source, way.literal, name) for name in names)
         for file, line, column in self.trial.seen.calls if not is_given else ():
@@ -353,28 +353,15 @@ class _Search:
         for name in names:
             yield self._behind(end, name)
 
-    def _holder(self, way: Way) -> object:
-        assert way.literal is not None
-        return way.file, way.literal.names[1:], way.literal.item and way.literal.item[0]
-
     def _beside(self, file: str, source: SourceFile, literal: Location, name: str) -> Way:
         def edits(value: KnobValue) -> Sequence[Edit]:
             return [(file, e) for e in beside(source, literal, name, as_named(name, value))]
 
         return Way(name, self._where(file, literal), edits, is_added=True)
 
-    def _in_call(
-        self, file: str, source: SourceFile, call: tuple[int, int, int, bool], line: int, name: str
-    ) -> Way:
-        start, end, closing, has_any = call
-        text = source.data.decode("utf-8")
-
+    def _in_call(self, file: str, source: SourceFile, call: Call, line: int, name: str) -> Way:
         def edits(value: KnobValue) -> Sequence[Edit]:
-            item = f"{name}={as_named(name, value)!r}"
-            if not has_any:
-                return [(file, TextEdit(closing, closing, item))]
-            in_json = source.path.suffix == NOTEBOOK
-            return [(file, e) for e in behind(text, start, end, item, in_json=in_json)]
+            return [(file, e) for e in in_call(source, call, name, as_named(name, value))]
 
         return Way(name, f"{source.path}:{line}", edits, is_added=True)
 
