@@ -30,6 +30,7 @@ from tuner.program import releases
 from tuner.program.arguments import (
     DTYPES,
     EMULATE,
+    TABLES,
     Arguments,
     ProgramTraining,
     Undecided,
@@ -188,12 +189,6 @@ _LITTLE_BYTES = 64 * 2**20
 """Rows of embeddings that take no more are below what a prediction tells."""
 _LOGGERS = ("wandb", "mlflow", "swanlab", "trackio", "comet_ml", "tensorboard", "neptune")
 """Libraries that decide nothing of a training."""
-_DISTRIBUTIONS = {
-    "hydra": "hydra-core", "omegaconf": "omegaconf", "yaml": "PyYAML", "tyro": "tyro",
-    "dotenv": "python-dotenv", "fire": "fire", "jsonargparse": "jsonargparse",
-    "pydantic": "pydantic", "simple_parsing": "simple-parsing", "toml": "toml",
-}  # fmt: skip
-"""By module: the package of a library that reads settings."""
 _LENGTHS = ("max_length", "max_seq_length", "max_completion_length", "response_length")
 
 
@@ -348,7 +343,7 @@ class _Planner:
         names = dict.fromkeys(n for s in starts for n in record(s, gpu=self.gpu).absent)
         if not (shown := [name for name in names if name not in _LOGGERS]):
             return ""
-        known = [_DISTRIBUTIONS[name] for name in shown if name in _DISTRIBUTIONS]
+        known = [TABLES["packages"][name] for name in shown if name in TABLES["packages"]]
         how = f" (pip install {' '.join(known)})" if known else ""
         return f"; unknown for want of {', '.join(shown)}, not installed here{how}"
 

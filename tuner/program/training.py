@@ -21,6 +21,7 @@ from tuner.program.arguments import (
     COMMAND_LINE,
     DTYPES,
     EMULATE,
+    TABLES,
     Argument,
     Arguments,
     Effect,
@@ -108,17 +109,6 @@ _LENGTHS = ("max_length", "model_max_length")
 
 _MERGES = ("merge_and_unload", "save_pretrained_merged")
 """Calls after the training that make weights on the GPU, which are not predicted."""
-
-_NOT_PREDICTED = {
-    "register_post_accumulate_grad_hook": "work on each gradient in the backward pass",
-    "save_on_cpu": "keeping activations on the host",
-    "CPUOffloadOptimizer": "an optimizer on the host",
-    "OffloadActivations": "offloading of activations",
-    **dict.fromkeys(("GaLoreAdamW", "GaLoreAdamW8bit"), "GaLore"),
-    "APOLLOAdamW": "APOLLO",
-    **dict.fromkeys(("Lomo", "AdaLomo"), "LOMO"),
-}
-"""Calls that change what a step keeps, whatever the trainer's settings say of it."""
 
 _CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 """Methods of models that change the dtype of their weights."""
@@ -397,8 +387,8 @@ class _Reader:
                 training.resized = replace(size, where=f"{at} {name}")
             elif name in _MERGES:
                 found.left_out.append(f"{at} {name}")
-            elif name in _NOT_PREDICTED:
-                text = f"{_NOT_PREDICTED[name]} is not predicted: {EMULATE}"
+            elif what := TABLES["calls"].get(name):
+                text = f"{what} is not predicted: {EMULATE}"
                 found.problems.append(Problem(text, f"{at} {name}"))
             elif name.startswith("requires_grad"):
                 _freezes(f"{at} {name}", given, training)

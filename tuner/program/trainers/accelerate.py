@@ -14,7 +14,7 @@ from typing import Any
 from tuner.core.errors import Problem
 from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, RESHARD
-from tuner.program.arguments import EMULATE, file_in
+from tuner.program.arguments import EMULATE, TABLES, file_in
 from tuner.program.edit.source import opened
 from tuner.program.program import Program
 from tuner.program.trainer import Format, Launch, Trainer
@@ -29,12 +29,6 @@ _KINDS = {
     "MEGATRON_LM": "use_megatron_lm",
 }
 """accelerate's `distributed_type`, and the option that says the same."""
-
-_NOT_PREDICTED = {
-    "use_megatron_lm": "training with Megatron-LM",
-    "use_parallelism_config": "tensor or context parallelism",
-    "cpu": "training on a processor",
-}
 
 
 def launch(program: Program, options: dict[str, Any]) -> Launch:
@@ -55,7 +49,7 @@ def launch(program: Program, options: dict[str, Any]) -> Launch:
     elif backend != "no":
         text = f"is {backend}; only inductor has a bound: {EMULATE}"
         found.problems.append(Problem(text, "accelerate's dynamo_backend"))
-    for name, what in _NOT_PREDICTED.items():
+    for name, what in TABLES["accelerate"].items():
         if is_true(options.get(name)):
             found.problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{name}"))
     shared = []
@@ -146,20 +140,11 @@ def is_true(value: object) -> bool:
     return value is not None and str(value).lower() not in _LEFT_ALONE
 
 
-_REFUSED = {
-    "offload_params": "offload of weights",
-    "cpu_offload": "offload of weights",
-    "activation_checkpointing_offload": "offload of activations",
-    "ignored_modules": "sharding without some modules",
-    "xla": "training on XLA",
-}
-
-
 def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobValue], list[Problem]]:
     """Parameters of FSDP, and problems, from settings of accelerate or `fsdp_config`."""
     problems = [
         Problem(f"{what} is not predicted: {EMULATE}", f"{where} {name}")
-        for name, what in _REFUSED.items()
+        for name, what in TABLES["fsdp"].items()
         if is_true(settings.get(name))
     ]
     if str(settings.get("version", 2)) != "2":

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.core.records import KnobValue
 from tuner.core.setup.common import QUANTIZED
-from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
+from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining
 from tuner.program.reading import (
     NOT_COMPARED,
     adapters,
@@ -34,13 +34,6 @@ _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
 _CUT = "CutCrossEntropyPlugin"
 
-_PLUGINS: Mapping[str, str] = {
-    **dict.fromkeys((_CUT, "LigerPlugin", "SwanLabPlugin", "LMEvalPlugin"), ""),
-    "KernelsPlugin": "kernels of experts",
-    "SpectrumPlugin": "training of some weights only",
-}
-"""Plugins that are read by their settings, and those that only save memory, by their class."""
-
 _SMALLER = {"adamw_torch_8bit": "adamw_8bit", "adamw_torch_4bit": "adamw_8bit"}
 """torchao's optimizers, and bitsandbytes' with as many bits or more."""
 
@@ -51,16 +44,6 @@ _ROWS = {
     "max_grad_norm": 1.0,
 }
 """Names that are read and written, and their defaults."""
-
-_LORA = {
-    "r": "lora_r",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "use_dora": "peft_use_dora",
-    "use_rslora": "peft_use_rslora",
-    "target_parameters": "lora_target_parameters",
-    "layers_to_transform": "peft_layers_to_transform",
-}
 
 
 def _plan(training: ProgramTraining) -> Planned:
@@ -88,7 +71,7 @@ def _plan(training: ProgramTraining) -> Planned:
     adapter = file.take("adapter")
     if adapter in ("lora", "qlora"):
         linear = bool(file.take("lora_target_linear", False, quietly=True))
-        knobs |= adapters(file, _LORA, every_linear=linear)
+        knobs |= adapters(file, TABLES["lora_names"]["Axolotl"], every_linear=linear)
         knobs |= _quantized(file, weights)
         _fused_kernels(file)
     elif adapter is not None:
@@ -117,10 +100,10 @@ def _plugins(file: Arguments) -> list[str]:
     """The classes of the plugins; those that change what is predicted are refused."""
     names = [path.rpartition(".")[2] for path in listed(file, "plugins")]
     for name in names:
-        if name not in _PLUGINS:
+        if name not in TABLES["plugins"]:
             file.refuse("plugins", f"has {name}, which is not predicted: {EMULATE}")
-        elif _PLUGINS[name]:
-            file.bound("plugins", _PLUGINS[name])
+        elif saves := TABLES["plugins"][name]:
+            file.bound("plugins", saves)
     return names
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.program.arguments import EMULATE, Arguments, ProgramTraining, Undecided
+from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining, Undecided
 from tuner.program.program import Program
 from tuner.program.reading import (
     NOT_COMPARED,
@@ -45,12 +45,6 @@ _WITHOUT_REFERENCE = ("orpo", "simpo")
 _ALLOWED = {
     "stage": ("sft", "pt", "dpo", "kto", "rm"),
     "finetuning_type": ("lora", "full", "freeze"),
-}
-
-_LORA = {
-    "r": "lora_rank",
-    "target_modules": "lora_target",
-    "modules_to_save": "additional_target",
 }
 
 
@@ -91,7 +85,9 @@ def _plan(training: ProgramTraining) -> Planned:
     file.take("packing")  # whole rows of one length are what is predicted anyway
     notes = packed_rows(knobs) if file.take("neat_packing") else []
     if not is_full:
-        knobs |= adapters(file, _LORA, every_linear="lora_target" not in file)
+        knobs |= adapters(
+            file, TABLES["lora_names"]["LLaMA-Factory"], every_linear="lora_target" not in file
+        )
     knobs |= _quantized(file, computed)
     sequences = _several_sequences(file, knobs, notes)
     model = file.take("model_name_or_path")

@@ -34,21 +34,8 @@ _LONGEST = dict.fromkeys(("alpaca_dataset", "alpaca_cleaned_dataset"), 1304)
 tokenizer (Lit-GPT, tutorials/resource-tables.md, commit 8641822); with three others 1,034 to 1,079.
 """
 
-_LOSSES = {
-    "torch.nn.CrossEntropyLoss": "transformers",
-    "torchtune.modules.loss.CEWithChunkedOutputLoss": "transformers",
-    "torchtune.modules.loss.LinearCrossEntropyLoss": "chunked",
-}
-
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_SAME = {
-    "bitsandbytes.optim.PagedAdamW": "bitsandbytes.optim.PagedAdamW32bit",
-    "torchao.optim.AdamW8bit": "bitsandbytes.optim.AdamW8bit",
-    "torchao.prototype.low_bit_optim.AdamW8bit": "bitsandbytes.optim.AdamW8bit",
-}
-"""Optimizers by those that hold as much."""
-
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 _ROWS = {"batch_size": 1, "gradient_accumulation_steps": 1, "clip_grad_norm": 0}
@@ -145,7 +132,7 @@ def _optimizer(file: Arguments, *, has_adapters: bool) -> str:
     if path == "torch.optim.Muon" and not has_adapters:
         text = "is Muon, which takes matrices only: the recipe, which has no other, stops"
         file.refuse("optimizer._component_", text)
-    path = _SAME.get(path, path)
+    path = TABLES["torchtune_optimizers"].get(path, path)
     found = {
         name: one.recipe
         for name, one in OPTIMIZERS.items()
@@ -163,9 +150,10 @@ def _loss(file: Arguments) -> str:
     kind = str(file.take("loss._component_", "torch.nn.CrossEntropyLoss"))
     if kind.endswith(".CEWithChunkedOutputLoss"):
         file.found.left_out.append(f"{file.where('loss._component_')}: its chunks of the logits")
-    if kind not in _LOSSES:
-        file.refuse("loss._component_", f"is {kind}; predicted: {', '.join(_LOSSES)}")
-    return _LOSSES.get(kind, "transformers")
+    known: Mapping[str, str] = TABLES["torchtune_losses"]
+    if kind not in known:
+        file.refuse("loss._component_", f"is {kind}; predicted: {', '.join(known)}")
+    return known.get(kind, "transformers")
 
 
 def _launch(program: Program) -> Launch:

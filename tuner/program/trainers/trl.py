@@ -13,7 +13,7 @@ from typing import Any
 
 from tuner.core.errors import UnavailableError
 from tuner.core.setup.common import QUANTIZED
-from tuner.program.arguments import Arguments, ProgramTraining
+from tuner.program.arguments import TABLES, Arguments, ProgramTraining
 from tuner.program.edit.source import opened
 from tuner.program.program import Program, tool_settings
 from tuner.program.reading import (
@@ -46,25 +46,11 @@ _CONFIGS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "grpo"
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
 
-_DPO_LOSSES = (
-    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
-    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
-)  # fmt: skip
-"""All are computed from the log-probabilities of the tokens, which take as much for each."""
-
-_LOSSES = {
-    "SFTTrainer": ("nll", "chunked_nll", "dft"),
-    "DPOTrainer": _DPO_LOSSES,
-    "KTOTrainer": ("kto", "apo_zero_unpaired"),
-}
-"""The losses that are predicted, the default first; those of other trainers are alike."""
-
-
 def _plan(training: ProgramTraining) -> Planned:
     name = training.trainer.rpartition(" ")[2]  # of Unsloth's, too
     planned = Planned(*_trained(training))
     arguments, knobs = training["arguments"], planned.knobs
-    losses = _LOSSES.get(name, ())
+    losses = TABLES["losses"].get(name, "").split()
     kinds = arguments.take("loss_type", losses[0], quietly=True) if losses else ()
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
         if kind not in losses:
