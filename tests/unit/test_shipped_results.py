@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -75,6 +77,22 @@ def test_a_page_says_of_published_runs_what_the_evidence_says(page):
     device = found["device memory", "T4, A100"]
     assert f"on {device[2]} published runs" in text
     assert f"{device[4]} off in the mean" in text or f"{device[4]} in the mean" in text
+
+
+@pytest.mark.parametrize(
+    ("gpu", "card"), [("h100_sxm", "NVIDIA H100 SXM5"), ("a6000", "NVIDIA RTX A6000")]
+)
+def test_the_emulator_s_page_says_of_real_cards_what_their_runs_say(gpu, card):
+    errors = []
+    with (ROOT / "benchmarks/emulated_runs/cards.csv").open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            measured, emulated = (line[f"{w}_allocated_gb"] for w in ("measured", "emulated"))
+            if line["gpu"] == gpu and measured:
+                digits = len(measured.partition(".")[2])
+                errors.append(100 * (round(float(emulated), digits) / float(measured) - 1))
+    counts = f"{len(errors)} | {errors.count(0.0)}"
+    ends = f"{fmean(map(abs, errors)):.3f} % | {max(errors, key=abs):+.3f} %"
+    assert f"| {card} | peak allocated | {counts} | {ends} |" in words("docs/emulator.md")
 
 
 def test_the_page_on_searches_counts_the_space_as_its_search_does():
