@@ -148,10 +148,10 @@ def starts_of(program: Program) -> list[Program]:
         return [program]
     text = program.files[program.shell].data.decode("utf-8")
     words = program.command[program.command.index(program.shell) - 1 :]
-    run = run_shell(words, program.folder, text, environment=program.environment)
+    starts = run_shell(words, program.folder, text, environment=program.environment)
     known = {source.path.resolve(): source for source in program.sources}
     found = []
-    for start in run.starts:
+    for start in starts:
         try:
             one = read_program(start.words, start.folder, is_run=False)
         except InputError:  # `python -c`, or a tool that trains nothing

@@ -8,7 +8,7 @@ __record() {
       [[ $__at_start == *$'\2'"$n=${!n}"$'\2'* ]] || printf '%s\0' "$n=${!n}"
     done; printf '%s\0' $'\1'; } >&3
 }
-__skipped() { printf '%s\0' skipped "$((BASH_LINENO[$1] - __head))" "${*:2}" '' >&3; }
+__skipped() { printf 'skipped\0' >&3; }
 __external() {  # in place of a command that is no builtin
   local at before=''
   for ((at = 1; at <= $# && at < 12; at++)); do
@@ -30,7 +30,7 @@ __external() {  # in place of a command that is no builtin
   case "$*" in
     "nvidia-smi -L"*|"nvidia-smi --list-gpus"*|"nvidia-smi --query-gpu"*)
       echo "GPU 0";;
-    *) __skipped 2 "$@"; echo "$__unknown";;
+    *) __skipped; echo "$__unknown";;
   esac
 }
 __bare() {  # __rest: the text of a command behind the assignments at its beginning
@@ -74,7 +74,7 @@ __before() {  # 1 for a command that is skipped
       __said=()
       [[ $first == eval ]] && ! __substitutes "$command" && eval "__said=($command)" 2>/dev/null
       if [[ $first == eval && ${__said[*]-} != *[\;\&\|\(\)\`]* ]] && __words "${__said[*]:1}"
-      then __external "${__said[@]}" >/dev/null; else __skipped 2 "$command"; fi
+      then __external "${__said[@]}" >/dev/null; else __skipped; fi
       return 1;;
     set) [[ $command =~ [+]T|functrace ]] || return 0;;
     command) [[ $command =~ ^command[[:space:]]+-[vV] ]] && return 0;;
@@ -87,21 +87,21 @@ __before() {  # 1 for a command that is skipped
   [[ $__rest ]] || return 0
   case ${__rest%%[[:space:]]*} in
     builtin|enable|trap|kill|shopt|alias|ulimit|umask|.|source|coproc|command|set)
-      __skipped 2 "$command"; return 1;;
+      __skipped; return 1;;
   esac
-  __words "$__rest" && ((${#__said[@]})) || { __skipped 2 "$command"; return 1; }
+  __words "$__rest" && ((${#__said[@]})) || { __skipped; return 1; }
   if [[ ${__said[0]} == exec ]] && __substitutes "$command"; then
     exec() { __external "$@"; exit 0; }; return 0
   fi
   if [[ ${__said[0]} == exec || $__rest =~ $__writes ]]; then
-    __substitutes "$command" && { __skipped 2 "$command"; return 1; }
+    __substitutes "$command" && { __skipped; return 1; }
     ( eval "export ${command%"$__rest"}"; __external "${__said[@]}" ) >/dev/null 2>&1
     return 1
   fi
   name=${__said[0]}
   declare -F -- "$name" >/dev/null || [[ $(type -t -- "$name") == builtin ]] && return 0
   printf -v name %q "$name"
-  eval "$name() { __external $name \"\$@\"; }" 2>/dev/null || { __skipped 2 "$command"; return 1; }
+  eval "$name() { __external $name \"\$@\"; }" 2>/dev/null || { __skipped; return 1; }
 }
 __skips() { ! __before; }
 shopt -s extdebug

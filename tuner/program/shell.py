@@ -48,17 +48,6 @@ class Started:
     environment: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ShellRun:
-    """The starts of a script in order, and the commands that it wanted to run and that are skipped.
-
-    A word of a start that follows from a skipped command is one that is unknown.
-    """
-
-    starts: tuple[Started, ...]
-    skipped: tuple[str, ...]
-
-
 def is_shell(words: Sequence[str]) -> bool:
     """True for `train.sh` and `bash train.sh`."""
     return words[0].endswith(SUFFIX) or (
@@ -72,9 +61,10 @@ def run_shell(
     text: str | None = None,
     *,
     environment: Mapping[str, str] | None = None,
-) -> ShellRun:
+) -> list[Started]:
     """The starts of the script in `words`, whose text may be given, as may more variables.
 
+    A word that follows from a skipped command is one that is unknown.
     Raises `InputError` for a script that fails or never ends, `UnavailableError` without bash.
     """
     script, *arguments = words if words[0].endswith(SUFFIX) else words[1:]
@@ -87,7 +77,7 @@ def run_shell(
     text = (folder / script).read_text(encoding="utf-8") if text is None else text
     given = {**os.environ, **(environment or {})}
 
-    def once(seed: int) -> tuple[list[Started], list[str]]:
+    def once(seed: int) -> tuple[list[Started], bool]:
         return _once([bash, script, *arguments], folder, text, given, seed)
 
     starts, skipped = once(1)
@@ -98,7 +88,7 @@ def run_shell(
         if len(others) == len(starts):
             pairs = zip(starts, others, strict=True)
             starts = [replace(one, words=_known(one.words, other.words)) for one, other in pairs]
-    return ShellRun(tuple(starts), tuple(skipped))
+    return starts
 
 
 def _known(words: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
@@ -113,13 +103,13 @@ def _known(words: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
 
 def _once(
     words: Sequence[str], folder: Path, text: str, given: Mapping[str, str], seed: int
-) -> tuple[list[Started], list[str]]:
+) -> tuple[list[Started], bool]:
     bash, script, *arguments = words
     ours = re.sub(r"\$\{BASH_SOURCE(\[0\])?\}|\$BASH_SOURCE\b", "$0", without_files(text))
     lines = _PRELUDE.count("\n") + 2
     lines_of = 2 if seed > 2 else 1  # which `wc -l` counts
     said_then = "$'" + "\\n".join([f"{_UNKNOWN}-{seed}"] * lines_of) + "'"
-    head = f"RANDOM=1; __unknown={said_then}; __head={lines}\n{_PRELUDE}"
+    head = f"RANDOM=1; __unknown={said_then}\n{_PRELUDE}"
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
         code = f"exec 3>&{told.fileno()}\n{head}{ours}\n"
         process = subprocess.Popen(  # noqa: S603
@@ -156,14 +146,13 @@ def _once(
     return starts, skipped
 
 
-def _parsed(text: str) -> tuple[list[Started], list[str]]:
-    starts, skipped = [], []
+def _parsed(text: str) -> tuple[list[Started], bool]:
+    """The starts in order, and whether a command was skipped."""
+    starts, skipped = [], False
     items = iter(text.split("\0"))
     for kind in items:
-        if kind == "skipped":
-            line, command, _ = (next(items, "") for _ in range(3))
-            skipped.append(f"line {line}: {command}")
-        elif kind == "start":
+        skipped |= kind == "skipped"
+        if kind == "start":
             folder, *words = itertools.takewhile(_END.__ne__, items)
             pairs = (item.partition("=") for item in itertools.takewhile(_END.__ne__, items))
             environment = {name: value for name, _, value in pairs}
