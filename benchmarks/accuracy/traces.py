@@ -1,21 +1,25 @@
 """The traces of the benchmark's cases, kept on disk: what a case needs of its trace, in arrays.
 
-Tracing takes minutes. An entry of the package's own cache depends on its code and on the libraries;
-its name adds the task and the code beside this file.
+Tracing takes minutes. An entry depends on the task, the libraries and the code that traces, but not
+on the rates of kernels (`tuner.cost.speed`), which are judged again without tracing. Their choice
+of attention on Hopper changes no entry either: no row is of such a GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+import tuner
 from tuner.core.files import user_cache
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
@@ -31,6 +35,7 @@ GPUS = HERE / "gpus.yaml"
 MODELS = HERE / "models.yaml"
 
 _OWN_CODE = ("models.yaml", "traces.py")
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,20 @@ def traced(task: Task) -> tuple[Sizes, StepWork]:
     return sizes, StepWork(passes, parts[0][1].executions, passes, parts[0][1].optimizer_executions)
 
 
+@functools.cache
+def _code() -> str:
+    """A digest of the libraries, of the code that traces, and of the code beside this file."""
+    releases = [f"{name}={version(name)}" for name in _LIBRARIES]
+    digest = hashlib.sha256(repr(releases).encode())
+    paths = [HERE / name for name in _OWN_CODE]
+    for layer in ("core", "cost", "predict"):
+        paths += sorted((Path(tuner.__file__).parent / layer).rglob("*.py"))
+    for path in paths:
+        if path.parent.name != "speed":
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def _small(task: Task, batch: int) -> Task:
     """The task at this batch, the same for every GPU: eager attention has one kernel on all."""
     precision = str(task.configuration["precision"]).replace("tf32", "fp32")
@@ -118,9 +137,8 @@ def _small(task: Task, batch: int) -> Task:
 
 def _whole(task: Task) -> tuple[Sizes, StepWork]:
     gpu = task.the_gpu()
-    own = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in _OWN_CODE]
-    parts = (task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
-    name = cache.entry_name("accuracy", repr(parts), *own)
+    parts = (_code(), task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
+    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     arrays = cache.read_arrays(name)
     if arrays is not None:
         return _of_arrays(arrays)
