@@ -275,7 +275,8 @@ def _built(config: Any, *, images: bool) -> Any:
 
 def _predicted(model_type: str, method: str, folder: str) -> Row:
     from tuner.app.estimate import one_configuration
-    from tuner.predict.predict import predict, resolve_subject
+    from tuner.predict.predict import predict
+    from tuner.predict.traces import resolve_subject
     from tuner.space.gpus import get_gpu
 
     began = time.monotonic()
@@ -306,7 +307,8 @@ def _predicted(model_type: str, method: str, folder: str) -> Row:
 def _with_an_image(folder: str) -> tuple[Any, Any]:
     """The prediction with one image, of the model's own size where it has one."""
     from tuner.app.estimate import one_configuration
-    from tuner.predict.predict import predict, resolve_subject
+    from tuner.predict.predict import predict
+    from tuner.predict.traces import resolve_subject
     from tuner.space.gpus import get_gpu
 
     settings = {**SETTINGS, **IMAGE["image"], "max_length": IMAGE_LENGTH}

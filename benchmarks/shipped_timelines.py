@@ -1,9 +1,9 @@
-"""Makes the compiled timelines that come with the package.
+"""Makes the timelines that come with the package.
 
-`python -m benchmarks.shipped_timelines MODEL...` compiles each model with the methods, kinds
+`python -m benchmarks.shipped_timelines MODEL...` traces each model with the methods, kinds
 of GPUs and checkpointing of `covered`, in minutes a model, and adds what is not in the file yet;
 with `--anew` what is there is made again, as a change of what is traced needs. `--space` adds the
-baseline of a search space.
+structures of a search space.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tuner.app.estimate import asked
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
-from tuner.cost.compiled import CompiledPasses
-from tuner.predict.cache import build_optimizer, entry_name
-from tuner.predict.compiler.structure import Structure
-from tuner.predict.compiling import default_workers
+from tuner.cost.sized import SizedTimeline
+from tuner.predict.compiler.deepening import optimizer_steps
+from tuner.predict.compiling import default_workers, trace_timelines
 from tuner.predict.predict import check_supported
-from tuner.predict.predictor import PredictionJob, Predictor, trained_sizes
 from tuner.predict.shipped import (
     FILE,
     RANKS,
@@ -35,21 +33,13 @@ from tuner.predict.shipped import (
     optimizer_key,
     write,
 )
-from tuner.space import SearchSpace, configure, load_space
+from tuner.predict.traces import Subject, Traces
+from tuner.space import SearchSpace, load_space
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture
 
 Settings = Mapping[str, Any]
 
-OWN: tuple[Settings, ...] = (
-    {"precision": "bf16"},
-    {"precision": "nf4"},
-    {"precision": "int8"},
-    {"precision": "bf16", "lora_rank": 0},
-    {"precision": "nf4", "mixed_precision": "fp16"},
-    {"precision": "fp32", "mixed_precision": "fp16", "lora_rank": 0},
-)
-"""Settings of tuner's own loop, which the search of a space runs."""
 NF4: Settings = {"precision": "nf4"}
 LORA: Settings = {"precision": "bf16"}
 FULL: Settings = {"precision": "bf16", "lora_rank": 0}
@@ -62,10 +52,13 @@ REFERENCE: Settings = {"reference_pass": True}
 
 PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
     ("trl", {**NF4, "double_quant": True}, (USUAL, DROPOUT, FLASH, KEPT, REFERENCE)),
-    ("trl", {**NF4, "double_quant": False}, (USUAL, DROPOUT, FLASH, KEPT, REFERENCE)),
-    ("trl", LORA, (USUAL, KEPT)),
+    ("trl", {**NF4, "double_quant": False}, (USUAL,)),
+    ("trl", LORA, (USUAL, DROPOUT, KEPT)),
     ("trl", FULL, (USUAL,)),
     ("trl", INT8, (USUAL,)),
+    ("transformers", {**NF4, "double_quant": True}, (USUAL, DROPOUT)),
+    ("transformers", LORA, (USUAL, DROPOUT)),
+    ("transformers", FULL, (USUAL,)),
 )
 """By loop: settings of scripts, and what one of them changes; the reference is DPO's."""
 ON_OLDER = (USUAL, DROPOUT)
@@ -96,9 +89,6 @@ def covered(model: str, gpu: Gpu) -> Iterator[Configuration]:
 
 def _settings(*, has_bf16: bool) -> Iterator[tuple[str, Settings]]:
     """Loops with settings of structures, without their sizes."""
-    for method, checkpointing in itertools.product(OWN, (True, False)):
-        if has_bf16 != (method.get("mixed_precision") == "fp16"):
-            yield "own", {**method, "gradient_checkpointing": checkpointing}
     for loop, method, parts in PLANNED:
         for part in parts:
             if has_bf16 or (loop == "trl" and part in ON_OLDER and method is not FULL):
@@ -106,14 +96,14 @@ def _settings(*, has_bf16: bool) -> Iterator[tuple[str, Settings]]:
 
 
 def of_space(space: SearchSpace, gpu: Gpu) -> Iterator[Configuration]:
-    """The baseline of a search space, if the GPU type runs it."""
-    baseline = configure(space, {}, strict=False)
-    if not check_supported(baseline, gpu):
-        yield baseline
+    """The configurations of a search space that the GPU type runs."""
+    for configuration in space.configurations(use_floors=False):
+        if not check_supported(configuration, gpu):
+            yield configuration
 
 
 def main() -> int:
-    """Compile the models and spaces named on the command line, and write the file."""
+    """Trace the models and spaces named on the command line, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--space", dest="spaces", action="append", default=[])
@@ -121,100 +111,76 @@ def main() -> int:
     arguments = parser.parse_args()
     versions = {name: installed_version(name) or "" for name in LIBRARIES}
     known = Shipped(FILE)
-    passes: dict[str, dict[str, CompiledPasses]] = {}
-    of_spaces: dict[str, dict[str, CompiledPasses]] = {}
+    found: dict[bool, dict[str, dict[str, SizedTimeline]]] = {False: {}, True: {}}
     optimizers: dict[str, dict[str, Steps]] = {}
-    if known.versions == versions:
-        for is_space, found in ((False, passes), (True, of_spaces)):
+    if known.versions == versions and not arguments.anew:
+        for is_space, of_models in found.items():
             for digest in known.models(of_spaces=is_space):
                 keys = known.structures(digest, of_spaces=is_space)
-                read = ((key, known.passes(digest, key)) for key in keys)
-                found[digest] = {key: each for key, each in read if each is not None}
-                optimizers[digest] = known.optimizers(digest)
-
-    def add(
-        model: str,
-        found: dict[str, dict[str, CompiledPasses]],
-        configurations: Callable[[Gpu], Iterator[Configuration]],
-        **chosen: Any,
-    ) -> None:
+                read = ((key, known.timeline(digest, key)) for key in keys)
+                of_models[digest] = {key: each for key, each in read if each is not None}
+                steps = ((key, known.steps(digest, key)) for key in known.optimizers(digest))
+                optimizers[digest] = dict(steps)
+    jobs: list[tuple[str, bool, Sequence[str], Callable[[Gpu], Iterator[Configuration]]]] = [
+        (model, False, SHIPPED_OPTIMIZERS, partial(covered, model)) for model in arguments.models
+    ]
+    for space in map(load_space, arguments.spaces):
+        of_space_names = [str(name) for name in space.choices["optimizer"]]
+        jobs.append((space.predicted_model(), True, of_space_names, partial(of_space, space)))
+    for model, is_space, names, configurations in jobs:
         began, digest = time.monotonic(), architecture(model).digest
-        steps = {} if arguments.anew else optimizers.get(digest, {})
-        there = set() if arguments.anew else set(found.get(digest, ()))
-        made, steps = compiled(model, configurations, steps, there, anew=arguments.anew, **chosen)
-        optimizers[digest] = {**optimizers.get(digest, {}), **steps}
-        found[digest] = made if arguments.anew else {**found.get(digest, {}), **made}
+        of_model = found[is_space].setdefault(digest, {})
+        steps_of_model = optimizers.setdefault(digest, {})
+        for gpu in GPUS[: 1 if is_space else None]:
+            made = traced(model, configurations(get_gpu(gpu)), gpu, of_model)
+            of_model |= made
+            for sized in {id(one): one for one in made.values()}.values():
+                steps_of_model |= steps_of(sized, names, gpu, steps_of_model)
         print(
-            f"{model}: {len(made)} structures, {len(optimizers[digest])} optimizer "
-            f"steps, {time.monotonic() - began:.0f} s",
+            f"{model}: {len(of_model)} structures, {len(steps_of_model)} optimizers, "
+            f"{time.monotonic() - began:.0f} s",
             flush=True,
         )
-
-    for model in arguments.models:
-        add(model, passes, partial(covered, model))
-    for space in map(load_space, arguments.spaces):
-        names = [str(name) for name in space.choices["optimizer"]]
-        chosen = {"names": names, "scaled": (False, True)}
-        add(space.predicted_model(), of_spaces, partial(of_space, space), **chosen)
-    write(FILE, versions, passes, optimizers, of_spaces)
-    number = sum(map(len, (*passes.values(), *of_spaces.values())))
-    print(f"{FILE.stat().st_size:,} bytes, {number:,} structures")
+        write(FILE, versions, found[False], optimizers, found[True])
+    print(f"{FILE.stat().st_size:,} bytes")
     return 0
 
 
-def compiled(
-    model: str,
-    configurations: Callable[[Gpu], Iterator[Configuration]],
-    steps: Mapping[str, Steps],
-    there: Collection[str],
-    *,
-    anew: bool,
-    names: Collection[str] = SHIPPED_OPTIMIZERS,
-    scaled: Collection[bool] | None = None,
-) -> tuple[dict[str, CompiledPasses], dict[str, Steps]]:
-    """The structures and the optimizer steps of one model, by key.
+def traced(
+    model: str, configurations: Iterable[Configuration], gpu: str, there: Collection[str]
+) -> dict[str, SizedTimeline]:
+    """The timelines of a model's configurations by key, less those that are `there`."""
+    subject, traces = Subject("causal_lm", model), Traces(anew=True)
+    found = (traces.structure(subject, one, get_gpu(gpu)) for one in configurations)
+    wanted = dict.fromkeys(one for one in found if one is not None and one.key not in there)
+    for _ in trace_timelines(subject, wanted, traces, workers=default_workers()):
+        pass
+    return {one.key: sized for one, sized in traces.timelines.items()}
 
-    `steps` are known, and so are the structures that are `there`.
 
-    Gradients are `scaled` on a T4 alone, unless that is given.
+def steps_of(
+    sized: SizedTimeline, names: Collection[str], gpu: str, there: Collection[str]
+) -> dict[str, Steps]:
+    """The steps of optimizers over the parameters of a timeline, less those that are `there`.
+
+    Gradients are scaled on a T4 alone.
     """
-    job = PredictionJob("causal_lm", model)
-    predictor = Predictor(job, workers=default_workers(), anew=anew)
-    optimizers = dict(steps)
-    for name in GPUS:
-        gpu, known = get_gpu(name), set(predictor.compiled())
-        found = architecture(model)
-        chosen = [
-            one
-            for one in configurations(gpu)
-            if Structure.of(
-                one,
-                window=found.sliding_window,
-                positions=found.positions,
-                compute_capability=gpu.compute_capability,
-            ).key
-            not in there
-        ]
-        if chosen:
-            predictor.predict(chosen, gpu)
-        for key in predictor.compiled().keys() - known:
-            trained = partial(trained_sizes, predictor.compiled()[key])
-            for optimizer, is_scaled in itertools.product(names, scaled or (name == "t4",)):
-                step = optimizer_key(optimizer, trained, clip=True, scaled=is_scaled)
-                if step not in optimizers:
-                    # All weights are trained at rank 0 alone.
-                    ranks = RANKS if trained(RANKS[0]) != trained(RANKS[1]) else (0,)
-                    optimizers[step] = tuple(
-                        build_optimizer(
-                            entry_name("shipped", step, str(rank)),
-                            optimizer,
-                            trained(rank),
-                            clip=1.0,
-                            scaled=is_scaled,
-                        )
-                        for rank in ranks
-                    )
-    return {key: passes for (_, key), passes in predictor.compiled().items()}, optimizers
+    found: dict[str, Steps] = {}
+    for name in names:
+        scaled = gpu == "t4"
+        key = optimizer_key(name, sized, clip=True, scaled=scaled)
+        if key in there:
+            continue
+        trained = {rank: sized.parameters((1, 1, rank, 1)) for rank in RANKS}
+        # All weights are trained at rank 0 alone.
+        ranks = RANKS if trained[RANKS[0]] != trained[RANKS[1]] else (0,)
+        found[key] = {
+            rank: optimizer_steps(
+                name, trained.get(rank, trained[RANKS[0]]), clip=True, scaled=scaled
+            )
+            for rank in ranks
+        }
+    return found
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from xdist.scheduler import LoadFileScheduling
 APART = (
     "tests/test_docs.py",
     "tests/test_cli_search_stages.py",
-    "tests/test_compiled_random.py",
     "tests/test_emulated_trials.py",
     "tests/test_emulated_check.py",
     "tests/test_emulate.py",

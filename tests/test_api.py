@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from base_install import without_torch
 from cli_samples import make_trial, write_samples
 from rich.console import Console
 from search_fakes import InProcess, let_emulate, write_wide
@@ -345,7 +346,7 @@ def test_a_check_is_shown_without_scripts_with_its_text_escaped_and_is_applied(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tuner.predict.predictor.can_trace", lambda: False)  # shipped timelines
+    without_torch(monkeypatch)
     Path("train.py").write_text(SCRIPT)
     found = tuner.check("train.py", gpu="rtx3060", predict=True)
     page = Page(found._repr_html_())

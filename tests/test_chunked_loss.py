@@ -13,12 +13,9 @@ from tuner.core.errors import InputError
 from tuner.core.records import Memory
 from tuner.cost.memory import peak_memory
 from tuner.predict.compiler.structure import TILE_TOKENS
-from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
 from tuner.predict.training.losses import TILE_WORDS, use_chunked_loss
-from tuner.space import configure, default_space
-from tuner.space.gpus import get_gpu
 
 WORDS = 128256
 
@@ -82,17 +79,3 @@ def test_gradients_of_tied_embeddings_are_added_in_place() -> None:
     # The weight, its two moments, the gradient of the micro-batch before, that of the head and that
     # of the embedding: no sum beside them.
     assert most == 6
-
-
-@pytest.mark.parametrize(("micro_batch", "max_length"), [(2, 256), (1, 512), (8, 1024)])
-def test_structures_compile_in_one_tile_and_in_several(micro_batch, max_length):
-    settings = {"loss": "chunked", "precision": "fp32", "mixed_precision": "bf16"}
-    sizes = {"micro_batch": micro_batch, "max_length": max_length}
-    space = default_space("tiny-llama-3m", settings)
-    configuration = configure(space, {**settings, **sizes}, strict=False)
-    job, gpu = Predictor(PredictionJob("causal_lm", "tiny-llama-3m")), get_gpu("rtx4090")
-    (compiled,), (traced,) = (how([configuration], gpu) for how in (job.predict, job.traced))
-    assert "does not compile" not in compiled.method
-    ours, theirs = compiled.memory.peak_allocated_bytes, traced.memory.peak_allocated_bytes
-    assert ours == pytest.approx(theirs, rel=1e-3)
-    assert compiled.speed.step_s == pytest.approx(traced.speed.step_s, rel=1e-6)

@@ -7,8 +7,8 @@ import transformers
 
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
-from tuner.predict.predict import predict, resolve_subject
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predict import predict
+from tuner.predict.traces import resolve_subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.trainable import require_trained
 from tuner.trial.device import RealEnvironment, open_session
@@ -49,13 +49,6 @@ def test_the_head_is_trained_beside_adapters_and_has_no_logits_of_tokens(tmp_pat
     assert more.trainable_params - few.trainable_params == 5 * 64
     language = predicted(DECODER, tmp_path)
     assert few.memory.peak_allocated_bytes < language.memory.peak_allocated_bytes
-
-
-def test_shorter_traces_say_the_same(tmp_path):
-    space, configuration, model = opened(DECODER, tmp_path, num_labels=3)
-    [answer] = Predictor(PredictionJob(space.workload, model)).predict([configuration], GPU)
-    whole = predict(resolve_subject(space.workload, model), configuration, GPU)
-    assert answer.memory.peak_allocated_bytes == whole.memory.peak_allocated_bytes
 
 
 @pytest.mark.parametrize(("config", "labels"), [(ENCODER, 3), (DECODER, 1)])

@@ -21,7 +21,8 @@ from tuner.predict.compiler.alignment import (
     run_rule,
     shared_rule,
 )
-from tuner.predict.predict import Traces, resolve_subject, step_work
+from tuner.predict.predict import step_work
+from tuner.predict.traces import Traces, resolve_subject
 from tuner.predict.tracing.trace import trace
 
 LAYERS = 18
@@ -206,18 +207,23 @@ def test_a_model_whose_layers_differ_is_traced_as_a_whole(monkeypatch, depths, m
     assert depths == 2 * [subject.model_config.get_text_config().num_hidden_layers]
 
 
+def place(rule, more, run):
+    _, first, by_run = rule.at(more)
+    return first + by_run * run
+
+
 def test_a_rule_counts_from_the_end_that_stays():
     # All runs free the newest but one.
-    assert run_rule([Free(1, 5)], [Free(1, 6), Free(1, 5)]).place([9], 3) == 1
+    assert place(run_rule([Free(1, 5)], [Free(1, 6), Free(1, 5)]), [9], 3) == 1
     # Each run frees the oldest that is left, whatever the depth.
     oldest = run_rule([Free(7, 2)], [Free(9, 2), Free(8, 2)])
-    assert (oldest.newest, oldest.place([9], 3)) == (False, 2)
+    assert (oldest.newest, place(oldest, [9], 3)) == (False, 2)
     # What lies beneath grows with the depth, by two for a layer of one kind, by one for the other.
     grown = shared_rule(Free(3, 0), [Free(5, 1), Free(4, 1)], Free(6, 3))
-    assert (grown.newest, grown.place([4, 2], 0)) == (True, 13)
+    assert (grown.newest, place(grown, [4, 2], 0)) == (True, 13)
     with pytest.raises(Different):
         shared_rule(Free(3, 0), [Free(5, 1)], Free(8, 3))
     # Two kinds whose runs differ: the same place, or none.
-    assert constant_rule(Free(4, 1), [Free(5, 1)], kinds=2).place([3, 7], 5) == 1
+    assert place(constant_rule(Free(4, 1), [Free(5, 1)], kinds=2), [3, 7], 5) == 1
     with pytest.raises(Different):
         constant_rule(Free(4, 1), [Free(5, 2)], kinds=2)

@@ -14,8 +14,9 @@ from tuner.core.setup.distributed_knobs import gpus_per_trial
 from tuner.core.setup.schemas import memory_order
 from tuner.cost.library_memory import nccl_bytes
 from tuner.predict import predictor as predictor_module
-from tuner.predict.predict import Subject, predict, resolve_subject
+from tuner.predict.predict import predict
 from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.traces import Subject, resolve_subject
 from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")

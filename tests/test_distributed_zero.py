@@ -14,7 +14,8 @@ from tuner.core.kinds import Phase
 from tuner.core.records import Configuration, Prediction
 from tuner.cost.operators.timeline import Mark, Timeline
 from tuner.cost.parallel import sharded_exchange
-from tuner.predict.predict import Subject, predict, resolve_subject
+from tuner.predict.predict import predict
+from tuner.predict.traces import Subject, resolve_subject
 from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")

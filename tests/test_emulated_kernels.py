@@ -14,7 +14,8 @@ from tuner.cost.speed.roofline import Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator import Machine
 from tuner.emulator.rates import TRANSFER, EmulatedTimes
-from tuner.predict.predict import Traces, resolve_subject, step_work
+from tuner.predict.predict import step_work
+from tuner.predict.traces import Traces, resolve_subject
 from tuner.space.gpus import get_gpu
 
 TINY = "tiny-llama-3m"

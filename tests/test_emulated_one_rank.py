@@ -21,7 +21,8 @@ from tuner.cost.library_memory import nccl_bytes
 from tuner.cost.parallel import Exchange, Links, waited_s
 from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
-from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predict import predict
+from tuner.predict.traces import resolve_subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.hollow import write_hollow
 

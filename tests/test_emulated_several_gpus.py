@@ -12,7 +12,8 @@ from tuner.app.estimate import one_configuration
 from tuner.app.measuring import emulating
 from tuner.app.search.supported import trial_job
 from tuner.core.records import Configuration, Memory
-from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predict import predict
+from tuner.predict.traces import resolve_subject
 from tuner.space.gpus import get_gpu
 from tuner.trial.factories import EmulatedFactory
 

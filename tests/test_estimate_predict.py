@@ -12,13 +12,8 @@ from tuner.core.errors import EXIT_BAD_INPUT, InputError
 from tuner.core.kinds import Verdict
 from tuner.core.records import Configuration, Prediction, Source
 from tuner.core.units import MIB
-from tuner.predict.predict import (
-    Subject,
-    check_supported,
-    method_text,
-    predict,
-    resolve_subject,
-)
+from tuner.predict.predict import check_supported, method_text, predict
+from tuner.predict.traces import Subject, resolve_subject
 from tuner.predict.training import get_workload
 from tuner.space.gpus import get_gpu
 

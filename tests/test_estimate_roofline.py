@@ -20,7 +20,8 @@ from tuner.cost.speed.rates import (
 )
 from tuner.cost.speed.roofline import KEPT, Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
-from tuner.predict.predict import Subject, predict
+from tuner.predict.predict import predict
+from tuner.predict.traces import Subject
 from tuner.predict.training import get_workload
 from tuner.space.gpus import get_gpu
 

@@ -6,8 +6,9 @@ import pytest
 from shared_cases.shallow import shallow
 
 from tuner.app.estimate import one_configuration
-from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predict import predict
 from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.traces import resolve_subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import get_entry
 

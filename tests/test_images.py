@@ -8,7 +8,8 @@ import transformers
 
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
-from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predict import predict
+from tuner.predict.traces import resolve_subject
 from tuner.predict.training.images import images_of
 from tuner.predict.training.known_values import KnownValues
 from tuner.space.gpus import get_gpu

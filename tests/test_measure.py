@@ -165,7 +165,8 @@ def test_model_flops_are_those_of_a_prediction(changes):
     """The measurement counts layers, the prediction the operators of a trace."""
     from estimate_samples import configuration, tiny_config
 
-    from tuner.predict.predict import Subject, predict
+    from tuner.predict.predict import predict
+    from tuner.predict.traces import Subject
     from tuner.predict.training import get_workload
     from tuner.space.gpus import get_gpu
     from tuner.trial.device import RealEnvironment, open_session

@@ -16,8 +16,8 @@ from tuner.app.cli.main import cli
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.core.records import MemoryCategory
-from tuner.predict.compiler.compile import layer_types, with_layers
-from tuner.predict.compiler.layouts import CompileError
+from tuner.predict.compiler.alignment import Different
+from tuner.predict.compiler.deepening import layer_types, with_layers
 from tuner.predict.predict import check_supported
 from tuner.predict.training.quantized import adaptable_names
 from tuner.space.gpus import get_gpu
@@ -115,7 +115,7 @@ def test_latent_attention_is_traced():
 
 def test_kinds_of_layers_that_follow_from_a_period_are_left_to_the_full_trace():
     config = transformers.JambaConfig(num_hidden_layers=16)
-    with pytest.raises(CompileError, match="no model of this kind has the layers"):
+    with pytest.raises(Different, match="no model of this kind has the layers"):
         with_layers(config, [layer_types(config)[0], "attention", "attention"])
 
 

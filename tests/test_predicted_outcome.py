@@ -10,8 +10,9 @@ from estimate_samples import SIZES, configuration
 
 from tuner.core.records import Outcome, Source, Status
 from tuner.core.units import MIB
-from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predict import predict
 from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.traces import resolve_subject
 from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")

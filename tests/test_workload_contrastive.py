@@ -17,7 +17,8 @@ from encoder_samples import (
 )
 
 from tuner.core.errors import InputError
-from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predict import predict
+from tuner.predict.traces import resolve_subject
 from tuner.predict.training import get_workload, tokens_per_sample
 from tuner.predict.training.contrastive import (
     Experts,

@@ -18,7 +18,8 @@ from encoder_samples import (
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration
-from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predict import predict
+from tuner.predict.traces import resolve_subject
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 

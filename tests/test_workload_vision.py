@@ -9,7 +9,8 @@ import torch
 from estimate_samples import SEVEN_LINEARS, SIZES, configuration, tiny_config, traced
 
 from tuner.core.errors import InputError
-from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predict import predict
+from tuner.predict.traces import resolve_subject
 from tuner.predict.training import get_workload
 from tuner.predict.training.causal_lm import step_flops
 from tuner.space.data import DataFacts

@@ -186,7 +186,7 @@ def naive_sum(case: Case) -> float:
     from unittest import mock
 
     from tuner.cost.operators.aten_kernels import Kernels
-    from tuner.predict.predict import resolve_subject
+    from tuner.predict.traces import resolve_subject
     from tuner.predict.tracing import trace as tracing
     from tuner.predict.tracing.cuda_path import CudaPath
 

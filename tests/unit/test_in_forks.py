@@ -16,13 +16,12 @@ import pytest
 
 from tuner.core.errors import UnavailableError
 from tuner.predict.compiling import in_forks
-from tuner.predict.predict import Subject
 
 LONG_S = 60.0
 FOREVER_S = 20.0
 
 
-def compute(subject: Subject | None, item: int, folder: Path) -> int:
+def compute(folder: Path, item: int) -> int:
     """Begins, and takes too long."""
     (folder / str(os.getpid())).touch()
     time.sleep(FOREVER_S)
@@ -50,7 +49,7 @@ def test_an_interrupt_ends_the_processes_at_once(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGUSR1, interrupt)
     thread = threading.Thread(target=interrupt_soon)
     try:
-        computed = in_forks(compute, [(1, tmp_path), (2, tmp_path)], None, workers=2, traces=False)
+        computed = in_forks(compute, [1, 2], tmp_path, workers=2, traces=False)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             list(computed)
@@ -61,10 +60,11 @@ def test_an_interrupt_ends_the_processes_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "done").exists()
 
 
-def end_itself(subject: Subject | None, item: int, number: int) -> int:
+def end_itself(_: None, item: tuple[int, int]) -> int:
     """What `ray job stop` does to each process of a job, or the kernel without memory."""
-    os.kill(os.getpid(), number)
-    return item
+    number, sent = item
+    os.kill(os.getpid(), sent)
+    return number
 
 
 def test_sigterm_to_every_process_of_a_job_loses_no_work() -> None:
@@ -94,7 +94,7 @@ sys.path.insert(0, sys.argv[1])
 from test_in_forks import compute
 from tuner.predict.compiling import in_forks
 folder = Path(sys.argv[2])
-list(in_forks(compute, [(1, folder), (2, folder)], None, workers=2, traces=False))
+list(in_forks(compute, [1, 2], folder, workers=2, traces=False))
 """
 
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from tuner.cost.compiled import SEGMENTS
 from tuner.cost.operators.timeline import MASK, Work
 from tuner.cost.speed.roofline import Roofline, StepWork, step_times
 from tuner.cost.step_details import most_expensive
-from tuner.cost.work_arrays import WorkArrays
+from tuner.cost.work_arrays import SEGMENTS, WorkArrays
 from tuner.space.gpus import get_gpu
 
 GIB = 1 << 30

@@ -20,7 +20,7 @@ from tuner.app.target import load_target
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB
-from tuner.predict.predictor import COMPILED_TOLERANCE
+from tuner.predict.predictor import RESERVED_TOLERANCE
 from tuner.searches.front import pareto_front
 from tuner.searches.journal import read_journal
 from tuner.searches.progress import StoppedBy
@@ -57,7 +57,7 @@ def worlds(plan, seed: int) -> tuple[list[Prediction], dict[str, Prediction]]:
     for configuration in plan.part.supported:
         size, speed = rng.uniform(4, 20) * GIB, rng.choice([1.0, 2.0, 3.0, rng.uniform(1, 4)])
         compiled.append(prediction_of(plan, round(size), speed))
-        error = rng.uniform(-COMPILED_TOLERANCE, COMPILED_TOLERANCE) * 0.99
+        error = rng.uniform(-RESERVED_TOLERANCE, RESERVED_TOLERANCE) * 0.99
         truth[configuration.key] = prediction_of(plan, round(size * (1 + error)), speed)
     return compiled, truth
 

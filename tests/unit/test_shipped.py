@@ -1,14 +1,15 @@
-"""Compiled timelines that come with the package: what is read is what was written."""
+"""Timelines that come with the package: what is read is what was written."""
 
 from __future__ import annotations
 
+import base_install
 import numpy as np
 import pytest
 
 from tuner.app.programs import check
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration
-from tuner.predict import predictor
+from tuner.cost.as_arrays import to_arrays
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.shipped import FILE, Shipped, shipped, write
 from tuner.space import configure, default_space
@@ -21,7 +22,7 @@ MODEL = "qwen3-0.6b"
 @pytest.fixture
 def without_torch(monkeypatch, tmp_path):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
-    monkeypatch.setattr(predictor, "can_trace", lambda: False)
+    base_install.without_torch(monkeypatch)
 
 
 TRL = {
@@ -64,7 +65,7 @@ def test_a_change_without_a_timeline_is_a_note_and_costs_no_verdict(without_torc
     (tmp_path / "train.py").write_text(PROGRAM)
     checked = check([str(tmp_path / "train.py")], get_gpu("rtx4090"), predict=True)
     assert checked.found.fits
-    assert any("not among the compiled timelines" in note for note in checked.notes)
+    assert any("not among the timelines" in note for note in checked.notes)
 
 
 def test_a_damaged_file_is_said_with_its_path(tmp_path):
@@ -76,30 +77,36 @@ def test_a_damaged_file_is_said_with_its_path(tmp_path):
             assert Shipped(tmp_path / "cut.zip").versions
 
 
+def same(ours, theirs):
+    found = to_arrays(theirs)
+    return all(np.array_equal(array, found[name]) for name, array in to_arrays(ours).items())
+
+
 def test_a_file_reads_as_it_was_written(tmp_path):
     model = architecture(MODEL).digest
     keys = sorted(shipped().structures(model))[:3]
-    passes = {key: found for key in keys if (found := shipped().passes(model, key)) is not None}
-    steps = shipped().optimizers(model)
-    write(tmp_path / "copy.zip", shipped().versions, {model: passes}, {model: steps})
+    timelines = {key: shipped().timeline(model, key) for key in keys}
+    names = sorted(shipped().optimizers(model))[:2]
+    steps = {name: shipped().steps(model, name) for name in names}
+    write(tmp_path / "copy.zip", shipped().versions, {model: timelines}, {model: steps})
     copy = Shipped(tmp_path / "copy.zip")
     assert copy.versions == shipped().versions
     assert (list(copy.models()), sorted(copy.structures(model))) == ([model], keys)
-    assert copy.optimizers(model) == steps
-    for key, found in passes.items():
-        again = copy.passes(model, key)
-        assert again is not None
-        theirs = again.to_arrays()
-        for name, array in found.to_arrays().items():
-            assert np.array_equal(array, theirs[name]), (key, name)
-    assert copy.passes(model, "of a space") is None
-    of_spaces = {"another": {"of a space": passes[keys[0]]}}
-    write(tmp_path / "spaces.zip", copy.versions, {model: passes}, {}, of_spaces)
+    assert sorted(copy.optimizers(model)) == names
+    assert all(
+        same(each, copy.steps(model, name)[rank])
+        for name in names
+        for rank, each in steps[name].items()
+    )
+    assert all(same(timelines[key], copy.timeline(model, key)) for key in keys)
+    assert copy.timeline(model, "of a space") is None
+    of_spaces = {"another": {"of a space": timelines[keys[0]]}}
+    write(tmp_path / "spaces.zip", copy.versions, {model: timelines}, {}, of_spaces)
     spaces = Shipped(tmp_path / "spaces.zip")
     assert (list(spaces.models()), [*spaces.models(of_spaces=True)]) == ([model], ["another"])
     assert [*spaces.structures("another", of_spaces=True)] == ["of a space"]
-    assert spaces.passes("another", "of a space") is not None
-    write(tmp_path / "twice.zip", copy.versions, {model: passes}, {model: steps})
+    assert spaces.timeline("another", "of a space") is not None
+    write(tmp_path / "twice.zip", copy.versions, {model: timelines}, {model: steps})
     assert (tmp_path / "twice.zip").read_bytes() == (tmp_path / "copy.zip").read_bytes()
 
 
@@ -108,22 +115,18 @@ def test_it_has_its_versions_and_a_size_that_people_download():
     assert FILE.stat().st_size < 40_000_000
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"precision": "nf4", "micro_batch": 4}, {**TRL, "max_length": 8192, "lora_rank": 24}],
-)
+@pytest.mark.parametrize("settings", [TRL, {**TRL, "max_length": 8192, "lora_rank": 24}])
 def test_without_pytorch_the_file_answers(settings, without_torch):
     gpu = get_gpu("rtx4090")
     job = Predictor(PredictionJob("causal_lm", MODEL))
     (found,) = job.traced([configuration(**settings)], gpu)
-    assert found.method.startswith(predictor.METHOD)
     assert f"torch {shipped().versions['torch']}" in found.method
 
 
 def test_an_answer_of_the_file_is_kept(without_torch, monkeypatch):
-    gpu, one = get_gpu("rtx4090"), configuration(precision="nf4")
+    gpu, one = get_gpu("rtx4090"), configuration(**TRL)
     first = Predictor(PredictionJob("causal_lm", MODEL)).traced([one], gpu)
-    monkeypatch.setattr(Predictor, "predict", None)
+    monkeypatch.setattr("tuner.predict.predictor.trace_all", None)
     again = Predictor(PredictionJob("causal_lm", MODEL))
     assert again.traced([one], gpu) == first
     monkeypatch.setitem(vars(shipped()), "checksum", "of another file")
@@ -136,38 +139,21 @@ def test_an_answer_of_the_file_is_kept(without_torch, monkeypatch):
 )
 def test_settings_that_the_file_does_not_cover_are_refused(without_torch, settings):
     job = Predictor(PredictionJob("causal_lm", MODEL))
-    with pytest.raises(UnavailableError, match="not among the compiled timelines"):
-        job.traced([configuration(**settings)], get_gpu("rtx4090"))
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("settings", [{"precision": "bf16", "micro_batch": 2}, TRL])
-def test_the_file_has_what_is_compiled_now(settings, tmp_path, monkeypatch):
-    monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
-    job = Predictor(PredictionJob("causal_lm", MODEL), anew=True)
-    job.predict([configuration(**settings)], get_gpu("rtx4090"))
-    ((key, compiled),) = job.compiled().items()
-    stored = shipped().passes(*key)
-    assert stored is not None
-    assert key[0] == architecture(MODEL).digest
-    theirs = stored.to_arrays()
-    for name, array in compiled.to_arrays().items():
-        assert np.array_equal(array, theirs[name]), name
+    with pytest.raises(UnavailableError, match="not among the timelines"):
+        job.traced([configuration(**{**TRL, **settings})], get_gpu("rtx4090"))
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("optimizer", "rank"), [("adamw_torch_fused", 24), ("paged_adamw_8bit", 32)]
 )
-def test_optimizers_at_and_between_the_ranks_are_as_traced(optimizer, rank, tmp_path, monkeypatch):
+def test_the_file_answers_as_a_trace_does(optimizer, rank, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
     settings = configuration(**{**TRL, "optimizer": optimizer, "lora_rank": rank})
-    job = Predictor(PredictionJob("causal_lm", MODEL))
-    (traced,) = job.predict([settings], get_gpu("rtx4090"))
+    job, gpu = PredictionJob("causal_lm", MODEL), get_gpu("rtx4090")
+    (traced,) = Predictor(job, anew=True).predict([settings], gpu)
     monkeypatch.setenv("TUNER_CACHE", "off")
-    monkeypatch.setattr(predictor, "can_trace", lambda: False)
-    (found,) = Predictor(PredictionJob("causal_lm", MODEL)).predict([settings], get_gpu("rtx4090"))
-    for number in ("peak_allocated_bytes", "peak_reserved_bytes", "paged_bytes"):
-        ours, theirs = getattr(found.memory, number), getattr(traced.memory, number)
-        assert ours == pytest.approx(theirs, rel=1e-3), number
-    assert found.speed.step_s == pytest.approx(traced.speed.step_s, rel=1e-3)
+    base_install.without_torch(monkeypatch)
+    (found,) = Predictor(job).predict([settings], gpu)
+    assert (found.memory, found.speed) == (traced.memory, traced.speed)
+    assert found.intervals == traced.intervals

@@ -1,8 +1,8 @@
-"""A page that predicts in the browser, from the compiled timelines that come with tuner.
+"""A page that predicts in the browser, from the timelines that come with tuner.
 
-The page has what `tuner.predict.evaluation` and `tuner.cost.speed.roofline` compute from: the
-polynomials of each structure, the events for its replay of the allocator, optimizer steps, and the
-rates of each GPU type. Its program, `report/page/calculator.js`, does the same with them.
+The page has what `tuner.cost.sized` and `tuner.cost.speed.roofline` compute from: the events of
+each structure with the polynomials of their sizes, optimizer steps, and the rates of each GPU type.
+Its program, `report/page/calculator.js`, does the same with them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuner import __version__
 from tuner.app.estimate import asked
 from tuner.core.errors import UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Doubt, MemoryBudget
+from tuner.core.records import Configuration, MemoryBudget, MemoryCategory
 from tuner.cost.allocator import (
     LARGE_OWN_SEGMENT_BYTES,
     LARGE_SEGMENT_BYTES,
@@ -26,9 +26,7 @@ from tuner.cost.allocator import (
     SMALL_SEGMENT_BYTES,
 )
 from tuner.cost.calibrate import step_factors
-from tuner.cost.compiled import CATEGORIES, SEGMENTS
 from tuner.cost.library_memory import (
-    CUBLAS_WORKSPACE_BYTES,
     context_bytes,
     cublas_workspace_bytes,
 )
@@ -47,20 +45,20 @@ from tuner.cost.speed.roofline import (
     Efficiency,
     Roofline,
 )
-from tuner.predict.compiler.optimizer_step import CompiledOptimizer, work_arrays
+from tuner.cost.work_arrays import SEGMENTS
 from tuner.predict.compiler.structure import (
-    LARGEST_GPU_BYTES,
     TILE_TOKENS,
     Structure,
     kernels_like,
 )
 from tuner.predict.portable import (
+    PHASES,
     Arrays,
     PortableStructure,
     Words,
     attention_rates,
     bandwidth_share,
-    number_of,
+    steps_data,
 )
 from tuner.predict.predict import check_supported
 from tuner.predict.shipped import RANKS, SHIPPED_OPTIMIZERS, Shipped
@@ -103,7 +101,7 @@ def page_data(timelines: Shipped) -> tuple[dict[str, Any], str]:
     arrays, digests = Arrays(), set(timelines.models())
     models = [name for name in all_models() if architecture(name).digest in digests]
     if not models:
-        raise UnavailableError("no compiled timelines come with this installation of tuner")
+        raise UnavailableError("no timelines come with this installation of tuner")
     gpus = list(all_gpus().values())
     kernels = sorted({kernels_like(gpu.compute_capability) for gpu in gpus})
     structures: list[PortableStructure] = []
@@ -111,10 +109,10 @@ def page_data(timelines: Shipped) -> tuple[dict[str, Any], str]:
     for name in models:
         found, places = architecture(name), {}
         for key, structure, is_half in _structures(name, kernels):
-            passes = timelines.passes(found.digest, structure.key)
-            if passes is not None:
+            sized = timelines.timeline(found.digest, structure.key)
+            if sized is not None:
                 places[key] = len(structures)
-                structures.append(PortableStructure(passes, timelines, found.digest, is_half))
+                structures.append(PortableStructure(sized, timelines, found.digest, is_half))
         shown.append(
             {
                 "name": name,
@@ -124,31 +122,22 @@ def page_data(timelines: Shipped) -> tuple[dict[str, Any], str]:
             }
         )
     words = Words()
-    as_update = work_arrays(CompiledOptimizer(0, 0, 0, ((1, 0, 0),)))[0]
-    updates = [
-        number_of(words.kinds, str(as_update.kinds[0])),
-        number_of(words.dtypes, str(as_update.dtypes[0])),
-    ]
+    portable = [one.data(arrays, words) for one in structures]
+    steps = [steps_data(timelines.steps(*key), arrays, words) for key in words.optimizers]
     data = {
         "version": __version__,
         "models": shown,
-        "structures": [one.data(arrays, words) for one in structures],
+        "structures": portable,
         "methods": [
             {"id": name, "title": title, "options": options}
             for name, (title, options, _) in METHODS.items()
         ],
         "optimizers": SHIPPED_OPTIMIZERS,
-        "update": updates,
         "ranks": RANKS,
-        "categories": [str(category) for category in CATEGORIES],
+        "categories": [str(category) for category in MemoryCategory],
+        "phases": [str(phase) for phase in PHASES],
         "segments": [[str(s.phase), s.micro_step] for s in SEGMENTS],
-        "steps": [
-            [
-                [s.state_bytes, s.peak_bytes, s.paged_bytes, list(itertools.chain(*s.kernels))]
-                for s in steps
-            ]
-            for steps in words.optimizers
-        ],
+        "steps": steps,
         "cached": words.kinds.get(CACHED, -1),
         "bandwidth_shares": [bandwidth_share(kind) for kind in words.kinds],
         "gpus": [_gpu(gpu, models[0], kernels, words) for gpu in gpus],
@@ -241,7 +230,6 @@ def _constants() -> dict[str, Any]:
             "gap_below": off.gap_below,
             "gap_above": off.gap_above,
             "least_gap": off.least_gap,
-            "share": off.doubts[Doubt.COMPILED].above,
         },
         "step": step_factors(has_profile=False),
         "launch_s": roofline.launch_s,
@@ -252,8 +240,6 @@ def _constants() -> dict[str, Any]:
         "boards_differ": BOARDS_DIFFER,
         "l2_kept": KEPT,
         "l2_kept_ends": KEPT_ENDS,
-        "replayed_workspace_bytes": CUBLAS_WORKSPACE_BYTES,
-        "largest_bytes": LARGEST_GPU_BYTES,
         "block_bytes": MIN_BLOCK_BYTES,
         "small_bytes": SMALL_LIMIT_BYTES,
         "small_segment_bytes": SMALL_SEGMENT_BYTES,

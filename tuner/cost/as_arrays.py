@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 import numpy as np
 
 _Value = TypeVar("_Value")
+
+
+@runtime_checkable
+class Consistent(Protocol):
+    """Arrays that belong together."""
+
+    def require_consistent(self) -> None:
+        """Raise ValueError unless they do."""
 
 
 def to_arrays(value: Any) -> dict[str, Any]:
@@ -17,7 +25,10 @@ def to_arrays(value: Any) -> dict[str, Any]:
 
 
 def from_arrays(cls: type[_Value], arrays: Mapping[str, Any], name: str = "") -> _Value:
-    """The inverse of `to_arrays`. Raises KeyError or ValueError when the arrays do not fit."""
+    """The inverse of `to_arrays`. Raises KeyError or ValueError when the arrays do not fit.
+
+    A class may have `require_consistent`, which raises ValueError too.
+    """
     found: dict[str, Any] = {}
     declared = get_type_hints(cls)
     for part in fields(cls):  # type: ignore[arg-type]
@@ -30,7 +41,10 @@ def from_arrays(cls: type[_Value], arrays: Mapping[str, Any], name: str = "") ->
             raise ValueError(f"{inner} holds {array.dtype}")
         kinds: dict[Any, Callable[[Any], Any]] = {int: int, float: float}
         found[part.name] = tuple(map(str, array)) if is_text else kinds.get(kind, np.asarray)(array)
-    return cls(**found)
+    made = cls(**found)
+    if isinstance(made, Consistent):
+        made.require_consistent()
+    return made
 
 
 def _arrays_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:

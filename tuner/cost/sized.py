@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.kinds import MemoryCategory, Phase
-from tuner.cost.compiled import Operators
+from tuner.cost.memory import category_of
 from tuner.cost.operators.timeline import Block, Mark, Timeline
 from tuner.cost.polynomial import Terms
 from tuner.cost.speed.roofline import StepWork
-from tuner.cost.work_arrays import WorkArrays, optimizer_executions_of
+from tuner.cost.work_arrays import SEGMENTS, Operators, WorkArrays, optimizer_executions_of
 
 _PHASES, _CATEGORIES = tuple(Phase), tuple(MemoryCategory)
 _LOGITS, _PAGED = 1, 2
@@ -30,8 +31,8 @@ class Blocks:
     labels: NDArray[np.int8]
 
     @classmethod
-    def of(cls, blocks: list[Block], numbers: list[int]) -> Blocks:
-        """The blocks of a trace, with the number of each one's size."""
+    def of(cls, blocks: Sequence[Block]) -> Blocks:
+        """The blocks of a trace."""
         labels = [
             (
                 _PHASES.index(block.born_phase),
@@ -40,9 +41,33 @@ class Blocks:
             )
             for block in blocks
         ]
-        return cls(
-            np.array(numbers, dtype=np.int32), np.array(labels, dtype=np.int8).reshape(-1, 3)
+        numbers = np.array([block.number for block in blocks], dtype=np.int32)
+        return cls(numbers, np.array(labels, dtype=np.int8).reshape(-1, 3))
+
+    @classmethod
+    def like(cls, models: Sequence[Blocks], sources: Sequence[tuple[int, int]]) -> Blocks:
+        """Blocks that are like some of those of models: numbers of a model and of its block."""
+        model, block = np.array(sources).T
+        place = np.cumsum([0, *(len(each.numbers) for each in models)])[model] + block
+        numbers, labels = (
+            np.concatenate([getattr(each, name) for each in models])[place]
+            for name in ("numbers", "labels")
         )
+        return cls(numbers, labels)
+
+    def uses(self) -> list[tuple[MemoryCategory, bool]]:
+        """What each block is for, and whether it is managed memory."""
+        known: dict[tuple[int, ...], tuple[MemoryCategory, bool]] = {}
+        for phase, category, flags in {*map(tuple, self.labels.tolist())}:
+            block = Block(
+                size_bytes=0,
+                born_phase=_PHASES[phase],
+                born_event=0,
+                category=None if category < 0 else _CATEGORIES[category],
+                is_logits=bool(flags & _LOGITS),
+            )
+            known[phase, category, flags] = category_of(block), bool(flags & _PAGED)
+        return [known[each] for each in map(tuple, self.labels.tolist())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +109,7 @@ class OptimizerSteps:
             np.array(events, dtype=np.int32).reshape(-1, 2),
             first,
             second,
-            Blocks.of(blocks, [*range(len(blocks))]),
+            Blocks.of([replace(block, number=n) for n, block in enumerate(blocks)]),
             np.array([block.size_bytes for block in blocks], dtype=np.int64),
             tuple(work.name for work in ran),
             tuple(work.kind for work in ran),
@@ -93,6 +118,28 @@ class OptimizerSteps:
             np.array([work.bytes_moved for work in ran], dtype=np.int64),
             times[times > 0],
         )
+
+    @property
+    def is_paged(self) -> bool:
+        """True if some of its state is managed memory."""
+        return bool((self.blocks.labels[:, 2] & _PAGED).any())
+
+    def require_consistent(self) -> None:
+        """Raise ValueError unless the arrays belong together."""
+        blocks, kernels = len(self.sizes_bytes), len(self.times)
+        parts = (self.names, self.kinds, self.dtypes, self.flops, self.moved_bytes)
+        fits = (
+            _within(self.events[:, 0], blocks),
+            self.blocks.labels.shape == (blocks, 3),
+            0 <= self.first <= self.second <= len(self.events),
+            *(len(part) == kernels for part in parts),
+        )
+        if not all(fits):
+            raise ValueError("arrays of an optimizer that do not belong together")
+
+    def update(self, step: int) -> NDArray[np.int32]:
+        """The events of the first step, or of the second."""
+        return self.events[self.second :] if step else self.events[self.first : self.second]
 
     @property
     def works(self) -> WorkArrays:
@@ -109,11 +156,21 @@ class OptimizerSteps:
         )
 
 
+class Span(NamedTuple):
+    """The events `start` to `end` of a timeline: a phase of a step and of a micro-step."""
+
+    start: int
+    end: int
+    phase: Phase
+    step: int
+    micro_step: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SizedTimeline:
     """Two optimizer steps of a structure at full depth, without what its optimizer does.
 
-    An evaluation may follow, whose batch is another one.
+    An evaluation may follow, whose batch is a variable of its own.
 
     `events` (E, 2) of block and +1 or -1; `marks` (M, 4) of event, phase, step and micro-step. The
     first step has one micro-step, the second two. `workspace` numbers the size of cuBLAS's
@@ -138,15 +195,41 @@ class SizedTimeline:
     remarks: tuple[str, ...]
 
     @classmethod
-    def of(cls, timeline: Timeline, **rest: Any) -> SizedTimeline:
-        """From a timeline whose blocks have numbers."""
-        marks = [(m.event, _PHASES.index(m.phase), m.step, m.micro_step) for m in timeline.marks]
+    def of(
+        cls, events: Sequence[tuple[int, int]], marks: Sequence[Mark], **rest: Any
+    ) -> SizedTimeline:
+        """From the events and marks of a trace."""
+        rows = [(m.event, _PHASES.index(m.phase), m.step, m.micro_step) for m in marks]
         return cls(
-            events=np.array(timeline.events, dtype=np.int32),
-            blocks=Blocks.of(timeline.blocks, [block.number for block in timeline.blocks]),
-            marks=np.array(marks, dtype=np.int32),
+            events=np.array(events, dtype=np.int32),
+            marks=np.array(rows, dtype=np.int32),
             **rest,
         )
+
+    def require_consistent(self) -> None:
+        """Raise ValueError unless the arrays belong together."""
+        blocks, sizes = len(self.blocks.numbers), len(self.sizes.coefficients)
+        operators, trained = len(self.operators.kinds), len(self.kinds)
+        index, sign = self.events.T
+        fits = (
+            _within(index, blocks),
+            bool((np.abs(sign) == 1).all()),
+            self.blocks.labels.shape == (blocks, 3),
+            _within(self.blocks.labels[:, 0], len(_PHASES)),
+            _within(self.blocks.labels[:, 1] + 1, len(_CATEGORIES) + 1),
+            _within(self.blocks.numbers, sizes),
+            -1 <= self.workspace < sizes,
+            _within(self.marks[:, 0], len(self.events) + 1),
+            _within(self.marks[:, 1], len(_PHASES)),
+            _within(self.order, trained),
+            len(self.trained.coefficients) == trained,
+            len(self.counts.coefficients) == 2,
+            self.executions.shape == (len(SEGMENTS), 2, operators),
+            self.operators.is_consistent(),
+            *(terms.is_consistent() for terms in (self.sizes, self.trained, self.counts)),
+        )
+        if not all(fits):
+            raise ValueError("arrays of a timeline that do not belong together")
 
     def parameters(self, point: Any) -> tuple[tuple[int, str], ...]:
         """Elements and kind of each parameter that is trained at a point (4,), in order."""
@@ -175,38 +258,35 @@ class SizedTimeline:
         *,
         workspace_bytes: int,
         accumulates: bool,
-        evaluation: Any = None,
     ) -> Timeline:
-        """The events of a training of these sizes, with one micro-step in each step or with two.
-
-        `evaluation` is the point of the evaluation, if there is one.
-        """
+        """The events of a training of these sizes, with one micro-step in each step or with two."""
         own = self._block_bytes(point, workspace_bytes)
-        if evaluation is not None:
-            evaluates = self.blocks.labels[:, 0] == _PHASES.index(Phase.EVALUATION)
-            own = np.where(evaluates, self._block_bytes(evaluation, workspace_bytes), own)
         sizes = np.concatenate([own, optimizer.sizes_bytes])
         labels = np.concatenate([self.blocks.labels, optimizer.blocks.labels])
         parts, marks, at = [], [], 0
         offset = np.array([len(self.blocks.numbers), 0])
-        ends = [*self.marks[1:, 0].tolist(), len(self.events)]
-        for (start, phase, step, micro_step), end in zip(self.marks.tolist(), ends, strict=True):
-            is_update = _PHASES[phase] is Phase.OPTIMIZER
-            if _PHASES[phase] is Phase.FORWARD and not step:
+        for start, end, phase, step, micro_step in self.spans(accumulates=accumulates):
+            is_update = phase is Phase.OPTIMIZER
+            if phase is Phase.FORWARD and not step:
                 parts.append(optimizer.events[: optimizer.first] + offset)
                 at += optimizer.first
-            if not accumulates and step == 1 and micro_step == 1 and not is_update:
-                continue
-            last = 1 if is_update and not accumulates else micro_step
-            marks.append((at, _PHASES[phase], step, last))
+            marks.append((at, phase, step, micro_step))
             pieces = [self.events[start:end]]
             if is_update:
-                starts = (optimizer.first, optimizer.second, None)
-                update = optimizer.events[starts[step] : starts[step + 1]]
-                pieces.insert(0, update + offset)
+                pieces.insert(0, optimizer.update(step) + offset)
             parts += pieces
             at += sum(map(len, pieces))
         return _timeline(np.concatenate(parts), marks, sizes, labels)
+
+    def spans(self, *, accumulates: bool) -> Iterator[Span]:
+        """Where the events of each phase begin and end, with one micro-step in each step or two."""
+        ends = [*self.marks[1:, 0].tolist(), len(self.events)]
+        for (start, number, step, micro_step), end in zip(self.marks.tolist(), ends, strict=True):
+            phase = _PHASES[number]
+            is_update = phase is Phase.OPTIMIZER
+            if accumulates or step != 1 or micro_step != 1 or is_update:
+                last = 1 if is_update and not accumulates else micro_step
+                yield Span(start, end, phase, step, last)
 
     def _block_bytes(self, point: Any, workspace_bytes: int) -> NDArray[np.int64]:
         sizes = _whole(self.sizes, point)
@@ -253,6 +333,11 @@ def _timeline(
         events=list(zip(index.tolist(), sign.tolist(), strict=True)),
         marks=[Mark(int(moved[event]), phase, step, last) for event, phase, step, last in marks],
     )
+
+
+def _within(numbers: NDArray[Any], limit: int) -> bool:
+    """Check that all numbers can be indices of `limit` items."""
+    return bool((numbers >= 0).all() and (numbers < limit).all())
 
 
 def _whole(terms: Terms, point: Any) -> NDArray[np.int64]:

@@ -11,11 +11,10 @@ import numpy as np
 
 from tuner.core.gpu import Gpu
 from tuner.core.records.reading import read, written
-from tuner.cost.compiled import SEGMENTS
 from tuner.cost.operators.timeline import MASK
 from tuner.cost.speed.rates import MASKED, rate_of, tile_use
 from tuner.cost.speed.roofline import Efficiency, KernelTimes, Roofline, StepWork
-from tuner.cost.work_arrays import WorkArrays
+from tuner.cost.work_arrays import SEGMENTS, WorkArrays
 
 MOST_EXPENSIVE = 5
 

@@ -5,13 +5,64 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.kinds import Phase
-from tuner.cost.compiled import SEGMENTS, Floats, Operators, Segment
 from tuner.cost.operators.timeline import Timeline, Work
+from tuner.cost.polynomial import Terms
+
+Floats = NDArray[np.float64]
+
+
+class Segment(NamedTuple):
+    """One phase of one micro-step."""
+
+    phase: Phase
+    micro_step: int
+
+
+SEGMENTS = tuple(
+    Segment(phase, micro_step) for micro_step in (0, 1) for phase in (Phase.FORWARD, Phase.BACKWARD)
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operators:
+    """W distinct operators: their names, kinds and dtypes, and the polynomials of their work.
+
+    `tensor_bytes` and `tensor_of` (T,): bytes that operators touch, tensor by tensor, and the
+    operator each belongs to. `shapes`: as in `Work`, four rows an operator.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    flops: Terms
+    tensor_bytes: Terms
+    tensor_of: NDArray[np.int32]
+    shapes: Terms
+    has_shape: NDArray[np.bool_]
+
+    def moved_bytes(self, points: Floats) -> Floats:
+        """Bytes that each operator reads and writes; shape (W, points)."""
+        moved = np.zeros((len(self.kinds), len(points)))
+        np.add.at(moved, self.tensor_of, self.tensor_bytes.at(points))
+        return moved
+
+    def is_consistent(self) -> bool:
+        """Check that the arrays belong together."""
+        number, tensors = len(self.kinds), len(self.tensor_bytes.coefficients)
+        return (
+            len(self.names) == len(self.dtypes) == len(self.flops.coefficients) == number
+            and self.tensor_of.shape == (tensors,)
+            and bool((self.tensor_of >= 0).all() and (self.tensor_of < number).all())
+            and len(self.shapes.coefficients) == 4 * number
+            and self.has_shape.shape == (number,)
+            and all(terms.is_consistent() for terms in (self.flops, self.tensor_bytes, self.shapes))
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,9 +11,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.units import KIB
 
 if TYPE_CHECKING:  # they import numpy, which starting an emulation does without
-    from tuner.cost.compiled import Floats
     from tuner.cost.speed.roofline import KernelTimes
-    from tuner.cost.work_arrays import WorkArrays
+    from tuner.cost.work_arrays import Floats, WorkArrays
 
 TRANSFER, EXCHANGE = "transfer", "exchange"
 """Kinds of work that no trace has: copies to and from the host, and between devices."""

@@ -1,4 +1,4 @@
-"""Compiled timelines on disk: read quickly, rebuilt when anything about them changed.
+"""Timelines and predictions on disk: read quickly, rebuilt when anything about them changed.
 
 An entry's name is a digest of everything that the result depends on: the model's
 architecture, the structure, the code that traces, and the versions of the libraries. An
@@ -14,8 +14,7 @@ import os
 import sys
 import zipfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -24,9 +23,6 @@ from typing import Any, TypeVar
 from tuner.core.files import user_cache
 from tuner.core.records import Prediction
 from tuner.cost.as_arrays import from_arrays
-from tuner.cost.compiled import CompiledPasses, Replayed, Replays
-from tuner.predict.compiler.optimizer_step import CompiledOptimizer, compile_optimizer
-from tuner.predict.compiler.structure import Point
 
 FOLDER_VARIABLE = "TUNER_CACHE"
 """Environment variable that names the folder; "off" switches the cache off."""
@@ -171,31 +167,9 @@ def _delete(file: str) -> None:
             return
 
 
-def read_passes(entry: str) -> CompiledPasses | None:
-    """The compiled structure in this entry; None where there is none that is whole."""
-    return _parsed(entry, CompiledPasses.from_arrays, read_arrays)
-
-
-def read_replays(entry: str) -> dict[Point, Replays]:
-    """The replays in this entry, by point."""
-    return _parsed(entry, _replays) or {}
-
-
-def _replays(stored: Any) -> dict[Point, Replays]:
-    return {
-        tuple(map(int, point)): (Replayed(*map(int, once)), Replayed(*map(int, more)))
-        for *point, once, more in stored
-    }
-
-
-def read_optimizer(entry: str) -> CompiledOptimizer | None:
-    """The compiled optimizer step in this entry; None where there is none that is whole."""
-    return _parsed(entry, CompiledOptimizer.from_dict)
-
-
-def read_prediction(entry: str) -> Prediction | None:
-    """The prediction in this entry; None where there is none that is whole."""
-    return _parsed(entry, Prediction.from_dict)
+def read_predictions(entry: str) -> list[Prediction] | None:
+    """The predictions in this entry; None where there are none that are whole."""
+    return _parsed(entry, lambda stored: [*map(Prediction.from_dict, stored)])
 
 
 _Stored = TypeVar("_Stored")
@@ -218,15 +192,3 @@ def _parsed(
     except (KeyError, TypeError, ValueError, IndexError):
         delete(entry)
         return None
-
-
-def build_optimizer(
-    entry: str, name: str, sizes: Sequence[tuple[int, int, str]], *, clip: float, scaled: bool
-) -> CompiledOptimizer:
-    """Compile the step of an optimizer over parameters of (numel, count, kind), and store it."""
-    trainable: Counter[tuple[int, str]] = Counter()
-    for numel, count, kind in sizes:
-        trainable[numel, kind] += count
-    compiled = compile_optimizer(name, trainable, max_grad_norm=clip, scaled=scaled)
-    write_json(entry, compiled.to_dict())
-    return compiled

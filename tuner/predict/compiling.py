@@ -1,4 +1,4 @@
-"""Compiles structures, replays the allocator and traces, in several processes at once."""
+"""Traces of timelines, optimizers and configurations, in several processes at once."""
 
 from __future__ import annotations
 
@@ -10,73 +10,44 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import numpy as np
 
 from tuner.core.errors import UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Prediction
-from tuner.cost.compiled import CompiledPasses, Replays
-from tuner.cost.library_memory import CUBLAS_WORKSPACE_BYTES
-from tuner.cost.sized import SizedTimeline
-from tuner.predict.compiler.structure import (
-    LARGEST_GPU_BYTES,
-    Point,
-    Structure,
-    anchors,
-    replay_all,
-)
-from tuner.predict.predict import Subject, Traces, predict
-
-Answer = tuple[CompiledPasses | str, dict[Point, Replays]]
-"""A compiled structure, or why there is none, and the replays that were asked for."""
+from tuner.cost.sized import OptimizerSteps, SizedTimeline
+from tuner.predict.compiler.structure import Structure
+from tuner.predict.predict import predict
+from tuner.predict.shipped import can_trace
+from tuner.predict.traces import Subject, Traces
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A structure with the points at which it is wanted; `passes` when it is compiled."""
-
-    structure: Structure
-    points: tuple[Point, ...]
-    passes: CompiledPasses | str | None = None
-
-    def missing(self, passes: CompiledPasses | str, known: Mapping[Point, Replays]) -> list[Point]:
-        """Points at which the allocator has yet to be replayed."""
-        if isinstance(passes, str):
-            return []
-        points = np.array(self.points, dtype=float)
-        wanted = {place for places in anchors(points, passes).values() for place in places}
-        unknown = sorted(wanted - known.keys())
-        if not unknown:
-            return []
-        sizes = passes.rounded_bytes(np.array(unknown, dtype=float), CUBLAS_WORKSPACE_BYTES)
-        peaks = passes.live_bytes(sizes).max(axis=0)
-        return [p for p, peak in zip(unknown, peaks, strict=True) if peak <= LARGEST_GPU_BYTES]
+def trace_timelines(
+    subject: Subject, structures: Iterable[Structure], traces: Traces, *, workers: int
+) -> Iterator[Structure]:
+    """Have the timelines that `traces` lacks; each structure as it is done."""
+    missing = [each for each in structures if traces.lacks(subject, each)]
+    if missing and can_trace():
+        subject.resolve()
+    for structure, sized in in_forks(_sized, missing, (subject, traces), workers=workers):
+        traces.keep(structure, sized)
+        yield structure
 
 
-def answers(
-    requests: Sequence[Request],
-    known: Mapping[Structure, dict[Point, Replays]],
-    subject: Subject | None,
+def trace_optimizers(
+    subject: Subject,
+    wanted: Iterable[tuple[SizedTimeline, Configuration]],
+    traces: Traces,
     *,
     workers: int,
-) -> Iterable[tuple[Request, Answer]]:
-    """The parts of each request, in the order of work.
-
-    `known` are the replays that there are; `subject` is needed where a structure is to be
-    compiled. With fewer than two workers, or one request, this process does it.
-    """
-    yield from in_forks(
-        _answer,
-        [(request, known[request.structure]) for request in requests],
-        subject,
-        workers=workers,
-        traces=any(request.passes is None for request in requests),
-    )
+) -> None:
+    """Have the steps of optimizers that `traces` lacks: those of configurations with a timeline."""
+    entries = {traces.optimizer_entry(sized, each): (sized, each) for sized, each in wanted}
+    missing = [(entry, pair) for entry, pair in entries.items() if traces.lacks_steps(entry)]
+    for (entry, _), steps in in_forks(_steps, missing, (subject, traces), workers=workers):
+        traces.keep_steps(entry, steps)
 
 
 def trace_all(
@@ -88,19 +59,16 @@ def trace_all(
     workers: int,
     **how: Any,
 ) -> list[Prediction]:
-    """A prediction of each configuration at full depth, in their order; `how` as for `predict`.
-
-    The structures that `traces` lacks come first, each once.
-    """
-    structures = {traces.structure(subject, each, gpu) for each in configurations}
-    missing = [(each, None) for each in structures if each is not None and traces.lacks(each)]
-    for structure, sized in in_forks(_sized, missing, (subject, traces), workers=workers):
-        traces.keep(structure, sized)
-    places = {configuration.key: place for place, configuration in enumerate(configurations)}
-    items = [(configuration, (gpu, how)) for configuration in configurations]
-    traced = in_forks(_predicted, items, (subject, traces), workers=workers)
-    found = {places[configuration.key]: prediction for configuration, prediction in traced}
-    return [found[place] for place in range(len(configurations))]
+    """A prediction of each configuration at full depth, in their order; `how` as for `predict`."""
+    structures = {traces.structure(subject, each, gpu) for each in configurations} - {None}
+    for _ in trace_timelines(subject, structures, traces, workers=workers):  # type: ignore[arg-type]
+        pass
+    distinct = [*{each.key: each for each in configurations}.values()]
+    known = subject, traces, gpu, how
+    in_full = any(traces.structure(subject, each, gpu) is None for each in distinct)
+    traced = in_forks(_predicted, distinct, known, workers=workers, traces=in_full)
+    found = {configuration.key: prediction for configuration, prediction in traced}
+    return [found[configuration.key] for configuration in configurations]
 
 
 _AFTER_AUTOGRAD = "autograd's threading in combination with fork"
@@ -109,13 +77,12 @@ _AFTER_AUTOGRAD = "autograd's threading in combination with fork"
 
 _Subject = TypeVar("_Subject")
 _Item = TypeVar("_Item")
-_Known = TypeVar("_Known")
 _Result = TypeVar("_Result")
 
 
 def in_forks(
-    function: Callable[[_Subject, _Item, _Known], _Result],
-    items: Sequence[tuple[_Item, _Known]],
+    function: Callable[[_Subject, _Item], _Result],
+    items: Sequence[_Item],
     subject: _Subject,
     *,
     workers: int,
@@ -126,19 +93,17 @@ def in_forks(
     Raises `UnavailableError` if one of the processes is killed.
     """
     if workers < 2 or len(items) < 2:
-        for item, known in items:
-            yield item, function(subject, item, known)
+        for item in items:
+            yield item, function(subject, item)
         return
     if traces:
         # Imported before the fork, so that only this process pays: bitsandbytes and peft as well.
-        importlib.import_module("tuner.predict.compiler.compile")
+        importlib.import_module("tuner.predict.compiler.deepening")
         importlib.import_module("peft")
         _quieten_threads()
     left = []
     with _workers(min(workers, len(items)), subject) as pool:
-        futures = {
-            pool.submit(_in_worker, function, item, known): (item, known) for item, known in items
-        }
+        futures = {pool.submit(_in_worker, function, item): item for item in items}
         for future in concurrent.futures.as_completed(futures):
             try:
                 result = future.result()
@@ -153,9 +118,9 @@ def in_forks(
                     raise
                 left.append(futures[future])
             else:
-                yield futures[future][0], result
-    for item, known in left:
-        yield item, function(subject, item, known)
+                yield futures[future], result
+    for item in left:
+        yield item, function(subject, item)
 
 
 @contextlib.contextmanager
@@ -184,30 +149,6 @@ def _workers(count: int, subject: Any) -> Iterator[concurrent.futures.ProcessPoo
     pool.shutdown()
 
 
-def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:
-    """The compiled structure, or the reason why there is none."""
-    from tuner.predict.compiler.compile import compile_passes
-    from tuner.predict.compiler.layouts import CompileError
-
-    try:
-        return compile_passes(subject.workload, subject.model_config, structure)
-    except CompileError as error:
-        return str(error)
-    except Exception as error:  # noqa: BLE001 - the full trace raises what is wrong with the model
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def _answer(subject: Subject | None, request: Request, known: Mapping[Point, Replays]) -> Answer:
-    """Compile what is not compiled yet, and replay the allocator where it is not known."""
-    passes = request.passes
-    if passes is None:
-        assert subject is not None
-        passes = compile_one(subject, request.structure)
-    if isinstance(passes, str):
-        return passes, {}
-    return passes, replay_all(passes, request.missing(passes, known))
-
-
 _worker_subject: Any = None
 """The subject of a compiling process; set once when the process starts."""
 
@@ -232,22 +173,27 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _in_worker(
-    function: Callable[[Any, _Item, _Known], _Result], item: _Item, known: _Known
-) -> _Result:
-    return function(_worker_subject, item, known)
+def _in_worker(function: Callable[[Any, _Item], _Result], item: _Item) -> _Result:
+    return function(_worker_subject, item)
 
 
-def _sized(known: tuple[Subject, Traces], structure: Structure, _: None) -> SizedTimeline | None:
+def _sized(known: tuple[Subject, Traces], structure: Structure) -> SizedTimeline | None:
     subject, traces = known
     return traces.sized(subject, structure)
 
 
+def _steps(
+    known: tuple[Subject, Traces], wanted: tuple[str, tuple[SizedTimeline, Configuration]]
+) -> OptimizerSteps:
+    (subject, traces), (_, (sized, configuration)) = known, wanted
+    return traces.optimizer(subject, sized, configuration)
+
+
 def _predicted(
-    known: tuple[Subject, Traces], configuration: Configuration, how: tuple[Gpu, dict[str, Any]]
+    known: tuple[Subject, Traces, Gpu, dict[str, Any]], configuration: Configuration
 ) -> Prediction:
-    (subject, traces), (gpu, rest) = known, how
-    return predict(subject, configuration, gpu, traces=traces, **rest)
+    subject, traces, gpu, how = known
+    return predict(subject, configuration, gpu, traces=traces, **how)
 
 
 def _quieten_threads() -> None:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Phase
-from tuner.cost.compiled import SEGMENTS
 from tuner.cost.memory import category_of, memory_history, rounded_sizes
 from tuner.cost.operators.timeline import Timeline
 from tuner.cost.speed.kernel_times import on_measured_device
@@ -25,7 +24,9 @@ from tuner.cost.speed.roofline import (
 )
 from tuner.cost.step_details import MemoryTimeline, PhaseSpan, most_expensive
 from tuner.cost.traced import Trace
-from tuner.predict.predict import Subject, Traces, grad_accum_of, require_supported, step_work
+from tuner.cost.work_arrays import SEGMENTS
+from tuner.predict.predict import require_supported, step_work
+from tuner.predict.traces import Subject, Traces, grad_accum_of
 from tuner.space.models.catalogue import architecture
 
 MAX_POINTS = 400

@@ -1,23 +1,25 @@
-"""Compiled timelines and rates of kernels as arrays that a page can read: see `app.calculator`."""
+"""Timelines and rates of kernels as arrays that a page can read: see `app.calculator`."""
 
 from __future__ import annotations
 
 import base64
 import zlib
-from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
-from tuner.cost.compiled import CompiledPasses, Events
+from tuner.core.kinds import Phase
 from tuner.cost.polynomial import Terms
+from tuner.cost.sized import SizedTimeline
 from tuner.cost.speed.rates import as_chosen, attention_flops_per_s, half_rate_tokens
 from tuner.cost.speed.roofline import Efficiency
 from tuner.cost.work_arrays import WorkArrays
-from tuner.predict.predictor import trained_sizes
+from tuner.predict.estimates import rows_of
 from tuner.predict.shipped import SHIPPED_OPTIMIZERS, Shipped, Steps, optimizer_key
 
+PHASES = tuple(Phase)
 _VARIABLES = 3
 """Micro-batch, length and rank: causal language models have no negatives."""
 
@@ -30,7 +32,8 @@ class Words:
         self.dtypes: dict[str, int] = {}
         self.attention: dict[tuple[str, str, int], int] = {}
         """By name, type and size of heads; 0 where the kernel is not known."""
-        self.optimizers: dict[Steps, int] = {}
+        self.optimizers: dict[tuple[str, str], int] = {}
+        """By the model's digest and the key of the steps."""
 
 
 class Arrays:
@@ -61,26 +64,29 @@ class Arrays:
 
 
 class PortableStructure:
-    """The passes of one structure and its optimizer steps, as the page takes them."""
+    """One structure and its optimizer steps, as the page takes them."""
 
     def __init__(
-        self, passes: CompiledPasses, timelines: Shipped, digest: str, is_half: bool
+        self, sized: SizedTimeline, timelines: Shipped, digest: str, is_half: bool
     ) -> None:
-        self._passes = passes
-        trained, known = partial(trained_sizes, passes), timelines.optimizers(digest)
-        keys = {n: optimizer_key(n, trained, clip=True, scaled=is_half) for n in SHIPPED_OPTIMIZERS}
-        self._optimizers = {name: known[key] for name, key in keys.items() if key in known}
+        self._sized, known = sized, {*timelines.optimizers(digest)}
+        keys = {n: optimizer_key(n, sized, clip=True, scaled=is_half) for n in SHIPPED_OPTIMIZERS}
+        self.optimizers = {name: (digest, key) for name, key in keys.items() if key in known}
 
     def data(self, arrays: Arrays, words: Words) -> dict[str, Any]:
         """JSON types, and places of arrays; differences of what repeats, which compress better."""
-        passes, operators = self._passes, self._passes.operators
-        moments = np.diff(passes.counts.astype(np.int64), axis=0, prepend=0)
+        sized, operators = self._sized, self._sized.operators
+        spans = [
+            [*span[:2], PHASES.index(span.phase), span.step]
+            for span in sized.spans(accumulates=False)
+        ]
         return {
-            "sizes": _terms("sizes", passes.sizes, arrays),
-            "counts": arrays.add("counts", moments.ravel()),
-            "segments": arrays.add("segments", passes.segments),
-            "ends": arrays.add("ends", passes.ends.ravel()),
-            "workspace": passes.workspace,
+            "sizes": _terms("sizes", sized.sizes, arrays),
+            "spans": arrays.add("spans", np.ravel(spans)),
+            "events": _events(sized.events, arrays),
+            "numbers": arrays.add("numbers", sized.blocks.numbers),
+            "rows": arrays.add("rows", rows_of(sized.blocks)),
+            "workspace": sized.workspace,
             "kinds": arrays.add("kinds", [number_of(words.kinds, k) for k in operators.kinds]),
             "dtypes": arrays.add("dtypes", [number_of(words.dtypes, d) for d in operators.dtypes]),
             "attention": arrays.add("attention", self._attention(words)),
@@ -89,18 +95,15 @@ class PortableStructure:
             "tensor_of": arrays.add("tensor_of", operators.tensor_of),
             "shapes": _terms("shapes", operators.shapes, arrays),
             "has_shape": arrays.add("has_shape", operators.has_shape.astype(int)),
-            "executions": arrays.add("executions", passes.executions.ravel()),
-            "shallow": _events("shallow", passes.shallow, arrays),
-            "deep": _events("deep", passes.deep, arrays),
-            "depth_ratio": passes.depth_ratio,
+            "executions": arrays.add("executions", sized.executions.ravel()),
             "optimizers": {
-                name: number_of(words.optimizers, steps) for name, steps in self._optimizers.items()
+                name: number_of(words.optimizers, key) for name, key in self.optimizers.items()
             },
         }
 
     def _attention(self, words: Words) -> list[int]:
         """The kernel of each operator of fused attention by its number; -1 of all others."""
-        operators, numbers = self._passes.operators, []
+        operators, numbers = self._sized.operators, []
         for row, (name, kind, dtype) in enumerate(
             zip(operators.names, operators.kinds, operators.dtypes, strict=True)
         ):
@@ -130,14 +133,61 @@ def _terms(name: str, terms: Terms, arrays: Arrays) -> list[Any]:
     ]
 
 
-def _events(name: str, events: Events, arrays: Arrays) -> list[Any]:
-    """Events up to the last backward pass, the block of each by 2 index + (sign > 0)."""
-    codes = 2 * events.events[:, 0] + (events.events[:, 1] > 0)
-    return [
-        arrays.add(f"{name} events", np.diff(codes, prepend=0)),
-        arrays.add(f"{name} sizes", events.sizes),
-        arrays.add(f"{name} spans", events.spans.ravel()),
-    ]
+def steps_data(steps: Steps, arrays: Arrays, words: Words) -> dict[str, Any]:
+    """The steps of an optimizer at each rank: its events, blocks and kernels."""
+    return {
+        str(rank): {
+            "events": _events(each.events, arrays),
+            "first": each.first,
+            "second": each.second,
+            "rows": arrays.add("optimizer rows", rows_of(each.blocks)),
+            "sizes": arrays.add("optimizer sizes", each.sizes_bytes),
+            "kinds": arrays.add("optimizer kinds", [number_of(words.kinds, k) for k in each.kinds]),
+            "dtypes": arrays.add(
+                "optimizer dtypes", [number_of(words.dtypes, d) for d in each.dtypes]
+            ),
+            "flops": arrays.add("optimizer flops", each.flops),
+            "moved": arrays.add("optimizer moved", each.moved_bytes),
+            "times": arrays.add("optimizer times", each.times),
+            "paged": each.is_paged,
+        }
+        for rank, each in steps.items()
+    }
+
+
+def _events(events: NDArray[np.int32], arrays: Arrays) -> list[Any]:
+    """Differences of 2 block + (sign > 0), with repetitions."""
+    codes = 2 * events[:, 0].astype(np.int64) + (events[:, 1] > 0)
+    return arrays.add("events", repeated(np.diff(codes, prepend=0).astype(np.int32)))
+
+
+LEAST_RUN = 16
+
+
+def repeated(values: NDArray[np.int32]) -> list[int]:
+    """Values as runs: n and n new ones, or -n and the place from which n are as they were.
+
+    The layers of a model are one such run each, far longer than the window of deflate.
+    """
+    content, listed, found = values.tobytes(), values.tolist(), []
+    known: dict[bytes, int] = {}
+    begin = at = 0
+    while at < len(listed):
+        here = content[4 * at : 4 * (at + LEAST_RUN)]
+        source = known.get(here, -1) if len(here) == 4 * LEAST_RUN else -1
+        if source < 0:
+            known[here] = at
+            at += 1
+            continue
+        if at > begin:
+            found += [at - begin, *listed[begin:at]]
+        length = LEAST_RUN
+        while at + length < len(listed) and listed[at + length] == listed[source + length]:
+            length += 1
+        found += [-length, source]
+        at += length
+        begin = at
+    return [*found, at - begin, *listed[begin:at]] if at > begin else found
 
 
 def bandwidth_share(kind: str) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,44 +14,26 @@ from tuner.core.records import (
     Doubt,
     Memory,
     MemoryBudget,
-    MemoryCategory,
     Prediction,
     Speed,
     Verdict,
 )
-from tuner.core.setup.causal_lm import CAUSAL_LM, IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
-from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import unmodelled
-from tuner.cost.as_arrays import to_arrays
 from tuner.cost.calibrate import prior_intervals
-from tuner.cost.library_memory import cublas_workspace_bytes
-from tuner.cost.memory import peak_memory
 from tuner.cost.parallel import exchange_of, times_of_ranks
 from tuner.cost.rank_memory import nccl_text, with_nccl
-from tuner.cost.sized import OptimizerSteps, SizedTimeline
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import as_chosen, matmul_peak
 from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
 from tuner.cost.traced import Trace
 from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
-from tuner.predict import cache
-from tuner.predict.compiler.structure import VARIABLE_KNOBS, Point, Structure, kernels_like
-from tuner.predict.training import get_workload, tokens_per_sample
-from tuner.space.models.catalogue import (
-    FP8,
-    MXFP4,
-    NF4,
-    Architecture,
-    architecture_of,
-    resolve_config,
-)
+from tuner.predict.traces import Subject, Traces, grad_accum_of
+from tuner.predict.training import tokens_per_sample
+from tuner.space.models.catalogue import FP8, MXFP4, NF4, Architecture
 from tuner.space.models.positions import length_problem
-
-if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
-    from tuner.predict.training.base import Workload
 
 NOT_PREDICTED = "not predicted"
 """The words of a problem that is tuner's and not the GPU's."""
@@ -61,20 +42,6 @@ WITHOUT = "without the effect of"
 """Precedes the settings that a method ignores."""
 
 METHOD = "trace of two optimizer steps at full depth"
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """The workload and model of a search, with the model's configuration."""
-
-    workload: Workload
-    model: str
-    model_config: Any
-
-
-def resolve_subject(workload: str, model: str) -> Subject:
-    """Look both names up. Raises `InputError` for names that do not exist."""
-    return Subject(get_workload(workload), model, resolve_config(model))
 
 
 def check_supported(
@@ -150,172 +117,6 @@ def _scaling_problems(configuration: Configuration) -> list[Problem]:
     return [Problem(reason, where="adapter_dtype")]
 
 
-MOST_TRACES = 6
-"""GPUs are of three kinds (kernels, workspaces, bf16), and several GPUs need a trace of one too."""
-
-
-class Traces:
-    """Traces of one model that are kept to price them on many GPU types.
-
-    They follow from timelines for all sizes and from steps of an optimizer, which are kept on disk
-    too.
-    """
-
-    def __init__(self) -> None:
-        self._traces: dict[Any, Trace] = {}
-        """The last ones: each has hundreds of thousands of events."""
-        self._architecture: Architecture | None = None
-        self._sized: dict[Structure, SizedTimeline | None] = {}
-        self._optimizers: dict[str, OptimizerSteps] = {}
-        self._memory: dict[tuple[Any, bool], Memory] = {}
-
-    def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
-        """The trace of a configuration, made once for all GPUs with the same kernels."""
-        capability = gpu.compute_capability
-        workspace = cublas_workspace_bytes(capability)
-        key = (configuration.key, kernels_like(capability), workspace)
-        if key not in self._traces:
-            while len(self._traces) >= MOST_TRACES:
-                del self._traces[next(iter(self._traces))]
-            structure = self.structure(subject, configuration, gpu)
-            sized = None if structure is None else self.sized(subject, structure)
-            self._traces[key] = (
-                _traced(subject, configuration, capability)
-                if sized is None
-                else self._at(sized, configuration, workspace)
-            )
-        return self._traces[key]
-
-    def structure(
-        self, subject: Subject, configuration: Configuration, gpu: Gpu
-    ) -> Structure | None:
-        """The structure whose timeline is the configuration's; None where all of it is traced."""
-        if subject.workload.name != "causal_lm" or not is_sized(configuration):
-            return None
-        model = self._architecture_of(subject)
-        return Structure.of(
-            configuration,
-            window=model.sliding_window,
-            positions=model.positions,
-            compute_capability=gpu.compute_capability,
-            with_evaluation=True,
-        )
-
-    def sized(self, subject: Subject, structure: Structure) -> SizedTimeline | None:
-        """The timeline of a structure; None where there is none for all sizes."""
-        if structure not in self._sized:
-            digest = self._architecture_of(subject).digest
-            entry = cache.entry_name("sized", subject.workload.name, digest, structure.key)
-            found = cache.read_parsed(entry, SizedTimeline)
-            if found is None:
-                from tuner.predict.compiler.deepening import sized_timeline
-
-                found = sized_timeline(subject.workload, subject.model_config, structure)
-                if found is not None:
-                    cache.write_arrays(entry, to_arrays(found))
-            self.keep(structure, found)
-        return self._sized[structure]
-
-    def _architecture_of(self, subject: Subject) -> Architecture:
-        if self._architecture is None:
-            self._architecture = architecture_of(subject.model_config)
-        return self._architecture
-
-    def keep(self, structure: Structure, sized: SizedTimeline | None) -> None:
-        """Have this as the timeline of a structure."""
-        self._sized[structure] = sized
-
-    def lacks(self, structure: Structure) -> bool:
-        """True if the timeline of a structure has not been asked for."""
-        return structure not in self._sized
-
-    def _at(self, sized: SizedTimeline, configuration: Configuration, workspace: int) -> Trace:
-        point = point_of(configuration)
-        optimizer = self._optimizer(configuration, sized.parameters(point))
-        accumulates = grad_accum_of(configuration) > 1
-        trainable, total = sized.params(point)
-        batch = int(str(configuration.get("eval_batch", 0)))
-        return Trace(
-            timeline=sized.at(
-                point,
-                optimizer,
-                workspace_bytes=workspace,
-                accumulates=accumulates,
-                evaluation=(batch, *point[1:]) if batch else None,
-            ),
-            micro_steps=1 + accumulates,
-            trainable_params=trainable,
-            total_params=total,
-            remarks=sized.remarks,
-            work=sized.work(point, optimizer),
-        )
-
-    def _optimizer(
-        self, configuration: Configuration, parameters: tuple[tuple[int, str], ...]
-    ) -> OptimizerSteps:
-        default = CAUSAL_LM.terms["max_grad_norm"].default
-        clip = float(str(configuration.get("max_grad_norm", default))) > 0
-        name = str(configuration["optimizer"])
-        scaled = configuration.get("mixed_precision") == "fp16"
-        entry = cache.entry_name("optimizer steps", name, str(clip), str(scaled), repr(parameters))
-        if entry not in self._optimizers:
-            found = cache.read_parsed(entry, OptimizerSteps)
-            if found is None:
-                from tuner.predict.compiler.deepening import optimizer_steps
-
-                found = optimizer_steps(name, parameters, clip=clip, scaled=scaled)
-                cache.write_arrays(entry, to_arrays(found))
-            self._optimizers[entry] = found
-        return self._optimizers[entry]
-
-    def memory(self, traced: Trace, *, context_bytes: int, short: bool = False) -> Memory:
-        """`peak_memory` of one of these traces."""
-        key = next(name for name, kept in self._traces.items() if kept is traced), short
-        if key not in self._memory:
-            self._memory[key] = peak_memory(traced.timeline, context_bytes=0, short=short)
-        found = self._memory[key]
-        context = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
-        return replace(
-            found,
-            device_bytes=found.device_bytes + context_bytes,
-            breakdown={**found.breakdown, context: found.breakdown[context] + context_bytes},
-        )
-
-
-def is_sized(configuration: Configuration) -> bool:
-    """True if a timeline of all sizes has the configuration: of text, on one GPU."""
-    batch, eval_batch = (
-        int(str(configuration.get(name, 0))) for name in ("micro_batch", "eval_batch")
-    )
-    return (
-        Parallelism.of(configuration).ranks == 1
-        and (not eval_batch or (batch == 1) == (eval_batch == 1))
-        and not configuration.get("num_labels")
-        and has_polynomial_sizes(configuration)
-    )
-
-
-def has_polynomial_sizes(configuration: Configuration) -> bool:
-    """True if sizes are polynomials, and the update is one of all gradients after the passes."""
-    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
-    needs_shapes = optimizer is not None and optimizer.needs_shapes
-    others = ("images", OFFLOAD_ACTIVATIONS, IN_BACKWARD)
-    return not (needs_shapes or any(configuration.get(name) for name in others))
-
-
-def _traced(subject: Subject, configuration: Configuration, capability: tuple[int, int]) -> Trace:
-    from tuner.predict.tracing.trace import trace
-
-    return trace(
-        subject.workload, subject.model_config, configuration, compute_capability=capability
-    )
-
-
-def point_of(configuration: Configuration) -> Point:
-    """Micro-batch, length, rank and negatives of a configuration; 0 for what it has not."""
-    return tuple(int(str(configuration.get(name, 0))) for name in VARIABLE_KNOBS)
-
-
 def predict(
     subject: Subject,
     configuration: Configuration,
@@ -356,15 +157,15 @@ def predict(
         times = times_of_ranks(times, [exchange], [parallelism], gpu, memory)
     found = build_prediction(
         memory,
-        speed_of(times, 0, subject.workload.name, configuration, gpu),
+        speed_of(times, 0, subject.workload_name, configuration, gpu),
         gpu,
         params=(traced.trainable_params, traced.total_params),
         method=method_text(
-            f"{METHOD}; {rates}", subject.workload.name, configuration, gpu, traced.remarks
+            f"{METHOD}; {rates}", subject.workload_name, configuration, gpu, traced.remarks
         ),
         margin_fraction=margin_fraction,
         unknown=times.unknown(0),
-        doubts=doubts_of(subject.workload.name, configuration),
+        doubts=doubts_of(subject.workload_name, configuration),
     )
     if short or not configuration.get("eval_batch") or found.verdict is Verdict.FITS:
         return found
@@ -456,11 +257,6 @@ def doubts_of(workload: str, configuration: Configuration) -> set[Doubt]:
         and configuration.get("padding") != "packed"
     )
     return found if is_compared else {*found, Doubt.UNCOMPARED}
-
-
-def grad_accum_of(configuration: Configuration) -> int:
-    """Micro-steps of an optimizer step."""
-    return int(str(configuration.get("grad_accum", 1)))
 
 
 def attention_of(configuration: Configuration) -> str:

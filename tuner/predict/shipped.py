@@ -1,14 +1,15 @@
-"""Compiled timelines that come with the package: predictions without PyTorch.
+"""Timelines that come with the package: predictions without PyTorch.
 
 `python -m benchmarks.shipped_timelines` makes the file. It is a zip archive, compressed with LZMA:
-for each model a member with all its structures, which are much alike, one with those of search
-spaces alone, and one with its optimizer steps; and the versions of the libraries that were traced.
+a member for each structure of each model, apart from those of search spaces alone, and one for each
+of its optimizers; and the versions of the libraries that were traced.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import io
@@ -26,15 +27,15 @@ import numpy as np
 
 from tuner.core.errors import UnavailableError, install_command
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.cost.compiled import CompiledPasses
-from tuner.predict.compiler.optimizer_step import CompiledOptimizer, Trained
+from tuner.cost.as_arrays import from_arrays, to_arrays
+from tuner.cost.sized import OptimizerSteps, SizedTimeline
 
 FILE = Path(__file__).with_name("shipped.zip")
 
-RANKS = (4, 8, 16, 32, 64, 128, 256)
-"""The ranks of LoRA whose optimizer steps ship. Between two of them its numbers follow a line, up
-to the rounding of blocks to 512 bytes, but for optimizers that page: they leave parameters of up to
-100,000 elements in the GPU's memory (`get_state_buffer` of bitsandbytes/optim/optimizer.py)."""
+RANKS = (4, 8, 16, 32, 64, 128, 256, 512)
+"""The ranks of LoRA whose optimizer steps ship. Between two of them its numbers follow a line, but
+for optimizers that page: they leave parameters of up to 100,000 elements in the GPU's memory
+(`get_state_buffer` of bitsandbytes/optim/optimizer.py)."""
 
 SHIPPED_OPTIMIZERS = (
     "adamw_torch",
@@ -47,17 +48,13 @@ SHIPPED_OPTIMIZERS = (
 """The optimizers whose steps ship."""
 
 _VERSIONS = "versions.json"
-_PASSES = "passes/"
-_SPACES = "spaces/"
-_OPTIMIZERS = "optimizers/"
-_EVENTS = ".events"
-"""Suffix of arrays (E, 2) of block and +1 or -1, which are kept as differences: the events of all
-layers are alike then, and compress to a third."""
-_COUNTS = "counts"
-"""Name of the array (K, C, U) of live blocks at each moment, kept as differences too."""
+_TIMELINES, _SPACES, _OPTIMIZERS = "timelines", "spaces", "optimizers"
+_EVENTS = "events"
+"""Arrays (E, 2) of block and +1 or -1, which are kept as differences: the events of all layers are
+alike then, and compress to a hundredth."""
 
-Steps = tuple[CompiledOptimizer, ...]
-"""An optimizer step at each of `RANKS`; one alone where all weights are trained."""
+Steps = Mapping[int, OptimizerSteps]
+"""An optimizer's steps at each of `RANKS`; at 0 alone where all weights are trained."""
 
 
 class Shipped:
@@ -66,8 +63,7 @@ class Shipped:
     def __init__(self, file: Path) -> None:
         with _whole(file):
             self._archive = zipfile.ZipFile(file) if file.exists() else None
-        self._members: dict[str, Any] = {}
-        self._steps: dict[str, dict[str, Steps]] = {}
+        self._steps: dict[str, Steps] = {}
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
@@ -91,52 +87,55 @@ class Shipped:
 
     def models(self, *, of_spaces: bool = False) -> Iterator[str]:
         """The digests of the models that it has, or of those that it has for search spaces."""
-        names = [] if self._archive is None else self._archive.namelist()
-        prefix = _SPACES if of_spaces else _PASSES
-        yield from (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        yield from dict.fromkeys(model for model, _ in self._members(_folder(of_spaces)))
 
     def structures(self, model: str, *, of_spaces: bool = False) -> Iterator[str]:
         """The keys of the structures of the model with this digest."""
-        arrays = self._arrays((_SPACES if of_spaces else _PASSES) + model)
-        yield from dict.fromkeys(name.partition("/")[0] for name in arrays)
+        yield from (key for of, key in self._members(_folder(of_spaces)) if of == model)
 
-    def passes(self, model: str, structure: str) -> CompiledPasses | None:
+    def timeline(self, model: str, structure: str) -> SizedTimeline | None:
         """The structure with this key of the model with this digest; None if it is not there."""
-        for member in (_PASSES, _SPACES):
-            arrays, prefix = self._arrays(member + model), f"{structure}/"
-            keys = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
-            if keys:
-                return CompiledPasses.from_arrays(
-                    {key: _unpacked(key, arrays[prefix + key]) for key in keys}
-                )
+        for folder in (_TIMELINES, _SPACES):
+            if (arrays := self._arrays(f"{folder}/{model}/{structure}")) is not None:
+                return from_arrays(SizedTimeline, arrays)
         return None
 
     def optimizer(
-        self, model: str, name: str, trained: Trained, rank: int, *, clip: bool, scaled: bool
-    ) -> CompiledOptimizer | None:
-        """The step of an optimizer at a rank of LoRA; None if it is not there."""
-        key = optimizer_key(name, trained, clip=clip, scaled=scaled)
-        found = self.optimizers(model).get(key)
-        return None if found is None else _at_rank(found, rank)
+        self, model: str, name: str, sized: SizedTimeline, rank: int, *, clip: bool, scaled: bool
+    ) -> OptimizerSteps | None:
+        """The steps of an optimizer at a rank of LoRA; None if they are not there."""
+        key = optimizer_key(name, sized, clip=clip, scaled=scaled)
+        return _at_rank(self.steps(model, key), rank)
 
-    def optimizers(self, model: str) -> dict[str, Steps]:
-        """The optimizer steps of the model with this digest, by `optimizer_key`."""
-        if model not in self._steps:
-            stored = json.loads(self._read(_OPTIMIZERS + model) or b"{}")
-            self._steps[model] = {
-                key: tuple(CompiledOptimizer.from_dict(step) for step in steps)
-                for key, steps in stored.items()
+    def optimizers(self, model: str) -> Iterator[str]:
+        """The keys of the optimizer steps of the model with this digest."""
+        yield from (key for of, key in self._members(_OPTIMIZERS) if of == model)
+
+    def steps(self, model: str, key: str) -> Steps:
+        """The optimizer steps with this `optimizer_key`; empty if they are not there."""
+        member = f"{_OPTIMIZERS}/{model}/{key}"
+        if member not in self._steps:
+            arrays = self._arrays(member) or {}
+            ranks = dict.fromkeys(int(name.partition(".")[0]) for name in arrays)
+            self._steps[member] = {
+                rank: from_arrays(OptimizerSteps, arrays, str(rank)) for rank in ranks
             }
-        return self._steps[model]
+        return self._steps[member]
 
-    def _arrays(self, member: str) -> Any:
-        """The arrays of all structures of a member, named `STRUCTURE/ARRAY`."""
-        if member not in self._members:
-            content = self._read(member)
-            self._members[member] = (
-                {} if content is None else np.load(io.BytesIO(content), allow_pickle=False)
-            )
-        return self._members[member]
+    def _members(self, folder: str) -> Iterator[tuple[str, str]]:
+        """Model and key of each member of a folder."""
+        for name in [] if self._archive is None else self._archive.namelist():
+            of, _, rest = name.partition("/")
+            if of == folder:
+                model, _, key = rest.partition("/")
+                yield model, key
+
+    def _arrays(self, member: str) -> dict[str, Any] | None:
+        content = self._read(member)
+        if content is None:
+            return None
+        arrays = np.load(io.BytesIO(content), allow_pickle=False)
+        return {name: _unpacked(name, arrays[name]) for name in arrays.files}
 
     def _read(self, name: str) -> bytes | None:
         if self._archive is None:
@@ -144,6 +143,10 @@ class Shipped:
         with _whole(Path(str(self._archive.filename))), contextlib.suppress(KeyError):
             return self._archive.read(name)
         return None
+
+
+def _folder(of_spaces: bool) -> str:
+    return _SPACES if of_spaces else _TIMELINES
 
 
 @contextlib.contextmanager
@@ -177,44 +180,42 @@ def can_trace() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def optimizer_key(name: str, trained: Trained, *, clip: bool, scaled: bool) -> str:
-    """12 hexadecimal digits for a step of an optimizer over parameters at each of `RANKS`."""
-    text = json.dumps([repr(OPTIMIZERS[name]), [trained(rank) for rank in RANKS], clip, scaled])
+def optimizer_key(name: str, sized: SizedTimeline, *, clip: bool, scaled: bool) -> str:
+    """12 hexadecimal digits for an optimizer over the parameters of a timeline at `RANKS`."""
+    trained = [sized.parameters((1, 1, rank, 1)) for rank in RANKS]
+    text = json.dumps([repr(OPTIMIZERS[name]), trained, clip, scaled])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _at_rank(steps: Steps, rank: int) -> CompiledOptimizer | None:
-    """The step at a rank, or on the line through its neighbours where there is one."""
-    if len(steps) == 1 or rank in RANKS:
-        return steps[0 if len(steps) == 1 else RANKS.index(rank)]
+def _at_rank(steps: Steps, rank: int) -> OptimizerSteps | None:
+    """The steps at a rank, or on the line through its neighbours where there is one."""
+    if 0 in steps or rank in steps or not steps:
+        return steps.get(0 if 0 in steps else rank)
     place = bisect.bisect(RANKS, rank)
     if not 0 < place < len(RANKS):
         return None
-    low, high = steps[place - 1 : place + 1]
-    if len(low.kernels) != len(high.kernels) or high.paged_bytes:
+    low, high = (steps[each] for each in RANKS[place - 1 : place + 1])
+    alike = ("events", "times", "names", "kinds", "dtypes")
+    if high.is_paged or not all(
+        np.array_equal(getattr(low, name), getattr(high, name)) for name in alike
+    ):
         return None
     share = (rank - RANKS[place - 1]) / (RANKS[place] - RANKS[place - 1])
 
-    def between(first: int, second: int) -> int:
-        return max(0, round(first + share * (second - first)))
+    def between(name: str) -> Any:
+        first, second = getattr(low, name), getattr(high, name)
+        return (first + share * (second - first)).round().astype(np.int64)
 
-    return CompiledOptimizer(
-        between(low.state_bytes, high.state_bytes),
-        between(low.peak_bytes, high.peak_bytes),
-        between(low.paged_bytes, high.paged_bytes),
-        tuple(
-            (one[0], between(one[1], two[1]), between(one[2], two[2]))
-            for one, two in zip(low.kernels, high.kernels, strict=True)
-        ),
-    )
+    numbers = ("sizes_bytes", "flops", "moved_bytes")
+    return dataclasses.replace(low, **{name: between(name) for name in numbers})
 
 
 def write(
     file: Path,
     versions: Mapping[str, str],
-    passes: Mapping[str, Mapping[str, CompiledPasses]],
+    timelines: Mapping[str, Mapping[str, SizedTimeline]],
     optimizers: Mapping[str, Mapping[str, Steps]],
-    spaces: Mapping[str, Mapping[str, CompiledPasses]] = MappingProxyType({}),
+    spaces: Mapping[str, Mapping[str, SizedTimeline]] = MappingProxyType({}),
 ) -> None:
     """Write a file of structures and optimizers, by the model's digest and their keys.
 
@@ -223,27 +224,27 @@ def write(
     The same content makes the same bytes.
     """
     new = file.with_suffix(".new")  # whoever reads meanwhile has the whole file of before
+    members = {
+        f"{folder}/{model}/{key}": to_arrays(sized)
+        for folder, found in ((_TIMELINES, timelines), (_SPACES, spaces))
+        for model, structures in found.items()
+        for key, sized in structures.items()
+    }
+    for model, found in optimizers.items():
+        for key, steps in found.items():
+            members[f"{_OPTIMIZERS}/{model}/{key}"] = {
+                f"{rank}.{name}": array
+                for rank, each in steps.items()
+                for name, array in to_arrays(each).items()
+            }
     with zipfile.ZipFile(new, "w", zipfile.ZIP_LZMA) as archive:
         _add(archive, _VERSIONS, json.dumps(versions, sort_keys=True).encode())
-        members = {
-            prefix + model: structures
-            for prefix, found in ((_PASSES, passes), (_SPACES, spaces))
-            for model, structures in sorted(found.items())
-        }
-        for member, structures in members.items():
+        for member, arrays in sorted(members.items()):
             buffer = io.BytesIO()
-            arrays = {
-                (name, key): _packed(name, array)
-                for key, found in structures.items()
-                for name, array in found.to_arrays().items()
-            }
-            # Like arrays stand together: that makes half of the file.
-            named = {f"{key}/{name}": arrays[name, key] for name, key in sorted(arrays)}
-            np.savez(buffer, **named)
+            # Like arrays stand together: of all ranks, they compress to those of one.
+            names = sorted(arrays, key=lambda name: name.partition(".")[::-1])
+            np.savez(buffer, **{name: _packed(name, arrays[name]) for name in names})
             _add(archive, member, buffer.getvalue())
-        for model, steps in sorted(optimizers.items()):
-            content = {key: [step.to_dict() for step in each] for key, each in steps.items()}
-            _add(archive, _OPTIMIZERS + model, json.dumps(content, sort_keys=True).encode())
     new.replace(file)
 
 
@@ -254,24 +255,22 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def _packed(name: str, array: Any) -> Any:
-    if name == _COUNTS:
-        return np.diff(array, axis=0, prepend=0).astype(np.int16)
     if name.endswith(_EVENTS):
         return np.diff(2 * array[:, 0] + (array[:, 1] > 0), prepend=0).astype(np.int32)
     if array.dtype.kind == "U":
         return np.frombuffer("\n".join(array).encode(), dtype=np.uint8)
-    if array.dtype == np.int64 and np.abs(array).max(initial=0) < 2**31:
-        return array.astype(np.int32)
+    if array.dtype.kind == "i" and array.ndim:
+        most = int(np.abs(array).max(initial=0))
+        kinds = (kind for kind in (np.int16, np.int32, np.int64) if most <= np.iinfo(kind).max)
+        return array.astype(next(kinds))
     return array
 
 
 def _unpacked(name: str, array: Any) -> Any:
-    if name == _COUNTS:
-        return np.cumsum(array, axis=0, dtype=np.int32)
     if name.endswith(_EVENTS):
         codes = np.cumsum(array, dtype=np.int64)
         return np.stack([codes // 2, 2 * (codes % 2) - 1], axis=1)
     if array.dtype == np.uint8:
         text = array.tobytes().decode()
         return np.array(text.split("\n") if text else [], dtype=np.str_)
-    return array.astype(np.int64) if array.dtype == np.int32 and array.ndim else array
+    return array.astype(np.int64) if array.dtype.kind == "i" and array.ndim else array

@@ -1,8 +1,8 @@
 """A predicted search: every configuration is predicted, and the best ones are traced in full.
 
-Compiled timelines give the exact speed of all configurations, and their memory within a few percent
-(`COMPILED_TOLERANCE`). Traces at full depth then decide the front and the recommendation; they go
-into the journal.
+Timelines give the exact speed of all configurations, and their reserved memory within a few percent
+(`RESERVED_TOLERANCE`). Replays of the allocator then decide the front and the recommendation; they
+go into the journal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.candidates import Bound, undecided
-from tuner.predict.predictor import COMPILED_TOLERANCE
+from tuner.predict.predictor import RESERVED_TOLERANCE
 from tuner.searches.front import DEFAULT_OBJECTIVES, rate_of
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import read_journal
@@ -139,7 +139,7 @@ class _Candidates:
             self._twins.setdefault(numbers, []).append(place)
         self._twins_of = {place: twins for twins in self._twins.values() for place in twins}
         self._settled: set[int] = set()
-        self._tolerance = COMPILED_TOLERANCE
+        self._tolerance = RESERVED_TOLERANCE
         self.traced = 0
 
     def settle(self, record: TrialRecord) -> None:
@@ -150,7 +150,7 @@ class _Candidates:
         self.traced += 1
         if place not in self._settled:
             off = abs(_reserved_bytes(record) / max(1, _reserved_bytes(self.records[place])) - 1)
-            if off > COMPILED_TOLERANCE:
+            if off > RESERVED_TOLERANCE:
                 self._tolerance = max(self._tolerance, WIDENING * off)
         for twin in self._twins_of[place]:
             if twin == place or twin not in self._settled:

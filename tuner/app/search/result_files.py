@@ -167,7 +167,7 @@ def timeline_of(
 ) -> MemoryTimeline | None:
     """The memory timeline of `best` in its limiting stage; None where nothing is predicted."""
     from tuner.predict.memory_timeline import trace_timeline
-    from tuner.predict.predict import resolve_subject
+    from tuner.predict.traces import resolve_subject
 
     if not is_predicted(space, gpu):
         return None

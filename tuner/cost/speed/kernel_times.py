@@ -14,11 +14,10 @@ import numpy as np
 
 from tuner.core.gpu import Gpu
 from tuner.core.setup.common import TORCH_DTYPES
-from tuner.cost.compiled import Floats
 from tuner.cost.library_memory import context_bytes
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
 from tuner.cost.speed.roofline import KernelTimes, Roofline
-from tuner.cost.work_arrays import WorkArrays
+from tuner.cost.work_arrays import Floats, WorkArrays
 
 if TYPE_CHECKING:  # it imports msgspec, which an emulated program may not have
     from tuner.core.records import Configuration

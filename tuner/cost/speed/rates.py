@@ -50,9 +50,8 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.core.gpu import Gpu
-from tuner.cost.compiled import Floats
 from tuner.cost.operators.timeline import MASK
-from tuner.cost.work_arrays import WorkArrays
+from tuner.cost.work_arrays import Floats, WorkArrays
 
 _PJ = 1e-12
 

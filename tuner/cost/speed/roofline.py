@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
-from tuner.cost.compiled import SEGMENTS, Floats
 from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK
 from tuner.cost.speed.rates import (
@@ -42,7 +41,7 @@ from tuner.cost.speed.rates import (
     rate_of,
     tile_use,
 )
-from tuner.cost.work_arrays import WorkArrays
+from tuner.cost.work_arrays import SEGMENTS, Floats, WorkArrays
 
 LAUNCH_S = 25e-6
 HOSTS_LAUNCH_S = (10e-6, 50e-6)

@@ -11,37 +11,24 @@ from numpy.typing import NDArray
 _NEVER = np.int32(1 << 30)
 
 
-class Alignment(NamedTuple):
-    """For each element of the shorter sequence, its index in the longer one; twice.
+def align(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Places in `theirs` of the elements of `ours`, with the fewest runs between; None for none.
 
-    Where an inserted run repeats what surrounds it (a layer among equal layers), its place is
-    a matter of choice: in `late` it stands as late as possible, so that the shorter sequence's
-    elements are the first of their kind, and in `early` they are the last.
-    """
-
-    late: NDArray[np.int64]
-    early: NDArray[np.int64]
-
-
-def align(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> Alignment | None:
-    """The fewest runs whose insertion turns `ours` into `theirs`; None if none do.
-
+    Where an inserted run repeats what surrounds it (a layer among equal layers), it stands as late
+    as possible, so that the elements of `ours` are the first of their kind.
     Exact, by dynamic programming over element and shift: O(len(ours) * number inserted).
     """
     if len(theirs) < len(ours):
         return None
     if not len(ours):
-        return Alignment(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        return np.zeros(0, dtype=np.int64)
     costs = _costs(ours, theirs)
     total = costs[-1] + _trailing(costs.shape[1])
     if total.min() >= _NEVER:
         return None
-    ends = np.nonzero(total == total.min())[0]
-    places = np.arange(len(ours))
-    return Alignment(
-        late=places + _shifts(costs, int(ends[0]), late=True),
-        early=places + _shifts(costs, int(ends[-1]), late=False),
-    )
+    end = int(np.argmin(total))
+    places: NDArray[np.int64] = np.arange(len(ours)) + _shifts(costs, end)
+    return places
 
 
 def _trailing(width: int) -> NDArray[np.int32]:
@@ -67,18 +54,15 @@ def _costs(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int
     return costs
 
 
-def _shifts(costs: NDArray[np.int32], end: int, *, late: bool) -> NDArray[np.int64]:
+def _shifts(costs: NDArray[np.int32], end: int) -> NDArray[np.int64]:
     """Number of elements inserted before each one, from the last to the first."""
     shifts = np.empty(len(costs), dtype=np.int64)
     shift = end
     for element in range(len(costs) - 1, 0, -1):
         shifts[element] = shift
-        stays = costs[element - 1, shift] == costs[element, shift]
-        if stays and not late:
-            continue
         jumps = np.nonzero(costs[element - 1, :shift] == costs[element, shift] - 1)[0]
         if len(jumps):
-            shift = int(jumps[0] if late else jumps[-1])
+            shift = int(jumps[0])
     shifts[0] = shift
     return shifts
 
@@ -106,10 +90,18 @@ class FreeRule(NamedTuple):
     by_kind: tuple[int, ...]
     by_run: int = 0
 
-    def place(self, more: Sequence[int], run: int) -> int:
-        """The block in a model with `further` layers of each kind, in its run of this number."""
+    def at(self, more: Sequence[int]) -> PlaceRule:
+        """The rule in a model with this number of further layers of each kind."""
         by_layer = sum(each * number for each, number in zip(self.by_kind, more, strict=True))
-        return self.first + by_layer + self.by_run * run
+        return PlaceRule(self.newest, self.first + by_layer, self.by_run)
+
+
+class PlaceRule(NamedTuple):
+    """As `FreeRule`, in a model of one depth: the place in the first run, and more in each next."""
+
+    newest: bool
+    first: int
+    by_run: int
 
 
 def shared_rule(base: Free, ones: Sequence[Free | None], two: Free | None) -> FreeRule:

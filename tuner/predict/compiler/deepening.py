@@ -19,6 +19,7 @@ made.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -30,16 +31,13 @@ import numpy as np
 import torch
 
 from tuner.core.records import MemoryCategory, Phase
-from tuner.cost.compiled import Operators
 from tuner.cost.memory import category_of
-from tuner.cost.operators.timeline import Timeline
+from tuner.cost.operators.timeline import Mark, Timeline
 from tuner.cost.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
-from tuner.cost.sized import OptimizerSteps, SizedTimeline
+from tuner.cost.sized import Blocks, OptimizerSteps, SizedTimeline
 from tuner.cost.traced import Parameter, Trace
-from tuner.cost.work_arrays import executions_of
+from tuner.cost.work_arrays import Operators, executions_of
 from tuner.predict.compiler.alignment import Different
-from tuner.predict.compiler.compile import layer_types, with_layers
-from tuner.predict.compiler.layouts import CompileError
 from tuner.predict.compiler.repetition import Depth, Group, TracedEvents
 from tuner.predict.compiler.structure import Structure
 from tuner.predict.tracing.trace import trace, trace_optimizer
@@ -81,7 +79,7 @@ def sized_timeline(
     for made in (_from_few_layers, _from_all_layers):
         try:
             found = made(model_config, structure, traced)
-        except (CompileError, Different):
+        except Different:
             continue
         except Exception as error:  # noqa: BLE001 - a trace of its own raises what is wrong
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -104,9 +102,45 @@ _Traced = Callable[[Any, Probe], Trace]
 """The trace of a model's configuration at a probe."""
 
 
+def layer_types(model_config: Any) -> list[str]:
+    """The kind of each layer in order; one kind for models that do not tell.
+
+    Raises `Different` for models that are no single stack of layers.
+    """
+    text = model_config.get_text_config()
+    types = getattr(text, "layer_types", None)
+    layers = getattr(text, "num_hidden_layers", None)
+    if layers is None:
+        raise Different("its layers are not counted in one number")
+    return list(types) if types else ["layer"] * layers
+
+
+def with_layers(model_config: Any, types: list[str]) -> Any:
+    """A copy of the configuration with these layers.
+
+    Raises `Different` where it has others: their kinds follow from a period in some models.
+    """
+    config = copy.deepcopy(model_config)
+    text = config.get_text_config()
+    text.num_hidden_layers = len(types)
+    if getattr(text, "layer_types", None):
+        with contextlib.suppress(AttributeError):  # a property: they follow from a period
+            text.layer_types = list(types)
+        if list(text.layer_types) != types:
+            raise Different(f"no model of this kind has the layers {', '.join(types)}")
+    return config
+
+
 def _from_all_layers(model_config: Any, structure: Structure, traced: _Traced) -> SizedTimeline:
     known = _Known(model_config, structure, traced)
-    return known.timeline(known.base.timeline, known.base.executions, known.base.parameters)
+    whole = known.base.timeline
+    return known.timeline(
+        whole.events,
+        whole.marks,
+        Blocks.of(whole.blocks),
+        known.base.executions,
+        known.base.parameters,
+    )
 
 
 def _from_few_layers(
@@ -134,8 +168,12 @@ def _from_few_layers(
     traces = [TracedEvents(each.timeline, groups) for each in parts]
     places = [kinds.index(kind) for kind in further]
     more = [places.count(kind) for kind in range(len(kinds))]
+    deep = Depth(traces[0], tuple(traces[1:-1]), traces[-1]).with_layers(places)
+    models = [Blocks.of(each.timeline.blocks) for each in parts[:-1]]
     return known.timeline(
-        Depth(traces[0], tuple(traces[1:-1]), traces[-1]).with_layers(places),
+        deep.events,
+        deep.marks,
+        Blocks.like(models, deep.sources),
         _line([each.executions for each in parts], more),
         _deep_parameters([each.parameters for each in parts], sum(more)),
     )
@@ -150,13 +188,13 @@ class _Known:
         self._tables = tuple(_Table(self._probes) for _ in _KEYS)
         first, second = (traced(model_config, probe) for probe in self._probes)
         if first.timeline.events != second.timeline.events:
-            raise CompileError("the sequence of allocations depends on batch, length or rank")
+            raise Different("the sequence of allocations depends on batch, length or rank")
         for table, keys in zip(self._tables, _KEYS, strict=True):
             table.add(keys(first), keys(second))
         self.base = self._part(first, (first, second), self._probes[0])
 
     def part(self, model_config: Any, probe: Probe) -> _Part:
-        """A model of more layers, whose things are all known. Raises `CompileError` otherwise."""
+        """A model of more layers, whose things are all known. Raises `Different` otherwise."""
         found = self._traced(model_config, probe)
         try:
             numbers = [
@@ -172,12 +210,19 @@ class _Known:
         return _Part.of(found, numbers, len(self._tables[1]))
 
     def timeline(
-        self, events: Timeline, executions: Any, parameters: Sequence[_Kept]
+        self,
+        events: Sequence[tuple[int, int]],
+        marks: Sequence[Mark],
+        blocks: Blocks,
+        executions: Any,
+        parameters: Sequence[_Kept],
     ) -> SizedTimeline:
         """The timeline of these events, operators and parameters."""
         sizes, works, numels = self._tables
         return SizedTimeline.of(
             events,
+            marks,
+            blocks=blocks,
             sizes=Terms.of([key[0] for key in sizes.keys]),
             workspace=next((n for n, key in enumerate(sizes.keys) if key[1] == _WORKSPACE), -1),
             operators=_operators(works),
@@ -194,7 +239,7 @@ class _Known:
         return _Part.of(found, numbers, len(self._tables[1]))
 
 
-class _AmbiguousError(CompileError):
+class _AmbiguousError(Different):
     """Two things of a structure are equal at some sizes."""
 
 
@@ -204,7 +249,7 @@ _SEVERAL = -2
 
 def _require_alike(first: Sequence[Any], second: Sequence[Any]) -> None:
     if len(first) != len(second):
-        raise CompileError("the sequence of events or operators depends on batch, length or rank")
+        raise Different("the sequence of events or operators depends on batch, length or rank")
 
 
 class _Table:
@@ -237,18 +282,18 @@ class _Table:
     ) -> list[int]:
         """The number of each thing of a model that is traced at both probes, and at `probe`.
 
-        Raises `CompileError` for one that isn't there, or that isn't at `probe` what follows.
+        Raises `Different` for one that isn't there, or that isn't at `probe` what follows.
         """
         _require_alike(first, second)
         found = [self._numbers.get(pair, -1) for pair in zip(first, second, strict=True)]
         if -1 in found or [_evaluated(self.keys[number], probe) for number in found] != [*keys]:
-            raise CompileError("a model of more layers has something new")
+            raise Different("a model of more layers has something new")
         return found
 
     def at(self, probe: Probe, keys: Sequence[Any]) -> list[int]:
         """The number of each thing of a model that is traced at one probe.
 
-        Raises `CompileError` for one that isn't there, and `_AmbiguousError` for one that may be
+        Raises `Different` for one that isn't there, and `_AmbiguousError` for one that may be
         two.
         """
         if probe not in self._at:
@@ -259,7 +304,7 @@ class _Table:
             self._at[probe] = known
         found = [self._at[probe].get(key, -1) for key in keys]
         if -1 in found:
-            raise CompileError("a model of more layers has something new")
+            raise Different("a model of more layers has something new")
         if _SEVERAL in found:
             raise _AmbiguousError
         return found
@@ -267,15 +312,15 @@ class _Table:
     def _polynomials(self, first: Any, second: Any) -> Any:
         if isinstance(first, bool | str) or first is None:
             if first != second:
-                raise CompileError(f"{first} at one size and {second} at another")
+                raise Different(f"{first} at one size and {second} at another")
             return first
         if isinstance(first, int):
             try:
                 return fit((first, second), self._probes)
             except NotPolynomialError as error:
-                raise CompileError(f"not a polynomial: {error}") from error
+                raise Different(f"not a polynomial: {error}") from error
         if second is None or len(first) != len(second):
-            raise CompileError("the sequence of operators depends on sizes")
+            raise Different("the sequence of operators depends on sizes")
         return tuple(self._polynomials(a, b) for a, b in zip(first, second, strict=True))
 
 

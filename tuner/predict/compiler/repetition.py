@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tuner.cost.memory import category_of
-from tuner.cost.operators.timeline import Block, Timeline
+from tuner.cost.operators.timeline import Block, Mark, Timeline
 from tuner.predict.compiler.alignment import (
     Different,
     Free,
     FreeRule,
+    PlaceRule,
     align,
     constant_rule,
     run_rule,
@@ -40,6 +41,7 @@ class TracedEvents:
     def __init__(self, timeline: Timeline, numbers: dict[Group, int]) -> None:
         self.timeline = timeline
         groups = [numbers.setdefault(_group(block), len(numbers)) for block in timeline.blocks]
+        self.groups = [groups[block] for block, _ in timeline.events]
         live: dict[int, list[int]] = defaultdict(list)
         self.tokens = np.empty(len(timeline.events), dtype=np.int64)
         self.frees: list[Free | None] = []
@@ -84,6 +86,42 @@ class _Repeated(NamedTuple):
         return kinds[::-1] if self.backward else kinds
 
 
+class DeepEvents:
+    """Events of a deeper model, of which each is one of a model of few layers.
+
+    `sources` says of each block which model has it, by number, and which of its blocks it is.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, int]] = []
+        self.marks: list[Mark] = []
+        self.sources: list[tuple[int, int]] = []
+        self._live: dict[int, list[int]] = defaultdict(list)
+
+    def add(
+        self,
+        number: int,
+        source: TracedEvents,
+        rules: Sequence[PlaceRule | None],
+        span: tuple[int, int],
+        run: int,
+    ) -> None:
+        """Add events like those of a `span` of the model of this number. Raises `Different`."""
+        traced = source.timeline.events
+        for event in range(*span):
+            rule, live = rules[event], self._live[source.groups[event]]
+            if rule is None:
+                live.append(len(self.sources))
+                self.events.append((len(self.sources), 1))
+                self.sources.append((number, traced[event][0]))
+                continue
+            newest, first, by_run = rule
+            place = first + by_run * run
+            if not 0 <= place < len(live):
+                raise Different
+            self.events.append((live.pop(-1 - place if newest else place), -1))
+
+
 class _Insertion(NamedTuple):
     """A run of a model that the base model lacks, and before which of its events."""
 
@@ -104,42 +142,31 @@ class Depth:
     ones: tuple[TracedEvents, ...]
     two: TracedEvents
 
-    def with_layers(self, kinds: Sequence[int]) -> Timeline:
+    def with_layers(self, kinds: Sequence[int]) -> DeepEvents:
         """The events of the base model with further layers of these kinds. Raises `Different`."""
-        return self._events(kinds, [kinds.count(kind) for kind in range(len(self.ones))])
+        more = [kinds.count(kind) for kind in range(len(self.ones))]
+        phases = self._phases()
+        rules = self._rules(phases)
+        shared, *repeated = [
+            [each and each.at(more) for each in of] for of in (rules[0], *rules[1])
+        ]
+        result = DeepEvents()
+        for mark, pieces in zip(self.base.timeline.marks, phases, strict=True):
+            result.marks.append(mark._replace(event=len(result.events)))
+            for piece in pieces:
+                if isinstance(piece, _Shared):
+                    result.add(0, self.base, shared, (piece.start, piece.end), 0)
+                    continue
+                for run, kind in enumerate(piece.order(kinds)):
+                    start = piece.starts[kind]
+                    span = start, start + piece.lengths[kind]
+                    result.add(1 + kind, self.ones[kind], repeated[kind], span, run)
+        return result
 
     @property
     def _pair(self) -> tuple[int, int]:
         """The kinds of the further layers of the model that has two."""
         return 0, len(self.ones) - 1
-
-    def _events(self, kinds: Sequence[int], more: Sequence[int]) -> Timeline:
-        result = Timeline(marks=[])
-        live: dict[int, list[int]] = defaultdict(list)
-
-        def add(
-            source: TracedEvents, rules: Sequence[FreeRule | None], event: int, run: int
-        ) -> None:
-            rule = rules[event]
-            place = None if rule is None else rule.place(more, run)
-            newest = rule is not None and rule.newest
-            blocks = live[int(source.tokens[event]) >> 1]
-            _add(result, source.timeline, event, blocks, place, newest=newest)
-
-        phases = self._phases()
-        shared, repeated = self._rules(phases)
-        for mark, pieces in zip(self.base.timeline.marks, phases, strict=True):
-            result.marks.append(mark._replace(event=len(result.events)))
-            for piece in pieces:
-                if isinstance(piece, _Shared):
-                    for event in range(piece.start, piece.end):
-                        add(self.base, shared, event, 0)
-                    continue
-                for run, kind in enumerate(piece.order(kinds)):
-                    start = piece.starts[kind]
-                    for event in range(start, start + piece.lengths[kind]):
-                        add(self.ones[kind], repeated[kind], event, run)
-        return result
 
     def _phases(self) -> list[list[_Shared | _Repeated]]:
         """For each phase, its events in pieces. Raises `Different`."""
@@ -293,7 +320,7 @@ def _insertions(base: TracedEvents, one: TracedEvents, phase: int) -> Iterator[_
     if alignment is None:
         raise Different
     at = 0
-    for number, place in enumerate([*alignment.late.tolist(), end_one - start_one]):
+    for number, place in enumerate([*alignment.tolist(), end_one - start_one]):
         if place > at:
             yield _Insertion(start + number, start_one + at, place - at)
         at = place + 1
@@ -301,27 +328,3 @@ def _insertions(base: TracedEvents, one: TracedEvents, phase: int) -> Iterator[_
 
 def _marks(traced: TracedEvents) -> list[Any]:
     return [mark[1:] for mark in traced.timeline.marks]
-
-
-def _add(
-    result: Timeline,
-    source: Timeline,
-    event: int,
-    live: list[int],
-    place: int | None,
-    *,
-    newest: bool,
-) -> None:
-    """Add an event like that of `source`: a new block, or the end of one that is `live`."""
-    now = len(result.events)
-    if place is None:
-        live.append(len(result.blocks))
-        result.events.append((len(result.blocks), 1))
-        block = source.blocks[source.events[event][0]]
-        result.blocks.append(replace(block, born_event=now, died_event=-1))
-        return
-    if not 0 <= place < len(live):
-        raise Different
-    freed = live.pop(-1 - place if newest else place)
-    result.events.append((freed, -1))
-    result.blocks[freed].died_event = now

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.causal_lm import CAUSAL_LM, Evaluating
 from tuner.core.setup.common import QUANTIZED, Loader, Process
 from tuner.core.setup.distributed_knobs import Ranks
-from tuner.cost.compiled import CompiledPasses, Floats, Replayed, Replays
 from tuner.cost.polynomial import Probe
 
 SIZE_KNOBS = frozenset(
@@ -22,8 +19,9 @@ SIZE_KNOBS = frozenset(
 )
 """Knobs that scale tensors or repeat a micro-step, and change no operator."""
 
-VARIABLE_KNOBS = ("micro_batch", "max_length", "lora_rank", "n_negatives")
-"""The knobs behind the variables of polynomials, in their order."""
+VARIABLE_KNOBS = ("micro_batch", "max_length", "lora_rank")
+"""The knobs behind the variables of polynomials, in their order. Behind them come the negatives, or
+the batch of an evaluation."""
 
 HOST_KNOBS = frozenset(
     {
@@ -38,7 +36,7 @@ OPTIMIZER_KNOBS = frozenset({"optimizer", "max_grad_norm"})
 """Knobs that act after the last backward pass."""
 
 EVALUATION_KNOBS = frozenset(term.name for term in Evaluating.terms())
-"""Knobs of the evaluation, which is a structure of its own."""
+"""Knobs of the evaluation: its batch is a size."""
 
 TILE_TOKENS = 4096
 """Most tokens of a tile of loss chunked: `TOKEN_CHUNK_SIZE` of trl/kernels/chunked_logprob.py,
@@ -72,6 +70,8 @@ class Structure:
     """True if all tokens are in one tile of a chunked loss; None with other losses."""
     kept_by_evaluation: int | None = None
     """Batches whose logits an evaluation behind the steps keeps; None without an evaluation."""
+    single_evaluation: bool = False
+    """True if an evaluation has one row at a time."""
 
     @classmethod
     def of(
@@ -81,12 +81,8 @@ class Structure:
         window: int | None,
         compute_capability: tuple[int, int],
         positions: int | None = None,
-        with_evaluation: bool = False,
     ) -> Structure:
-        """The structure that a configuration has on a GPU, for a model with this window.
-
-        It leaves the evaluation out, which has one of its own, unless `with_evaluation`.
-        """
+        """The structure that a configuration has on a GPU, for a model with this window."""
         has_negatives = _whole(configuration.get("n_negatives", 0)) > 1
         sizes = SIZE_KNOBS | {"n_negatives"} if has_negatives else SIZE_KNOBS
         settings = {
@@ -95,6 +91,7 @@ class Structure:
             if name not in sizes | OPTIMIZER_KNOBS | HOST_KNOBS | EVALUATION_KNOBS
         }
         length = _whole(configuration["max_length"])
+        evaluated = _whole(configuration.get("eval_batch", 0))
         return cls(
             settings=Configuration(settings | _without_effect(settings)),
             single_sample=_whole(configuration["micro_batch"]) == 1,
@@ -107,16 +104,9 @@ class Structure:
             compute_capability=kernels_like(compute_capability),
             positions=positions,
             has_negatives=has_negatives,
-            in_one_tile=(
-                _whole(configuration["micro_batch"]) * (length - 1) <= TILE_TOKENS
-                if settings.get("loss") == "chunked"
-                else None
-            ),
-            kept_by_evaluation=(
-                _whole(configuration.get("eval_kept", 0))
-                if with_evaluation and configuration.get("eval_batch")
-                else None
-            ),
+            in_one_tile=in_one_tile(configuration, "micro_batch"),
+            kept_by_evaluation=_whole(configuration.get("eval_kept", 0)) if evaluated else None,
+            single_evaluation=evaluated == 1,
         )
 
     def configuration(self, probe: Probe) -> Configuration:
@@ -132,7 +122,7 @@ class Structure:
             **({"n_negatives": probe.n_negatives} if self.has_negatives else {}),
         }
         if self.kept_by_evaluation is not None:
-            sizes |= {"eval_batch": probe.micro_batch, "eval_kept": self.kept_by_evaluation}
+            sizes |= {"eval_batch": probe.n_negatives, "eval_kept": self.kept_by_evaluation}
         return Configuration({**self.settings, **sizes})
 
     def probes(self) -> tuple[tuple[Probe, Probe], Probe]:
@@ -169,6 +159,9 @@ class Structure:
             batches = (1, 1, 1)
         ranks = (0, 0, 0) if self.full_training else (13, 17, 29)
         negatives = (19, 23, 5) if self.has_negatives else (0, 0, 0)
+        if self.kept_by_evaluation is not None:
+            evaluated = (5, 4, 5) if self.in_one_tile else (19, 23, 3)
+            negatives = (1, 1, 1) if self.single_evaluation else evaluated
         return (
             (
                 Probe(batches[0], steps[0] * unit, ranks[0], negatives[0]),
@@ -208,7 +201,11 @@ class Structure:
                 self.positions,
                 self.has_negatives,
                 self.in_one_tile,
-                *([] if self.kept_by_evaluation is None else [self.kept_by_evaluation]),
+                *(
+                    []
+                    if self.kept_by_evaluation is None
+                    else [self.kept_by_evaluation, self.single_evaluation]
+                ),
             ],
             sort_keys=True,
         )
@@ -246,50 +243,16 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-Point = tuple[int, ...]
-"""Micro-batch, length, rank, negatives."""
+def in_one_tile(configuration: Configuration, batch: str) -> bool | None:
+    """True if all tokens of a batch are in one tile of a chunked loss; None with other losses."""
+    if configuration.get("loss") != "chunked":
+        return None
+    rows, length = (_whole(configuration[name]) for name in (batch, "max_length"))
+    return rows * (length - 1) <= TILE_TOKENS
 
-EXACT_UP_TO = 6
-"""Up to this number of points, each is replayed itself."""
+
+Point = tuple[int, ...]
+"""Micro-batch, length, rank, and negatives or the batch of an evaluation."""
 
 LARGEST_GPU_BYTES = 288 * 1024**3
 """More fits no GPU of the catalogue (B300: 268 GiB); the overhead of such steps is left 0."""
-
-
-def anchors(points: Floats, passes: CompiledPasses) -> dict[Point, list[Point]]:
-    """For each point, the points to replay: itself, or one at the smallest and largest rank."""
-    whole: list[Point] = [tuple(map(int, point)) for point in points]
-    if len(whole) <= EXACT_UP_TO:
-        return {point: [point] for point in whole}
-    by_length = passes.depends_on_length_alone()
-    low, high = min(p[2] for p in whole), max(p[2] for p in whole)
-    stands_for: dict[tuple[int, ...], tuple[int, int]] = {}
-    chosen = {}
-    for batch, length, rank, *rest in whole:
-        group = (batch, length, *rest) if by_length else (batch * length, *rest)
-        batch_of_group, length_of_group = stands_for.setdefault(group, (batch, length))
-        ranks = [low] if low == high else [low, high]
-        places = [(batch_of_group, length_of_group, r, *rest) for r in ranks]
-        chosen[batch, length, rank, *rest] = places
-    return chosen
-
-
-def replay_all(passes: CompiledPasses, points: Sequence[Point]) -> dict[Point, Replays]:
-    """Bytes that a replay adds at each of these points, with one micro-step and with more."""
-    return {point: passes.replayed(np.array(point, dtype=float)) for point in points}
-
-
-def interpolate(
-    points: Floats, chosen: Mapping[Point, Sequence[Point]], replayed: Mapping[Point, Replays]
-) -> Floats:
-    """The replays at each point (P, 4), from those at its anchors: (P, 2, fields of `Replayed`)."""
-    result = np.zeros((len(points), 2, len(Replayed._fields)))
-    for index, point in enumerate(points):
-        places, rank = chosen[tuple(map(int, point))], point[2]
-        known = sorted(place for place in places if place in replayed)
-        if known:
-            low, high = known[0], known[-1]
-            share = 0.0 if low == high else (rank - low[2]) / (high[2] - low[2])
-            at_low, at_high = np.array(replayed[low]), np.array(replayed[high])
-            result[index] = at_low + share * (at_high - at_low)
-    return result

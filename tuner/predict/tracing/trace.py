@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -154,60 +153,6 @@ def _parameters(session: Any, reached: set[torch.Tensor]) -> tuple[Parameter, ..
 ZERO_ROUNDS = 3
 """Micro-steps from which on DeepSpeed reserves no more: of an emulated Llama with buckets of
 40,000,000 numbers, three and four reserve 5 % more than two (docs/notebook/several-gpus.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassTrace:
-    """Two micro-steps without an optimizer step: gradients appear in the first.
-
-    `trainable` lists size and kind of every parameter that gets a gradient, in the optimizer's
-    order, `idle` of those that the optimizer has and no pass reaches: adapters in a vision tower
-    that runs on no image. `frozen` are the others, counted as the weights that they stand for.
-    A kind is a dtype ("bfloat16"), with `EMBEDDING` behind it where the optimizer is told so.
-    """
-
-    timeline: Timeline
-    trainable: tuple[tuple[int, str], ...]
-    idle: tuple[tuple[int, str], ...]
-    frozen: tuple[tuple[int, str], ...]
-    remarks: tuple[str, ...] = ()
-
-
-def trace_passes(
-    workload: Workload,
-    model_config: Any,
-    configuration: Configuration,
-    *,
-    compute_capability: tuple[int, int],
-) -> PassTrace:
-    """Trace two forward and backward passes of `configuration`, of an optimizer step of number 1.
-
-    Where a training loop keeps a pass's outputs into the next, a pass of step 0 comes before.
-    """
-    recorder, path, environment = _setup(model_config, configuration, compute_capability)
-    environment.optimizer_step = 1
-    with without_collection(), _packages_on_meta(recorder, path), recorder, path:
-        session = workload.open(model_config, configuration, environment)
-        _label_trainable(recorder, session)
-        if configuration.get("training_loop") == "loop":
-            environment.optimizer_step = 0
-            session.micro_step(0)
-            session.optimizer.zero_grad(set_to_none=True)
-            environment.optimizer_step = 1
-        for micro_step in range(2):
-            session.micro_step(micro_step)
-        recorder.enter(Phase.OPTIMIZER, 1, 2)
-    parameters = list(session.model.parameters())
-    trainable = [p for p in parameters if p.requires_grad]
-    embeddings = set(getattr(session, "embeddings", ()))
-    kinds = {p: _dtype(p) + EMBEDDING * (p in embeddings) for p in trainable}
-    return PassTrace(
-        timeline=recorder.timeline,
-        trainable=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is not None),
-        idle=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is None),
-        frozen=tuple((logical_numel(p), _dtype(p)) for p in parameters if not p.requires_grad),
-        remarks=remarks(session.model),
-    )
 
 
 def _dtype(parameter: torch.Tensor) -> str:

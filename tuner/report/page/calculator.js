@@ -1,10 +1,9 @@
 "use strict";
-// The numbers: what tuner.predict.evaluation, tuner.cost.compiled, allocator and roofline compute.
+// The numbers: what tuner.cost.sized, memory, allocator and speed.roofline compute.
 const calculator = (page, numbers) => {
   const { constants: c, ranks, categories, segments } = page;
   const types = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
   const array = ([type, start, length]) => new types[type](numbers, start, length);
-  const LOADING = segments.length;
   const sum = (values) => values.reduce((total, value) => total + value, 0);
 
   // Values of polynomials at [micro-batch, length, rank].
@@ -17,17 +16,24 @@ const calculator = (page, numbers) => {
           values[row] += c[term] * point[0] ** e[3 * term] * point[1] ** e[3 * term + 1] * point[2] ** e[3 * term + 2];
     return values;
   };
-  const cumulated = (differences) => {
-    const values = Int32Array.from(differences);
-    for (let place = 1; place < values.length; place++) values[place] += values[place - 1];
-    return values;
+  // Differences of 2 block + (sign > 0), with repetitions (tuner.predict.portable.repeated): the sums.
+  const expanded = (coded) => {
+    const found = [];
+    for (let place = 0; place < coded.length;) {
+      const length = coded[place];
+      if (length > 0) for (let n = 1; n <= length; n++) found.push(coded[place + n]);
+      else for (let n = 0, from = coded[place + 1]; n < -length; n++) found.push(found[from + n]);
+      place += length > 0 ? length + 1 : 2;
+    }
+    for (let place = 1; place < found.length; place++) found[place] += found[place - 1];
+    return Int32Array.from(found);
   };
 
-  // PyTorch's caching allocator for large blocks, the best fit first; bytes after each event.
-  const replay = (events, sizes) => {
-    const free = [], held = new Map(), allocated = [0], reserved = [0];
-    let address = 0, used = 0, total = 0;
-    const place = (size, from) => {
+  // PyTorch's caching allocator, the best fit first: tuner.cost.allocator. Bytes allocated after each event.
+  const replay = (codes, sizes) => {
+    const pools = [[], []], held = new Array(sizes.length), allocated = new Float64Array(codes.length);
+    let address = 0, used = 0, reserved = 0;
+    const place = (free, size, from) => {
       let low = 0, high = free.length;
       while (low < high) {
         const middle = (low + high) >> 1, one = free[middle];
@@ -36,147 +42,101 @@ const calculator = (page, numbers) => {
       }
       return low;
     };
-    const remember = (block) => { block.free = true; free.splice(place(block.size, block.address), 0, block); };
-    const forget = (block) => free.splice(place(block.size, block.address), 1);
-    for (const [index, sign] of events) {
-      const size = sizes[index];
-      if (size && sign > 0) {
-        const found = place(size, -1);
+    const remember = (free, block) => { block.free = true; free.splice(place(free, block.size, block.address), 0, block); };
+    const forget = (free, block) => free.splice(place(free, block.size, block.address), 1);
+    codes.forEach((code, event) => {
+      const index = code >> 1, size = sizes[index], isSmall = size <= c.small_bytes, free = pools[Number(isSmall)];
+      if (size && code & 1) {
+        const found = place(free, size, -1);
         let block = free[found];
         if (block) free.splice(found, 1);
         else {
-          const segment = size < c.own_segment_bytes
+          const segment = isSmall ? c.small_segment_bytes : size < c.own_segment_bytes
             ? c.large_segment_bytes : Math.ceil(size / c.round_large_bytes) * c.round_large_bytes;
           block = { address, size: segment, before: null, after: null };
           address += segment;
-          total += segment;
+          reserved += segment;
         }
-        if (block.size - size > c.small_bytes) {
-          const rest = { address: block.address + size, size: block.size - size, before: block, after: block.after };
+        const left = block.size - size;
+        if (isSmall ? left >= c.block_bytes : left > c.small_bytes) {
+          const rest = { address: block.address + size, size: left, before: block, after: block.after };
           if (rest.after) rest.after.before = rest;
           block.size = size;
           block.after = rest;
-          remember(rest);
+          remember(free, rest);
         }
         block.free = false;
         used += block.size;
-        held.set(index, block);
+        held[index] = block;
       } else if (size) {
-        const block = held.get(index), { before, after } = block;
-        held.delete(index);
+        const block = held[index], { before, after } = block;
         used -= block.size;
         if (before?.free) {
-          forget(before);
+          forget(free, before);
           block.address = before.address;
           block.before = before.before;
           block.size += before.size;
           if (before.before) before.before.after = block;
         }
         if (after?.free) {
-          forget(after);
+          forget(free, after);
           block.after = after.after;
           block.size += after.size;
           if (after.after) after.after.before = block;
         }
-        remember(block);
+        remember(free, block);
       }
-      allocated.push(used);
-      reserved.push(total);
-    }
+      allocated[event] = used;
+    });
     return { allocated, reserved };
   };
 
-  // Bytes that the allocator adds to those of blocks: tuner.cost.compiled.Events.replayed.
-  const added = ([codes, ofSize, spans], blockBytes, accumulates) => {
-    const decoded = cumulated(array(codes)), sizes = Array.from(array(ofSize), (size) => blockBytes[size]);
-    const span = array(spans), numbers = segments.flatMap(([, micro], n) => (accumulates || !micro ? [n] : []));
-    const last = span[2 * (segments.length - 1) + 1], end = span[2 * numbers.at(-1) + 1];
-    const large = [], asked = [], allocated = [], reserved = [], places = [], small = [];
-    let total = 0, smaller = 0, most = 0;
-    for (let number = 0; number < last; number++) {
-      const index = decoded[number] >> 1, sign = decoded[number] & 1 ? 1 : -1, size = sizes[index];
-      if (size > c.small_bytes) large.push([index, sign]);
-      else smaller += sign * size;
-      total += sign * size;
-      most = Math.max(most, smaller);
-      asked.push(total);
-      places.push(large.length);
-      small.push([smaller, Math.ceil(most / c.small_segment_bytes) * c.small_segment_bytes]);
-    }
-    const pool = replay(large, sizes);
-    places.forEach((place, number) => {
-      allocated.push(pool.allocated[place] + small[number][0]);
-      reserved.push(pool.reserved[place] + small[number][1]);
+  // All events with those of the optimizer between, and where phases begin: tuner.cost.sized.SizedTimeline.at.
+  const sequence = (structure, update) => {
+    const own = expanded(array(structure.events)), blocks = structure.numbers[2], spans = array(structure.spans);
+    const theirs = expanded(array(update.events)).map((code) => code + 2 * blocks);
+    const codes = [], marks = [], born = new Uint8Array(blocks);
+    const add = (some) => some.forEach((code) => {
+      if (code >> 1 < blocks && code & 1) born[code >> 1] = 1;
+      if (code >> 1 >= blocks || born[code >> 1]) codes.push(code);  // not a free of what was never allocated
     });
-    const rest = (chosen) => {
-      let [most, wanted] = [0, 0];
-      for (const n of chosen)
-        for (let number = span[2 * n]; number < span[2 * n + 1]; number++) {
-          most = Math.max(most, allocated[number]);
-          wanted = Math.max(wanted, asked[number]);
-        }
-      return most - wanted;
-    };
-    let peak = 0;
-    for (let number = 0; number < end; number++) peak = Math.max(peak, allocated[number]);
-    const of = (phase) => numbers.filter((n) => segments[n][0] === phase);
-    return {
-      free: reserved[end - 1] - peak, load: rest([LOADING]), forward: rest(of("forward")),
-      backward: rest(of("backward")), end: allocated[end - 1] - asked[end - 1],
-    };
+    for (let place = 0; place < spans.length; place += 4) {
+      const [start, end, number, step] = spans.subarray(place, place + 4), phase = page.phases[number];
+      if (phase === "forward" && !step) add(theirs.subarray(0, update.first));
+      marks.push([codes.length, phase]);
+      if (phase === "optimizer") add(step ? theirs.subarray(update.second) : theirs.subarray(update.first, update.second));
+      add(own.subarray(start, end));
+    }
+    return { codes, marks };
   };
 
-  const memory = (structure, point, gpu, context, step, accumulates) => {
-    const sizes = at(structure.sizes, point);
-    const rounded = (workspace) => sizes.map((size, number) =>
-      Math.ceil((number === structure.workspace ? workspace : size) / c.block_bytes - 1e-9) * c.block_bytes);
-    const bytes = rounded(gpu.workspace_bytes), replayed = rounded(c.replayed_workspace_bytes);
-    const differences = array(structure.counts), inSegment = array(structure.segments), live = new Int32Array(
-      categories.length * sizes.length);
-    const peaks = {};
-    let most = 0;
-    inSegment.forEach((segment, moment) => {
-      for (let place = 0; place < live.length; place++) live[place] += differences[moment * live.length + place];
-      most = Math.max(most, sum(byCategory(live, replayed)));
-      const phase = segment === LOADING ? "load" : segments[segment][0];
-      if (segment !== LOADING && segments[segment][1] && !accumulates) return;
-      const parts = byCategory(live, bytes), total = sum(parts);
-      if (!(peaks[phase]?.total >= total)) peaks[phase] = { total, parts };
+  // tuner.cost.memory.peak_memory.
+  const memory = (structure, point, gpu, context, update) => {
+    const whole = (size) => Math.ceil(size / c.block_bytes) * c.block_bytes;
+    const sizes = at(structure.sizes, point).map(Math.round);
+    if (structure.workspace >= 0) sizes[structure.workspace] = gpu.workspace_bytes;
+    const theirs = array(update.rows), rows = [...array(structure.rows), ...theirs];
+    const bytes = Array.from(array(structure.numbers), (number) => sizes[number]).concat(
+      update.sizes.map((size, block) => (theirs[block] < 0 ? 0 : size))).map(whole);
+    const { codes, marks } = sequence(structure, update), { allocated, reserved } = replay(codes, bytes);
+    const peaks = { load: 0, forward: 0, backward: 0, optimizer: 0 };
+    marks.forEach(([start, phase], number) => {
+      const end = marks[number + 1]?.[0] ?? codes.length;
+      for (let event = Math.max(start - 1, 0); event < end; event++) peaks[phase] = Math.max(peaks[phase], allocated[event]);
     });
-    const ends = array(structure.ends), end = accumulates ? 2 : 1;
-    const parts = byCategory(ends.subarray(end * live.length, (end + 1) * live.length), bytes);
-    peaks.optimizer = { total: sum(parts), parts };
-
-    // No GPU has more than `largest_bytes`: such steps are not replayed.
-    const nothing = { free: 0, load: 0, forward: 0, backward: 0, end: 0 };
-    const [shallow, deep] = [structure.shallow, structure.deep].map((events) =>
-      (most > c.largest_bytes ? nothing : added(events, replayed, accumulates)));
-    const extra = Object.fromEntries(Object.entries(shallow).map(([name, base]) =>
-      [name, name === "free" ? base : Math.round(base + structure.depth_ratio * (deep[name] - base))]));
-    const [state, peak, paged] = step;
-    const phases = {
-      load: peaks.load.total + extra.load,
-      forward: peaks.forward.total + state + extra.forward,
-      backward: peaks.backward.total + state + extra.backward,
-      optimizer: peaks.optimizer.total + peak + extra.end,
-    };
-    const phase = Object.keys(phases).reduce((best, name) => (phases[name] > phases[best] ? name : best));
-    const breakdown = Object.fromEntries(categories.map((name, number) => [name, peaks[phase].parts[number]]));
-    if (phase !== "load") breakdown.optimizer_state += state;
-    if (phase === "optimizer") breakdown.temporary += peak - state;
-    const reserved = phases[phase] + extra.free;
+    const peakAt = allocated.reduce((best, size, event) => (size > allocated[best] ? event : best), 0);
+    const parts = new Float64Array(categories.length);
+    for (let event = 0; event <= peakAt; event++)
+      if (bytes[codes[event] >> 1]) parts[rows[codes[event] >> 1]] += (codes[event] & 1 ? 1 : -1) * bytes[codes[event] >> 1];
+    const breakdown = Object.fromEntries(categories.map((name, number) => [name, parts[number]]));
     breakdown.allocator_overhead = reserved - sum(Object.values(breakdown));
     breakdown.context_and_workspace += context;
+    const paged = update.sizes.reduce((total, size, block) => total + (theirs[block] < 0 ? size : 0), 0);
     return {
-      allocated_bytes: phases[phase], reserved_bytes: reserved, device_bytes: reserved + context, phase,
-      breakdown, paged_bytes: paged,
+      allocated_bytes: allocated[peakAt], reserved_bytes: reserved, device_bytes: reserved + context,
+      phase: Object.keys(peaks).reduce((best, name) => (peaks[name] > peaks[best] ? name : best)), breakdown, paged_bytes: paged,
     };
   };
-  const byCategory = (counts, bytes) => categories.map((_, category) => {
-    let total = 0;
-    for (let size = 0; size < bytes.length; size++) total += counts[category * bytes.length + size] * bytes[size];
-    return total;
-  });
 
   // Share of a product's tiles and waves that is not padding: tuner.cost.speed.rates.tile_use.
   const tileUse = (batch, m, n, k, multiprocessors) => {
@@ -235,34 +195,41 @@ const calculator = (page, numbers) => {
       [...c.hosts.map((factor) => Math.max(device[0], host * factor)), ...others].forEach((one, place) =>
         (unknown[place >> 1][place & 1] += repeats * (one - base)));
     });
-    const [kind, dtype] = page.update, [rate, limit] = gpu.rates[dtype], kernels = step[3];
-    for (let place = 0; place < kernels.length; place += 3) {
-      const [count, bytes, work] = kernels.slice(place, place + 3);
+    const [theirKinds, theirTypes, times] = ["kinds", "dtypes", "times"].map((name) => array(step[name]));
+    times.forEach((count, row) => {
+      const [rate, limit] = gpu.rates[theirTypes[row]];
       step_s += count * longest(
-        work / count / rate, limit === null ? 0 : work / count / limit,
-        bytes / count / (gpu.bandwidth * page.bandwidth_shares[kind]));
-    }
+        step.flops[row] / rate, limit === null ? 0 : step.flops[row] / limit,
+        step.moved[row] / (gpu.bandwidth * page.bandwidth_shares[theirKinds[row]]));
+    });
     const ends = inQuadrature([c.step, inQuadrature(unknown.map((pair) => pair.map((one) => 1 + one / step_s)))]);
     return { step_s, step_ends_s: ends.map((end) => step_s * end) };
   };
 
+  // The steps of an optimizer at a rank of LoRA, or on the line through its neighbours: tuner.predict.shipped.
   const stepAt = (steps, rank) => {
-    if (steps.length === 1) return steps[0];
-    if (ranks.includes(rank)) return steps[ranks.indexOf(rank)];
+    const with_ = (step, numbers) => ({ ...step, ...Object.fromEntries(["sizes", "flops", "moved"].map((name) => [name, numbers(name)])) });
+    const found = steps[0] ?? steps[rank];
+    if (found) return with_(found, (name) => [...array(found[name])]);
     const place = ranks.findIndex((one) => one > rank);
     if (place < 1) return null;
-    const [low, high] = steps.slice(place - 1, place + 1), between = (one, other) =>
-      Math.max(0, Math.round(one + ((rank - ranks[place - 1]) / (ranks[place] - ranks[place - 1])) * (other - one)));
-    if (low[3].length !== high[3].length || high[2]) return null;
-    const kernels = low[3].map((one, number) => (number % 3 ? between(one, high[3][number]) : one));
-    return [...[0, 1, 2].map((number) => between(low[number], high[number])), kernels];
+    const [low, high] = ranks.slice(place - 1, place + 1).map((one) => steps[one]);
+    const alike = ["events", "times", "kinds", "dtypes"].every((name) => low[name].join() === high[name].join());
+    if (high.paged || !alike) return null;
+    const share = (rank - ranks[place - 1]) / (ranks[place] - ranks[place - 1]);
+    return with_(low, (name) => {
+      const [first, second] = [low, high].map((step) => array(step[name]));
+      return Array.from(first, (one, row) => evenly(one + share * (second[row] - one)));
+    });
   };
+  // A half goes to the even neighbour, as in Python.
+  const evenly = (value) => (value % 1 === 0.5 && Math.floor(value) % 2 === 0 ? Math.floor(value) : Math.round(value));
 
-  // As `MemoryErrors.ends` of a compiled timeline.
+  // As `MemoryErrors.ends`.
   const deviceEnds = (used, gpu) => {
     const off = c.device, device = used.device_bytes, gap = used.reserved_bytes - used.allocated_bytes;
     const uncertain = Math.max(gap, Math.round(off.least_gap * used.reserved_bytes));
-    const rest = Math.hypot(off.allocated * used.allocated_bytes, off.share * device, off.context * (device - used.reserved_bytes));
+    const rest = Math.hypot(off.allocated * used.allocated_bytes, off.context * (device - used.reserved_bytes));
     const high = device + Math.hypot(rest, off.gap_above * uncertain), usual = Math.hypot(rest, off.gap_below * uncertain);
     const low = device - (high > gpu.limit_bytes ? Math.max(usual, gap + rest) : usual);
     return [low, high].map(Math.round);
@@ -286,7 +253,7 @@ const calculator = (page, numbers) => {
     const steps = page.steps[structure.optimizers[choice.optimizer]], step = steps && stepAt(steps, rank);
     if (!step) return { options, refused: `optimizer ${choice.optimizer} at rank ${rank} is not among the timelines of this page` };
     const accumulation = 1, point = [batch, length, rank];
-    const used = memory(structure, point, gpu, gpu.context_bytes[choice.method], step, accumulation > 1);
+    const used = memory(structure, point, gpu, gpu.context_bytes[choice.method], step);
     const spent = time(structure, point, gpu, step, accumulation), samples = batch * accumulation;
     const [low, high] = deviceEnds(used, gpu);
     const fits = used.device_bytes <= gpu.usable_bytes;

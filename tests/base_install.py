@@ -1,0 +1,11 @@
+"""An installation without PyTorch, as far as predictions see it."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timelines that ship answer, and nothing is traced."""
+    for module in ("predictor", "traces", "compiling"):
+        monkeypatch.setattr(f"tuner.predict.{module}.can_trace", lambda: False)

@@ -1,0 +1,318 @@
+"""Traces of one model: from timelines of all sizes where there are such, else each its own.
+
+A timeline is kept in memory and on disk, comes with the package, or is traced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tuner.core.errors import UnavailableError, install_command
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration, Memory, MemoryCategory
+from tuner.core.setup.causal_lm import CAUSAL_LM, IN_BACKWARD, OFFLOAD_ACTIVATIONS
+from tuner.core.setup.distributed_knobs import Parallelism
+from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.cost.as_arrays import to_arrays
+from tuner.cost.library_memory import cublas_workspace_bytes
+from tuner.cost.memory import peak_memory
+from tuner.cost.sized import OptimizerSteps, SizedTimeline
+from tuner.cost.traced import Trace
+from tuner.predict import cache
+from tuner.predict.compiler.structure import (
+    VARIABLE_KNOBS,
+    Point,
+    Structure,
+    in_one_tile,
+    kernels_like,
+)
+from tuner.predict.shipped import can_trace, shipped
+from tuner.predict.training import get_workload
+from tuner.space.models.catalogue import (
+    Architecture,
+    architecture,
+    architecture_of,
+    load_catalogue,
+    resolve_config,
+)
+
+if TYPE_CHECKING:  # tracing imports torch, which reading a timeline does without
+    from tuner.predict.training.base import Workload
+
+MOST_TRACES = 6
+"""GPUs are of three kinds (kernels, workspaces, bf16), and several GPUs need a trace of one too."""
+
+
+class Subject:
+    """The workload and model of a search, with the model's configuration.
+
+    Each is looked up when it is asked for: `InputError` for a name that does not exist.
+    """
+
+    def __init__(
+        self, workload: Workload | str, model: str, model_config: Any | None = None
+    ) -> None:
+        self._workload, self.model, self._model_config = workload, model, model_config
+
+    @property
+    def workload_name(self) -> str:
+        """The name of the workload."""
+        return self._workload if isinstance(self._workload, str) else self._workload.name
+
+    @cached_property
+    def workload(self) -> Workload:
+        """What is trained, and how."""
+        given = self._workload
+        return get_workload(given) if isinstance(given, str) else given
+
+    @cached_property
+    def model_config(self) -> Any:
+        """The configuration of transformers."""
+        given = self._model_config
+        return resolve_config(self.model) if given is None else given
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """What is known of the model without transformers."""
+        given = self._model_config
+        return architecture(self.model) if given is None else architecture_of(given)
+
+    def resolve(self) -> Subject:
+        """Look everything up now."""
+        _ = self.workload, self.model_config, self.architecture
+        return self
+
+
+def resolve_subject(workload: str, model: str) -> Subject:
+    """Look both names up. Raises `InputError` for names that do not exist."""
+    return Subject(workload, model).resolve()
+
+
+class Traces:
+    """Traces of one model that are kept to price them on many GPU types.
+
+    With `anew` no timeline that comes with the package is taken.
+    """
+
+    def __init__(self, *, anew: bool = False) -> None:
+        self._anew = anew
+        self._traces: dict[Any, Trace] = {}
+        """The last ones: each has hundreds of thousands of events."""
+        self._sized: dict[Structure, SizedTimeline | None] = {}
+        self._optimizers: dict[str, OptimizerSteps] = {}
+        self._memory: dict[tuple[Any, bool], Memory] = {}
+
+    def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
+        """The trace of a configuration, made once for all GPUs with the same kernels."""
+        capability = gpu.compute_capability
+        workspace = cublas_workspace_bytes(capability)
+        key = (configuration.key, kernels_like(capability), workspace)
+        if key not in self._traces:
+            while len(self._traces) >= MOST_TRACES:
+                del self._traces[next(iter(self._traces))]
+            structure = self.structure(subject, configuration, gpu)
+            sized = None if structure is None else self.sized(subject, structure)
+            self._traces[key] = (
+                _traced(subject, configuration, capability)
+                if sized is None
+                else self._at(subject, sized, configuration, workspace)
+            )
+        return self._traces[key]
+
+    def structure(
+        self, subject: Subject, configuration: Configuration, gpu: Gpu
+    ) -> Structure | None:
+        """The structure whose timeline is the configuration's; None where all of it is traced."""
+        if not is_sized(configuration):
+            return None
+        model = subject.architecture
+        return Structure.of(
+            configuration,
+            window=model.sliding_window,
+            positions=model.positions,
+            compute_capability=gpu.compute_capability,
+        )
+
+    def sized(self, subject: Subject, structure: Structure) -> SizedTimeline | None:
+        """The timeline of a structure; None where there is none for all sizes.
+
+        Raises `UnavailableError` where none is known, and no library is installed to trace it.
+        """
+        if structure not in self._sized:
+            found = self._known(subject, structure)
+            if found is None:
+                require_tracing(subject, "these settings are")
+                from tuner.predict.compiler.deepening import sized_timeline
+
+                found = sized_timeline(subject.workload, subject.model_config, structure)
+                if found is not None:
+                    cache.write_arrays(_entry(subject, structure), to_arrays(found))
+            self.keep(structure, found)
+        return self._sized[structure]
+
+    def keep(self, structure: Structure, sized: SizedTimeline | None) -> None:
+        """Have this as the timeline of a structure."""
+        self._sized[structure] = sized
+
+    def lacks(self, subject: Subject, structure: Structure) -> bool:
+        """True if the timeline of a structure has yet to be traced."""
+        if structure not in self._sized:
+            found = self._known(subject, structure)
+            if found is None:
+                return True
+            self.keep(structure, found)
+        return False
+
+    @property
+    def timelines(self) -> dict[Structure, SizedTimeline]:
+        """The timelines so far."""
+        return {of: found for of, found in self._sized.items() if found is not None}
+
+    def optimizer(
+        self, subject: Subject, sized: SizedTimeline, configuration: Configuration
+    ) -> OptimizerSteps:
+        """The steps of a configuration's optimizer over the parameters that it trains."""
+        entry = self.optimizer_entry(sized, configuration)
+        if self.lacks_steps(entry):
+            name, clip, scaled = _optimizer(configuration)
+            found, point = None, point_of(configuration)
+            if self._takes_shipped:
+                digest, rank = subject.architecture.digest, point[2]
+                found = shipped().optimizer(digest, name, sized, rank, clip=clip, scaled=scaled)
+            if found is None:
+                require_tracing(subject, f"optimizer {name} is")
+                from tuner.predict.compiler.deepening import optimizer_steps
+
+                found = optimizer_steps(name, sized.parameters(point), clip=clip, scaled=scaled)
+                cache.write_arrays(entry, to_arrays(found))
+            self.keep_steps(entry, found)
+        return self._optimizers[entry]
+
+    def optimizer_entry(self, sized: SizedTimeline, configuration: Configuration) -> str:
+        """The name of the steps of a configuration's optimizer."""
+        parameters = sized.parameters(point_of(configuration))
+        return cache.entry_name("steps", *map(str, _optimizer(configuration)), repr(parameters))
+
+    def lacks_steps(self, entry: str) -> bool:
+        """True if the steps of an optimizer have yet to be traced, or read from the package."""
+        if entry not in self._optimizers:
+            found = cache.read_parsed(entry, OptimizerSteps)
+            if found is None:
+                return True
+            self.keep_steps(entry, found)
+        return False
+
+    def keep_steps(self, entry: str, steps: OptimizerSteps) -> None:
+        """Have these as the steps of an optimizer."""
+        self._optimizers[entry] = steps
+
+    def memory(self, traced: Trace, *, context_bytes: int, short: bool = False) -> Memory:
+        """`peak_memory` of one of these traces."""
+        key = next(name for name, kept in self._traces.items() if kept is traced), short
+        if key not in self._memory:
+            self._memory[key] = peak_memory(traced.timeline, context_bytes=0, short=short)
+        found = self._memory[key]
+        context = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
+        return replace(
+            found,
+            device_bytes=found.device_bytes + context_bytes,
+            breakdown={**found.breakdown, context: found.breakdown[context] + context_bytes},
+        )
+
+    @cached_property
+    def _takes_shipped(self) -> bool:
+        """True if a timeline that comes with tuner is as one made here would be."""
+        return not self._anew and (not can_trace() or shipped().are_installed())
+
+    def _known(self, subject: Subject, structure: Structure) -> SizedTimeline | None:
+        found = cache.read_parsed(_entry(subject, structure), SizedTimeline)
+        if found is None and self._takes_shipped:
+            found = shipped().timeline(subject.architecture.digest, structure.key)
+        return found
+
+    def _at(
+        self, subject: Subject, sized: SizedTimeline, configuration: Configuration, workspace: int
+    ) -> Trace:
+        point = point_of(configuration)
+        optimizer = self.optimizer(subject, sized, configuration)
+        accumulates = grad_accum_of(configuration) > 1
+        trainable, total = sized.params(point)
+        return Trace(
+            timeline=sized.at(point, optimizer, workspace_bytes=workspace, accumulates=accumulates),
+            micro_steps=1 + accumulates,
+            trainable_params=trainable,
+            total_params=total,
+            remarks=remarks_of(sized),
+            work=sized.work(point, optimizer),
+        )
+
+
+def remarks_of(sized: SizedTimeline) -> tuple[str, ...]:
+    """The remarks of a timeline, and the releases that it is of where none is installed."""
+    return sized.remarks if can_trace() else (shipped().remark, *sized.remarks)
+
+
+def require_tracing(subject: Subject, what: str) -> None:
+    """Raise `UnavailableError` where no library is installed to trace `what`."""
+    if not can_trace():
+        digests = set(shipped().models())
+        models = (name for name in load_catalogue() if architecture(name).digest in digests)
+        raise UnavailableError(
+            f"{what} not among the timelines that come with tuner for {subject.model}, and torch "
+            "or transformers is not installed to trace them",
+            hint=f"{install_command('all')}; without it, tuner knows common settings of "
+            f"{', '.join(models)}",
+        )
+
+
+def is_sized(configuration: Configuration) -> bool:
+    """True if a timeline of all sizes has the configuration: of text, on one GPU."""
+    batches = ("micro_batch", "eval_batch") if configuration.get("eval_batch") else ("micro_batch",)
+    tiles = {in_one_tile(configuration, name) for name in batches}
+    return (
+        Parallelism.of(configuration).ranks == 1
+        and len(tiles) == 1
+        and has_polynomial_sizes(configuration)
+    )
+
+
+def has_polynomial_sizes(configuration: Configuration) -> bool:
+    """True if sizes are polynomials, and the update is one of all gradients after the passes."""
+    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
+    needs_shapes = optimizer is not None and optimizer.needs_shapes
+    others = ("images", OFFLOAD_ACTIVATIONS, IN_BACKWARD)
+    return not (needs_shapes or any(configuration.get(name) for name in others))
+
+
+def point_of(configuration: Configuration) -> Point:
+    """Micro-batch, length, rank, and negatives or the batch of an evaluation; 0 for none."""
+    last = "eval_batch" if configuration.get("eval_batch") else "n_negatives"
+    return tuple(int(str(configuration.get(name, 0))) for name in (*VARIABLE_KNOBS, last))
+
+
+def grad_accum_of(configuration: Configuration) -> int:
+    """Micro-steps of an optimizer step."""
+    return int(str(configuration.get("grad_accum", 1)))
+
+
+def _optimizer(configuration: Configuration) -> tuple[str, bool, bool]:
+    """Its name, and whether gradients are clipped and scaled."""
+    default = CAUSAL_LM.terms["max_grad_norm"].default
+    clip = float(str(configuration.get("max_grad_norm", default))) > 0
+    return str(configuration["optimizer"]), clip, configuration.get("mixed_precision") == "fp16"
+
+
+def _entry(subject: Subject, structure: Structure) -> str:
+    digest = subject.architecture.digest
+    return cache.entry_name("sized", subject.workload_name, digest, structure.key)
+
+
+def _traced(subject: Subject, configuration: Configuration, capability: tuple[int, int]) -> Trace:
+    require_tracing(subject, "these settings are")
+    from tuner.predict.tracing.trace import trace
+
+    return trace(
+        subject.workload, subject.model_config, configuration, compute_capability=capability
+    )
