@@ -19,9 +19,9 @@ from typing import Any
 from tuner.app.estimate import asked
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
-from tuner.cost.sized import SizedTimeline
+from tuner.cost.sized import OptimizerSteps, SizedTimeline
 from tuner.predict.compiler.deepening import optimizer_steps
-from tuner.predict.compiling import default_workers, trace_timelines
+from tuner.predict.compiling import default_workers, in_forks, trace_timelines
 from tuner.predict.predict import check_supported
 from tuner.predict.shipped import (
     FILE,
@@ -52,7 +52,7 @@ REFERENCE: Settings = {"reference_pass": True}
 
 PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
     ("trl", {**NF4, "double_quant": True}, (USUAL, DROPOUT, FLASH, KEPT, REFERENCE)),
-    ("trl", {**NF4, "double_quant": False}, (USUAL,)),
+    ("trl", {**NF4, "double_quant": False}, (USUAL, DROPOUT)),
     ("trl", LORA, (USUAL, DROPOUT, KEPT)),
     ("trl", FULL, (USUAL,)),
     ("trl", INT8, (USUAL,)),
@@ -61,7 +61,7 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
     ("transformers", FULL, (USUAL,)),
 )
 """By loop: settings of scripts, and what one of them changes; the reference is DPO's."""
-ON_OLDER = (USUAL, DROPOUT)
+ON_OLDER = (USUAL,)
 """The changes that are covered on GPU types without bf16, too, but for full training."""
 BATCHES = (1, 2)
 """A micro-batch of one has a structure of its own."""
@@ -160,27 +160,30 @@ def traced(
 
 def steps_of(
     sized: SizedTimeline, names: Collection[str], gpu: str, there: Collection[str]
-) -> dict[str, Steps]:
+) -> Mapping[str, Steps]:
     """The steps of optimizers over the parameters of a timeline, less those that are `there`.
 
     Gradients are scaled on a T4 alone.
     """
-    found: dict[str, Steps] = {}
-    for name in names:
-        scaled = gpu == "t4"
-        key = optimizer_key(name, sized, clip=True, scaled=scaled)
-        if key in there:
-            continue
-        trained = {rank: sized.parameters((1, 1, rank, 1)) for rank in RANKS}
-        # All weights are trained at rank 0 alone.
-        ranks = RANKS if trained[RANKS[0]] != trained[RANKS[1]] else (0,)
-        found[key] = {
-            rank: optimizer_steps(
-                name, trained.get(rank, trained[RANKS[0]]), clip=True, scaled=scaled
-            )
-            for rank in ranks
-        }
+    trained = {rank: sized.parameters((1, 1, rank, 1)) for rank in RANKS}
+    # All weights are trained at rank 0 alone.
+    ranks = RANKS if trained[RANKS[0]] != trained[RANKS[1]] else (0,)
+    scaled = gpu == "t4"
+    keys = {name: optimizer_key(name, sized, clip=True, scaled=scaled) for name in names}
+    missing = [(name, rank) for name in names for rank in ranks if keys[name] not in there]
+    made = in_forks(_steps, missing, (trained, scaled), workers=default_workers())
+    found: dict[str, dict[int, OptimizerSteps]] = {}
+    for (name, rank), steps in sorted(made, key=lambda one: one[0]):
+        found.setdefault(keys[name], {})[rank] = steps
     return found
+
+
+def _steps(
+    known: tuple[Mapping[int, tuple[tuple[int, str], ...]], bool], wanted: tuple[str, int]
+) -> OptimizerSteps:
+    (trained, scaled), (name, rank) = known, wanted
+    parameters = trained.get(rank, trained[RANKS[0]])
+    return optimizer_steps(name, parameters, clip=True, scaled=scaled)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ class Predicted:
 
 
 class SpacePredictor:
-    """Predicts configurations of one space on one GPU; compiles each structure once.
+    """Predicts configurations of one space on one GPU; traces each structure once.
 
-    Predictors of several GPU types share what `predictor` has compiled. Raises `InputError` for a
+    Predictors of several GPU types share what `predictor` has traced. Raises `InputError` for a
     configuration that the GPU cannot run.
     """
 
@@ -55,11 +55,11 @@ class SpacePredictor:
         return self._predictor.at_once
 
     def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
-        """A prediction of each configuration, in their order, from compiled timelines."""
-        return self._predict(configurations, self._compiled)
+        """A prediction of each configuration, in their order; reserved memory is estimated."""
+        return self._predict(configurations, self._estimated)
 
     def trace(self, configurations: Sequence[Configuration]) -> list[Predicted]:
-        """As `predict`, from traces at full depth: seconds for each, kept on disk."""
+        """As `predict`, with a replay of each: up to a second."""
         return self._predict(configurations, self._traced)
 
     def _predict(self, configurations: Sequence[Configuration], how: Predict) -> list[Predicted]:
@@ -75,7 +75,7 @@ class SpacePredictor:
     def _traced(self, configurations: Sequence[Configuration]) -> list[Prediction]:
         return self._predictor.traced(configurations, self.gpu, **self._how)
 
-    def _compiled(self, configurations: Sequence[Configuration]) -> list[Prediction]:
+    def _estimated(self, configurations: Sequence[Configuration]) -> list[Prediction]:
         return self._predictor.predict(
             configurations, self.gpu, on_progress=self._on_progress, **self._how
         )

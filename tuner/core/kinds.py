@@ -55,8 +55,8 @@ class Verdict(enum.StrEnum):
 class Doubt(enum.StrEnum):
     """A reason why predicted memory is less certain than that of a traced, plain training."""
 
-    COMPILED = "compiled timeline"
-    """Reserved memory was not replayed at full depth."""
+    ESTIMATED = "estimated reserved memory"
+    """The allocator was not replayed: what it holds was taken between other configurations."""
     KERNELS = "kernels of our own guess"
     """Fused kernels (Liger, foak, Unsloth) are priced as the operators that they replace."""
     UNCOMPARED = "not compared with a published run"
@@ -75,7 +75,7 @@ class MemoryCategory(enum.StrEnum):
     GRADIENTS = "gradients"
     UNSHARDED_GRADIENTS = "unsharded_gradients"
     """Whole gradients that a rank of FSDP2 keeps between micro-steps without an exchange
-    (`no_sync`); no compiled timeline has them."""
+    (`no_sync`)."""
     OPTIMIZER_STATE = "optimizer_state"
     ACTIVATIONS = "activations"
     LOGITS_AND_LOSS = "logits_and_loss"

@@ -239,7 +239,7 @@ class Predictor:
                     method=method_text(f"{METHOD}; {group.rates}", *rest),
                     margin_fraction=how["margin_fraction"],
                     unknown=times.unknown(index),
-                    doubts={Doubt.COMPILED, *doubts_of(workload, configuration)},
+                    doubts={Doubt.ESTIMATED, *doubts_of(workload, configuration)},
                 )
             )
         return found

@@ -25,7 +25,7 @@ def command(*, path: Path) -> None:
     """Write a page with a form for model, GPU and settings, which answers as `tuner estimate` does.
 
     The page is one file that needs no server and no network. It has the models and settings whose
-    compiled timelines come with tuner, and all GPU types.
+    timelines come with tuner, and all GPU types.
     """
     from tuner.app.calculator import calculator_html  # numpy, jinja2
     from tuner.predict.shipped import shipped

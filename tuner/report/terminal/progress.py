@@ -95,7 +95,7 @@ class Waiting:
 
 @contextlib.contextmanager
 def compiling(*, err: bool, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with the structures compiled and all structures of a space."""
+    """A function to call with the structures traced and all structures of a space."""
     if quiet:
         yield lambda done, total: None
         return
