@@ -94,6 +94,6 @@ def test_the_phases_of_dynamo_are_limited_by_those_that_run_all_heads(tmp_path):
     small, large = predict_stages(space, chosen, lambda c: predictor.predict(c, gpu))
     assert small.overall.fits
     assert large.limiting == "phase3"
-    assert large.misfits == ("phase2", "phase3")
-    assert all(large.stages[f"phase1_{t}"].fits for t in ("sentiment", "qa", "translation"))
+    assert set(large.misfits) >= {"phase2", "phase3"}
+    assert all(large.stages[f"phase1_{t}"].fits for t in ("sentiment", "qa", "summarization"))
     assert small.run_s == small.epoch_s

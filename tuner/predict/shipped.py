@@ -15,6 +15,7 @@ import importlib.util
 import io
 import json
 import lzma
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
@@ -61,9 +62,18 @@ class Shipped:
     """The timelines in one file, read as they are asked for."""
 
     def __init__(self, file: Path) -> None:
-        with _whole(file):
-            self._archive = zipfile.ZipFile(file) if file.exists() else None
+        self._file = file
+        self._opened: dict[int, zipfile.ZipFile] = {}
         self._steps: dict[str, Steps] = {}
+
+    @property
+    def _archive(self) -> zipfile.ZipFile | None:
+        """The archive, opened by this process: forks share the place in a file."""
+        here = os.getpid()
+        if here not in self._opened and self._file.exists():
+            with _whole(self._file):
+                self._opened = {here: zipfile.ZipFile(self._file)}
+        return self._opened.get(here)
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
@@ -138,10 +148,9 @@ class Shipped:
         return {name: _unpacked(name, arrays[name]) for name in arrays.files}
 
     def _read(self, name: str) -> bytes | None:
-        if self._archive is None:
-            return None
-        with _whole(Path(str(self._archive.filename))), contextlib.suppress(KeyError):
-            return self._archive.read(name)
+        archive = self._archive
+        with _whole(self._file), contextlib.suppress(KeyError):
+            return None if archive is None else archive.read(name)
         return None
 
 

@@ -49,7 +49,7 @@ def search_predicted(
 
     `predictions` are those of the supported configurations, in their order. `known` are records of
     earlier searches, which are not traced again. The search's number of trials limits the number
-    of traces. After Ctrl-C or the time limit the other configurations stay as compiled.
+    of traces. After Ctrl-C or the time limit the other configurations stay as estimated.
     """
     candidates = _Candidates(plan, predictions)
     for record in known:
@@ -118,9 +118,9 @@ def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
 
 
 class _Candidates:
-    """The records of a search's configurations: traced ones replace compiled ones.
+    """The records of a search's configurations: replayed ones replace estimates.
 
-    Of configurations whose compiled numbers are all equal, only one is traced.
+    Of configurations whose estimates are all equal, only one is replayed.
     """
 
     def __init__(self, plan: SearchPlan, predictions: Sequence[Prediction]) -> None:
@@ -143,7 +143,7 @@ class _Candidates:
         self.traced = 0
 
     def settle(self, record: TrialRecord) -> None:
-        """Use the trace of a configuration for it and for those with equal compiled numbers."""
+        """Use the trace of a configuration for it and for those with equal estimates."""
         place = self._place.get(record.configuration.key)
         if place is None:
             return
@@ -183,7 +183,7 @@ class _Candidates:
         )
 
     def _bound(self, share: float) -> Bound:
-        """Gains and fits of all records, if compiled ones reserve this share more memory."""
+        """Gains and fits of all records, if estimated ones reserve this share more memory."""
         records = [
             record if place in self._settled else _needing(record, share)
             for place, record in enumerate(self.records)

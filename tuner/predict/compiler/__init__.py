@@ -1,1 +1,1 @@
-"""A few traces compiled into polynomials in micro-batch, length and rank."""
+"""Timelines of all sizes, from a few traces."""
