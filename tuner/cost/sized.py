@@ -55,19 +55,18 @@ class Blocks:
         )
         return cls(numbers, labels)
 
-    def uses(self) -> list[tuple[MemoryCategory, bool]]:
-        """What each block is for, and whether it is managed memory."""
-        known: dict[tuple[int, ...], tuple[MemoryCategory, bool]] = {}
-        for phase, category, flags in {*map(tuple, self.labels.tolist())}:
-            block = Block(
-                size_bytes=0,
-                born_phase=_PHASES[phase],
-                born_event=0,
-                category=None if category < 0 else _CATEGORIES[category],
-                is_logits=bool(flags & _LOGITS),
-            )
-            known[phase, category, flags] = category_of(block), bool(flags & _PAGED)
-        return [known[each] for each in map(tuple, self.labels.tolist())]
+
+def use_of(label: Sequence[int]) -> tuple[MemoryCategory, bool]:
+    """The purpose of blocks with one of `Blocks.labels`; True for managed memory."""
+    phase, category, flags = label
+    block = Block(
+        size_bytes=0,
+        born_phase=_PHASES[phase],
+        born_event=0,
+        category=None if category < 0 else _CATEGORIES[category],
+        is_logits=bool(flags & _LOGITS),
+    )
+    return category_of(block), bool(flags & _PAGED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,7 +45,9 @@ def trace_optimizers(
 ) -> None:
     """Have the steps of optimizers that `traces` lacks: those of configurations with a timeline."""
     entries = {traces.optimizer_entry(sized, each): (sized, each) for sized, each in wanted}
-    missing = [(entry, pair) for entry, pair in entries.items() if traces.lacks_steps(entry)]
+    missing = [
+        (entry, pair) for entry, pair in entries.items() if traces.lacks_steps(subject, *pair)
+    ]
     for (entry, _), steps in in_forks(_steps, missing, (subject, traces), workers=workers):
         traces.keep_steps(entry, steps)
 

@@ -22,7 +22,7 @@ from tuner.cost.allocator import (
     SMALL_LIMIT_BYTES,
 )
 from tuner.cost.library_memory import cublas_workspace_bytes
-from tuner.cost.sized import Blocks, OptimizerSteps, SizedTimeline, Span
+from tuner.cost.sized import Blocks, OptimizerSteps, SizedTimeline, Span, use_of
 from tuner.cost.speed.rates import as_chosen
 from tuner.cost.speed.roofline import (
     KernelSeconds,
@@ -106,7 +106,9 @@ class Estimates:
                 self._sized, self._points, workspace, accumulates=accumulates
             )
         live, steps = self._live[accumulates], self._optimizers[index]
-        update = self._updates.setdefault(id(steps), _Update(steps))
+        if id(steps) not in self._updates:
+            self._updates[id(steps)] = _Update(steps)
+        update = self._updates[id(steps)]
         phases: dict[Phase, _Moment] = {}
         loaded = 0
         for phase, moment in _moments(live, update, point):
@@ -189,7 +191,9 @@ def _bytes(sizes: Floats | NDArray[np.int64]) -> tuple[Floats, Floats]:
 
 def rows_of(blocks: Blocks) -> NDArray[np.int64]:
     """The row in `MemoryCategory` of each block's bytes; -1 for managed memory."""
-    return np.array([-1 if paged else _CATEGORIES.index(of) for of, paged in blocks.uses()])
+    kinds, place = np.unique(blocks.labels, axis=0, return_inverse=True)
+    rows = [-1 if paged else _CATEGORIES.index(of) for of, paged in map(use_of, kinds.tolist())]
+    return np.array(rows, dtype=np.int64)[place.reshape(-1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

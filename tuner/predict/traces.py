@@ -175,18 +175,14 @@ class Traces:
     ) -> OptimizerSteps:
         """The steps of a configuration's optimizer over the parameters that it trains."""
         entry = self.optimizer_entry(sized, configuration)
-        if self.lacks_steps(entry):
+        if self.lacks_steps(subject, sized, configuration):
             name, clip, scaled = _optimizer(configuration)
-            found, point = None, point_of(configuration)
-            if self._takes_shipped:
-                digest, rank = subject.architecture.digest, point[2]
-                found = shipped().optimizer(digest, name, sized, rank, clip=clip, scaled=scaled)
-            if found is None:
-                require_tracing(subject, f"optimizer {name} is")
-                from tuner.predict.compiler.deepening import optimizer_steps
+            require_tracing(subject, f"optimizer {name} is")
+            from tuner.predict.compiler.deepening import optimizer_steps
 
-                found = optimizer_steps(name, sized.parameters(point), clip=clip, scaled=scaled)
-                cache.write_arrays(entry, to_arrays(found))
+            parameters = sized.parameters(point_of(configuration))
+            found = optimizer_steps(name, parameters, clip=clip, scaled=scaled)
+            cache.write_arrays(entry, to_arrays(found))
             self.keep_steps(entry, found)
         return self._optimizers[entry]
 
@@ -195,10 +191,17 @@ class Traces:
         parameters = sized.parameters(point_of(configuration))
         return cache.entry_name("steps", *map(str, _optimizer(configuration)), repr(parameters))
 
-    def lacks_steps(self, entry: str) -> bool:
-        """True if the steps of an optimizer have yet to be traced, or read from the package."""
+    def lacks_steps(
+        self, subject: Subject, sized: SizedTimeline, configuration: Configuration
+    ) -> bool:
+        """True if the steps of an optimizer have yet to be traced."""
+        entry = self.optimizer_entry(sized, configuration)
         if entry not in self._optimizers:
             found = cache.read_parsed(entry, OptimizerSteps)
+            if found is None and self._takes_shipped:
+                digest, rank = subject.architecture.digest, point_of(configuration)[2]
+                name, clip, scaled = _optimizer(configuration)
+                found = shipped().optimizer(digest, name, sized, rank, clip=clip, scaled=scaled)
             if found is None:
                 return True
             self.keep_steps(entry, found)
