@@ -183,7 +183,7 @@ def test_code_that_traces_is_part_of_the_environment(monkeypatch):
         cache.environment_digest.cache_clear()
     assert {
         "tracing/trace.py",
-        "compiler/compile.py",
+        "compiler/deepening.py",
         "training/causal_lm.py",
     } <= seen
 
