@@ -262,7 +262,7 @@ class TestResult:
         by_command = train.read_text()
         train.write_text(before)
         written = best.apply("train.py")
-        added = "gradient_accumulation_steps=2, gradient_checkpointing=True, optim=\"adamw_torch\""
+        added = 'gradient_accumulation_steps=2, gradient_checkpointing=True, optim="adamw_torch"'
         after = before.replace("1}", "2}").replace("['batch'])", f"['batch'], {added})")
         assert train.read_text() == by_command == after
         assert written.backups[Path("train.py")].read_text() == before
