@@ -52,7 +52,7 @@ REFERENCE: Settings = {"reference_pass": True}
 
 PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
     ("trl", {**NF4, "double_quant": True}, (USUAL, DROPOUT, FLASH, KEPT, REFERENCE)),
-    ("trl", {**NF4, "double_quant": False}, (USUAL, DROPOUT)),
+    ("trl", {**NF4, "double_quant": False}, (USUAL, DROPOUT, KEPT)),
     ("trl", LORA, (USUAL, DROPOUT, KEPT)),
     ("trl", FULL, (USUAL,)),
     ("trl", INT8, (USUAL,)),

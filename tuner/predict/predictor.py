@@ -108,11 +108,6 @@ class Predictor:
         """Number of configurations that `traced` works on at the same time."""
         return max(1, self._workers)
 
-    @property
-    def timelines(self) -> dict[Structure, SizedTimeline]:
-        """The timelines so far."""
-        return self._traces.timelines
-
     def traced(
         self,
         configurations: Sequence[Configuration],
