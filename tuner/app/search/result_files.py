@@ -167,13 +167,13 @@ def timeline_of(
 ) -> MemoryTimeline | None:
     """The memory timeline of `best` in its limiting stage; None where nothing is predicted."""
     from tuner.predict.memory_timeline import trace_timeline
-    from tuner.predict.traces import resolve_subject
+    from tuner.predict.traces import Subject
 
     if not is_predicted(space, gpu):
         return None
     stages = space.stage_configurations(best.configuration)
     configuration = stages.get(best.evidence.limiting_stage or "", best.configuration)
-    subject = resolve_subject(space.workload, space.predicted_model())
+    subject = Subject(space.workload, space.predicted_model())
     return trace_timeline(subject, configuration, gpu, profile=profile)
 
 
