@@ -7,19 +7,16 @@ of attention on Hopper changes no entry either: no row is of such a GPU.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-import tuner
 from tuner.core.files import user_cache
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration
@@ -35,7 +32,6 @@ GPUS = HERE / "gpus.yaml"
 MODELS = HERE / "models.yaml"
 
 _OWN_CODE = ("models.yaml", "traces.py")
-_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +108,6 @@ def traced(task: Task) -> tuple[Sizes, StepWork]:
     return sizes, StepWork(passes, parts[0][1].executions, passes, parts[0][1].optimizer_executions)
 
 
-@functools.cache
-def _code() -> str:
-    """A digest of the libraries, of the code that traces, and of the code beside this file."""
-    releases = [f"{name}={version(name)}" for name in _LIBRARIES]
-    digest = hashlib.sha256(repr(releases).encode())
-    paths = [HERE / name for name in _OWN_CODE]
-    for layer in ("core", "cost", "predict"):
-        paths += sorted((Path(tuner.__file__).parent / layer).rglob("*.py"))
-    for path in paths:
-        if path.parent.name != "speed":
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
 def _small(task: Task, batch: int) -> Task:
     """The task at this batch, the same for every GPU: eager attention has one kernel on all."""
     precision = str(task.configuration["precision"]).replace("tf32", "fp32")
@@ -137,7 +119,9 @@ def _small(task: Task, batch: int) -> Task:
 
 def _whole(task: Task) -> tuple[Sizes, StepWork]:
     gpu = task.the_gpu()
-    parts = (_code(), task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
+    own = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in _OWN_CODE]
+    code = cache.environment_digest(without="speed")
+    parts = (code, *own, task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
     name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     arrays = cache.read_arrays(name)
     if arrays is not None:

@@ -368,19 +368,6 @@ def replay(
     )
 
 
-def settled_size(size_bytes: int) -> int:
-    """Bytes that a block of this size usually counts as allocated, without a replay.
-
-    A large block gets a segment of its own, and a rest of up to 1 MiB in it is not split off:
-    `max_memory_allocated` counts it. Blocks that share a segment are counted as rounded.
-    """
-    rounded = round_size(size_bytes)
-    if rounded < LARGE_OWN_SEGMENT_BYTES:
-        return rounded
-    segment = _segment_size(rounded)
-    return segment if segment - rounded <= SMALL_LIMIT_BYTES else rounded
-
-
 def _segment_size(size: int) -> int:
     if size < LARGE_OWN_SEGMENT_BYTES:
         return SMALL_SEGMENT_BYTES if size <= SMALL_LIMIT_BYTES else LARGE_SEGMENT_BYTES

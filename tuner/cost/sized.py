@@ -278,7 +278,7 @@ class SizedTimeline:
         return _timeline(np.concatenate(parts), marks, sizes, labels)
 
     def spans(self, *, accumulates: bool) -> Iterator[Span]:
-        """Where the events of each phase begin and end, with one micro-step in each step or two."""
+        """The phases in order; the second micro-step is left out where nothing accumulates."""
         ends = [*self.marks[1:, 0].tolist(), len(self.events)]
         for (start, number, step, micro_step), end in zip(self.marks.tolist(), ends, strict=True):
             phase = _PHASES[number]

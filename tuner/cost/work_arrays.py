@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -115,15 +115,6 @@ class WorkArrays:
         fields = (field.name for field in dataclasses.fields(self))
         return WorkArrays(
             **{n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in fields}
-        )
-
-    def take(self, places: NDArray[np.int64]) -> WorkArrays:
-        """These operators at some of the points, in this order, with repetitions."""
-        return replace(
-            self,
-            flops=self.flops[:, places],
-            bytes_moved=self.bytes_moved[:, places],
-            shapes=self.shapes[:, :, places],
         )
 
     def of(self, chosen: NDArray[np.bool_]) -> WorkArrays:

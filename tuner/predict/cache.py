@@ -44,8 +44,11 @@ def cache_folder() -> Path | None:
 
 
 @cache
-def environment_digest() -> str:
-    """A digest of the code that traces and of the libraries it traces."""
+def environment_digest(without: str = "") -> str:
+    """A digest of the code that traces and of the libraries it traces.
+
+    The code in folders of the name `without` is left out.
+    """
     digest = hashlib.sha256(sys.version.encode())
     for library in _LIBRARIES:
         try:
@@ -56,6 +59,8 @@ def environment_digest() -> str:
     package = Path(__file__).parents[1]
     for folder in _CODE:
         for path in sorted((package / folder).rglob("*.py")):
+            if path.parent.name == without:
+                continue
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -62,13 +62,13 @@ def trace_all(
     **how: Any,
 ) -> list[Prediction]:
     """A prediction of each configuration at full depth, in their order; `how` as for `predict`."""
-    structures = {traces.structure(subject, each, gpu) for each in configurations} - {None}
-    for _ in trace_timelines(subject, structures, traces, workers=workers):  # type: ignore[arg-type]
+    structures = {traces.structure(subject, each, gpu) for each in configurations}
+    wanted = [structure for structure in structures if structure is not None]
+    for _ in trace_timelines(subject, wanted, traces, workers=workers):
         pass
     distinct = [*{each.key: each for each in configurations}.values()]
     known = subject, traces, gpu, how
-    in_full = any(traces.structure(subject, each, gpu) is None for each in distinct)
-    traced = in_forks(_predicted, distinct, known, workers=workers, traces=in_full)
+    traced = in_forks(_predicted, distinct, known, workers=workers, traces=None in structures)
     found = {configuration.key: prediction for configuration, prediction in traced}
     return [found[configuration.key] for configuration in configurations]
 

@@ -60,7 +60,7 @@ class Estimates:
         self._places: NDArray[np.int64] = places.reshape(-1)
         self._accumulation = np.array([grad_accum_of(c) for c in configurations])
         self._live: dict[bool, _Live] = {}
-        self._updates: dict[int, _Update] = {}
+        self._updates = {one: _Update(one) for one in dict.fromkeys(optimizers)}
 
     def params(self, index: int) -> tuple[int, int]:
         """Trainable and total parameters of a configuration."""
@@ -83,14 +83,14 @@ class Estimates:
         kernels = KernelSeconds.of(works, self._gpu, times, allow_tf32=tf32)
         passes = pass_times(kernels, self._sized.executions, times)
         known = {
-            id(one): float(optimizer_time(one.works, one.times, self._gpu, times, tf32)[0])
-            for one in self._optimizers
+            one: float(optimizer_time(one.works, one.times, self._gpu, times, tf32)[0])
+            for one in self._updates
         }
-        each_s = np.array([known[id(one)] for one in self._optimizers])
+        each_s = np.array([known[one] for one in self._optimizers])
         return whole_step(passes, each_s, self._accumulation, places=self._places)
 
     def _gradient_bytes(self, index: int) -> list[int]:
-        """What no pass reaches is the last one."""
+        """In the optimizer's order. All parameters that no pass reaches are the last size."""
         point = self._points[self._places[index]]
         itemsizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
         trained = self._sized.parameters(point)
@@ -105,15 +105,9 @@ class Estimates:
             self._live[accumulates] = _Live.of(
                 self._sized, self._points, workspace, accumulates=accumulates
             )
-        live, steps = self._live[accumulates], self._optimizers[index]
-        if id(steps) not in self._updates:
-            self._updates[id(steps)] = _Update(steps)
-        update = self._updates[id(steps)]
+        live, update = self._live[accumulates], self._updates[self._optimizers[index]]
         phases: dict[Phase, _Moment] = {}
-        loaded = 0
         for phase, moment in _moments(live, update, point):
-            if phase is Phase.LOAD:
-                loaded = max(loaded, moment.total_bytes)
             if phase not in phases or moment.total_bytes > phases[phase].total_bytes:
                 phases[phase] = moment
         phase = max(phases, key=lambda one: phases[one].total_bytes)
@@ -179,9 +173,10 @@ def _moments(live: _Live, update: _Update, point: int) -> Iterator[tuple[Phase, 
 
 
 def _bytes(sizes: Floats | NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Blocks as the allocator rounds them, and as they count where their rests stay in them.
+    """Bytes of blocks as the allocator rounds them, and as they count without a replay.
 
-    See `tuner.cost.allocator.settled_size`.
+    A large block gets a segment of its own, and a rest of up to 1 MiB in it is not split off:
+    `max_memory_allocated` counts it. Blocks that share a segment count as rounded.
     """
     rounded = np.ceil(sizes / MIN_BLOCK_BYTES - 1e-9) * MIN_BLOCK_BYTES
     segments = np.ceil(rounded / ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
@@ -198,7 +193,7 @@ def rows_of(blocks: Blocks) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Live:
-    """What the blocks of a timeline take at P points, in S spans; the optimizer has none of them.
+    """Bytes in the blocks of a timeline at P points and in S spans, those of the optimizer aside.
 
     `peaks` (S, P) are the most bytes in each span, `events` (S, P) after which event; `before`
     (S, P) when it begins, and `loaded` (P,) when the first pass does.
@@ -269,7 +264,7 @@ class _Live:
 
 
 class _Update:
-    """What an optimizer has allocated after each of its events, and by what it is for."""
+    """Bytes that an optimizer has allocated after each of its events, and their purpose."""
 
     def __init__(self, steps: OptimizerSteps) -> None:
         self._steps = steps

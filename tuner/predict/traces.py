@@ -63,7 +63,7 @@ class Subject:
 
     @cached_property
     def workload(self) -> Workload:
-        """What is trained, and how."""
+        """The workload of this name."""
         given = self._workload
         return get_workload(given) if isinstance(given, str) else given
 
@@ -75,7 +75,7 @@ class Subject:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """What is known of the model without transformers."""
+        """The sizes of the model, for which transformers need not be installed."""
         given = self._model_config
         return architecture(self.model) if given is None else architecture_of(given)
 

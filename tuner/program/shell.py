@@ -8,6 +8,7 @@ everything else is skipped. No file is written: each `> file` is `> /dev/null` b
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -35,8 +36,11 @@ _END = "\1"
 _UNKNOWN = "tuner-does-not-run-this"
 """The output of a command that is skipped where a script takes its text; a number follows."""
 
-_PRELUDE = Path(__file__).with_name("shell.bash").read_text("utf-8")
-"""Runs before the script's own lines."""
+
+@functools.cache
+def _prelude() -> str:
+    """The lines that run before the script's own."""
+    return Path(__file__).with_name("shell.bash").read_text("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +110,10 @@ def _once(
 ) -> tuple[list[Started], bool]:
     bash, script, *arguments = words
     ours = re.sub(r"\$\{BASH_SOURCE(\[0\])?\}|\$BASH_SOURCE\b", "$0", without_files(text))
-    lines = _PRELUDE.count("\n") + 2
+    lines = _prelude().count("\n") + 2
     lines_of = 2 if seed > 2 else 1  # which `wc -l` counts
     said_then = "$'" + "\\n".join([f"{_UNKNOWN}-{seed}"] * lines_of) + "'"
-    head = f"RANDOM=1; __unknown={said_then}\n{_PRELUDE}"
+    head = f"RANDOM=1; __unknown={said_then}\n{_prelude()}"
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
         code = f"exec 3>&{told.fileno()}\n{head}{ours}\n"
         process = subprocess.Popen(  # noqa: S603

@@ -253,6 +253,3 @@ def in_one_tile(configuration: Configuration, batch: str) -> bool | None:
 
 Point = tuple[int, ...]
 """Micro-batch, length, rank, and negatives or the batch of an evaluation."""
-
-LARGEST_GPU_BYTES = 288 * 1024**3
-"""More fits no GPU of the catalogue (B300: 268 GiB); the overhead of such steps is left 0."""
