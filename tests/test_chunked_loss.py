@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.measure_samples import SHAPE, knobs
 from tuner.core.errors import InputError
 from tuner.core.records import Memory
-from tuner.cost.memory import peak_memory
+from tuner.cost.memory import Course, peak_memory
 from tuner.predict.compiler.structure import TILE_TOKENS
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
@@ -24,7 +24,7 @@ def traced(**changes: Any) -> tuple[Memory, int]:
     config = LlamaConfig(**{**SHAPE, "vocab_size": WORDS})
     settings = knobs(micro_batch=8, max_length=1024, mixed_precision="bf16", **changes)
     found = trace(get_workload("causal_lm"), config, settings, compute_capability=(8, 6))
-    return peak_memory(found.timeline, context_bytes=0), sum(found.gradient_bytes)
+    return peak_memory(Course.of(found.timeline), context_bytes=0), sum(found.gradient_bytes)
 
 
 def test_the_kernel_of_trl_computes_the_loss_and_gradient_of_transformers() -> None:

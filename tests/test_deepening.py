@@ -9,10 +9,12 @@ from collections import Counter
 import numpy as np
 import pytest
 from compiled_samples import configurations, gpu_for, shallow_model, structures
+from numpy.testing import assert_array_equal
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration
 from tuner.cost.memory import peak_memory
+from tuner.cost.traced import Training
 from tuner.predict.compiler import deepening
 from tuner.predict.compiler.alignment import (
     Different,
@@ -64,13 +66,15 @@ def require_same(subject, configuration, gpu, *, traces=None, allocated_rel=0):
     position embeddings live until the first layer of their kind, which is another one.
     """
     deep = (traces or Traces()).of(subject, configuration, gpu)
-    full = trace(
-        subject.workload,
-        subject.model_config,
-        configuration,
-        compute_capability=gpu.compute_capability,
+    full = Training.of(
+        trace(
+            subject.workload,
+            subject.model_config,
+            configuration,
+            compute_capability=gpu.compute_capability,
+        )
     )
-    ours, theirs = (peak_memory(t.timeline, context_bytes=0) for t in (deep, full))
+    ours, theirs = (peak_memory(t.course, context_bytes=0) for t in (deep, full))
     about = {"abs": 16384, "rel": allocated_rel}
     assert ours.peak_allocated_bytes == pytest.approx(theirs.peak_allocated_bytes, **about)
     assert ours.peak_reserved_bytes == pytest.approx(theirs.peak_reserved_bytes, rel=1e-3)
@@ -172,8 +176,10 @@ def test_an_answer_from_disk_is_the_same(tmp_path, monkeypatch, depths):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
     subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     ((configuration, gpu),) = drawn(1)
-    first, second = (Traces().of(subject, configuration, gpu).timeline for _ in range(2))
-    assert first == second
+    first, second = (Traces().of(subject, configuration, gpu).course for _ in range(2))
+    for name in ("events", "sizes_bytes", "rows"):
+        assert_array_equal(getattr(first, name), getattr(second, name))
+    assert (first.marks, first.paged_bytes) == (second.marks, second.paged_bytes)
     assert depths == REPEATED
 
 

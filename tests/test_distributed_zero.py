@@ -12,6 +12,7 @@ from measure_samples import knobs, model_folder
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.kinds import Phase
 from tuner.core.records import Configuration, Prediction
+from tuner.cost.memory import Course
 from tuner.cost.operators.timeline import Mark, Timeline
 from tuner.cost.parallel import sharded_exchange
 from tuner.predict.predict import predict
@@ -132,7 +133,7 @@ def test_what_ranks_send_is_counted_by_micro_step_and_sums_twice() -> None:
     sent = [("c10d::allreduce_", 10, 0), ("c10d::_reduce_scatter_base_", 5, 1)]
     timeline = Timeline(marks=marks, collectives=[*sent, ("c10d::_allgather_base_", 7, 2)])
     # Three micro-steps as the first, one as the last, and one update.
-    found = sharded_exchange(timeline, 4)
+    found = sharded_exchange(Course.of(timeline), 4)
     assert (found.scattered, found.gathered) == (3 * 10 + 5, 3 * 10 + 7)
     alone = Timeline(marks=[marks[0], Mark(1, Phase.OPTIMIZER, 1, 1)], collectives=sent[:1])
-    assert sharded_exchange(alone, 1).scattered == 10
+    assert sharded_exchange(Course.of(alone), 1).scattered == 10

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tuner.core.records import Configuration, MemoryCategory, Phase
 from tuner.core.units import GIB, KIB, MIB
 from tuner.cost.allocator import AllocatorSettings, replay, round_size
-from tuner.cost.memory import peak_memory
+from tuner.cost.memory import Course, peak_memory
 from tuner.cost.operators.timeline import Block, Mark, Timeline
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
@@ -32,7 +32,7 @@ VARIANTS = [
 )
 def test_breakdown_adds_up_to_device_memory(values, settings):
     timeline = traced("gemma3", **values).timeline
-    memory = peak_memory(timeline, context_bytes=CONTEXT, settings=settings)
+    memory = peak_memory(Course.of(timeline), context_bytes=CONTEXT, settings=settings)
     assert set(memory.breakdown) == {str(category) for category in MemoryCategory}
     assert sum(memory.breakdown.values()) == memory.device_bytes
     assert all(size >= 0 for size in memory.breakdown.values())
@@ -53,7 +53,9 @@ def test_reentrant_checkpoints_keep_what_int8_layers_save_out_of_memory():
             values = {"precision": "int8", "gradient_checkpointing": True}
             values |= {"use_reentrant": reentrant, "micro_batch": 4, "max_length": 256}
             config = tiny_config("llama", num_hidden_layers=layers)
-            memory = peak_memory(traced(config, **values).timeline, context_bytes=CONTEXT)
+            memory = peak_memory(
+                Course.of(traced(config, **values).timeline), context_bytes=CONTEXT
+            )
             peaks.append(memory.phase_peak_bytes["backward"])
         growth[reentrant] = peaks[1] - peaks[0]
     assert growth[False] > 3 * growth[True] > 0
@@ -77,7 +79,7 @@ def test_peak_of_a_timeline_counted_by_hand():
         events=[(0, +1), (1, +1), (1, -1), (2, +1), (3, +1), (2, -1)],
         forward_at=1,
     )
-    memory = peak_memory(timeline, context_bytes=0)
+    memory = peak_memory(Course.of(timeline), context_bytes=0)
     assert memory.peak_allocated_bytes == 42 * MIB
     assert memory.loaded_bytes == 12 * MIB
     # The 30 MiB segment is reused for 20 MiB; the small block takes a segment of 2 MiB.
@@ -94,7 +96,7 @@ def test_peak_is_the_largest_sum_of_rounded_live_blocks(sizes, data):
     deaths = data.draw(st.permutations(range(len(sizes))))
     events = [(index, +1) for index in range(len(sizes))] + [(index, -1) for index in deaths]
     timeline = made_up(sizes=sizes, events=events, forward_at=1)
-    memory = peak_memory(timeline, context_bytes=CONTEXT)
+    memory = peak_memory(Course.of(timeline), context_bytes=CONTEXT)
     least = sum(map(round_size, sizes))
     # What PyTorch hands out whole, up to 1 MiB more than asked for, may be counted or not.
     assert least <= memory.peak_allocated_bytes <= least + len(sizes) * MIB
@@ -110,14 +112,16 @@ def test_cublas_keeps_a_workspace_for_each_of_two_threads():
     hopper = traced(compute_capability=(9, 0)).timeline
     kept = [b for b in hopper.blocks if b.category is MemoryCategory.CONTEXT_AND_WORKSPACE]
     assert [block.size_bytes for block in kept] == [32 * MIB] * 2
-    memory = peak_memory(timeline, context_bytes=CONTEXT)
+    memory = peak_memory(Course.of(timeline), context_bytes=CONTEXT)
     assert memory.breakdown["context_and_workspace"] == CONTEXT + 2 * CUBLAS_WORKSPACE
 
 
 def test_logits_are_told_from_other_activations():
     """The loss holds fp32 logits and their gradient over the whole vocabulary at the peak."""
     sizes = {"vocab_size": 32_000}
-    memory = peak_memory(traced(tiny_config(**sizes), max_length=128).timeline, context_bytes=0)
+    memory = peak_memory(
+        Course.of(traced(tiny_config(**sizes), max_length=128).timeline), context_bytes=0
+    )
     logits = 4 * 2 * 128 * 32_000
     assert memory.breakdown["logits_and_loss"] >= 2 * logits
     assert memory.breakdown["logits_and_loss"] <= 4 * logits
@@ -133,7 +137,7 @@ def test_a_packed_row_takes_what_its_samples_take_side_by_side(values):
     def peak(micro_batch, max_length):
         sizes = {"micro_batch": micro_batch, "max_length": max_length, "precision": "bf16"}
         found = traced("llama", attention="flash_attention_2", **{**sizes, **values})
-        return peak_memory(found.timeline, context_bytes=0).peak_allocated_bytes
+        return peak_memory(Course.of(found.timeline), context_bytes=0).peak_allocated_bytes
 
     assert peak(1, 2048) == pytest.approx(peak(4, 512), rel=0.01)
 
@@ -169,7 +173,7 @@ def test_mistral_7b_on_an_a100():
     framework_config "none".
     """
     traced_ = trace_full("mistral-7b-v0.1", (8, 0), {**MISTRAL, "micro_batch": 8})
-    memory = peak_memory(traced_.timeline, context_bytes=0)
+    memory = peak_memory(Course.of(traced_.timeline), context_bytes=0)
     assert memory.peak_allocated_bytes / GIB == pytest.approx(36.0821, rel=0.06)
     assert memory.peak_phase == "backward"
 
@@ -189,7 +193,7 @@ def test_medgemma_27b_at_rank_128():
     traced_ = trace_full("medgemma-27b-text", (8, 6), values)
     assert traced_.trainable_params == 908_132_352
     assert traced_.total_params == 27_009_002_240 + 908_132_352
-    memory = peak_memory(traced_.timeline, context_bytes=0)
+    memory = peak_memory(Course.of(traced_.timeline), context_bytes=0)
     # Adapters and their gradients are fp32; k-bit preparation widens the embedding.
     assert memory.breakdown["adapters"] == pytest.approx(4 * 908_132_352, rel=1e-3)
     embedding = 262_144 * 5376

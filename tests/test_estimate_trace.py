@@ -8,7 +8,7 @@ import pytest
 from estimate_samples import SEVEN_LINEARS, tiny_config, traced
 
 from tuner.core.records import MemoryCategory, Phase
-from tuner.cost.memory import peak_memory
+from tuner.cost.memory import Course, peak_memory
 from tuner.predict.tracing import recorder
 
 VARIANTS = [
@@ -232,11 +232,11 @@ def test_8bit_adam_keeps_two_bytes_a_parameter_and_their_scales():
 @pytest.mark.parametrize("optimizer", ["paged_adamw_8bit", "paged_adamw_32bit"])
 def test_paged_state_is_counted_apart(optimizer):
     paged = traced(tiny_config(**WIDE), optimizer=optimizer, lora_rank=512)
-    memory = peak_memory(paged.timeline, context_bytes=0)
+    memory = peak_memory(Course.of(paged.timeline), context_bytes=0)
     per_parameter = 2 if optimizer == "paged_adamw_8bit" else 8
     assert memory.paged_bytes == pytest.approx(per_parameter * paged.trainable_params, rel=0.02)
     resident = traced(tiny_config(**WIDE), optimizer="adamw_8bit", lora_rank=512)
-    in_memory = peak_memory(resident.timeline, context_bytes=0)
+    in_memory = peak_memory(Course.of(resident.timeline), context_bytes=0)
     assert in_memory.paged_bytes == 0
     if optimizer == "paged_adamw_8bit":
         state = in_memory.breakdown["optimizer_state"] - memory.breakdown["optimizer_state"]

@@ -6,14 +6,14 @@ import torch
 
 from tuner.core.records import MemoryCategory
 from tuner.core.units import MIB
-from tuner.cost.memory import memory_history
+from tuner.cost.memory import Course, memory_history
 from tuner.cost.operators.timeline import Timeline
 from tuner.predict.tracing.recorder import Recorder
 
 
 def live_after(timeline: Timeline) -> list[int]:
     """MiB allocated after each event."""
-    return [size // MIB for size in memory_history(timeline).allocated]
+    return [size // MIB for size in memory_history(Course.of(timeline)).allocated_bytes]
 
 
 def test_an_emptied_storage_takes_nothing_until_it_grows_again():

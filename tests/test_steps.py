@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from measure_samples import job, knobs, model_folder, quick
 
 from tuner.core.records import Measurement, Phase
-from tuner.cost.memory import peak_memory
+from tuner.cost.memory import Course, peak_memory
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
 from tuner.predict.training.base import Counts
@@ -199,7 +199,7 @@ def test_two_micro_steps_have_the_memory_of_eight(changes):
     for micro_steps in (2, 8):
         values = configuration(grad_accum=8, **changes)
         traced = trace(SomeSteps(micro_steps), tiny_config(), values, compute_capability=(8, 6))
-        memory = peak_memory(traced.timeline, context_bytes=0)
+        memory = peak_memory(Course.of(traced.timeline), context_bytes=0)
         found.append((memory.peak_allocated_bytes, memory.peak_reserved_bytes,
                       dict(memory.phase_peak_bytes)))  # fmt: skip
     assert found[0] == found[1]

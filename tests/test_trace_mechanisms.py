@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tuner.core.records import Configuration, Memory
-from tuner.cost.memory import peak_memory
+from tuner.cost.memory import Course, peak_memory
 from tuner.predict.tracing.trace import Trace, trace
 from tuner.predict.training import get_workload
 from tuner.space.models.catalogue import resolve_config
@@ -40,7 +40,7 @@ def _trace(
 
 
 def _memory(capability: tuple[int, int], **settings: Any) -> Memory:
-    return peak_memory(_trace(capability, **settings).timeline, context_bytes=0)
+    return peak_memory(Course.of(_trace(capability, **settings).timeline), context_bytes=0)
 
 
 def _logits_bytes(element_size: int) -> int:

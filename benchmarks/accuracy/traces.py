@@ -152,6 +152,7 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
     # torch and transformers are loaded only where something has to be traced.
     from tuner.cost.allocator import replay
     from tuner.cost.memory import memory_history, peak_memory
+    from tuner.cost.traced import Training
     from tuner.predict.predict import step_work
     from tuner.predict.tracing.trace import trace
     from tuner.predict.training import get_workload
@@ -162,24 +163,25 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
         task.configuration,
         compute_capability=gpu.compute_capability,
     )
-    timeline = found.timeline
-    memory = peak_memory(timeline, context_bytes=gpu.context_bytes)
-    blocks = [0 if block.paged else block.size_bytes for block in timeline.blocks]
+    training = Training.of(found)
+    course = training.course
+    memory = peak_memory(course, context_bytes=gpu.context_bytes)
+    events, blocks = course.events.tolist(), course.sizes_bytes.tolist()
     # A process that comes to the end of the GPU's memory gives cached segments back.
-    limited = replay(timeline.events, blocks, limit_bytes=gpu.memory_bytes - gpu.context_bytes)
+    limited = replay(events, blocks, limit_bytes=gpu.memory_bytes - gpu.context_bytes)
     fits = limited.out_of_memory_at is None
-    replayed = limited if fits else replay(timeline.events, blocks)
+    replayed = limited if fits else replay(events, blocks)
     sizes = Sizes(
         allocated=memory.peak_allocated_bytes,
         reserved=replayed.peak_reserved_bytes,
         device=replayed.peak_reserved_bytes + gpu.context_bytes,
         loaded=memory.loaded_bytes,
         forward=memory.phase_peak_bytes["forward"],
-        resident=memory_history(timeline).allocated[-1],
+        resident=memory_history(course).allocated_bytes[-1],
         peak_phase=memory.peak_phase,
         fits=fits,
     )
-    return sizes, step_work(found, task.configuration, gpu)
+    return sizes, step_work(training, task.configuration, gpu)
 
 
 def model_of(name: str) -> str:

@@ -145,7 +145,7 @@ def test_settings_that_the_file_does_not_cover_are_refused(without_torch, settin
 
 @pytest.mark.proof
 @pytest.mark.parametrize(
-    ("optimizer", "rank"), [("adamw_torch_fused", 24), ("paged_adamw_8bit", 32)]
+    ("optimizer", "rank"), [("adamw_torch_fused", 24), ("paged_adamw_8bit", 24)]
 )
 def test_the_file_answers_as_a_trace_does(optimizer, rank, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path))

@@ -61,7 +61,7 @@ from tuner.predict.portable import (
     steps_data,
 )
 from tuner.predict.predict import check_supported
-from tuner.predict.shipped import RANKS, SHIPPED_OPTIMIZERS, Shipped
+from tuner.predict.shipped import PAGED_ELEMENTS, RANKS, SHIPPED_OPTIMIZERS, Shipped
 from tuner.report.html import page_environment
 from tuner.report.terminal.verdict import SAMPLES
 from tuner.space.gpus import load_catalogue as all_gpus
@@ -240,6 +240,7 @@ def _constants() -> dict[str, Any]:
         "boards_differ": BOARDS_DIFFER,
         "l2_kept": KEPT,
         "l2_kept_ends": KEPT_ENDS,
+        "paged_elements": PAGED_ELEMENTS,
         "block_bytes": MIN_BLOCK_BYTES,
         "small_bytes": SMALL_LIMIT_BYTES,
         "small_segment_bytes": SMALL_SEGMENT_BYTES,

@@ -57,7 +57,7 @@ class Replay:
 
 def round_size(size_bytes: int) -> int:
     """The size that a request takes in a block: the next multiple of 512 bytes."""
-    return max(MIN_BLOCK_BYTES, -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
+    return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
 
 
 _Pool = tuple[bool, int]
@@ -123,7 +123,7 @@ class CachingAllocator:
             block = self._grow(size, pool)
         if block is None:
             return None
-        if self._should_split(block, size):
+        if block.size > size and self._should_split(block, size):
             self._remember(_cut(block, size))
         block.free = False
         self.allocated_bytes += block.size

@@ -1,13 +1,18 @@
-"""From a traced timeline to peak memory on one GPU, by use and by phase."""
+"""From the course of a training to peak memory on one GPU, by use and by phase."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tuner.core.records import Memory, MemoryCategory, Phase
-from tuner.cost.allocator import AllocatorSettings, replay, round_size
+from tuner.cost.allocator import MIN_BLOCK_BYTES, AllocatorSettings, Replay, replay
 from tuner.cost.operators.timeline import Block, Mark, Timeline
+
+CATEGORIES = tuple(MemoryCategory)
 
 _HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)
 """Categories that give way to LOGITS_AND_LOSS where a tensor has the vocabulary's width."""
@@ -16,45 +21,67 @@ _OTHERS = (Phase.EVALUATION, Phase.GENERATE)
 """Phases that are not in every training."""
 
 
-class History(NamedTuple):
-    """Bytes after each event of a timeline: in allocated blocks, and held for them."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """The requests of a training to one device's allocator, in their order.
 
-    allocated: tuple[int, ...]
-    reserved: tuple[int, ...]
-    peak_reserved: int
+    `events` (E, 2) of block and +1 or -1. Of B blocks: `sizes_bytes` (B,), 0 for managed memory,
+    of which there are `paged_bytes`; `rows` (B,), the place in `CATEGORIES` of what each is for;
+    `streams`, or nothing where all are of one. `collectives` are exchanges, as of a `Timeline`.
+    """
 
+    events: NDArray[np.int64]
+    marks: Sequence[Mark]
+    sizes_bytes: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    streams: Sequence[int] = ()
+    paged_bytes: int = 0
+    collectives: Sequence[tuple[str, int, int]] = ()
 
-def block_sizes(timeline: Timeline) -> list[int]:
-    """Bytes that each block takes of its device as requested; 0 for managed memory."""
-    return [0 if block.paged else block.size_bytes for block in timeline.blocks]
+    @classmethod
+    def of(cls, timeline: Timeline) -> Course:
+        """The requests of a trace."""
+        blocks = timeline.blocks
+        sizes = [0 if block.paged else block.size_bytes for block in blocks]
+        return cls(
+            np.array(timeline.events, dtype=np.int64).reshape(-1, 2),
+            timeline.marks,
+            np.array(sizes, dtype=np.int64),
+            np.array([CATEGORIES.index(category_of(b)) for b in blocks], dtype=np.int64),
+            streams=[block.stream for block in blocks],
+            paged_bytes=sum(block.size_bytes for block in blocks if block.paged),
+            collectives=timeline.collectives,
+        )
 
-
-def rounded_sizes(timeline: Timeline) -> list[int]:
-    """`block_sizes`, as an allocator rounds them."""
-    return [round_size(size) if size else 0 for size in block_sizes(timeline)]
+    @property
+    def added_bytes(self) -> NDArray[np.int64]:
+        """Bytes, as rounded, that each event adds: (E,)."""
+        block, sign = self.events.T
+        rounded = -(-self.sizes_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        added: NDArray[np.int64] = rounded[block] * sign
+        return added
 
 
 def memory_history(
-    timeline: Timeline,
+    course: Course,
     *,
     settings: AllocatorSettings | None = None,
     short: bool = False,
-) -> History:
+) -> Replay:
     """Memory after each event, by the allocator's rules; see `peak_memory`."""
-    evaluation = (m.event for m in timeline.marks if short and m.phase is Phase.EVALUATION)
-    replayed = replay(
-        timeline.events,
-        block_sizes(timeline),
-        streams=[block.stream for block in timeline.blocks],
+    evaluation = (m.event for m in course.marks if short and m.phase is Phase.EVALUATION)
+    return replay(
+        zip(*course.events.T.tolist(), strict=True),
+        course.sizes_bytes.tolist(),
+        streams=course.streams,
         settings=settings,
         release_at=next(evaluation, None),
         keep_history=True,
     )
-    return History(replayed.allocated_bytes, replayed.reserved_bytes, replayed.peak_reserved_bytes)
 
 
 def peak_memory(
-    timeline: Timeline,
+    course: Course,
     *,
     context_bytes: int,
     settings: AllocatorSettings | None = None,
@@ -67,48 +94,38 @@ def peak_memory(
     splitting off. Device memory adds `context_bytes`, which CUDA holds outside of both. Where
     memory is `short`, the allocator gives back what the steps left free before an evaluation.
     """
-    history = memory_history(timeline, settings=settings, short=short)
-    live, reserved = history.allocated, history.peak_reserved
-    peak_at = max(range(len(live)), key=live.__getitem__)
-    phase_peaks = _phase_peaks(live, timeline.marks)
-    breakdown = _breakdown(timeline.blocks, rounded_sizes(timeline), peak_at)
+    history = memory_history(course, settings=settings, short=short)
+    live, reserved = np.array(history.allocated_bytes), history.peak_reserved_bytes
+    peak_at = int(live.argmax())
+    phase_peaks = _phase_peaks(live, course.marks)
+    before = slice(peak_at + 1)
+    rows = course.rows[course.events[before, 0]]
+    bytes_of = np.bincount(rows, course.added_bytes[before], minlength=len(CATEGORIES))
+    breakdown = dict(zip(CATEGORIES, map(round, bytes_of.tolist()), strict=True))
     # Rests inside blocks, and free blocks beside them.
     breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - sum(breakdown.values())
     breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += context_bytes
-    first_forward = next(m.event for m in timeline.marks if m.phase is Phase.FORWARD)
+    first_forward = next(m.event for m in course.marks if m.phase is Phase.FORWARD)
     return Memory(
-        peak_allocated_bytes=live[peak_at],
+        peak_allocated_bytes=int(live[peak_at]),
         peak_reserved_bytes=reserved,
         device_bytes=reserved + context_bytes,
-        loaded_bytes=live[first_forward - 1],
+        loaded_bytes=int(live[first_forward - 1]),
         phase_peak_bytes={str(phase): peak for phase, peak in phase_peaks.items()},
         peak_phase=str(max(phase_peaks, key=phase_peaks.__getitem__)),
         breakdown={str(category): size for category, size in breakdown.items()},
-        paged_bytes=sum(block.size_bytes for block in timeline.blocks if block.paged),
+        paged_bytes=course.paged_bytes,
     )
 
 
-def _is_live(block: Block, event: int) -> bool:
-    return block.born_event <= event and not 0 <= block.died_event <= event
-
-
-def _phase_peaks(live: Sequence[int], marks: list[Mark]) -> dict[Phase, int]:
+def _phase_peaks(live: NDArray[np.int64], marks: Sequence[Mark]) -> dict[Phase, int]:
     peaks: dict[Phase, int] = {phase: 0 for phase in Phase if phase not in _OTHERS}
     ends = [mark.event for mark in marks[1:]] + [len(live)]
     for mark, end in zip(marks, ends, strict=True):
         # What a phase inherits is live when it begins, even if it allocates nothing.
-        inside = max(live[max(mark.event - 1, 0) : end], default=0)
-        peaks[mark.phase] = max(peaks.get(mark.phase, 0), inside)
+        inside = live[max(mark.event - 1, 0) : end].max(initial=0)
+        peaks[mark.phase] = max(peaks.get(mark.phase, 0), int(inside))
     return peaks
-
-
-def _breakdown(blocks: list[Block], rounded: list[int], peak_at: int) -> dict[MemoryCategory, int]:
-    """Bytes live at the peak event, by what they are for, as rounded."""
-    sizes = dict.fromkeys(MemoryCategory, 0)
-    for block, size in zip(blocks, rounded, strict=True):
-        if _is_live(block, peak_at):
-            sizes[category_of(block)] += size
-    return sizes
 
 
 def category_of(block: Block) -> MemoryCategory:

@@ -17,7 +17,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, Phase
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import format_gib
-from tuner.cost.operators.timeline import Timeline
+from tuner.cost.memory import Course
 from tuner.cost.rank_memory import buckets_of, replicated
 from tuner.cost.speed.roofline import Efficiency, StepTimes
 
@@ -84,17 +84,17 @@ def times_of_ranks(
 
 
 def exchange_of(
-    timeline: Timeline, gradient_bytes: Sequence[int], configuration: Configuration
+    course: Course, gradient_bytes: Sequence[int], configuration: Configuration
 ) -> Exchange:
     """The exchange between the ranks of a traced step."""
     if Parallelism.of(configuration).is_replicated:
         return Exchange(tuple(buckets_of(gradient_bytes)), tensors=len(gradient_bytes))
     micro_steps = int(str(configuration.get("grad_accum", 1)))
     copies = Parallelism.of(configuration).strategy == "hsdp"
-    return sharded_exchange(timeline, micro_steps, copies=copies)
+    return sharded_exchange(course, micro_steps, copies=copies)
 
 
-def sharded_exchange(timeline: Timeline, micro_steps: int, *, copies: bool = False) -> Exchange:
+def sharded_exchange(course: Course, micro_steps: int, *, copies: bool = False) -> Exchange:
     """The collectives of the second step of a trace, which has two micro-steps at most.
 
     The first of them stands for all but the last, which may send what the others do not. A sum
@@ -102,8 +102,8 @@ def sharded_exchange(timeline: Timeline, micro_steps: int, *, copies: bool = Fal
     gradients is between the copies of the model.
     """
     gathered = scattered = summed = 0
-    for name, size_bytes, mark in timeline.collectives:
-        step = timeline.marks[mark]
+    for name, size_bytes, mark in course.collectives:
+        step = course.marks[mark]
         if step.step != 1:
             continue
         in_first = step.micro_step == 0 and step.phase is not Phase.OPTIMIZER

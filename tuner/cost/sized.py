@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -10,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.kinds import MemoryCategory, Phase
-from tuner.cost.memory import category_of
+from tuner.cost.memory import CATEGORIES, Course, category_of
 from tuner.cost.operators.timeline import Block, Mark, Timeline
 from tuner.cost.polynomial import Terms
 from tuner.cost.speed.roofline import StepWork
 from tuner.cost.work_arrays import SEGMENTS, Operators, WorkArrays, optimizer_executions_of
 
-_PHASES, _CATEGORIES = tuple(Phase), tuple(MemoryCategory)
+_PHASES = tuple(Phase)
 _LOGITS, _PAGED = 1, 2
+_ALL_FLAGS = _LOGITS | _PAGED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +39,7 @@ class Blocks:
         labels = [
             (
                 _PHASES.index(block.born_phase),
-                -1 if block.category is None else _CATEGORIES.index(block.category),
+                -1 if block.category is None else CATEGORIES.index(block.category),
                 _LOGITS * block.is_logits + _PAGED * block.paged,
             )
             for block in blocks
@@ -56,17 +59,24 @@ class Blocks:
         return cls(numbers, labels)
 
 
-def use_of(label: Sequence[int]) -> tuple[MemoryCategory, bool]:
-    """The purpose of blocks with one of `Blocks.labels`; True for managed memory."""
-    phase, category, flags = label
-    block = Block(
-        size_bytes=0,
-        born_phase=_PHASES[phase],
-        born_event=0,
-        category=None if category < 0 else _CATEGORIES[category],
-        is_logits=bool(flags & _LOGITS),
-    )
-    return category_of(block), bool(flags & _PAGED)
+def rows_of(labels: NDArray[np.int8]) -> NDArray[np.int64]:
+    """The place in `CATEGORIES` of what blocks with `Blocks.labels` are for; -1 if managed."""
+    phases, categories, flags = labels.T.astype(np.int64)
+    rows: NDArray[np.int64] = _rows()[phases, categories + 1, flags]
+    return rows
+
+
+@functools.cache
+def _rows() -> NDArray[np.int64]:
+    """The row of each phase, category and flags."""
+    rows = np.full((len(_PHASES), len(CATEGORIES) + 1, _ALL_FLAGS + 1), -1)
+    kinds = itertools.product(_PHASES, (None, *CATEGORIES), range(_ALL_FLAGS + 1))
+    for place, (phase, category, flags) in enumerate(kinds):
+        if not flags & _PAGED:
+            of = bool(flags & _LOGITS)
+            block = Block(0, born_phase=phase, born_event=0, category=category, is_logits=of)
+            rows.flat[place] = CATEGORIES.index(category_of(block))
+    return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +127,6 @@ class OptimizerSteps:
             np.array([work.bytes_moved for work in ran], dtype=np.int64),
             times[times > 0],
         )
-
-    @property
-    def is_paged(self) -> bool:
-        """True if some of its state is managed memory."""
-        return bool((self.blocks.labels[:, 2] & _PAGED).any())
 
     def require_consistent(self) -> None:
         """Raise ValueError unless the arrays belong together."""
@@ -215,7 +220,7 @@ class SizedTimeline:
             bool((np.abs(sign) == 1).all()),
             self.blocks.labels.shape == (blocks, 3),
             _within(self.blocks.labels[:, 0], len(_PHASES)),
-            _within(self.blocks.labels[:, 1] + 1, len(_CATEGORIES) + 1),
+            _within(self.blocks.labels[:, 1] + 1, len(CATEGORIES) + 1),
             _within(self.blocks.numbers, sizes),
             -1 <= self.workspace < sizes,
             _within(self.marks[:, 0], len(self.events) + 1),
@@ -257,11 +262,11 @@ class SizedTimeline:
         *,
         workspace_bytes: int,
         accumulates: bool,
-    ) -> Timeline:
-        """The events of a training of these sizes, with one micro-step in each step or with two."""
+    ) -> Course:
+        """The requests of a training of these sizes, with one or two micro-steps in a step."""
         own = self._block_bytes(point, workspace_bytes)
         sizes = np.concatenate([own, optimizer.sizes_bytes])
-        labels = np.concatenate([self.blocks.labels, optimizer.blocks.labels])
+        rows = rows_of(np.concatenate([self.blocks.labels, optimizer.blocks.labels]))
         parts, marks, at = [], [], 0
         offset = np.array([len(self.blocks.numbers), 0])
         for start, end, phase, step, micro_step in self.spans(accumulates=accumulates):
@@ -275,7 +280,7 @@ class SizedTimeline:
                 pieces.insert(0, optimizer.update(step) + offset)
             parts += pieces
             at += sum(map(len, pieces))
-        return _timeline(np.concatenate(parts), marks, sizes, labels)
+        return _course(np.concatenate(parts), marks, sizes, rows)
 
     def spans(self, *, accumulates: bool) -> Iterator[Span]:
         """The phases in order; the second micro-step is left out where nothing accumulates."""
@@ -294,43 +299,24 @@ class SizedTimeline:
         return sizes[self.blocks.numbers]
 
 
-def _timeline(
+def _course(
     events: NDArray[np.int64],
     marks: list[tuple[int, Phase, int, int]],
     sizes: NDArray[np.int64],
-    labels: NDArray[np.int8],
-) -> Timeline:
-    """These events, without frees of blocks that were never allocated; blocks numbered anew."""
-    numbers = np.full(len(sizes), -1, dtype=np.int64)
-    born = events[events[:, 1] > 0, 0]
-    numbers[born] = np.arange(len(born))
-    kept = numbers[events[:, 0]] >= 0
+    rows: NDArray[np.int64],
+) -> Course:
+    """These events, without frees of blocks that were never allocated."""
+    was_born = np.zeros(len(sizes), dtype=bool)
+    was_born[events[events[:, 1] > 0, 0]] = True
+    kept = was_born[events[:, 0]]
     moved = np.concatenate([[0], np.cumsum(kept)])
-    index, sign = numbers[events[kept, 0]], events[kept, 1]
-    births, deaths = np.flatnonzero(sign > 0), np.full(len(born), -1, dtype=np.int64)
-    deaths[index[sign < 0]] = np.flatnonzero(sign < 0)
-    blocks = [
-        Block(
-            size_bytes=size,
-            born_phase=_PHASES[phase],
-            born_event=birth,
-            died_event=death,
-            category=None if category < 0 else _CATEGORIES[category],
-            is_logits=bool(flags & _LOGITS),
-            paged=bool(flags & _PAGED),
-        )
-        for size, (phase, category, flags), birth, death in zip(
-            sizes[born].tolist(),
-            labels[born].tolist(),
-            births.tolist(),
-            deaths.tolist(),
-            strict=True,
-        )
-    ]
-    return Timeline(
-        blocks=blocks,
-        events=list(zip(index.tolist(), sign.tolist(), strict=True)),
+    paged = rows < 0
+    return Course(
+        events=events[kept],
         marks=[Mark(int(moved[event]), phase, step, last) for event, phase, step, last in marks],
+        sizes_bytes=np.where(paged, 0, sizes),
+        rows=np.where(paged, 0, rows),
+        paged_bytes=int(sizes[paged & was_born].sum()),
     )
 
 

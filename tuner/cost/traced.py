@@ -1,12 +1,14 @@
-"""One traced training: its timeline, and the parameters that it has."""
+"""One traced training: its timeline, and the parameters that it has; and what prices it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tuner.cost.memory import Course
 from tuner.cost.operators.timeline import Timeline
 from tuner.cost.speed.roofline import StepWork
+from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
 
 EMBEDDING = " embedding"
 """Behind the dtype of a parameter whose state an optimizer in 8 bits keeps in fp32."""
@@ -46,5 +48,39 @@ class Trace:
     """Differences between the model and its configuration; see `predict.training.quantized`."""
     parameters: tuple[Parameter, ...] = ()
     """In the model's order, which is the optimizer's."""
-    work: StepWork | None = None
-    """The work of the second step, where it does not follow from the timeline."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Training:
+    """What memory and time of one configuration follow from; other fields as of a `Trace`.
+
+    `work` is that of the second step.
+    """
+
+    course: Course
+    work: StepWork
+    micro_steps: int
+    trainable_params: int
+    total_params: int
+    gradient_bytes: tuple[int, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, trace: Trace) -> Training:
+        """The training that was traced."""
+        timeline = trace.timeline
+        works = WorkArrays.of_works(timeline.works)
+        return cls(
+            course=Course.of(timeline),
+            work=StepWork(
+                passes=works,
+                executions=executions_of(timeline),
+                optimizer=works,
+                optimizer_executions=optimizer_executions_of(timeline),
+            ),
+            micro_steps=trace.micro_steps,
+            trainable_params=trace.trainable_params,
+            total_params=trace.total_params,
+            gradient_bytes=trace.gradient_bytes,
+            remarks=trace.remarks,
+        )

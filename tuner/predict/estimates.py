@@ -22,7 +22,8 @@ from tuner.cost.allocator import (
     SMALL_LIMIT_BYTES,
 )
 from tuner.cost.library_memory import cublas_workspace_bytes
-from tuner.cost.sized import Blocks, OptimizerSteps, SizedTimeline, Span, use_of
+from tuner.cost.memory import CATEGORIES
+from tuner.cost.sized import OptimizerSteps, SizedTimeline, Span, rows_of
 from tuner.cost.speed.rates import as_chosen
 from tuner.cost.speed.roofline import (
     KernelSeconds,
@@ -37,7 +38,6 @@ from tuner.cost.work_arrays import Floats, WorkArrays
 from tuner.predict.predict import attention_of
 from tuner.predict.traces import grad_accum_of, point_of
 
-_CATEGORIES = tuple(MemoryCategory)
 _OPTIONAL = (Phase.EVALUATION, Phase.GENERATE)
 _AT_ONCE = 16
 """Points whose memory is summed at once: a few hundred thousand events of each stay in a cache."""
@@ -113,7 +113,7 @@ class Estimates:
         phase = max(phases, key=lambda one: phases[one].total_bytes)
         highest = phases[phase]
         bytes_of = live.by_category(highest.event, point) + update.by_category(highest.update)
-        breakdown = dict(zip(map(str, _CATEGORIES), bytes_of.tolist(), strict=True))
+        breakdown = dict(zip(map(str, CATEGORIES), bytes_of.tolist(), strict=True))
         total = highest.total_bytes
         breakdown[str(MemoryCategory.ALLOCATOR_OVERHEAD)] = total - sum(breakdown.values())
         breakdown[str(MemoryCategory.CONTEXT_AND_WORKSPACE)] += self._gpu.context_bytes
@@ -184,13 +184,6 @@ def _bytes(sizes: Floats | NDArray[np.int64]) -> tuple[Floats, Floats]:
     return rounded, np.where(whole, segments, rounded)
 
 
-def rows_of(blocks: Blocks) -> NDArray[np.int64]:
-    """The row in `MemoryCategory` of each block's bytes; -1 for managed memory."""
-    kinds, place = np.unique(blocks.labels, axis=0, return_inverse=True)
-    rows = [-1 if paged else _CATEGORIES.index(of) for of, paged in map(use_of, kinds.tolist())]
-    return np.array(rows, dtype=np.int64)[place.reshape(-1)]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Live:
     """Bytes in the blocks of a timeline at P points and in S spans, those of the optimizer aside.
@@ -226,7 +219,7 @@ class _Live:
         deaths = np.full(len(births), len(block))
         deaths[block[sign < 0]] = position[sign < 0]
         sign = np.where(births[block] < 0, 0, sign)  # a free of what was never allocated
-        numbers, rows = sized.blocks.numbers.astype(np.int64), rows_of(sized.blocks)
+        numbers, rows = sized.blocks.numbers.astype(np.int64), rows_of(sized.blocks.labels)
         sign = np.where(rows[block] < 0, 0, sign)
         sizes = sized.sizes.at(points).round()
         if sized.workspace >= 0:
@@ -257,8 +250,8 @@ class _Live:
             alive &= self.rows >= 0
             width = len(self.rounded)
             places = self.rows[alive] * width + self.numbers[alive]
-            counts = np.bincount(places, minlength=len(_CATEGORIES) * width)
-            self.counted[event] = counts.reshape(len(_CATEGORIES), width)
+            counts = np.bincount(places, minlength=len(CATEGORIES) * width)
+            self.counted[event] = counts.reshape(len(CATEGORIES), width)
         found: NDArray[np.int64] = (self.counted[event] @ self.rounded[:, point]).astype(np.int64)
         return found
 
@@ -269,7 +262,7 @@ class _Update:
     def __init__(self, steps: OptimizerSteps) -> None:
         self._steps = steps
         self._rounded, settled = _bytes(steps.sizes_bytes)
-        self._rows = rows_of(steps.blocks)
+        self._rows = rows_of(steps.blocks.labels)
         self._known: dict[int, NDArray[np.int64]] = {}
         paged = self._rows < 0
         self.paged_bytes = int(steps.sizes_bytes[paged].sum())
@@ -296,6 +289,6 @@ class _Update:
             np.add.at(alive, block, sign)
             chosen = (alive > 0) & (self._rows >= 0)
             self._known[event] = np.bincount(
-                self._rows[chosen], weights=self._rounded[chosen], minlength=len(_CATEGORIES)
+                self._rows[chosen], weights=self._rounded[chosen], minlength=len(CATEGORIES)
             ).astype(np.int64)
         return self._known[event]

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Phase
-from tuner.cost.memory import category_of, memory_history, rounded_sizes
-from tuner.cost.operators.timeline import Timeline
+from tuner.cost.memory import CATEGORIES, Course, memory_history
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.roofline import (
@@ -23,7 +22,7 @@ from tuner.cost.speed.roofline import (
     step_times,
 )
 from tuner.cost.step_details import MemoryTimeline, PhaseSpan, most_expensive
-from tuner.cost.traced import Trace
+from tuner.cost.traced import Training
 from tuner.cost.work_arrays import SEGMENTS
 from tuner.predict.predict import require_supported, step_work
 from tuner.predict.traces import Subject, Traces, grad_accum_of
@@ -51,7 +50,7 @@ def trace_timeline(
     traced = Traces().of(subject, configuration, gpu)
     work, allow_tf32 = step_work(traced, configuration, gpu), configuration["precision"] == "tf32"
     seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
-    timeline = timeline_of(traced.timeline, seconds)
+    timeline = timeline_of(traced.course, seconds)
     grad_accum = grad_accum_of(configuration)
     whole = step_times(
         work,
@@ -71,12 +70,12 @@ def trace_timeline(
     return replace(timeline, operators=operators)
 
 
-def timeline_of(timeline: Timeline, seconds: Mapping[tuple[Phase, int], float]) -> MemoryTimeline:
-    """The timeline of a trace's second step; `seconds` by phase and micro-step."""
+def timeline_of(course: Course, seconds: Mapping[tuple[Phase, int], float]) -> MemoryTimeline:
+    """The timeline of a training's second step; `seconds` by phase and micro-step."""
     first, spans, bounds = 0, [], []
     now_s = 0.0
-    marks = timeline.marks
-    ends = [mark.event for mark in marks[1:]] + [len(timeline.events)]
+    marks = course.marks
+    ends = [mark.event for mark in marks[1:]] + [len(course.events)]
     for mark, end in zip(marks, ends, strict=True):
         if mark.step != 1 or mark.phase is Phase.LOAD:
             continue
@@ -85,14 +84,14 @@ def timeline_of(timeline: Timeline, seconds: Mapping[tuple[Phase, int], float]) 
         spans.append(PhaseSpan(str(mark.phase), mark.micro_step, now_s, end_s))
         bounds.append((mark.event, end, now_s, end_s))
         now_s = end_s
-    live, reserved = _live_bytes(timeline, first)
+    live, reserved = _live_bytes(course, first)
     times_s = np.concatenate(
         [np.linspace(start_s, end_s, max(0, end - start)) for start, end, start_s, end_s in bounds]
     )
     keep = _highest_of_bins(times_s, live.sum(axis=0))
     categories = {
         str(category): tuple(int(size) for size in live[row, keep])
-        for row, category in enumerate(MemoryCategory)
+        for row, category in enumerate(CATEGORIES)
         if live[row].any()
     }
     return MemoryTimeline(
@@ -103,24 +102,18 @@ def timeline_of(timeline: Timeline, seconds: Mapping[tuple[Phase, int], float]) 
     )
 
 
-def _live_bytes(timeline: Timeline, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _live_bytes(course: Course, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Allocated bytes by category (rows) after each event from `first` on, and reserved bytes.
 
     The rests in blocks that were not worth splitting off are overhead, as in a prediction.
     """
-    rows = {category: row for row, category in enumerate(MemoryCategory)}
-    row_of = [rows[category_of(block)] for block in timeline.blocks]
-    rounded = rounded_sizes(timeline)
-    changes = np.zeros((len(rows), len(timeline.events)), dtype=np.int64)
-    for event, (block, sign) in enumerate(timeline.events):
-        if rounded[block]:
-            changes[row_of[block], event] = sign * rounded[block]
+    changes = np.zeros((len(CATEGORIES), len(course.events)), dtype=np.int64)
+    changes[course.rows[course.events[:, 0]], np.arange(len(course.events))] = course.added_bytes
     live = np.cumsum(changes, axis=1)
-    history = memory_history(timeline)
-    live[rows[MemoryCategory.ALLOCATOR_OVERHEAD]] += np.asarray(history.allocated) - live.sum(
-        axis=0
-    )
-    return live[:, first:], np.asarray(history.reserved)[first:]
+    history = memory_history(course)
+    overhead = CATEGORIES.index(MemoryCategory.ALLOCATOR_OVERHEAD)
+    live[overhead] += np.array(history.allocated_bytes) - live.sum(axis=0)
+    return live[:, first:], np.array(history.reserved_bytes)[first:]
 
 
 def _highest_of_bins(times_s: NDArray[np.float64], totals: NDArray[np.int64]) -> list[int]:
@@ -136,7 +129,7 @@ def _highest_of_bins(times_s: NDArray[np.float64], totals: NDArray[np.int64]) ->
 
 
 def _phase_seconds(
-    traced: Trace, work: StepWork, gpu: Gpu, times: KernelTimes, allow_tf32: bool
+    traced: Training, work: StepWork, gpu: Gpu, times: KernelTimes, allow_tf32: bool
 ) -> dict[tuple[Phase, int], float]:
     """Seconds of each phase of the traced second step."""
     kernels = KernelSeconds.of(work.passes, gpu, times, allow_tf32=allow_tf32)
@@ -147,7 +140,7 @@ def _phase_seconds(
     }
     update = work.optimizer, work.optimizer_executions, gpu, times, allow_tf32
     optimizer_s = float(optimizer_time(*update)[0])
-    for mark in traced.timeline.marks:
+    for mark in traced.course.marks:
         if mark.phase is Phase.OPTIMIZER:
             seconds[mark.phase, mark.micro_step] = optimizer_s
     return seconds

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
 from tuner.cost.polynomial import Terms
-from tuner.cost.sized import SizedTimeline
+from tuner.cost.sized import SizedTimeline, rows_of
 from tuner.cost.speed.rates import as_chosen, attention_flops_per_s, half_rate_tokens
 from tuner.cost.speed.roofline import Efficiency
 from tuner.cost.work_arrays import WorkArrays
-from tuner.predict.estimates import rows_of
 from tuner.predict.shipped import SHIPPED_OPTIMIZERS, Shipped, Steps, optimizer_key
 
 PHASES = tuple(Phase)
@@ -85,7 +84,7 @@ class PortableStructure:
             "spans": arrays.add("spans", np.ravel(spans)),
             "events": _events(sized.events, arrays),
             "numbers": arrays.add("numbers", sized.blocks.numbers),
-            "rows": arrays.add("rows", rows_of(sized.blocks)),
+            "rows": arrays.add("rows", rows_of(sized.blocks.labels)),
             "workspace": sized.workspace,
             "kinds": arrays.add("kinds", [number_of(words.kinds, k) for k in operators.kinds]),
             "dtypes": arrays.add("dtypes", [number_of(words.dtypes, d) for d in operators.dtypes]),
@@ -140,7 +139,7 @@ def steps_data(steps: Steps, arrays: Arrays, words: Words) -> dict[str, Any]:
             "events": _events(each.events, arrays),
             "first": each.first,
             "second": each.second,
-            "rows": arrays.add("optimizer rows", rows_of(each.blocks)),
+            "rows": arrays.add("optimizer rows", rows_of(each.blocks.labels)),
             "sizes": arrays.add("optimizer sizes", each.sizes_bytes),
             "kinds": arrays.add("optimizer kinds", [number_of(words.kinds, k) for k in each.kinds]),
             "dtypes": arrays.add(
@@ -149,7 +148,6 @@ def steps_data(steps: Steps, arrays: Arrays, words: Words) -> dict[str, Any]:
             "flops": arrays.add("optimizer flops", each.flops),
             "moved": arrays.add("optimizer moved", each.moved_bytes),
             "times": arrays.add("optimizer times", each.times),
-            "paged": each.is_paged,
         }
         for rank, each in steps.items()
     }

@@ -28,8 +28,7 @@ from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import as_chosen, matmul_peak
 from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
-from tuner.cost.traced import Trace
-from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
+from tuner.cost.traced import Training
 from tuner.predict.traces import Subject, Traces, grad_accum_of
 from tuner.predict.training import tokens_per_sample
 from tuner.space.models.catalogue import FP8, MXFP4, NF4, Architecture
@@ -153,7 +152,7 @@ def predict(
         kernel_times=kernel_times,
     )
     if parallelism.ranks > 1:
-        exchange = exchange_of(traced.timeline, traced.gradient_bytes, configuration)
+        exchange = exchange_of(traced.course, traced.gradient_bytes, configuration)
         times = times_of_ranks(times, [exchange], [parallelism], gpu, memory)
     found = build_prediction(
         memory,
@@ -282,21 +281,10 @@ def speed_of(
     )
 
 
-def step_work(traced: Trace, configuration: Configuration, gpu: Gpu) -> StepWork:
-    """The work of one optimizer step on a GPU: the second of a trace, which has all states."""
-    work = traced.work or _second_step(traced)
+def step_work(training: Training, configuration: Configuration, gpu: Gpu) -> StepWork:
+    """The work of one optimizer step on a GPU: the second, which has all states."""
+    work = training.work
     return replace(work, passes=as_chosen(work.passes, gpu, attention_of(configuration)))
-
-
-def _second_step(traced: Trace) -> StepWork:
-    timeline = traced.timeline
-    works = WorkArrays.of_works(timeline.works)
-    return StepWork(
-        passes=works,
-        executions=executions_of(timeline),
-        optimizer=works,
-        optimizer_executions=optimizer_executions_of(timeline),
-    )
 
 
 def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | None:

@@ -27,12 +27,13 @@ from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.roofline import StepTimes
 from tuner.predict import cache
 from tuner.predict.compiler.structure import Structure
-from tuner.predict.compiling import trace_all, trace_optimizers, trace_timelines
+from tuner.predict.compiling import in_forks, trace_all, trace_optimizers, trace_timelines
 from tuner.predict.estimates import Estimates, with_overhead
 from tuner.predict.predict import (
     build_prediction,
     doubts_of,
     method_text,
+    predict,
     require_supported,
     speed_of,
 )
@@ -166,19 +167,18 @@ class Predictor:
             chosen = tuple(configurations[index] for index in indices)
             groups.append(_Group(sized, tuple(indices), chosen))
         self._trace_optimizers(groups)
-        replayed: dict[str, Configuration] = {}
-        for group in groups:
-            self._estimate(group, gpu, how["profile"])
-            replayed |= {one.key: one for one in map(_alone, group.to_replay())}
         estimated = {index for group in groups for index in group.indices}
         in_full = {i: c for i, c in enumerate(configurations) if i not in estimated}
         _check_traced_in_full(len(in_full))
-        asked = [*replayed.values(), *in_full.values()]
-        traced = dict(zip((one.key for one in asked), self.traced(asked, gpu, **how), strict=True))
-        results = {index: traced[one.key] for index, one in in_full.items()}
-        for group in groups:
-            found = self._finished(group, traced, how)
-            results.update(zip(group.indices, found, strict=True))
+        traced = self.traced([*in_full.values()], gpu, **how)
+        results = dict(zip(in_full, traced, strict=True))
+        known = groups, self._subject, self._traces, gpu, how
+        for place, (found, exact) in in_forks(
+            _of_group, range(len(groups)), known, workers=self._workers, traces=False
+        ):
+            results.update(zip(groups[place].indices, found, strict=True))
+            for one, prediction in exact:
+                cache.write_json(self._entry("traced", [one], gpu, how), [prediction.to_dict()])
         return [results[index] for index in range(len(configurations))]
 
     def _sized(
@@ -201,43 +201,37 @@ class Predictor:
         wanted = [(group.sized, one) for group in groups for one in group.by_optimizer().values()]
         trace_optimizers(self._subject, wanted, self._traces, workers=self._workers)
 
-    def _estimate(self, group: _Group, gpu: Gpu, profile: DeviceProfile | None) -> None:
-        """Estimate each configuration of a group on this GPU, or on one as a profile says."""
-        gpu, kernel_times, group.rates = on_measured_device(gpu, profile, group.configurations[0])
-        steps = {
-            key: self._traces.optimizer(self._subject, group.sized, one)
-            for key, one in group.by_optimizer().items()
-        }
-        each = [steps[_optimizer_of(one)] for one in group.configurations]
-        group.gpu, group.estimates = gpu, Estimates(group.sized, group.configurations, each, gpu)
-        group.memory = group.estimates.memory()
-        group.times = group.estimates.times(kernel_times)
 
-    def _finished(
-        self, group: _Group, traced: Mapping[str, Prediction], how: dict[str, Any]
-    ) -> list[Prediction]:
-        """The predictions of a group: those that are `traced`, and others between them."""
-        workload, gpu = self._subject.workload_name, group.gpu
-        memory, times = group.on_ranks(group.between(traced))
-        found = []
-        for index, configuration in enumerate(group.configurations):
-            if configuration.key in traced:
-                found.append(traced[configuration.key])
-                continue
-            rest = workload, configuration, gpu, remarks_of(group.sized)
-            found.append(
-                build_prediction(
-                    memory[index],
-                    speed_of(times, index, workload, configuration, gpu),
-                    gpu,
-                    params=group.estimates.params(index),
-                    method=method_text(f"{METHOD}; {group.rates}", *rest),
-                    margin_fraction=how["margin_fraction"],
-                    unknown=times.unknown(index),
-                    doubts={Doubt.ESTIMATED, *doubts_of(workload, configuration)},
-                )
+def _of_group(
+    known: tuple[Sequence[_Group], Subject, Traces, Gpu, dict[str, Any]], place: int
+) -> tuple[list[Prediction], list[tuple[Configuration, Prediction]]]:
+    """The predictions of a group, and those of its configurations that were replayed."""
+    groups, subject, traces, gpu, how = known
+    group = groups[place]
+    group.estimate(subject, traces, gpu, how["profile"])
+    chosen = {one.key: one for one in map(_alone, group.to_replay())}
+    exact = {key: predict(subject, one, gpu, traces=traces, **how) for key, one in chosen.items()}
+    workload, gpu = subject.workload_name, group.gpu
+    memory, times = group.on_ranks(group.between(exact))
+    found = []
+    for index, configuration in enumerate(group.configurations):
+        if configuration.key in exact:
+            found.append(exact[configuration.key])
+            continue
+        rest = workload, configuration, gpu, remarks_of(group.sized)
+        found.append(
+            build_prediction(
+                memory[index],
+                speed_of(times, index, workload, configuration, gpu),
+                gpu,
+                params=group.estimates.params(index),
+                method=method_text(f"{METHOD}; {group.rates}", *rest),
+                margin_fraction=how["margin_fraction"],
+                unknown=times.unknown(index),
+                doubts={Doubt.ESTIMATED, *doubts_of(workload, configuration)},
             )
-        return found
+        )
+    return found, [(chosen[key], prediction) for key, prediction in exact.items()]
 
 
 @dataclass(slots=True)
@@ -252,6 +246,22 @@ class _Group:
     estimates: Estimates = field(init=False)
     memory: list[Memory] = field(init=False)
     times: StepTimes = field(init=False)
+
+    def estimate(
+        self, subject: Subject, traces: Traces, gpu: Gpu, profile: DeviceProfile | None
+    ) -> None:
+        """Estimate each configuration on this GPU, or on one as a profile says."""
+        self.gpu, kernel_times, self.rates = on_measured_device(
+            gpu, profile, self.configurations[0]
+        )
+        steps = {
+            key: traces.optimizer(subject, self.sized, one)
+            for key, one in self.by_optimizer().items()
+        }
+        each = [steps[_optimizer_of(one)] for one in self.configurations]
+        self.estimates = Estimates(self.sized, self.configurations, each, self.gpu)
+        self.memory = self.estimates.memory()
+        self.times = self.estimates.times(kernel_times)
 
     def by_optimizer(self) -> dict[tuple[KnobValue, ...], Configuration]:
         """One configuration for each optimizer and the parameters that it has."""

@@ -34,8 +34,10 @@ from tuner.cost.sized import OptimizerSteps, SizedTimeline
 FILE = Path(__file__).with_name("shipped.zip")
 
 RANKS = (4, 8, 16, 32, 64, 128, 256, 512)
-"""The ranks of LoRA whose optimizer steps ship. Between two of them its numbers follow a line, but
-for optimizers that page: they leave parameters of up to 100,000 elements in the GPU's memory
+"""The ranks of LoRA whose optimizer steps ship. Between two of them numbers follow a line."""
+
+PAGED_ELEMENTS = 100_000
+"""Optimizers that page leave the state of smaller parameters in the GPU's memory
 (`get_state_buffer` of bitsandbytes/optim/optimizer.py)."""
 
 SHIPPED_OPTIMIZERS = (
@@ -205,9 +207,7 @@ def _at_rank(steps: Steps, rank: int) -> OptimizerSteps | None:
         return None
     low, high = (steps[each] for each in RANKS[place - 1 : place + 1])
     alike = ("events", "times", "names", "kinds", "dtypes")
-    if high.is_paged or not all(
-        np.array_equal(getattr(low, name), getattr(high, name)) for name in alike
-    ):
+    if not all(np.array_equal(getattr(low, name), getattr(high, name)) for name in alike):
         return None
     share = (rank - RANKS[place - 1]) / (RANKS[place] - RANKS[place - 1])
 
@@ -215,8 +215,13 @@ def _at_rank(steps: Steps, rank: int) -> OptimizerSteps | None:
         first, second = getattr(low, name), getattr(high, name)
         return (first + share * (second - first)).round().astype(np.int64)
 
-    numbers = ("sizes_bytes", "flops", "moved_bytes")
-    return dataclasses.replace(low, **{name: between(name) for name in numbers})
+    numbers = {name: between(name) for name in ("sizes_bytes", "flops", "moved_bytes")}
+    # Ranks double: one power of two is the bytes of an element that is paged at the higher alone.
+    item_bytes = 2 ** np.floor(np.log2(np.maximum(high.sizes_bytes / PAGED_ELEMENTS, 1)))
+    is_high = numbers["sizes_bytes"] >= item_bytes * PAGED_ELEMENTS
+    labels = np.where(is_high[:, None], high.blocks.labels, low.blocks.labels)
+    blocks = dataclasses.replace(low.blocks, labels=labels)
+    return dataclasses.replace(low, blocks=blocks, **numbers)
 
 
 def write(

@@ -19,7 +19,7 @@ from tuner.cost.as_arrays import to_arrays
 from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.memory import peak_memory
 from tuner.cost.sized import OptimizerSteps, SizedTimeline
-from tuner.cost.traced import Trace
+from tuner.cost.traced import Training
 from tuner.predict import cache
 from tuner.predict.compiler.structure import (
     VARIABLE_KNOBS,
@@ -98,14 +98,14 @@ class Traces:
 
     def __init__(self, *, anew: bool = False) -> None:
         self._anew = anew
-        self._traces: dict[Any, Trace] = {}
+        self._traces: dict[Any, Training] = {}
         """The last ones: each has hundreds of thousands of events."""
         self._sized: dict[Structure, SizedTimeline | None] = {}
         self._optimizers: dict[str, OptimizerSteps] = {}
         self._memory: dict[tuple[Any, bool], Memory] = {}
 
-    def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
-        """The trace of a configuration, made once for all GPUs with the same kernels."""
+    def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Training:
+        """The training of a configuration, made once for all GPUs with the same kernels."""
         capability = gpu.compute_capability
         workspace = cublas_workspace_bytes(capability)
         key = (configuration.key, kernels_like(capability), workspace)
@@ -211,11 +211,11 @@ class Traces:
         """Have these as the steps of an optimizer."""
         self._optimizers[entry] = steps
 
-    def memory(self, traced: Trace, *, context_bytes: int, short: bool = False) -> Memory:
+    def memory(self, traced: Training, *, context_bytes: int, short: bool = False) -> Memory:
         """`peak_memory` of one of these traces."""
         key = next(name for name, kept in self._traces.items() if kept is traced), short
         if key not in self._memory:
-            self._memory[key] = peak_memory(traced.timeline, context_bytes=0, short=short)
+            self._memory[key] = peak_memory(traced.course, context_bytes=0, short=short)
         found = self._memory[key]
         context = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
         return replace(
@@ -237,13 +237,13 @@ class Traces:
 
     def _at(
         self, subject: Subject, sized: SizedTimeline, configuration: Configuration, workspace: int
-    ) -> Trace:
+    ) -> Training:
         point = point_of(configuration)
         optimizer = self.optimizer(subject, sized, configuration)
         accumulates = grad_accum_of(configuration) > 1
         trainable, total = sized.params(point)
-        return Trace(
-            timeline=sized.at(point, optimizer, workspace_bytes=workspace, accumulates=accumulates),
+        return Training(
+            course=sized.at(point, optimizer, workspace_bytes=workspace, accumulates=accumulates),
             micro_steps=1 + accumulates,
             trainable_params=trainable,
             total_params=total,
@@ -312,10 +312,13 @@ def _entry(subject: Subject, structure: Structure) -> str:
     return cache.entry_name("sized", subject.workload_name, digest, structure.key)
 
 
-def _traced(subject: Subject, configuration: Configuration, capability: tuple[int, int]) -> Trace:
+def _traced(
+    subject: Subject, configuration: Configuration, capability: tuple[int, int]
+) -> Training:
     require_tracing(subject, "these settings are")
     from tuner.predict.tracing.trace import trace
 
-    return trace(
+    traced = trace(
         subject.workload, subject.model_config, configuration, compute_capability=capability
     )
+    return Training.of(traced)

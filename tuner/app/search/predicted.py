@@ -34,6 +34,7 @@ SEARCHER = "predicted"
 
 OnRecord = Callable[[TrialRecord], None]
 OnProgress = Callable[[Progress], None]
+_End = tuple[tuple[float, ...], bool]
 
 
 def search_predicted(
@@ -140,6 +141,8 @@ class _Candidates:
         self._twins_of = {place: twins for twins in self._twins.values() for place in twins}
         self._settled: set[int] = set()
         self._tolerance = RESERVED_TOLERANCE
+        self._undecided: list[TrialRecord] | None = None
+        self._ends: dict[float, list[_End]] = {}
         self.traced = 0
 
     def settle(self, record: TrialRecord) -> None:
@@ -148,6 +151,7 @@ class _Candidates:
         if place is None:
             return
         self.traced += 1
+        self._undecided = None
         if place not in self._settled:
             off = abs(_reserved_bytes(record) / max(1, _reserved_bytes(self.records[place])) - 1)
             if off > RESERVED_TOLERANCE:
@@ -158,13 +162,18 @@ class _Candidates:
                 self.records[twin] = dataclasses.replace(old, outcome=record.outcome)
                 self._settled.add(twin)
         self.records[place] = record
+        for of_all in self._ends.values():
+            for twin in self._twins_of[place]:
+                of_all[twin] = self._end(self.records[twin])
 
     def undecided(self) -> list[TrialRecord]:
         """Records that are not traced yet and may be on the front, best in the first goal first."""
-        best_first = undecided(self._bound(-self._tolerance), self._bound(self._tolerance))
-        todo = [place for place in best_first if place not in self._settled]
-        one_of_twins = {id(self._twins_of[place]): place for place in reversed(todo)}
-        return [self.records[place] for place in one_of_twins.values()][::-1]
+        if self._undecided is None:
+            best_first = undecided(self._bound(-self._tolerance), self._bound(self._tolerance))
+            todo = [place for place in best_first if place not in self._settled]
+            one_of_twins = {id(self._twins_of[place]): place for place in reversed(todo)}
+            self._undecided = [self.records[place] for place in one_of_twins.values()][::-1]
+        return self._undecided
 
     def progress(self, reused: int, elapsed_s: float) -> Progress:
         """The progress; its total counts the configurations that are known to need a trace."""
@@ -184,15 +193,18 @@ class _Candidates:
 
     def _bound(self, share: float) -> Bound:
         """Gains and fits of all records, if estimated ones reserve this share more memory."""
-        records = [
-            record if place in self._settled else _needing(record, share)
-            for place, record in enumerate(self.records)
-        ]
-        gains = [
-            [-math.inf if (gain := o.gain(record)) is None else gain for o in self._objectives]
-            for record in records
-        ]
-        return Bound(gains, [record.fits for record in records])
+        if share not in self._ends:
+            self._ends[share] = [
+                self._end(record if place in self._settled else _needing(record, share))
+                for place, record in enumerate(self.records)
+            ]
+        gains, fits = zip(*self._ends[share], strict=True)
+        return Bound(gains, fits)
+
+    def _end(self, record: TrialRecord) -> _End:
+        """The gains of a record, and whether it fits."""
+        gains = (objective.gain(record) for objective in self._objectives)
+        return tuple(-math.inf if gain is None else gain for gain in gains), record.fits
 
 
 def _record(

@@ -115,7 +115,7 @@ const calculator = (page, numbers) => {
     const whole = (size) => Math.ceil(size / c.block_bytes) * c.block_bytes;
     const sizes = at(structure.sizes, point).map(Math.round);
     if (structure.workspace >= 0) sizes[structure.workspace] = gpu.workspace_bytes;
-    const theirs = array(update.rows), rows = [...array(structure.rows), ...theirs];
+    const theirs = update.rows, rows = [...array(structure.rows), ...theirs];
     const bytes = Array.from(array(structure.numbers), (number) => sizes[number]).concat(
       update.sizes.map((size, block) => (theirs[block] < 0 ? 0 : size))).map(whole);
     const { codes, marks } = sequence(structure, update), { allocated, reserved } = replay(codes, bytes);
@@ -209,18 +209,25 @@ const calculator = (page, numbers) => {
   // The steps of an optimizer at a rank of LoRA, or on the line through its neighbours: tuner.predict.shipped.
   const stepAt = (steps, rank) => {
     const with_ = (step, numbers) => ({ ...step, ...Object.fromEntries(["sizes", "flops", "moved"].map((name) => [name, numbers(name)])) });
-    const found = steps[0] ?? steps[rank];
-    if (found) return with_(found, (name) => [...array(found[name])]);
+    const known = steps[0] ?? steps[rank];
+    if (known) return { ...with_(known, (name) => [...array(known[name])]), rows: array(known.rows) };
     const place = ranks.findIndex((one) => one > rank);
     if (place < 1) return null;
     const [low, high] = ranks.slice(place - 1, place + 1).map((one) => steps[one]);
     const alike = ["events", "times", "kinds", "dtypes"].every((name) => low[name].join() === high[name].join());
-    if (high.paged || !alike) return null;
+    if (!alike) return null;
     const share = (rank - ranks[place - 1]) / (ranks[place] - ranks[place - 1]);
-    return with_(low, (name) => {
+    const found = with_(low, (name) => {
       const [first, second] = [low, high].map((step) => array(step[name]));
       return Array.from(first, (one, row) => evenly(one + share * (second[row] - one)));
     });
+    const [sizes, rows, others] = [high.sizes, low.rows, high.rows].map((name) => array(name));
+    // Ranks double: one power of two is the bytes of an element that is paged at the higher alone.
+    found.rows = found.sizes.map((size, block) => {
+      const item = 2 ** Math.floor(Math.log2(Math.max(sizes[block] / c.paged_elements, 1)));
+      return (size >= item * c.paged_elements ? others : rows)[block];
+    });
+    return found;
   };
   // A half goes to the even neighbour, as in Python.
   const evenly = (value) => (value % 1 === 0.5 && Math.floor(value) % 2 === 0 ? Math.floor(value) : Math.round(value));
