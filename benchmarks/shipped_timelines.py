@@ -48,21 +48,59 @@ USUAL: Settings = {}
 DROPOUT: Settings = {"lora_dropout": 0.05}
 KEPT: Settings = {"gradient_checkpointing": False}
 FLASH: Settings = {"attention": "flash_attention_2"}
+EAGER: Settings = {"attention": "eager"}
+REENTRANT: Settings = {"use_reentrant": True}
+PREPARED: Settings = {"kbit_preparation": "peft"}
+QUERIES: Settings = {"lora_targets": ["q_proj", "v_proj"]}
+ATTENTION: Settings = {"lora_targets": ["k_proj", "o_proj", "q_proj", "v_proj"]}
+EVALUATED: Settings = {"eval_batch": 2}
 REFERENCE: Settings = {"reference_pass": True}
 
+
+def with_dropout(*several: Settings) -> tuple[Settings, ...]:
+    """Each with and without dropout on the adapters."""
+    return tuple({**each, **dropout} for each in several for dropout in (USUAL, DROPOUT))
+
+
 PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
-    ("trl", {**NF4, "double_quant": True}, (USUAL, DROPOUT, FLASH, KEPT, REFERENCE)),
-    ("trl", {**NF4, "double_quant": False}, (USUAL, DROPOUT, KEPT)),
-    ("trl", LORA, (USUAL, DROPOUT, KEPT)),
-    ("trl", FULL, (USUAL,)),
-    ("trl", INT8, (USUAL,)),
-    ("transformers", {**NF4, "double_quant": True}, (USUAL, DROPOUT)),
-    ("transformers", LORA, (USUAL, DROPOUT)),
-    ("transformers", FULL, (USUAL,)),
+    (
+        "trl",
+        {**NF4, "double_quant": True},
+        (
+            *with_dropout(USUAL, FLASH, KEPT, PREPARED, QUERIES, ATTENTION, EVALUATED, REFERENCE),
+            {**EAGER, **DROPOUT},
+            {**REENTRANT, **DROPOUT},
+        ),
+    ),
+    (
+        "trl",
+        {**NF4, "double_quant": False},
+        (*with_dropout(USUAL, PREPARED), KEPT, {**FLASH, **DROPOUT}, {**QUERIES, **DROPOUT}),
+    ),
+    (
+        "trl",
+        LORA,
+        (
+            *with_dropout(USUAL, KEPT, QUERIES),
+            REFERENCE,
+            *({**each, **DROPOUT} for each in (FLASH, ATTENTION, EVALUATED)),
+        ),
+    ),
+    ("trl", FULL, (USUAL, KEPT, FLASH, EVALUATED)),
+    ("trl", INT8, (USUAL, DROPOUT, {**PREPARED, **DROPOUT})),
+    (
+        "transformers",
+        {**NF4, "double_quant": True},
+        (*with_dropout(USUAL, PREPARED), {**QUERIES, **DROPOUT}),
+    ),
+    ("transformers", LORA, (USUAL, DROPOUT, {**QUERIES, **DROPOUT})),
+    ("transformers", FULL, (USUAL, KEPT)),
 )
 """By loop: settings of scripts, and what one of them changes; the reference is DPO's."""
 ON_OLDER = (USUAL,)
 """The changes that are covered on GPU types without bf16, too, but for full training."""
+MORE_OPTIMIZERS = ("lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit", "rmsprop")
+"""Optimizers beside those of the calculator."""
 BATCHES = (1, 2)
 """A micro-batch of one has a structure of its own."""
 SHORT, LONG = 256, 8192
@@ -112,8 +150,10 @@ def main() -> int:
     versions = {name: installed_version(name) or "" for name in LIBRARIES}
     known = Shipped(FILE)
     found: dict[bool, dict[str, dict[str, SizedTimeline]]] = {False: {}, True: {}}
+    said: dict[str, Mapping[str, Any]] = {}
     optimizers: dict[str, dict[str, Steps]] = {}
     if known.versions == versions and not arguments.anew:
+        said |= known.said
         for is_space, of_models in found.items():
             for digest in known.models(of_spaces=is_space):
                 keys = known.structures(digest, of_spaces=is_space)
@@ -122,7 +162,8 @@ def main() -> int:
                 steps = ((key, known.steps(digest, key)) for key in known.optimizers(digest))
                 optimizers[digest] = dict(steps)
     jobs: list[tuple[str, bool, Sequence[str], Callable[[Gpu], Iterator[Configuration]]]] = [
-        (model, False, SHIPPED_OPTIMIZERS, partial(covered, model)) for model in arguments.models
+        (model, False, (*SHIPPED_OPTIMIZERS, *MORE_OPTIMIZERS), partial(covered, model))
+        for model in arguments.models
     ]
     for space in map(load_space, arguments.spaces):
         of_space_names = [str(name) for name in space.choices["optimizer"]]
@@ -132,7 +173,7 @@ def main() -> int:
         of_model = found[is_space].setdefault(digest, {})
         steps_of_model = optimizers.setdefault(digest, {})
         for gpu in GPUS[: 1 if is_space else None]:
-            made = traced(model, configurations(get_gpu(gpu)), gpu, of_model)
+            made = traced(model, configurations(get_gpu(gpu)), gpu, of_model, said)
             of_model |= made
             for sized in {id(one): one for one in made.values()}.values():
                 steps_of_model |= steps_of(sized, names, gpu, steps_of_model)
@@ -141,18 +182,27 @@ def main() -> int:
             f"{time.monotonic() - began:.0f} s",
             flush=True,
         )
-        write(FILE, versions, found[False], optimizers, found[True])
+    write(FILE, versions, found[False], optimizers, found[True], said)
     print(f"{FILE.stat().st_size:,} bytes")
     return 0
 
 
 def traced(
-    model: str, configurations: Iterable[Configuration], gpu: str, there: Collection[str]
+    model: str,
+    configurations: Iterable[Configuration],
+    gpu: str,
+    there: Collection[str],
+    said: dict[str, Mapping[str, Any]],
 ) -> dict[str, SizedTimeline]:
-    """The timelines of a model's configurations by key, less those that are `there`."""
+    """The timelines of a model's configurations by key, less those that are `there`.
+
+    `said` gets what tells each of them from others.
+    """
     subject, traces = Subject("causal_lm", model), Traces(anew=True)
     found = (traces.structure(subject, one, get_gpu(gpu)) for one in configurations)
-    wanted = dict.fromkeys(one for one in found if one is not None and one.key not in there)
+    every = dict.fromkeys(one for one in found if one is not None)
+    said |= {one.key: one.said for one in every}
+    wanted = [one for one in every if one.key not in there]
     for _ in trace_timelines(subject, wanted, traces, workers=default_workers()):
         pass
     return {one.key: sized for one, sized in traces.timelines.items()}

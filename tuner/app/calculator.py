@@ -168,6 +168,7 @@ def _structures(
             configuration,
             window=found.sliding_window,
             positions=found.positions,
+            linears=found.linears,
             compute_capability=kind,
         )
         words = (method, place, int(checkpointing), int(batch == 1), *map(int, of))

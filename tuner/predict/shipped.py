@@ -51,6 +51,7 @@ SHIPPED_OPTIMIZERS = (
 """The optimizers whose steps ship."""
 
 _VERSIONS = "versions.json"
+_STRUCTURES = "structures.json"
 _TIMELINES, _SPACES, _OPTIMIZERS = "timelines", "spaces", "optimizers"
 _EVENTS = "events"
 """Arrays (E, 2) of block and +1 or -1, which are kept as differences: the events of all layers are
@@ -96,6 +97,11 @@ class Shipped:
         """Digits for the whole content, which a kept prediction depends on."""
         members = [] if self._archive is None else self._archive.infolist()
         return hashlib.sha256(repr([(m.filename, m.CRC) for m in members]).encode()).hexdigest()
+
+    @cached_property
+    def said(self) -> Mapping[str, Mapping[str, Any]]:
+        """`Structure.said` of each structure, by its key."""
+        return dict(json.loads(self._read(_STRUCTURES) or b"{}"))
 
     def models(self, *, of_spaces: bool = False) -> Iterator[str]:
         """The digests of the models that it has, or of those that it has for search spaces."""
@@ -230,10 +236,11 @@ def write(
     timelines: Mapping[str, Mapping[str, SizedTimeline]],
     optimizers: Mapping[str, Mapping[str, Steps]],
     spaces: Mapping[str, Mapping[str, SizedTimeline]] = MappingProxyType({}),
+    said: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Write a file of structures and optimizers, by the model's digest and their keys.
 
-    `spaces` are further structures, of search spaces.
+    `spaces` are further structures, of search spaces; `said` as in `Shipped`.
 
     The same content makes the same bytes.
     """
@@ -253,6 +260,7 @@ def write(
             }
     with zipfile.ZipFile(new, "w", zipfile.ZIP_LZMA) as archive:
         _add(archive, _VERSIONS, json.dumps(versions, sort_keys=True).encode())
+        _add(archive, _STRUCTURES, json.dumps(dict(said), sort_keys=True).encode())
         for member, arrays in sorted(members.items()):
             buffer = io.BytesIO()
             # Like arrays stand together: of all ranks, they compress to those of one.

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.errors import UnavailableError, install_command
+from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryCategory
 from tuner.core.setup.causal_lm import CAUSAL_LM, IN_BACKWARD, OFFLOAD_ACTIVATIONS
@@ -25,6 +26,7 @@ from tuner.predict.compiler.structure import (
     VARIABLE_KNOBS,
     Point,
     Structure,
+    differences,
     in_one_tile,
     kernels_like,
 )
@@ -132,6 +134,7 @@ class Traces:
             configuration,
             window=model.sliding_window,
             positions=model.positions,
+            linears=model.linears,
             compute_capability=gpu.compute_capability,
         )
 
@@ -143,7 +146,7 @@ class Traces:
         if structure not in self._sized:
             found = self._known(subject, structure)
             if found is None:
-                require_tracing(subject, "these settings are")
+                require_tracing(subject, _lacking(subject, structure))
                 from tuner.predict.compiler.deepening import sized_timeline
 
                 found = sized_timeline(subject.workload, subject.model_config, structure)
@@ -177,7 +180,7 @@ class Traces:
         entry = self.optimizer_entry(sized, configuration)
         if self.lacks_steps(subject, sized, configuration):
             name, clip, scaled = _optimizer(configuration)
-            require_tracing(subject, f"optimizer {name} is")
+            require_tracing(subject, f"optimizer={name} of {subject.model}")
             from tuner.predict.compiler.deepening import optimizer_steps
 
             parameters = sized.parameters(point_of(configuration))
@@ -263,11 +266,26 @@ def require_tracing(subject: Subject, what: str) -> None:
         digests = set(shipped().models())
         models = (name for name in load_catalogue() if architecture(name).digest in digests)
         raise UnavailableError(
-            f"{what} not among the timelines that come with tuner for {subject.model}, and torch "
-            "or transformers is not installed to trace them",
-            hint=f"{install_command('all')}; without it, tuner knows common settings of "
+            f"not answered without PyTorch and transformers: {what} not among the timelines that "
+            "come with tuner",
+            hint=f"{install_command('all')} (2 GB); without it, tuner knows common settings of "
             f"{', '.join(models)}",
         )
+
+
+def _lacking(subject: Subject, structure: Structure) -> str:
+    """What a structure has that those which ship of its model have not."""
+    file = shipped()
+    digest = subject.architecture.digest
+    keys = {*file.structures(digest), *file.structures(digest, of_spaces=True)}
+    known = [differences(structure.said, said) for key, said in file.said.items() if key in keys]
+    if not known:
+        return f"{subject.model} is"
+    found = min(known, key=len)
+    words = " and ".join(f"{name}={show(asked)}" for name, (asked, _) in found.items())
+    are = "are" if len(found) > 1 else "is"
+    there = " and ".join(f"{name}={show(value)}" for name, (_, value) in found.items())
+    return f"{subject.model} with {words} (with {there} it is answered) {are}"
 
 
 def is_sized(configuration: Configuration) -> bool:
@@ -315,7 +333,7 @@ def _entry(subject: Subject, structure: Structure) -> str:
 def _traced(
     subject: Subject, configuration: Configuration, capability: tuple[int, int]
 ) -> Training:
-    require_tracing(subject, "these settings are")
+    require_tracing(subject, f"these settings of {subject.model}")
     from tuner.predict.tracing.trace import trace
 
     traced = trace(

@@ -81,8 +81,12 @@ class Structure:
         window: int | None,
         compute_capability: tuple[int, int],
         positions: int | None = None,
+        linears: frozenset[str] = frozenset(),
     ) -> Structure:
-        """The structure that a configuration has on a GPU, for a model with this window."""
+        """The structure that a configuration has on a GPU, for a model with this window.
+
+        `linears` as in `Architecture`.
+        """
         has_negatives = _whole(configuration.get("n_negatives", 0)) > 1
         sizes = SIZE_KNOBS | {"n_negatives"} if has_negatives else SIZE_KNOBS
         settings = {
@@ -92,10 +96,11 @@ class Structure:
         }
         length = _whole(configuration["max_length"])
         evaluated = _whole(configuration.get("eval_batch", 0))
+        is_full = _whole(configuration.get("lora_rank", 0)) == 0
         return cls(
-            settings=Configuration(settings | _without_effect(settings)),
+            settings=Configuration(settings | _without_effect(settings, linears, is_full=is_full)),
             single_sample=_whole(configuration["micro_batch"]) == 1,
-            full_training=_whole(configuration.get("lora_rank", 0)) == 0,
+            full_training=is_full,
             window=window,
             # Eager attention makes its masks at every length.
             beyond_window=(
@@ -185,14 +190,9 @@ class Structure:
         Settings with their default stand for themselves: knobs that are added later, and are not
         set, change no key of the timelines that ship.
         """
-        settings = {
-            name: value
-            for name, value in self.settings.to_dict().items()
-            if name not in CAUSAL_LM.terms or CAUSAL_LM.terms[name].default != value
-        }
         text = json.dumps(
             [
-                settings,
+                self._changed,
                 self.single_sample,
                 self.full_training,
                 self.window,
@@ -211,18 +211,64 @@ class Structure:
         )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def said(self) -> dict[str, Any]:
+        """What tells it from others of its model, by the setting that says so.
+
+        Settings that have their default are left out.
+        """
+        found = {
+            **self._changed,
+            "micro_batch": "1" if self.single_sample else "2 or more",
+            "lora_rank": "0" if self.full_training else "1 or more",
+            "gpu": "with flash attention" if self.compute_capability == _FLASH else "before Ampere",
+        }
+        if self.beyond_window:
+            found["max_length"] = f"{self.window} or more"
+        if self.in_one_tile is not None:
+            of_all = "at most" if self.in_one_tile else "more than"
+            found["micro_batch x max_length"] = f"{of_all} {TILE_TOKENS}"
+        if self.kept_by_evaluation is not None:
+            found["eval_batch"] = "1" if self.single_evaluation else "2 or more"
+            found["eval_kept"] = self.kept_by_evaluation
+        return found
+
+    @property
+    def _changed(self) -> dict[str, Any]:
+        """The settings that have not their default."""
+        return {
+            name: value
+            for name, value in self.settings.to_dict().items()
+            if name not in CAUSAL_LM.terms or CAUSAL_LM.terms[name].default != value
+        }
+
+
+def differences(asked: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings in which one `Structure.said` differs from another, with both values."""
+    terms = CAUSAL_LM.terms
+    return {
+        name: (asked.get(name, default), known.get(name, default))
+        for name in dict.fromkeys((*asked, *known))
+        for default in (terms[name].default if name in terms else None,)
+        if asked.get(name, default) != known.get(name, default)
+    }
+
 
 SOME_DROPOUT = 0.05
 """Stands for every dropout above 0, whose operators are the same. It is the value of five of the
 shipped search spaces, so that the keys of their timelines stay."""
 
 
-def _without_effect(settings: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+def _without_effect(
+    settings: Mapping[str, KnobValue], linears: frozenset[str], *, is_full: bool
+) -> dict[str, KnobValue]:
     """The settings that change no operator beside the others, with the value that stands for all.
 
     That is the default: a key leaves it out.
     """
     precision, dropout = settings.get("precision"), settings.get("lora_dropout")
+    targets = settings.get("lora_targets", ())
+    names = sorted(map(str, targets)) if isinstance(targets, list | tuple) else [str(targets)]
     idle: list[str] = []
     if precision not in QUANTIZED:
         idle += ["compute_dtype", "kbit_preparation"]
@@ -230,8 +276,18 @@ def _without_effect(settings: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         idle.append("double_quant")
     if settings.get("gradient_checkpointing") is False:
         idle.append("use_reentrant")
-    found = {name: CAUSAL_LM.terms[name].default for name in idle if name in settings}
-    return {**found, "lora_dropout": SOME_DROPOUT} if dropout else found
+    if is_full:
+        idle += ["lora_targets", "lora_dropout", "adapter"]
+    if linears == {*names}:
+        idle.append("lora_targets")
+    if settings.get("adapter") == "rslora":  # another factor of the same product
+        idle.append("adapter")
+    found: dict[str, KnobValue] = (
+        {"lora_targets": tuple(names)} if "lora_targets" in settings else {}
+    )
+    if dropout:
+        found["lora_dropout"] = SOME_DROPOUT
+    return found | {name: CAUSAL_LM.terms[name].default for name in idle if name in settings}
 
 
 def kernels_like(compute_capability: tuple[int, int]) -> tuple[int, int]:

@@ -421,7 +421,8 @@ class Architecture:
     `digest` changes with anything in the configuration; `sliding_window` is in tokens, None for
     models without one; `positions` how many tokens a model has whose positions are looked up in
     a table of that length, None for the others. `layers` are those of its text. `stored` is the
-    `stored_format` of the checkpoint, and `base` the entry that it was made from.
+    `stored_format` of the checkpoint, and `base` the entry that it was made from. `linears` are the
+    names of all its linear layers but the head where they are known: "all-linear" to peft.
     """
 
     digest: str
@@ -430,6 +431,27 @@ class Architecture:
     layers: int | None = None
     stored: str | None = None
     base: str | None = None
+    linears: frozenset[str] = frozenset()
+
+
+_SEVEN = frozenset(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+_OF_SEVEN = frozenset(
+    [
+        "cohere",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "granite",
+        "llama",
+        "mistral",
+        "olmo2",
+        "olmo3",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+    ]
+)
+"""Types of models whose linear layers have the names of Llama's."""
 
 
 def architecture(name: str) -> Architecture:
@@ -447,7 +469,15 @@ def architecture(name: str) -> Architecture:
     window = entry.text_config.get("sliding_window") if slides else None
     layers = entry.text_config.get("num_hidden_layers")
     positions = table_positions(entry.config)
-    return Architecture(digest, window, positions, layers, stored_format(name), entry.id)
+    return Architecture(
+        digest,
+        window,
+        positions,
+        layers,
+        stored_format(name),
+        entry.id,
+        _SEVEN if entry.config["model_type"] in _OF_SEVEN else frozenset(),
+    )
 
 
 def architecture_of(config: PreTrainedConfig) -> Architecture:
@@ -458,6 +488,7 @@ def architecture_of(config: PreTrainedConfig) -> Architecture:
         getattr(text_config, "sliding_window", None),
         table_positions(config.to_dict()),
         getattr(text_config, "num_hidden_layers", None),
+        linears=_SEVEN if config.model_type in _OF_SEVEN else frozenset(),
     )
 
 
