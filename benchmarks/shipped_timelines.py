@@ -68,6 +68,7 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
         {**NF4, "double_quant": True},
         (
             *with_dropout(USUAL, FLASH, KEPT, PREPARED, QUERIES, ATTENTION, EVALUATED, REFERENCE),
+            *with_dropout({**PREPARED, **FLASH}),
             {**EAGER, **DROPOUT},
             {**REENTRANT, **DROPOUT},
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
-from tuner.core.errors import InputError, UnsupportedError, verdict_code
+from tuner.core.errors import InputError, UnavailableError, UnsupportedError, verdict_code
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue, Outcome, TrialRecord
 from tuner.program.changes import Change, change
@@ -100,9 +100,13 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
             notes.append(f"{_text(values)}: {', '.join(wrong)} has no effect in this program")
         else:
             tried.setdefault(Configuration(plan.settings).key, (changed, plan))
-    predicted = predictions.predicted([(changed.after, plan) for changed, plan in tried.values()])
     own = Configuration(base.plan.settings)
-    records = {key: _record(one) for key, one in zip(tried, predicted, strict=True)}
+    records = {}
+    for key, found in _predicted(predictions, tried).items():
+        if isinstance(found, PredictedProgram):
+            records[key] = _record(found)
+        else:
+            notes.append(f"{_text(tried[key][0].values)}: {found.message.splitlines()[0]}")
     records[own.key] = _record(base)
     facts = SpaceFacts(
         name=_name(base), description="", model=base.plan.model, knobs=tuple(varied), baseline=own
@@ -111,6 +115,23 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
     key = view.best.configuration.key if view.best is not None else own.key
     made = tried[key][0] if key != own.key else None
     return ProgramFront(base, varied, view, made, tuple(dict.fromkeys(notes)))
+
+
+def _predicted(
+    predictions: ProgramPredictions, tried: Mapping[str, tuple[Change, ProgramPlan]]
+) -> dict[str, PredictedProgram | UnavailableError]:
+    """The prediction of each changed program, or why there is none without PyTorch."""
+    asked = {key: (changed.after, plan) for key, (changed, plan) in tried.items()}
+    try:
+        return dict(zip(asked, predictions.predicted([*asked.values()]), strict=True))
+    except UnavailableError:
+        each: dict[str, PredictedProgram | UnavailableError] = {}
+        for key, one in asked.items():
+            try:
+                (each[key],) = predictions.predicted([one])
+            except UnavailableError as error:
+                each[key] = error
+        return each
 
 
 def _combinations(

@@ -264,7 +264,12 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             for _, plan in planned
             if plan.has_whole_model_first
         ]
-        found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
+        try:
+            found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
+        except UnavailableError as error:
+            read_as = planned[0][1].read_as
+            text = f"{error.message}\n  read as {read_as}" if read_as else error.message
+            raise UnavailableError(text, hint=error.hint) from error
         whole = iter(found[len(planned) :])
         pinned = pinned_doubts(self.wanted)
         answers = []

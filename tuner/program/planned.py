@@ -585,7 +585,10 @@ def _has_sdpa(model: str) -> bool:
 
 
 def _stored_dtype(model: str, knob: str) -> str:
-    dtype = str(getattr(resolve_config(model), "dtype", None)).removeprefix("torch.")
+    entry = get_entry(model)
+    config = {} if entry is None else entry.config
+    said = config.get("dtype") or config.get("torch_dtype")  # as of a file of the hub
+    dtype = str(said or getattr(resolve_config(model), "dtype", None)).removeprefix("torch.")
     if dtype not in DTYPES:
         raise InputError(
             f"the configuration of model {model} does not say in which dtype its weights are",
@@ -595,6 +598,11 @@ def _stored_dtype(model: str, knob: str) -> str:
 
 
 def _default_targets(model: str) -> tuple[str, ...]:
+    entry = get_entry(model)
+    if importlib.util.find_spec("peft") is None and entry is not None:
+        for names, kinds in TABLES["peft_targets"].items():
+            if entry.config["model_type"] in kinds.split():
+                return tuple(names.split())
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     kind = resolve_config(model).model_type
