@@ -14,6 +14,7 @@ from tuner.core.errors import EXIT_BAD_INPUT, InputError, UnavailableError
 from tuner.space.models import catalogue
 from tuner.space.models.bounds import problem_in
 from tuner.space.models.catalogue import (
+    architecture,
     auto_class,
     config_digest,
     get_entry,
@@ -68,6 +69,10 @@ def test_the_model_builds_and_has_its_published_size(model_id):
     }
     assert type(model).__name__ == built_as[entry.task]
     assert count(model.parameters()) == entry.params
+    if known := architecture(model_id).linears:
+        head, modules = model.get_output_embeddings(), dict(model.named_modules())
+        linears = {n for n, m in modules.items() if type(m).__name__ == "Linear" and m is not head}
+        assert linears == {name for name in modules if name.rpartition(".")[2] in known}
 
 
 def test_no_model_is_two_percent_off_its_published_size():

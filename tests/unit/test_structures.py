@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tuner.core.records import Configuration
-from tuner.predict.compiler.structure import Structure
+from tuner.predict.compiler.structure import Structure, differences
+from tuner.space.models.catalogue import architecture
 
 PLAIN = Configuration(
     {
@@ -13,6 +14,8 @@ PLAIN = Configuration(
         "max_length": 512,
         "lora_rank": 8,
         "lora_dropout": 0.05,
+        "lora_targets": ("all-linear",),
+        "adapter": "lora",
         "attention": "sdpa",
         "precision": "bf16",
         "compute_dtype": "auto",
@@ -24,8 +27,12 @@ PLAIN = Configuration(
 )
 
 
+LINEARS = architecture("qwen3-0.6b").linears
+
+
 def structure(**settings: object) -> Structure:
-    return Structure.of(PLAIN.replace(**settings), window=None, compute_capability=(8, 0))
+    changed = PLAIN.replace(**settings)
+    return Structure.of(changed, window=None, compute_capability=(8, 0), linears=LINEARS)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +43,17 @@ def structure(**settings: object) -> Structure:
         ("kbit_preparation", "none", {}),
         ("use_reentrant", True, {"gradient_checkpointing": False}),
         ("lora_dropout", 0.1, {}),
+        ("lora_dropout", 0.0, {"lora_rank": 0}),
+        ("lora_targets", tuple(sorted(LINEARS, reverse=True)), {}),
+        ("lora_targets", ("v_proj", "q_proj"), {"lora_targets": ("q_proj", "v_proj")}),
+        ("lora_targets", ("q_proj",), {"lora_rank": 0}),
+        ("adapter", "rslora", {}),
     ],
 )
 def test_a_setting_without_effect_beside_the_others_makes_no_structure(
     knob: str, value: object, beside: dict[str, object]
 ) -> None:
-    plain, changed = structure(**beside), structure(**beside, **{knob: value})
+    plain, changed = structure(**beside), structure(**beside | {knob: value})
     assert plain == changed
     assert plain.key == changed.key
 
@@ -54,9 +66,19 @@ def test_a_setting_without_effect_beside_the_others_makes_no_structure(
         ("kbit_preparation", "none", {"precision": "nf4"}),
         ("use_reentrant", True, {}),
         ("lora_dropout", 0.0, {}),
+        ("lora_targets", ("q_proj", "v_proj"), {}),
+        ("adapter", "dora", {}),
     ],
 )
 def test_the_same_setting_with_an_effect_does(
     knob: str, value: object, beside: dict[str, object]
 ) -> None:
     assert structure(**beside) != structure(**beside, **{knob: value})
+
+
+def test_what_differs_is_said_with_both_values() -> None:
+    plain, other = structure().said, structure(attention="eager", micro_batch=1).said
+    assert differences(other, plain) == {
+        "attention": ("eager", "sdpa"),
+        "micro_batch": ("1", "2 or more"),
+    }
