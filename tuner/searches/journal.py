@@ -8,6 +8,7 @@ a results folder can be made again from this file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import itertools
@@ -97,7 +98,9 @@ def read_journal(path: Path) -> JournalContents:
         return _contents(path, data)
 
 
+@functools.lru_cache(maxsize=4)
 def _contents(path: Path, data: bytes) -> JournalContents:
+    """The records of these bytes; a search asks for the same ones up to three times."""
     records: list[TrialRecord] = []
     problems: list[Problem] = []
     notes: list[str] = []

@@ -227,13 +227,15 @@ def _fill_int8(linear: Any) -> None:
 
 
 def remarks(model: Any) -> tuple[str, ...]:
-    """Sentences for beside the numbers of a model: what is not quantised, what has no adapter."""
+    """Sentences for beside the numbers: what is not quantised, without adapter, to be named."""
     whole, bare = kept_whole(model), getattr(model, "without_adapters", ())
     found = []
     if whole:
         found.append(f"bitsandbytes leaves {', '.join(whole)} as they are, not quantised")
     if bare:
         found.append(f"all-linear without {', '.join(bare)}, which peft cannot adapt")
+    if layers := getattr(model, "named_layers", ()):
+        found.append(f"accelerate needs fsdp_transformer_layer_cls_to_wrap={','.join(layers)}")
     return tuple(found)
 
 

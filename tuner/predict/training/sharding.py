@@ -108,12 +108,18 @@ def _as_accelerate(model: nn.Module, mesh: Any, device: str, sharding: Sharding)
     widens trainable weights to fp32 and reduces gradients in the narrow type.
     """
     from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.dataclasses import get_module_class_from_name
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
+    # accelerate stops at a class that a model's text alone is without: people name the others.
+    classes = sorted(getattr(model, "_no_split_modules", None) or ())
+    present = [name for name in classes if get_module_class_from_name(model, name) is not None]
+    model.named_layers = () if present == classes else tuple(present)  # type: ignore[assignment]
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
         reshard_after_forward=sharding.reshard_after_forward,
+        transformer_cls_names_to_wrap=present or None,
         cpu_ram_efficient_loading=False,
     )
     precision = "no"
