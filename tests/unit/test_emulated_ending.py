@@ -131,6 +131,12 @@ class TestError:
         assert (found.ended, found.error.message) == (Ended.LATER, "no file")
         assert emulation(ended=Ended.LATER, error=found.error, steps=3).exit_code == EXIT_UNKNOWN
 
+    def test_one_that_began_after_another_had_ended_is_no_failure_of_its_first_steps(self):
+        later = error(5, "builtins.ValueError: no file", pid=OTHER, born_ns=4 * SECOND)
+        assert ended(step(3), later, status=1).ended is Ended.LATER
+        worker = error(5, "builtins.ValueError: no file", pid=OTHER, born_ns=2 * SECOND)
+        assert ended(step(3), worker, status=1).ended is Ended.ERROR
+
     def test_what_follows_the_last_step_is_our_own_stopping(self):
         lost = error(4, "builtins.RuntimeError: NCCL", pid=OTHER, rank=1)
         assert ended(step(3), result(3, "steps"), lost, status=1).ended is Ended.STEPS

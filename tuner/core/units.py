@@ -78,7 +78,12 @@ def format_duration(seconds: float) -> str:
     mm:ss was read as hours by users of one of the first systems; units cannot be misread.
     """
     if seconds < 60:
-        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+        if seconds >= 1:
+            return f"{seconds:.1f} s"
+        thousandths = seconds * 1000
+        return (
+            f"{thousandths:.0f} ms" if thousandths >= 10 or not seconds else f"{thousandths:.2g} ms"
+        )
     minutes = round(seconds / 60)
     if minutes < 60:
         whole_minutes, rest_s = divmod(round(seconds), 60)

@@ -51,7 +51,7 @@ class Ended(enum.StrEnum):
     FAULT = "fault"
     """tuner's own code failed inside the program."""
     LATER = "later"
-    """A program that began after tuner had stopped another one failed: it may have needed it."""
+    """A program that began after another had trained failed: it may have needed what that made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,8 @@ def find_ending(
     if fatal is not None:
         return Ending(Ended.OOM, _refused_error(fatal, error), refusals)
     if error is not None:
-        return Ending(Ended.ERROR, _program_error(error), refusals)
+        ended = Ended.LATER if steps.were_before(error) else Ended.ERROR
+        return Ending(ended, _program_error(error), refusals)
     later = _later_program(events, steps) if status != 0 else None
     if later is not None:
         return Ending(Ended.LATER, _program_error(later), refusals)
@@ -206,6 +207,11 @@ class _Steps:
     def any(self) -> bool:
         """True if any process trained."""
         return bool(self._at_ns)
+
+    def were_before(self, error: Event) -> bool:
+        """True if the program that failed began after all steps, which others took."""
+        last = max((steps[-1] for steps in self._at_ns.values()), default=None)
+        return last is not None and error.get("born_ns", 0) > last
 
     def trained_on(self, pid: int, at_ns: int) -> bool:
         """True if this process trained after `at_ns`."""

@@ -37,7 +37,7 @@ _FEW_LINES = 3
 """Lines of the program that an answer names; `--json` has all."""
 
 _COMMAND_CHARS = 40
-_LATER = "a later program failed, after tuner had stopped one before"
+_LATER = "a program that began after the training failed"
 _LOG_LINES = 15
 _LINE_CHARS = 300
 _MORE_GPUS = "More GPUs are emulated with --gpus N"
