@@ -135,11 +135,16 @@ def test_an_answer_of_the_file_is_kept(without_torch, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"attention": "eager"}, {"optimizer": "lion_8bit"}, {"lora_rank": 2}]
+    ("settings", "named"),
+    [
+        ({"attention": "eager"}, r"with attention=eager \(with attention=sdpa it is answered\)"),
+        ({"max_grad_norm": 0.0}, "optimizer=adamw_torch_fused"),
+        ({"lora_rank": 2}, "optimizer=adamw_torch_fused"),
+    ],
 )
-def test_settings_that_the_file_does_not_cover_are_refused(without_torch, settings):
+def test_settings_that_the_file_does_not_cover_are_named(without_torch, settings, named):
     job = Predictor(PredictionJob("causal_lm", MODEL))
-    with pytest.raises(UnavailableError, match="not among the timelines"):
+    with pytest.raises(UnavailableError, match=named):
         job.traced([configuration(**{**TRL, **settings})], get_gpu("rtx4090"))
 
 

@@ -278,14 +278,16 @@ def _lacking(subject: Subject, structure: Structure) -> str:
     file = shipped()
     digest = subject.architecture.digest
     keys = {*file.structures(digest), *file.structures(digest, of_spaces=True)}
-    known = [differences(structure.said, said) for key, said in file.said.items() if key in keys]
+    # Of those equally near, that with more defaults.
+    there = sorted((said for key, said in file.said.items() if key in keys), key=len)
+    known = [differences(structure.said, said) for said in there]
     if not known:
         return f"{subject.model} is"
     found = min(known, key=len)
     words = " and ".join(f"{name}={show(asked)}" for name, (asked, _) in found.items())
     are = "are" if len(found) > 1 else "is"
-    there = " and ".join(f"{name}={show(value)}" for name, (_, value) in found.items())
-    return f"{subject.model} with {words} (with {there} it is answered) {are}"
+    instead = " and ".join(f"{name}={show(value)}" for name, (_, value) in found.items())
+    return f"{subject.model} with {words} (with {instead} it is answered) {are}"
 
 
 def is_sized(configuration: Configuration) -> bool:
