@@ -21,6 +21,7 @@ from tuner.emulator.ending import (
     ProgramError,
     Refusal,
     find_ending,
+    of_first_steps,
 )
 from tuner.emulator.session import Account, DevicePeak
 from tuner.space.gpus import get_gpu
@@ -136,6 +137,20 @@ class TestError:
         assert ended(step(3), later, status=1).ended is Ended.LATER
         worker = error(5, "builtins.ValueError: no file", pid=OTHER, born_ns=2 * SECOND)
         assert ended(step(3), worker, status=1).ended is Ended.ERROR
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "builtins.MemoryError: ",
+            "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7 TiB",
+            "builtins.RuntimeError: alloc_cpu.cpp:124 DefaultCPUAllocator: can't allocate memory",
+        ],
+    )
+    def test_the_memory_of_this_machine_is_no_made_up_value(self, text):
+        found = ended(*map(step, (1, 2, 3)), error(4, text), status=1)
+        assert of_first_steps(found, 3, 3).ended is Ended.HOST
+        whole = emulation(ended=Ended.HOST, error=found.error, steps=3)
+        assert (whole.fits, whole.exit_code) == (None, EXIT_UNKNOWN)
 
     def test_what_follows_the_last_step_is_our_own_stopping(self):
         lost = error(4, "builtins.RuntimeError: NCCL", pid=OTHER, rank=1)

@@ -45,7 +45,9 @@ _WITH_STATES = 2
 _ABOUT = 0.98
 """Phases from this share of the highest use of the host on are as high."""
 
-FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED, Ended.LATER)
+UNKNOWN = (Ended.LATER, Ended.HOST)
+"""Endings that say nothing about the device's memory."""
+FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED, *UNKNOWN)
 """Endings that say nothing of the memory."""
 
 
@@ -435,7 +437,7 @@ class Emulation:
         """The exit code (`tuner.core.errors`) for the verdict, or for the ending if it failed."""
         if self.ended is Ended.ERROR and not self.unknown_calls:
             return EXIT_BAD_INPUT
-        is_unavailable = self.ended in FAILED and self.ended is not Ended.LATER
+        is_unavailable = self.ended in FAILED and self.ended not in UNKNOWN
         return EXIT_UNAVAILABLE if is_unavailable else verdict_code(self.fits)
 
     @property

@@ -50,6 +50,8 @@ class Ended(enum.StrEnum):
     """It read a value that the emulator can neither compute nor replace."""
     FAULT = "fault"
     """tuner's own code failed inside the program."""
+    HOST = "host"
+    """This machine had too little memory for the rest of the run; the device had not."""
     LATER = "later"
     """A program that began after another had trained failed: it may have needed what that made."""
 
@@ -61,6 +63,16 @@ class ProgramError:
     type: str
     message: str
     line: str | None
+
+    @property
+    def is_of_host(self) -> bool:
+        """True if the processor's memory was refused, by Python, NumPy or PyTorch (c10)."""
+        name = self.type.rpartition(".")[2]
+        return name in ("MemoryError", "_ArrayMemoryError") or _HOST_ALLOCATOR in self.message
+
+
+_HOST_ALLOCATOR = "DefaultCPUAllocator"
+"""Names itself in its errors, which have no type of their own (c10/core/impl/alloc_cpu.cpp)."""
 
 
 class Afterwards(enum.StrEnum):
@@ -121,6 +133,8 @@ def of_first_steps(ending: Ending, steps: int, wanted: int) -> Ending:
     if not wanted or steps < wanted or not failed:
         return ending
     later = ending.error or ProgramError(str(ending.ended), "the program ended", None)
+    if later.is_of_host:  # no made-up value asks for memory
+        return dataclasses.replace(ending, ended=Ended.HOST)
     return dataclasses.replace(ending, ended=Ended.STEPS, error=None, later=later)
 
 

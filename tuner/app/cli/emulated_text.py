@@ -37,7 +37,10 @@ _FEW_LINES = 3
 """Lines of the program that an answer names; `--json` has all."""
 
 _COMMAND_CHARS = 40
-_LATER = "a program that began after the training failed"
+_UNKNOWN = {
+    Ended.LATER: "a program that began after the training failed",
+    Ended.HOST: "this machine's own memory ended the run",
+}
 _LOG_LINES = 15
 _LINE_CHARS = 300
 _MORE_GPUS = "More GPUs are emulated with --gpus N"
@@ -260,8 +263,8 @@ def _ended_text(found: Emulation) -> str:
         return f"out of memory{size}; then {_error_text(error)}"
     if error is not None and found.ended is Ended.UNSUPPORTED:
         return f"it cannot be emulated: {error.message}{_at(error)}"
-    if error is not None and found.ended is Ended.LATER:
-        return f"{_LATER}: {_error_text(error)}"
+    if error is not None and found.ended in _UNKNOWN:
+        return f"{_UNKNOWN[found.ended]}: {_error_text(error)}"
     if error is not None:
         more = f". {_MORE_GPUS}" if _TOO_FEW_GPUS.search(error.message) else ""
         return f"the program failed: {_error_text(error)}{more}"
@@ -294,7 +297,7 @@ def reason_text(found: Emulation) -> str:
     """Why it is unknown whether the program fits, or runs out of memory later; else empty."""
     if found.fits is not None:
         return growth_text(found) or _host_text(found) if found.fits is False else ""
-    failed = found.ended in (Ended.ERROR, Ended.CRASH, Ended.UNSUPPORTED, Ended.LATER)
+    failed = found.ended in (Ended.ERROR, Ended.CRASH, Ended.UNSUPPORTED, *_UNKNOWN)
     return _fault_text(found) or (_ended_text(found) if failed else _why_unknown(found))
 
 
@@ -345,7 +348,7 @@ def _why_unknown(found: Emulation) -> str:
         Ended.CRASH: "the program failed",
         Ended.FAULT: "tuner itself failed",
         Ended.UNSUPPORTED: "it was not emulated to its end",
-        Ended.LATER: _LATER,
+        **_UNKNOWN,
     }
     why = reasons.get(found.ended)
     if why is None and found.ended is not Ended.OOM and not (found.steps and found.devices):
