@@ -47,6 +47,8 @@ INT8: Settings = {"precision": "int8"}
 USUAL: Settings = {}
 DROPOUT: Settings = {"lora_dropout": 0.05}
 KEPT: Settings = {"gradient_checkpointing": False}
+CHECKPOINTED: Settings = {"gradient_checkpointing": True}
+MIXED: Settings = {"mixed_precision": "bf16"}
 FLASH: Settings = {"attention": "flash_attention_2"}
 EAGER: Settings = {"attention": "eager"}
 REENTRANT: Settings = {"use_reentrant": True}
@@ -92,10 +94,21 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
     (
         "transformers",
         {**NF4, "double_quant": True},
-        (*with_dropout(USUAL, PREPARED), {**QUERIES, **DROPOUT}),
+        (
+            *with_dropout(USUAL, PREPARED, {**PREPARED, **MIXED}),
+            {**QUERIES, **DROPOUT},
+            {**PREPARED, **MIXED, **CHECKPOINTED, **DROPOUT},
+        ),
     ),
-    ("transformers", LORA, (USUAL, DROPOUT, {**QUERIES, **DROPOUT})),
-    ("transformers", FULL, (USUAL, KEPT)),
+    (
+        "transformers",
+        LORA,
+        (
+            *with_dropout(USUAL, MIXED, {**MIXED, **CHECKPOINTED}),
+            *({**QUERIES, **each, **DROPOUT} for each in (USUAL, MIXED)),
+        ),
+    ),
+    ("transformers", FULL, (USUAL, KEPT, MIXED, {**MIXED, **CHECKPOINTED})),
 )
 """By loop: settings of scripts, and what one of them changes; the reference is DPO's."""
 ON_OLDER = (USUAL,)

@@ -52,7 +52,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Training:
-    """What memory and time of one configuration follow from; other fields as of a `Trace`.
+    """Memory and time of one configuration follow from it; other fields are those of a `Trace`.
 
     `work` is that of the second step.
     """

@@ -274,7 +274,7 @@ def require_tracing(subject: Subject, what: str) -> None:
 
 
 def _lacking(subject: Subject, structure: Structure) -> str:
-    """What a structure has that those which ship of its model have not."""
+    """The settings of a structure that none of its model has that ships."""
     file = shipped()
     digest = subject.architecture.digest
     keys = {*file.structures(digest), *file.structures(digest, of_spaces=True)}
@@ -283,7 +283,8 @@ def _lacking(subject: Subject, structure: Structure) -> str:
     known = [differences(structure.said, said) for said in there]
     if not known:
         return f"{subject.model} is"
-    found = min(known, key=len)
+    # What only another loss has is no setting of this one.
+    found = {n: both for n, both in min(known, key=len).items() if None not in both}
     words = " and ".join(f"{name}={show(asked)}" for name, (asked, _) in found.items())
     are = "are" if len(found) > 1 else "is"
     instead = " and ".join(f"{name}={show(value)}" for name, (_, value) in found.items())

@@ -213,7 +213,7 @@ class Structure:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What tells it from others of its model, by the setting that says so.
+        """The settings that tell it from others of its model.
 
         Settings that have their default are left out.
         """
