@@ -277,10 +277,10 @@ def _without_effect(
     if settings.get("gradient_checkpointing") is False:
         idle.append("use_reentrant")
     if is_full:
-        idle += ["lora_targets", "lora_dropout", "adapter"]
+        idle += ["lora_targets", "lora_dropout"]
     if linears == {*names}:
         idle.append("lora_targets")
-    if settings.get("adapter") == "rslora":  # another factor of the same product
+    if settings.get("adapter") == "rslora" and not is_full:  # another factor of the same product
         idle.append("adapter")
     found: dict[str, KnobValue] = (
         {"lora_targets": tuple(names)} if "lora_targets" in settings else {}
