@@ -180,7 +180,7 @@ class Traces:
         entry = self.optimizer_entry(sized, configuration)
         if self.lacks_steps(subject, sized, configuration):
             name, clip, scaled = _optimizer(configuration)
-            require_tracing(subject, f"optimizer={name} of {subject.model}")
+            require_tracing(subject, f"optimizer={name} of {subject.model} is")
             from tuner.predict.compiler.deepening import optimizer_steps
 
             parameters = sized.parameters(point_of(configuration))
@@ -336,7 +336,7 @@ def _entry(subject: Subject, structure: Structure) -> str:
 def _traced(
     subject: Subject, configuration: Configuration, capability: tuple[int, int]
 ) -> Training:
-    require_tracing(subject, f"these settings of {subject.model}")
+    require_tracing(subject, f"these settings of {subject.model} are")
     from tuner.predict.tracing.trace import trace
 
     traced = trace(
