@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +38,8 @@ def test_ones_own_results_come_first(elsewhere, capsys):
     here = elsewhere / "results" / "qlora27b" / "a6000"
     here.mkdir(parents=True)
     lines = (ROOT / "results" / "qlora27b" / "a6000" / "trials.jsonl").read_text().splitlines()
-    (here / "trials.jsonl").write_text("\n".join(lines[:1]) + "\n")
+    smallest = min(lines, key=lambda line: json.loads(line)["predicted"]["memory"]["device_bytes"])
+    (here / "trials.jsonl").write_text(smallest + "\n")
     assert run(BEST) == 0
     out = capsys.readouterr().out
     assert FROM not in out
