@@ -81,9 +81,8 @@ def format_duration(seconds: float) -> str:
         if seconds >= 1:
             return f"{seconds:.1f} s"
         thousandths = seconds * 1000
-        return (
-            f"{thousandths:.0f} ms" if thousandths >= 10 or not seconds else f"{thousandths:.2g} ms"
-        )
+        digits = ".0f" if thousandths >= 10 or not seconds else ".2g"
+        return f"{thousandths:{digits}} ms"
     minutes = round(seconds / 60)
     if minutes < 60:
         whole_minutes, rest_s = divmod(round(seconds), 60)

@@ -46,7 +46,7 @@ _ABOUT = 0.98
 """Phases from this share of the highest use of the host on are as high."""
 
 UNKNOWN = (Ended.LATER, Ended.HOST)
-"""Endings that say nothing about the device's memory."""
+"""Failures that are neither the program's nor a lack of tuner's: only another run tells."""
 FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED, *UNKNOWN)
 """Endings that say nothing of the memory."""
 
