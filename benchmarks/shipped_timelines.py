@@ -163,18 +163,10 @@ def main() -> int:
     arguments = parser.parse_args()
     versions = {name: installed_version(name) or "" for name in LIBRARIES}
     known = Shipped(FILE)
+    keep = known.versions == versions
     found: dict[bool, dict[str, dict[str, SizedTimeline]]] = {False: {}, True: {}}
     said: dict[str, Mapping[str, Any]] = {}
     optimizers: dict[str, dict[str, Steps]] = {}
-    if known.versions == versions and not arguments.anew:
-        said |= known.said
-        for is_space, of_models in found.items():
-            for digest in known.models(of_spaces=is_space):
-                keys = known.structures(digest, of_spaces=is_space)
-                read = ((key, known.timeline(digest, key)) for key in keys)
-                of_models[digest] = {key: each for key, each in read if each is not None}
-                steps = ((key, known.steps(digest, key)) for key in known.optimizers(digest))
-                optimizers[digest] = dict(steps)
     jobs: list[tuple[str, bool, Sequence[str], Callable[[Gpu], Iterator[Configuration]]]] = [
         (model, False, (*SHIPPED_OPTIMIZERS, *MORE_OPTIMIZERS), partial(covered, model))
         for model in arguments.models
@@ -186,17 +178,23 @@ def main() -> int:
         began, digest = time.monotonic(), architecture(model).digest
         of_model = found[is_space].setdefault(digest, {})
         steps_of_model = optimizers.setdefault(digest, {})
+        there = (
+            {*known.structures(digest, of_spaces=is_space)}
+            if keep and not arguments.anew
+            else set()
+        )
+        known_steps = {*known.optimizers(digest)} if keep and not arguments.anew else set()
         for gpu in GPUS[: 1 if is_space else None]:
-            made = traced(model, configurations(get_gpu(gpu)), gpu, of_model, said)
+            made = traced(model, configurations(get_gpu(gpu)), gpu, {*there, *of_model}, said)
             of_model |= made
             for sized in {id(one): one for one in made.values()}.values():
-                steps_of_model |= steps_of(sized, names, gpu, steps_of_model)
+                steps_of_model |= steps_of(sized, names, gpu, {*known_steps, *steps_of_model})
         print(
-            f"{model}: {len(of_model)} structures, {len(steps_of_model)} optimizers, "
+            f"{model}: {len(of_model)} more structures, {len(steps_of_model)} more optimizers, "
             f"{time.monotonic() - began:.0f} s",
             flush=True,
         )
-    write(FILE, versions, found[False], optimizers, found[True], said)
+    write(FILE, versions, found[False], optimizers, found[True], said, keep=keep)
     print(f"{FILE.stat().st_size:,} bytes")
     return 0
 

@@ -17,7 +17,7 @@ import json
 import lzma
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
@@ -81,7 +81,7 @@ class Shipped:
     @cached_property
     def versions(self) -> Mapping[str, str]:
         """The libraries that were traced, with their versions; empty where nothing ships."""
-        return dict(json.loads(self._read(_VERSIONS) or b"{}"))
+        return dict(json.loads(self.read(_VERSIONS) or b"{}"))
 
     @property
     def remark(self) -> str:
@@ -101,7 +101,7 @@ class Shipped:
     @cached_property
     def said(self) -> Mapping[str, Mapping[str, Any]]:
         """`Structure.said` of each structure, by its key."""
-        return dict(json.loads(self._read(_STRUCTURES) or b"{}"))
+        return dict(json.loads(self.read(_STRUCTURES) or b"{}"))
 
     def models(self, *, of_spaces: bool = False) -> Iterator[str]:
         """The digests of the models that it has, or of those that it has for search spaces."""
@@ -140,22 +140,27 @@ class Shipped:
             }
         return self._steps[member]
 
+    def members(self) -> Sequence[str]:
+        """The names of all members."""
+        return [] if self._archive is None else self._archive.namelist()
+
     def _members(self, folder: str) -> Iterator[tuple[str, str]]:
         """Model and key of each member of a folder."""
-        for name in [] if self._archive is None else self._archive.namelist():
+        for name in self.members():
             of, _, rest = name.partition("/")
             if of == folder:
                 model, _, key = rest.partition("/")
                 yield model, key
 
     def _arrays(self, member: str) -> dict[str, Any] | None:
-        content = self._read(member)
+        content = self.read(member)
         if content is None:
             return None
         arrays = np.load(io.BytesIO(content), allow_pickle=False)
         return {name: _unpacked(name, arrays[name]) for name in arrays.files}
 
-    def _read(self, name: str) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
+        """The content of a member; None if it is not there."""
         archive = self._archive
         with _whole(self._file), contextlib.suppress(KeyError):
             return None if archive is None else archive.read(name)
@@ -237,13 +242,17 @@ def write(
     optimizers: Mapping[str, Mapping[str, Steps]],
     spaces: Mapping[str, Mapping[str, SizedTimeline]] = MappingProxyType({}),
     said: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    *,
+    keep: bool = False,
 ) -> None:
     """Write a file of structures and optimizers, by the model's digest and their keys.
 
-    `spaces` are further structures, of search spaces; `said` as in `Shipped`.
+    `spaces` are further structures, of search spaces; `said` as in `Shipped`. To `keep` leaves what
+    the file has beside them.
 
     The same content makes the same bytes.
     """
+    before = Shipped(file)
     new = file.with_suffix(".new")  # whoever reads meanwhile has the whole file of before
     members = {
         f"{folder}/{model}/{key}": to_arrays(sized)
@@ -258,11 +267,16 @@ def write(
                 for rank, each in steps.items()
                 for name, array in to_arrays(each).items()
             }
+    every = {**(before.said if keep else {}), **said}
+    kept = {*before.members()} - {_VERSIONS, _STRUCTURES, *members} if keep else set()
     with zipfile.ZipFile(new, "w", zipfile.ZIP_LZMA) as archive:
         _add(archive, _VERSIONS, json.dumps(versions, sort_keys=True).encode())
-        _add(archive, _STRUCTURES, json.dumps(dict(said), sort_keys=True).encode())
-        for member, arrays in sorted(members.items()):
-            buffer = io.BytesIO()
+        _add(archive, _STRUCTURES, json.dumps(every, sort_keys=True).encode())
+        for member in sorted({*members, *kept}):
+            if member in kept:
+                _add(archive, member, before.read(member) or b"")
+                continue
+            arrays, buffer = members[member], io.BytesIO()
             # Like arrays stand together: of all ranks, they compress to those of one.
             names = sorted(arrays, key=lambda name: name.partition(".")[::-1])
             np.savez(buffer, **{name: _packed(name, arrays[name]) for name in names})
