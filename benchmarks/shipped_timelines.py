@@ -43,12 +43,15 @@ Settings = Mapping[str, Any]
 NF4: Settings = {"precision": "nf4"}
 LORA: Settings = {"precision": "bf16"}
 FULL: Settings = {"precision": "bf16", "lora_rank": 0}
+LORA_FP32: Settings = {"precision": "fp32"}
+FULL_FP32: Settings = {"precision": "fp32", "lora_rank": 0}
 INT8: Settings = {"precision": "int8"}
 USUAL: Settings = {}
 DROPOUT: Settings = {"lora_dropout": 0.05}
 KEPT: Settings = {"gradient_checkpointing": False}
 CHECKPOINTED: Settings = {"gradient_checkpointing": True}
 MIXED: Settings = {"mixed_precision": "bf16"}
+SCALED: Settings = {"mixed_precision": "fp16"}
 FLASH: Settings = {"attention": "flash_attention_2"}
 EAGER: Settings = {"attention": "eager"}
 REENTRANT: Settings = {"use_reentrant": True}
@@ -57,6 +60,8 @@ QUERIES: Settings = {"lora_targets": ["q_proj", "v_proj"]}
 ATTENTION: Settings = {"lora_targets": ["k_proj", "o_proj", "q_proj", "v_proj"]}
 EVALUATED: Settings = {"eval_batch": 2}
 REFERENCE: Settings = {"reference_pass": True}
+TRAINER: Settings = {"kbit_preparation": "none", **REENTRANT, **MIXED, **CHECKPOINTED}
+"""LLaMA-Factory's settings, Axolotl's and Unsloth's: none widens weights before training."""
 
 
 def with_dropout(*several: Settings) -> tuple[Settings, ...]:
@@ -91,6 +96,10 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
     ),
     ("trl", FULL, (USUAL, KEPT, FLASH, EVALUATED)),
     ("trl", INT8, (USUAL, DROPOUT, {**PREPARED, **DROPOUT})),
+    ("trl", LORA_FP32, (USUAL, QUERIES)),
+    ("trl", FULL_FP32, (USUAL,)),
+    ("trl", {**NF4, "double_quant": True}, ({**TRAINER, "adapter_dtype": "fp32"},)),
+    ("trl", LORA, (TRAINER,)),
     (
         "transformers",
         {**NF4, "double_quant": True},
@@ -98,6 +107,9 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
             *with_dropout(USUAL, PREPARED, {**PREPARED, **MIXED}),
             {**QUERIES, **DROPOUT},
             {**PREPARED, **MIXED, **CHECKPOINTED, **DROPOUT},
+            *with_dropout({**TRAINER, **FLASH}),
+            TRAINER,
+            {**PREPARED, **MIXED, **CHECKPOINTED, **FLASH, "adapter_dtype": "bf16"},
         ),
     ),
     (
@@ -106,8 +118,12 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
         (
             *with_dropout(USUAL, MIXED, {**MIXED, **CHECKPOINTED}),
             *({**QUERIES, **each, **DROPOUT} for each in (USUAL, MIXED)),
+            *({**QUERIES, **each} for each in (MIXED, SCALED)),
+            *with_dropout({**TRAINER, **FLASH}),
+            TRAINER,
         ),
     ),
+    ("transformers", FULL_FP32, (TRAINER,)),
     ("transformers", FULL, (USUAL, KEPT, MIXED, {**MIXED, **CHECKPOINTED})),
 )
 """By loop: settings of scripts, and what one of them changes; the reference is DPO's."""
@@ -143,7 +159,7 @@ def _settings(*, has_bf16: bool) -> Iterator[tuple[str, Settings]]:
     """Loops with settings of structures, without their sizes."""
     for loop, method, parts in PLANNED:
         for part in parts:
-            if has_bf16 or (loop == "trl" and part in ON_OLDER and method is not FULL):
+            if has_bf16 or (loop == "trl" and part in ON_OLDER and "lora_rank" not in method):
                 yield loop, {**method, **part}
 
 

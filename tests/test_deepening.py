@@ -13,6 +13,7 @@ from numpy.testing import assert_array_equal
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration
+from tuner.cost.as_arrays import to_arrays
 from tuner.cost.memory import peak_memory
 from tuner.cost.traced import Training
 from tuner.predict.compiler import deepening
@@ -211,6 +212,20 @@ def test_a_model_whose_layers_differ_is_traced_as_a_whole(monkeypatch, depths, m
     structure = Traces().structure(subject, configuration, gpu)
     deepening.sized_timeline(subject.workload, subject.model_config, structure)
     assert depths == 2 * [subject.model_config.get_text_config().num_hidden_layers]
+
+
+def test_models_of_one_shape_have_one_timeline():
+    """Llama 3 and 3.1 differ in what rotates positions, and in fields that train nothing."""
+    ((configuration, gpu),) = drawn(1)
+    found = []
+    for model in ("llama-3-8b", "llama-3.1-8b"):
+        subject = resolve_subject("causal_lm", model)
+        structure = Traces().structure(subject, configuration, gpu)
+        sized = deepening.sized_timeline(subject.workload, subject.model_config, structure)
+        found.append((subject.architecture.digest, structure.key, to_arrays(sized)))
+    assert found[0][:2] == found[1][:2]
+    for name, array in found[0][2].items():
+        assert_array_equal(array, found[1][2][name])
 
 
 def place(rule, more, run):

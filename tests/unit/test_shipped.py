@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import base_install
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.shipped import FILE, Shipped, shipped, write
 from tuner.space import configure, default_space
 from tuner.space.gpus import get_gpu
-from tuner.space.models.catalogue import architecture
+from tuner.space.models.catalogue import architecture, get_entry
 
 MODEL = "qwen3-0.6b"
 
@@ -68,6 +70,24 @@ def test_a_change_without_a_timeline_is_a_note_and_costs_no_verdict(without_torc
     assert any("not among the timelines" in note for note in checked.notes)
 
 
+def test_a_folder_with_the_shape_of_a_model_has_its_timelines(without_torch, tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    config = {**get_entry(MODEL).config, "rms_norm_eps": 1e-5, "use_cache": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    (tmp_path / "train.py").write_text(PROGRAM.replace("Qwen/Qwen3-0.6B", str(folder)))
+    (tmp_path / "theirs.py").write_text(PROGRAM)
+    found = [
+        check([str(tmp_path / name)], get_gpu("rtx4090"), predict=True).found
+        for name in ("train.py", "theirs.py")
+    ]
+    assert found[0].prediction.memory == found[1].prediction.memory
+    assert found[0].plan.model == str(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 1152}))
+    with pytest.raises(UnavailableError, match="transformers"):
+        check([str(tmp_path / "train.py")], get_gpu("rtx4090"), predict=True)
+
+
 def test_a_damaged_file_is_said_with_its_path(tmp_path):
     write(tmp_path / "cut.zip", {"torch": "2.13.0"}, {}, {})
     whole = (tmp_path / "cut.zip").read_bytes()
@@ -106,6 +126,11 @@ def test_a_file_reads_as_it_was_written(tmp_path):
     assert (list(spaces.models()), [*spaces.models(of_spaces=True)]) == ([model], ["another"])
     assert [*spaces.structures("another", of_spaces=True)] == ["of a space"]
     assert spaces.timeline("another", "of a space") is not None
+    more = {"a third": {"x": timelines[keys[0]]}}
+    write(tmp_path / "spaces.zip", copy.versions, more, {}, keep=True)
+    both = Shipped(tmp_path / "spaces.zip")
+    assert {*both.models()} == {model, "a third"}
+    assert [*both.models(of_spaces=True)] == ["another"]
     write(tmp_path / "twice.zip", copy.versions, {model: timelines}, {model: steps})
     assert (tmp_path / "twice.zip").read_bytes() == (tmp_path / "copy.zip").read_bytes()
 

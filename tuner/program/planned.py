@@ -54,7 +54,7 @@ from tuner.program.recorded import record
 from tuner.program.trainer import Planned, Reading, reading_of
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
 from tuner.program.training import MODEL_KEYS, read_loops, read_trainings
-from tuner.space.models.catalogue import NF4, get_entry, resolve_config, stored_format
+from tuner.space.models.catalogue import NF4, entry_like, resolve_config, stored_format
 
 WORKLOAD = "causal_lm"
 
@@ -585,7 +585,7 @@ def _has_sdpa(model: str) -> bool:
 
 
 def _stored_dtype(model: str, knob: str) -> str:
-    entry = get_entry(model)
+    entry = entry_like(model)
     config = {} if entry is None else entry.config
     said = config.get("dtype") or config.get("torch_dtype")  # as of a file of the hub
     dtype = str(said or getattr(resolve_config(model), "dtype", None)).removeprefix("torch.")
@@ -598,7 +598,7 @@ def _stored_dtype(model: str, knob: str) -> str:
 
 
 def _default_targets(model: str) -> tuple[str, ...]:
-    entry = get_entry(model)
+    entry = entry_like(model)
     if importlib.util.find_spec("peft") is None and entry is not None:
         for names, kinds in TABLES["peft_targets"].items():
             if entry.config["model_type"] in kinds.split():
@@ -644,7 +644,7 @@ def _versions(held: Mapping[str, str]) -> list[str]:
 
 def _takes_images(model: str) -> bool:
     """True if the model takes images; of the catalogue's, without transformers."""
-    entry = get_entry(model)
+    entry = entry_like(model)
     if entry is not None:
         return entry.config.get("vision_config") is not None
     return getattr(resolve_config(model), "vision_config", None) is not None

@@ -159,7 +159,8 @@ class Structure:
             unit, steps, check_step = 128, (29, 31), 37
         batches = (11, 7, 5)
         if self.in_one_tile:
-            batches, check_step = (3, 2, 2), min(check_step, 6)
+            # Three and twice three are factors of few sizes, as two is of many.
+            batches, check_step = (3, 2, 5), 6 if steps == (5, 7) else check_step
         if self.single_sample:
             batches = (1, 1, 1)
         ranks = (0, 0, 0) if self.full_training else (13, 17, 29)

@@ -24,6 +24,7 @@ from tuner.core.errors import InputError, UnavailableError, nearest, unknown
 from tuner.core.files import read_file
 from tuner.space.models.bounds import problem_in
 from tuner.space.models.positions import table_positions
+from tuner.space.models.shape import shape_of
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and only a resolved config needs it
     from transformers import PreTrainedConfig
@@ -179,6 +180,32 @@ def get_entry(name: str) -> ModelEntry | None:
         if len(ids) == 1:
             return load_catalogue()[next(iter(ids))]
     return None
+
+
+def entry_like(name: str) -> ModelEntry | None:
+    """The entry that a name means, or that a local folder has the shape, length and dtype of."""
+    entry, path = get_entry(name), _existing_path(name)
+    if entry is not None or path is None or not (path / "config.json").is_file():
+        return entry
+    try:
+        fields = json.loads(read_file(path / "config.json", MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):  # `resolve_config` says what is wrong
+        return None
+    return _by_shape().get(_looks(fields)) if isinstance(fields, dict) else None
+
+
+@cache
+def _by_shape() -> dict[str | None, ModelEntry]:
+    found = {_looks(entry.config): entry for entry in load_catalogue().values()}
+    found.pop(None, None)
+    return found
+
+
+def _looks(config: Mapping[str, Any]) -> str | None:
+    """Text that is equal for equal shapes, lengths and dtypes; None for an unknown shape."""
+    shape, length = shape_of(config), config.get("max_position_embeddings")
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return None if shape is None else json.dumps([shape, length, dtype], sort_keys=True)
 
 
 def stored_format(name: str) -> str | None:
@@ -418,8 +445,8 @@ def auto_class(config: PreTrainedConfig) -> Any:
 class Architecture:
     """The properties of a model that a compiled prediction depends on.
 
-    `digest` changes with anything in the configuration; `sliding_window` is in tokens, None for
-    models without one; `positions` how many tokens a model has whose positions are looked up in
+    `digest` changes with what a step depends on (`shape_of`); `sliding_window` is in tokens, None
+    for models without one; `positions` how many tokens a model has whose positions are looked up in
     a table of that length, None for the others. `layers` are those of its text. `stored` is the
     `stored_format` of the checkpoint, and `base` the entry that it was made from. `linears` are the
     names of all its linear layers but the head where they are known: "all-linear" to peft.
@@ -459,10 +486,10 @@ def architecture(name: str) -> Architecture:
 
     Raises `InputError` as `resolve_config` does.
     """
-    entry = get_entry(name)
+    entry = entry_like(name)
     if entry is None:
         return architecture_of(resolve_config(name))
-    text = json.dumps(entry.config, sort_keys=True)
+    text = json.dumps(shape_of(entry.config) or entry.config, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     kinds = entry.text_config.get("layer_types", ["sliding_attention"])
     slides = entry.text_config.get("use_sliding_window", True) and "sliding_attention" in kinds
