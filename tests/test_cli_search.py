@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_samples import make_trial, write_samples
+from device_fakes import A6000, pretend
 from started import start
 
 from tuner.app.cli.main import run
 from tuner.app.listener import Listener
-from tuner.app.measuring import Measuring
+from tuner.app.measuring import Measuring, Predicting
 from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.plan import make_plan
 from tuner.app.search.prepare import prepare
 from tuner.app.target import load_target
-from tuner.core.errors import InputError
+from tuner.core.errors import InputError, UnavailableError, install_command
 from tuner.core.units import GIB
 from tuner.searches.journal import read_journal
 from tuner.space import configure
@@ -120,6 +121,17 @@ class TestPlan:
         with pytest.raises(InputError, match="can run no configuration") as caught:
             make_plan(self.target("t4"), options(where=("precision == 'bf16'",)))
         assert "Turing" in str(caught.value)
+
+    def test_a_gpu_here_is_predicted_where_a_library_of_trials_is_missing(
+        self, folder, monkeypatch
+    ):
+        pretend(monkeypatch, A6000)
+        assert isinstance(make_plan(self.target(), options()).trials_on, Measuring)
+        monkeypatch.setattr("tuner.app.search.plan.find_spec", {"torch": True}.get)
+        found = make_plan(self.target(), options()).trials_on
+        assert found == Predicting(f"transformers is not installed ({install_command('all')})")
+        with pytest.raises(UnavailableError, match="needs transformers, which is not installed"):
+            make_plan(self.target(), options(mode=Mode.MEASURE))
 
     def test_nothing_is_written(self, folder):
         before = sorted(folder.rglob("*"))

@@ -2,20 +2,27 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
 import venv
+from dataclasses import replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from test_architecture import FILES, imports
 
-from tuner.app.cli.main import COMMANDS
+from tuner.app.cli.main import COMMANDS, run
 from tuner.core.errors import DISTRIBUTION, MODULES, install_command
+from tuner.predict.shipped import shipped
+from tuner.predict.traces import Traces
+from tuner.searches.journal import read_journal
+from tuner.trial.base import OUTCOME_LIBRARIES
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,6 +67,7 @@ ANSWER = (
     ("spaces",),
     ("spaces", "qlora27b"),
 )
+KEPT = Path("results") / "qwen7b_lora" / "a6000"
 SCRIPT = str(ROOT / "examples" / "programs" / "sft.py")
 FROM_WHAT_SHIPS = (
     ("check", "--gpu", "rtx4090", SCRIPT, "llama-3.2-1b"),
@@ -73,8 +81,12 @@ ASK = (
     ("estimate", *RESULTS, "--model", "qwen3-8b"),
     ("estimate", "--model", "someone/a-model", "--gpu", "rtx4090"),
     ("estimate", "--model", "folder", "--gpu", "rtx4090"),
-    ("search", *RESULTS),
-    ("search", "--space", "own.yaml", "--gpu", "rtx4090"),
+    ("search", *RESULTS, "--mode", "measure"),
+    ("search", *RESULTS, "--mode", "emulate"),
+    ("search", *RESULTS, "--address", "auto"),
+    ("search", "--space", "tiny_cpu", "--gpu", "cpu"),
+    ("search", "--space", "qwen7b_lora", "--gpu", "a6000", "--fresh"),
+    ("search", "--space", "own.yaml", "--gpu", "rtx4090", "--model", "gemma-2-2b"),
     ("calibrate",),
     ("models", "hollow", "tiny-llama-3m", "hollow"),
 )
@@ -113,18 +125,43 @@ workload: causal_lm
 model: qwen3-0.6b
 gpus: [rtx4090]
 knobs:
-  micro_batch: [1, 2]
-  gradient_checkpointing: [true, false]
-fixed: {precision: bf16, lora_rank: 16, max_length: 512, effective_batch: 16}
+  micro_batch: [1, 2, 4]
+  lora_rank: [16, 24]
+  optimizer: [adamw_torch_fused, paged_adamw_8bit]
+fixed:
+  max_length: 8192
+  effective_batch: 16
+  precision: nf4
+  compute_dtype: bf16
+  mixed_precision: bf16
+  adapter_dtype: bf16
+  kbit_preparation: none
+  gradient_checkpointing: true
+  training_loop: trainer
+  loss: chunked
 derived: {grad_accum: effective_batch // micro_batch}
 objectives: [samples_per_s, device_bytes]
 """
+OWN_RESULTS = ("--space", "own.yaml", "--gpu", "rtx4090")
+SEARCHED = (
+    ("search", *OWN_RESULTS),
+    ("search", *OWN_RESULTS, "--json", "--fresh"),
+    ("best", *OWN_RESULTS),
+    ("show", *OWN_RESULTS),
+    ("report", *OWN_RESULTS),
+    ("export", *OWN_RESULTS, "--format", "trl"),
+    ("apply", *OWN_RESULTS, "--yes", "train.py", "qwen3-0.6b"),
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "own.yaml").write_text(OWN)
+    shutil.copy(SCRIPT, folder / "train.py")
+    kept = folder / KEPT
+    kept.mkdir(parents=True)
+    shutil.copy(ROOT / KEPT / "trials.jsonl", kept)
     (folder / "folder").mkdir()
     (folder / "folder" / "config.json").write_text('{"model_type": "llama"}')
     return folder
@@ -132,7 +169,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(folder):
-    lines = [*ANSWER, *ASK, *((name, "--help") for name in COMMANDS)]
+    lines = [*ASK, *ANSWER, *SEARCHED, *((name, "--help") for name in COMMANDS)]
     arguments = [sys.executable, "-c", WITHOUT, json.dumps([*MODULES]), json.dumps(lines)]
     done = subprocess.run(
         arguments,
@@ -145,7 +182,7 @@ def answers(folder):
     return dict(zip(lines, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("line", ANSWER, ids=" ".join)
+@pytest.mark.parametrize("line", [*ANSWER, *SEARCHED], ids=" ".join)
 def test_what_is_read_needs_no_extra(answers, line):
     code, out, err = answers[line]
     assert code == 0, err
@@ -168,8 +205,49 @@ def test_what_predicts_or_searches_says_what_to_install(answers, line):
 
 
 def test_what_needs_the_extra_says_so_before_it_writes(answers, folder):
-    assert answers["search", "--space", "own.yaml", "--gpu", "rtx4090"][0] == 3
-    assert {path.name for path in folder.iterdir()} == {"own.yaml", "folder"}
+    """Not even a journal is renamed for `--fresh`."""
+    results = folder / "results"
+    assert {path.name for path in results.iterdir()} == {"own", "qwen7b_lora"}
+    assert [path.name for path in (folder / KEPT).iterdir()] == ["trials.jsonl"]
+
+
+def test_a_search_says_which_releases_its_predictions_speak_of(answers, folder):
+    _, out, _ = answers["search", *OWN_RESULTS]
+    said = ", ".join(f"{name} {shipped().versions[name]}" for name in OUTCOME_LIBRARIES)
+    assert f"{said}, of the timelines that come with tuner" in " ".join(out.split())
+    best = yaml.safe_load((folder / "results/own/rtx4090/best.yaml").read_text())
+    assert shipped().versions.items() <= best["trial"]["versions"].items()
+
+
+@pytest.mark.slow
+def test_a_search_answers_as_with_pytorch(answers, folder, tmp_path, monkeypatch):
+    """Every number is equal where all timelines are traced here."""
+    monkeypatch.setenv("TUNER_CACHE", "off")
+    monkeypatch.setattr(Traces, "_takes_shipped", False)
+    monkeypatch.chdir(folder)
+    assert run(["search", *OWN_RESULTS, "--results", str(tmp_path)]) == 0
+    ours, theirs = (root / "own" / "rtx4090" for root in (folder / "results", tmp_path))
+    assert numbers(ours) == numbers(theirs)
+    assert answer(ours) == answer(theirs)
+
+
+def numbers(results):
+    """The predictions and versions of all configurations, which say in their method who traced."""
+    records = read_journal(results / "predicted.jsonl.gz").records
+    return {
+        one.configuration.key: (replace(one.outcome.prediction, method=""), one.versions)
+        for one in records
+    }
+
+
+def answer(results):
+    """The front and the recommendation, without the time and the name of the search."""
+    best = yaml.safe_load((results / "best.yaml").read_text())
+    for name in ("id", "run_id", "started_at"):
+        del best["trial"][name]
+    del best["search"]["command"]
+    rows = (results / "pareto.csv").read_text().splitlines()
+    return best, [row.rpartition(",")[0] for row in rows]
 
 
 @pytest.mark.slow

@@ -54,6 +54,13 @@ class SpacePredictor:
         """Number of configurations that `trace` works on at the same time."""
         return self._predictor.at_once
 
+    def require_timelines(self, configurations: Sequence[Configuration]) -> None:
+        """As that of `Predictor`, for all stages."""
+        stages = ([*self.space.stage_configurations(one).values()] for one in configurations)
+        pairs = zip(configurations, stages, strict=True)
+        every = [each for one, of_it in pairs for each in of_it or [one]]
+        self._predictor.require_timelines(every, self.gpu)
+
     def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
         """A prediction of each configuration, in their order; reserved memory is estimated."""
         return self._predict(configurations, self._estimated)

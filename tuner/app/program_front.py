@@ -154,7 +154,7 @@ def _record(found: PredictedProgram) -> TrialRecord:
         found.gpu,
         Configuration(found.plan.settings),
         Outcome.predicted(found.prediction),
-        versions=outcome_versions(),
+        versions=outcome_versions(ran=False),
         searcher="predicted",
     )
 

@@ -218,7 +218,7 @@ def missing_extra(error: ModuleNotFoundError) -> UnavailableError | None:
     if package is None:
         return None
     return UnavailableError(
-        f"this needs {package}, which is not installed: tuner predicts by tracing the training "
-        "step of the real libraries, and searches with Ray",
+        f"this needs {package}, which is not installed: tuner traces and trains with the real "
+        "libraries, and runs the trials of a search with Ray",
         hint=install_command("all"),
     )

@@ -104,6 +104,17 @@ class Predictor:
             cache.write_json(entry, [prediction.to_dict() for prediction in found])
         return found
 
+    def require_timelines(self, configurations: Sequence[Configuration], gpu: Gpu) -> None:
+        """Raise `UnavailableError` for one that needs a trace, if nothing is installed to trace."""
+        if can_trace():
+            return
+        distinct: dict[Any, Configuration] = {}
+        for one in map(_alone, configurations):
+            structure = self._traces.structure(self._subject, one, gpu)
+            distinct.setdefault((structure, _optimizer_of(one)), one)
+        for (structure, _), one in distinct.items():
+            self._traces.require(self._subject, structure, one)
+
     @property
     def at_once(self) -> int:
         """Number of configurations that `traced` works on at the same time."""

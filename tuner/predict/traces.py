@@ -155,6 +155,19 @@ class Traces:
             self.keep(structure, found)
         return self._sized[structure]
 
+    def require(
+        self, subject: Subject, structure: Structure | None, configuration: Configuration
+    ) -> None:
+        """Have the timeline of a configuration with this structure, and its optimizer's steps.
+
+        Raises `UnavailableError` as `sized` does.
+        """
+        sized = None if structure is None else self.sized(subject, structure)
+        if sized is None:
+            require_tracing(subject, f"these settings of {subject.model} are")
+        else:
+            self.optimizer(subject, sized, configuration)
+
     def keep(self, structure: Structure, sized: SizedTimeline | None) -> None:
         """Have this as the timeline of a structure."""
         self._sized[structure] = sized

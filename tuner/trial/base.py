@@ -7,7 +7,6 @@ and gets an `Outcome` back, either predicted by a model of the GPU or measured o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Literal, Protocol
 
 from tuner import __version__
@@ -159,12 +158,14 @@ class MeasureOptions:
     instructions: Instructions = PLAIN
 
 
-def outcome_versions() -> dict[str, str]:
-    """The releases of tuner and of each of `OUTCOME_LIBRARIES`, without missing ones."""
-    versions = {"tuner": __version__}
-    for name in OUTCOME_LIBRARIES:
-        try:
-            versions[name] = metadata.version(name).partition("+")[0]  # not of which build
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+def outcome_versions(*, ran: bool = True) -> dict[str, str]:
+    """The releases of tuner and of each of `OUTCOME_LIBRARIES`, without missing ones.
+
+    They are those of the timelines that ship where nothing `ran`, and nothing can be traced.
+    """
+    from tuner.predict.shipped import can_trace, installed_version, shipped  # numpy
+
+    known = {name: installed_version(name) for name in OUTCOME_LIBRARIES}
+    if not ran and not can_trace():
+        known |= shipped().versions
+    return {"tuner": __version__} | {name: known[name] or "" for name in known if known[name]}

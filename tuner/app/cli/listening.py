@@ -15,7 +15,9 @@ from tuner.core.records import TrialRecord
 from tuner.core.units import format_gib
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import count, echo, print_fields
+from tuner.report.terminal.verdict import versions_text
 from tuner.searches.names import DEFAULT_SEARCHER
+from tuner.trial.base import OUTCOME_LIBRARIES
 
 if TYPE_CHECKING:
     from tuner.app.search.supported import SupportedSpace
@@ -102,6 +104,7 @@ def print_plan(
             ("headroom", f"{format_gib(plan.margin_bytes)} of memory to keep free (--headroom)"),
             ("known", _known_text(plan, known)),
             ("numbers", _numbers_text(plan)),
+            ("releases", _releases_text(plan)),
         ],
         err=err,
     )
@@ -138,6 +141,16 @@ def _numbers_text(plan: SearchPlan) -> str:
     if isinstance(plan.trials_on, Predicting):
         return f"predicted, not measured: {plan.trials_on.why}"
     return plan.trials_on.text(plan.target.gpu)
+
+
+def _releases_text(plan: SearchPlan) -> str:
+    """The releases that predictions speak of."""
+    if not isinstance(plan.trials_on, Predicting):
+        return ""
+    from tuner.predict.shipped import can_trace  # numpy
+
+    text = versions_text({n: v for n, v in plan.versions.items() if n in OUTCOME_LIBRARIES})
+    return text if can_trace() else f"{text}, of the timelines that come with tuner"
 
 
 def _where_text(plan: SearchPlan) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tuner.app.device import profile_for
 from tuner.app.measuring import Measuring, Predicting, decide
-from tuner.app.search.options import SearchOptions
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
     has_predictions,
@@ -22,7 +23,14 @@ from tuner.app.search.supported import (
     trial_job,
 )
 from tuner.app.target import CannotRunError, Target, check_conditions
-from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
+from tuner.core.errors import (
+    InputError,
+    NothingFitsError,
+    TunerError,
+    UnavailableError,
+    missing_extra,
+)
+from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
     KnobValue,
@@ -46,7 +54,7 @@ from tuner.searches.request import (
     check_objectives,
 )
 from tuner.searches.watch import check_metrics_port
-from tuner.space import pin
+from tuner.space import SearchSpace, pin
 from tuner.trial.base import TrialJob, outcome_versions
 
 
@@ -182,17 +190,10 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     check_metrics_port(options.metrics_port, options.address)
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
-    trials_on = decide(
-        options.mode,
-        target.gpu,
-        memory_limit=options.memory_limit,
-        address=options.address,
-        workers=options.workers,
-        gpus_per_trial=most_gpus_per_trial(space.choices, space.fixed),
-        machines=most_machines(space.choices, space.fixed) if space.predictable else 1,
-    )
+    trials_on = _trials_on(options, target.gpu, space)
     require_trials(space, trials_on)
-    lengths = options.lengths if isinstance(trials_on, Measuring) else None
+    runs = isinstance(trials_on, Measuring)
+    lengths = options.lengths if runs else None
     if lengths == "data":
         require_lengths(space)
     _check_budget(options, target)
@@ -202,7 +203,7 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     target.folder.read()  # a journal that cannot be read is found now
     gpu = target.gpu
     profile = profile_for(gpu) if is_predicted(space, gpu) else None
-    part = supported_part(space, gpu, options.where, runs=isinstance(trials_on, Measuring))
+    part = supported_part(space, gpu, options.where, runs=runs)
     if objectives:
         from tuner.searches.guided.goals import check_known
 
@@ -215,11 +216,38 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
         pinned={name: space.terms[name].read(value) for name, value in settings.items()},
         margin_fraction=margin,
         # The architecture too: a trial of another one under the same name says nothing.
-        versions={**outcome_versions(), "model": model_version(space, lengths)},
+        versions={**outcome_versions(ran=runs), "model": model_version(space, lengths)},
         trials_on=trials_on,
         profile=profile,
         objectives=objectives,
     )
+
+
+def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measuring | Predicting:
+    """The device of the trials: none where nobody asks for trials, and a library is missing.
+
+    Raises `UnavailableError` where trials are asked for, or nothing else answers.
+    """
+    names = (*("torch", "transformers") * space.predictable, "ray", "optuna")
+    missing = next((name for name in names if find_spec(name) is None), None)
+    needed = missing_extra(ModuleNotFoundError(name=missing))
+    may_predict = options.mode is Mode.AUTO and options.address is None
+    if needed and not may_predict and options.mode is not Mode.PREDICT:
+        raise needed
+    found = decide(
+        options.mode,
+        gpu,
+        memory_limit=options.memory_limit,
+        address=options.address,
+        workers=options.workers,
+        gpus_per_trial=most_gpus_per_trial(space.choices, space.fixed),
+        machines=most_machines(space.choices, space.fixed) if space.predictable else 1,
+    )
+    if needed is None or isinstance(found, Predicting):
+        return found
+    if may_predict and is_predicted(space, gpu):
+        return Predicting(f"{missing} is not installed ({needed.hint})")
+    raise needed
 
 
 def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]:

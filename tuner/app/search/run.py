@@ -11,7 +11,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
@@ -20,9 +19,10 @@ from tuner.app.search.options import without_effect
 from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
 from tuner.app.search.prepare import Predictors, Prepared, prepare
 from tuner.app.search.result_files import Contents, journal_of, timeline_of, write_results
+from tuner.app.search.supported import is_predicted
 from tuner.app.target import sorted_by_use, stale_text, with_margin
 from tuner.app.verifying import verify_all
-from tuner.core.errors import NothingFitsError, TunerError, UnavailableError, missing_extra
+from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.core.records import TrialRecord
 from tuner.searches.journal import JournalWriter
 from tuner.searches.progress import Progress
@@ -68,10 +68,10 @@ def run_plans(
     `NothingFitsError` if all types are refused. All journals stay valid after this error, after an
     interruption and after any other error.
     """
-    _require_libraries([plan for plan in plans if isinstance(plan, SearchPlan)])
+    predictors = Predictors()
+    plans = [_answered(plan, predictors, alone=len(plans) == 1) for plan in plans]
     found: dict[str, SearchedGpu | SkippedGpu] = {}
     with contextlib.ExitStack() as journals:
-        predictors = Predictors()
         opened = _open(plans, journals, found, listener, predictors)
         if not opened:
             raise none_left([one for one in found.values() if isinstance(one, SkippedGpu)])
@@ -100,13 +100,22 @@ def run_plans(
     return [found[plan.target.gpu.id] for plan in plans]
 
 
-def _require_libraries(plans: Sequence[SearchPlan]) -> None:
-    """Raise `UnavailableError` before anything is written, not where a library is first used."""
-    traces = any(plan.part.space.predictable for plan in plans)
-    runs = not all(isinstance(plan.trials_on, Predicting) for plan in plans)
-    for name in ("torch", "transformers") * traces + ("ray", "optuna") * runs:
-        if find_spec(name) is None and (missing := missing_extra(ModuleNotFoundError(name=name))):
-            raise missing
+def _answered(
+    plan: SearchPlan | SkippedGpu, predictors: Predictors, *, alone: bool
+) -> SearchPlan | SkippedGpu:
+    """The plan, unless it needs a trace and nothing is installed to trace: found before a file is.
+
+    Raises `UnavailableError` for a plan that is `alone`.
+    """
+    if isinstance(plan, SkippedGpu) or not is_predicted(plan.part.space, plan.target.gpu):
+        return plan
+    try:
+        predictors.of(plan).require_timelines(plan.part.supported)
+    except UnavailableError as error:
+        if alone:
+            raise
+        return SkippedGpu(plan.target, error)
+    return plan
 
 
 def _failure(result: SearchOutcome | None) -> TunerError | None:
