@@ -36,7 +36,7 @@ from tuner.predict.shipped import (
 from tuner.predict.traces import Subject, Traces
 from tuner.space import SearchSpace, load_space
 from tuner.space.gpus import get_gpu
-from tuner.space.models.catalogue import architecture
+from tuner.space.models.catalogue import architecture, get_entry
 
 Settings = Mapping[str, Any]
 
@@ -127,6 +127,18 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
     ("transformers", FULL, (USUAL, KEPT, MIXED, {**MIXED, **CHECKPOINTED})),
 )
 """By loop: settings of scripts, and what one of them changes; the reference is DPO's."""
+ENCODERS: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
+    (
+        "transformers",
+        {**FULL_FP32, "num_labels": 2},
+        tuple(
+            {**mixed, **evaluated}
+            for mixed in (USUAL, MIXED, SCALED)
+            for evaluated in (USUAL, EVALUATED)
+        ),
+    ),
+)
+"""As `PLANNED`, for models that classify."""
 ON_OLDER = (USUAL,)
 """The changes that are covered on GPU types without bf16, too, but for full training."""
 MORE_OPTIMIZERS = ("lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit", "rmsprop")
@@ -143,7 +155,9 @@ LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 def covered(model: str, gpu: Gpu) -> Iterator[Configuration]:
     """A configuration of each structure of a model that the file covers."""
     window = architecture(model).sliding_window
-    for loop, settings in _settings(has_bf16=gpu.has_bf16):
+    entry = get_entry(model)
+    planned = ENCODERS if entry is not None and entry.task == "encoder" else PLANNED
+    for loop, settings in _settings(planned, has_bf16=gpu.has_bf16):
         is_chunked = loop == "trl"
         lengths = {SHORT, LONG if is_chunked else SHORT, window or SHORT}
         for batch, length in itertools.product(BATCHES, sorted(lengths)):
@@ -155,11 +169,14 @@ def covered(model: str, gpu: Gpu) -> Iterator[Configuration]:
                 yield configuration
 
 
-def _settings(*, has_bf16: bool) -> Iterator[tuple[str, Settings]]:
+def _settings(
+    planned: Iterable[tuple[str, Settings, tuple[Settings, ...]]], *, has_bf16: bool
+) -> Iterator[tuple[str, Settings]]:
     """Loops with settings of structures, without their sizes."""
-    for loop, method, parts in PLANNED:
+    for loop, method, parts in planned:
         for part in parts:
-            if has_bf16 or (loop == "trl" and part in ON_OLDER and "lora_rank" not in method):
+            is_usual = loop == "trl" and part in ON_OLDER and "lora_rank" not in method
+            if has_bf16 or is_usual or planned is ENCODERS:
                 yield loop, {**method, **part}
 
 

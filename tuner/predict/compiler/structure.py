@@ -224,8 +224,9 @@ class Structure:
             "lora_rank": "0" if self.full_training else "1 or more",
             "gpu": "with flash attention" if self.compute_capability == _FLASH else "before Ampere",
         }
-        if self.beyond_window:
-            found["max_length"] = f"{self.window} or more"
+        if self.window is not None and self.settings.get("attention") != "eager":
+            text = "{} or more" if self.beyond_window else "less than {}"
+            found["max_length"] = text.format(self.window)
         if self.in_one_tile is not None:
             of_all = "at most" if self.in_one_tile else "more than"
             found["micro_batch x max_length"] = f"{of_all} {TILE_TOKENS}"
