@@ -785,7 +785,7 @@ def test_a_machine_runs_programs_for_python(tmp_path: Path) -> None:
     found = Machine(get_gpu("t4", memory_bytes=1 << 28)).run(
         [sys.executable, "train.py"],
         steps=2,
-        roomy=True,
+        on_larger_gpu=True,
         output=tail,
         cwd=tmp_path,
         environment={"WORD": "told"},

@@ -147,10 +147,10 @@ class TestBestAndShow:
     def test_text_says_predicted_memory_margin_speed_time_and_cost(self, journal, capsys):
         assert run(["best", *TARGET, "--price", "2"]) == 0
         text = capsys.readouterr().out
-        for part in ("predicted", "40.00 GiB of 47.40 GiB", "margin", "300 tokens/s", "USD"):
+        for part in ("predicted", "40.00 GiB of 47.40 GiB", "1.00 GiB headroom", "USD"):
             assert part in text
         assert "0.500 samples/s, 300 tokens/s" in " ".join(text.split())
-        assert "3.00 x the samples/s of the baseline" in " ".join(text.split())
+        assert "vs. baseline 3 times as fast" in " ".join(text.split())
         assert "at 2 USD per hour" in " ".join(text.split())
 
     def test_text_shows_what_the_space_sets_or_derives_and_no_defaults(self, journal, capsys):

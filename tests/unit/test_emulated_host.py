@@ -47,8 +47,8 @@ def test_a_run_that_takes_more_than_the_stated_memory_does_not_fit() -> None:
 
 
 def test_this_machines_memory_decides_nothing_and_shows_only_when_it_is_near() -> None:
-    roomy = emulated(HostUse({"save": 2}, 0, 0, 64, is_stated=False))
-    assert (roomy.fits, host_phases_text(roomy)) == (True, "")
+    on_larger_gpu = emulated(HostUse({"save": 2}, 0, 0, 64, is_stated=False))
+    assert (on_larger_gpu.fits, host_phases_text(on_larger_gpu)) == (True, "")
     over = emulated(HostUse({"save": 71 * GIB}, 0, 0, 64 * GIB, is_stated=False))
     assert over.fits
     assert host_phases_text(over) == (

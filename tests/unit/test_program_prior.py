@@ -56,9 +56,9 @@ class Runs:
         self._error = error
 
     def with_values(
-        self, wanted: Sequence[Mapping[str, KnobValue]], *, roomy: bool
+        self, wanted: Sequence[Mapping[str, KnobValue]], *, on_larger_gpu: bool
     ) -> list[Emulation | TunerError]:
-        assert roomy
+        assert on_larger_gpu
         self.asked += wanted
         return [self._error or self._found(values) for values in wanted]
 

@@ -15,6 +15,7 @@ from tuner.program import recorded
 from tuner.program.program import Program, read_program
 from tuner.program.recorded import Recorded, join, record
 from tuner.program.standins import PLACEHOLDER
+from tuner.space.gpus import get_gpu
 
 HEAD = "import os\nfrom datasets import load_dataset\nfrom trl import SFTConfig, SFTTrainer\n"
 TRAIN = "SFTTrainer('Qwen/Qwen3-8B', args=SFTConfig({})).train()\n"
@@ -40,6 +41,13 @@ def test_what_does_not_depend_on_an_answer_is_known_from_one_run():
     assert given(found) == [{"max_length": 512}]
     assert found.asked == []
     assert found.files == [str(Path("train.py").resolve())]
+
+
+def test_an_argument_that_the_command_lacks_is_asked_for_with_the_command():
+    with pytest.raises(InputError) as caught:
+        record(program(TRAIN.format("max_length=int(os.sys.argv[1])")), gpu=get_gpu("rtx4090"))
+    assert "train.py:4: the program needs an argument" in caught.value.message
+    assert caught.value.hint == "pass it: tuner check --gpu rtx4090 -- train.py ARGUMENT"
 
 
 def test_a_value_that_differs_with_the_answers_is_unknown_with_its_lines():

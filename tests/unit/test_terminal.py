@@ -17,7 +17,7 @@ import pytest
 from cli_samples import make_trial, write_samples
 
 from tuner.app.cli.main import run
-from tuner.report.terminal.render import is_interactive
+from tuner.report.terminal.render import is_interactive, wrapped
 from tuner.searches.store import ResultsFolder
 
 ROOT = Path(__file__).parents[2]
@@ -254,3 +254,15 @@ def test_no_command_prints_text_past_the_one_place_that_makes_it_safe():
     }
     found = {p.name for p in (ROOT / "tuner").rglob("*.py") if "click.echo(" in p.read_text()}
     assert found == own
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_screen_breaks_prose_between_words_and_never_a_command(columns: int) -> None:
+    command = "tuner check --gpu rtx4090 --headroom 5% -- torchrun --nproc-per-node 2 train.py"
+    quoted = "`tuner search --space qlora27b --gpu a6000`"
+    long = f"unknown: {'what it depends on is known only when it runs, ' * 4}or {quoted}"
+    lines = wrapped(f"{long}\n  hint: run it: {command}", columns).split("\n")
+    assert " ".join(" ".join(lines).split()) == f"{long} hint: run it: {command}"
+    assert any(command in line for line in lines)
+    assert any(quoted in line for line in lines)
+    assert all(len(line) <= columns for line in lines if command not in line)

@@ -51,7 +51,7 @@ def test_the_larger_of_two_that_are_not_ordered_is_marked(capsys):
     shown = capsys.readouterr().out
     assert [line.split()[:2] for line in shown.splitlines() if line.startswith("?")] == [
         ["?", "20.00"],
-        ["?", "may"],
+        ["?", "not"],
     ]
     (marked,) = (t for t in front_figure(view)["data"] if t.get("name", "").startswith("order"))
     assert marked["x"] == [20.0]

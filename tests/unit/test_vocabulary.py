@@ -11,7 +11,7 @@ from tuner.app.cli.main import run
 from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.setup.schemas import SCHEMAS
-from tuner.program.vocabulary import said_in_own_words
+from tuner.program.vocabulary import translate
 
 TERMS = SCHEMAS["causal_lm"].terms
 NAMES = Path(__file__).with_name("setting_names.txt").read_text(encoding="utf-8").splitlines()
@@ -21,7 +21,7 @@ def answer(said: str) -> str:
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         try:
-            found = said_in_own_words(dict([said.split("=", 1)]), TERMS, {})
+            found = translate(dict([said.split("=", 1)]), TERMS, {})
         except InputError as error:
             return "?" if "is not modelled" in str(error) else str(error)
     settings = " ".join(f"{name}={show(value)}" for name, value in found.items())
@@ -55,7 +55,7 @@ def test_a_hundred_names_of_five_tools_are_understood():
     ],
 )
 def test_names_that_belong_together(given, meant):
-    assert said_in_own_words(given, TERMS, {"lora_rank": 0}) == meant
+    assert translate(given, TERMS, {"lora_rank": 0}) == meant
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_names_that_belong_together(given, meant):
 )
 def test_what_is_wrong_is_said_by_name(given, said):
     with pytest.raises(InputError) as caught:
-        said_in_own_words(given, TERMS, {"precision": "nf4"})
+        translate(given, TERMS, {"precision": "nf4"})
     assert said in str(caught.value)
 
 

@@ -123,7 +123,7 @@ def check_program(
     needed = None
     if found.ended == "oom":
         report("out of memory: running on a larger GPU to see what it needs")
-        needed = runs.as_it_is(roomy=True)
+        needed = runs.as_it_is(on_larger_gpu=True)
     answered(found, needed)
     base = needed or found
     notes: list[str] = []
@@ -263,7 +263,7 @@ class _Search:
         for run in self._lines[way]:
             if run.micro_batch == size:
                 return run if run.found.fits else None
-        ran = self._run_all([(size, way)], roomy=False)
+        ran = self._run_all([(size, way)], on_larger_gpu=False)
         return next((run for run in ran if run.found.fits), None)
 
     def _look(self, *, fits: bool) -> None:
@@ -277,7 +277,7 @@ class _Search:
                 # Itself, and one that needs less where that may be too much.
                 picked = {self.micro_batch, self._other_size(larger=fits and bool(way))}
             wanted += [(size, way) for size in sorted(picked - {r.micro_batch for r in runs})]
-        for run in self._run_all(wanted, roomy=True):
+        for run in self._run_all(wanted, on_larger_gpu=True):
             self._lines[run.checkpointing].append(run)
         used = [run.found.used_bytes for runs in self._lines.values() for run in runs]
         self.least_bytes = min(used, default=None)
@@ -290,7 +290,9 @@ class _Search:
             return near[-1]
         return below[-1] if below else near[0] if near else self.micro_batch
 
-    def _run_all(self, wanted: Sequence[tuple[int, bool | None]], *, roomy: bool) -> list[CheckRun]:
+    def _run_all(
+        self, wanted: Sequence[tuple[int, bool | None]], *, on_larger_gpu: bool
+    ) -> list[CheckRun]:
         """The runs that came far enough; notes name the others."""
         values = [self._values(size, way, few=True) for size, way in wanted]
         if not wanted:
@@ -299,7 +301,7 @@ class _Search:
         self.report(f"{self.runs.doing} it with {shown}")
         runs = []
         for (size, way), changed, answer in zip(
-            wanted, values, self.runs.with_values(values, roomy=roomy), strict=True
+            wanted, values, self.runs.with_values(values, on_larger_gpu=on_larger_gpu), strict=True
         ):
             if isinstance(answer, TunerError):
                 reasons = "; ".join(map(str, answer.problems)) or answer.message

@@ -30,7 +30,7 @@ from tuner.predict.releases import predicted_stack
 from tuner.predict.stages import StagedPrediction
 from tuner.program.loops import OWN, loop_of, plan_settings
 from tuner.program.planned import read_as
-from tuner.program.vocabulary import said_in_own_words, settings_for
+from tuner.program.vocabulary import settings_for, translate
 from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, configure, default_space, load_space
 from tuner.space.load import DEFAULT_WORKLOAD
@@ -172,7 +172,7 @@ def asked(
     if named is None and model is not None:
         usual = model_defaults(model)
         empty = default_space(model, usual)
-        given = said_in_own_words(settings, empty.terms, default_values(empty))
+        given = translate(settings, empty.terms, default_values(empty))
         given = {**usual, **given}
         loop = loop_of(loop, given)
         if loop != OWN:

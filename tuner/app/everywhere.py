@@ -20,7 +20,7 @@ from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.releases import predicted_stack
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import read_program
-from tuner.program.vocabulary import said_in_own_words
+from tuner.program.vocabulary import translate
 from tuner.searches.cost import RunCost, cost_of
 from tuner.searches.facts import SpaceFacts, paid_gpus
 from tuner.space.gpus import load_catalogue
@@ -86,9 +86,10 @@ class Everywhere:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the smallest type on which it fits; unknown if others may still fit."""
+        """Fits if it does on some type, tight if on those only tightly; unknown if it may fit."""
         if self.fitting:
-            return self.fitting[0].verdict
+            verdicts = {answer.verdict for answer in self.fitting}
+            return Verdict.FITS if Verdict.FITS in verdicts else Verdict.TIGHT
         unknown = any(answer.verdict is Verdict.UNKNOWN for answer in self.answers)
         return Verdict.UNKNOWN if unknown else Verdict.DOES_NOT_FIT
 
@@ -144,7 +145,7 @@ def program_everywhere(
     """A program on every GPU type, from its settings; nothing of it runs."""
     read = read_program(program, is_run=False)
     with quiet_libraries():
-        given = said_in_own_words(settings or {}, SCHEMAS[WORKLOAD].terms)
+        given = translate(settings or {}, SCHEMAS[WORKLOAD].terms)
         plan = plan_program(read, given, model, gpus=gpus)
         if plan.others:
             first = next(iter(load_catalogue().values()))

@@ -171,28 +171,28 @@ class ProgramOracle(ABC, Generic[Answer]):
     def __post_init__(self) -> None:
         self.settings = settings_of(self.program)
 
-    def as_it_is(self, *, roomy: bool = False) -> Answer:
-        """The unchanged program; `roomy` gives it a GPU with more memory."""
-        return self._ask(self.program, roomy=roomy)
+    def as_it_is(self, *, on_larger_gpu: bool = False) -> Answer:
+        """The unchanged program; `on_larger_gpu` gives it a GPU with more memory."""
+        return self._ask(self.program, on_larger_gpu=on_larger_gpu)
 
     def with_values(
-        self, wanted: Sequence[Values], *, roomy: bool
+        self, wanted: Sequence[Values], *, on_larger_gpu: bool
     ) -> Sequence[Answer | TunerError]:
         """The program with each of these changes; the reason for a change that is impossible."""
-        return [self._changed(values, roomy=roomy) for values in wanted]
+        return [self._changed(values, on_larger_gpu=on_larger_gpu) for values in wanted]
 
     def smaller_evaluation(self, found: Answer) -> tuple[int, Answer] | None:
         """The samples of an evaluation's batch with which it fits, where it alone does not."""
         return None
 
-    def _changed(self, values: Values, *, roomy: bool) -> Answer | TunerError:
+    def _changed(self, values: Values, *, on_larger_gpu: bool) -> Answer | TunerError:
         try:
-            return self._ask(change(self.settings, values).after, roomy=roomy)
+            return self._ask(change(self.settings, values).after, on_larger_gpu=on_larger_gpu)
         except TunerError as error:
             return error
 
     @abstractmethod
-    def _ask(self, program: Program, *, roomy: bool) -> Answer: ...
+    def _ask(self, program: Program, *, on_larger_gpu: bool) -> Answer: ...
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             self._wanted = wanted_releases(self.program)
         return self._wanted
 
-    def _ask(self, program: Program, *, roomy: bool) -> PredictedProgram:
+    def _ask(self, program: Program, *, on_larger_gpu: bool) -> PredictedProgram:
         (found,) = self.predicted([(program, self.plan(program))])
         return dataclasses.replace(found, others=self._others)
 
@@ -262,7 +262,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         alone = [
             Configuration({**plan.configuration, GPUS_PER_TRIAL: 1})
             for _, plan in planned
-            if plan.has_whole_model_first
+            if plan.loads_full_model_first
         ]
         try:
             found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
@@ -274,7 +274,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         pinned = pinned_doubts(self.wanted)
         answers = []
         for (program, plan), alike in zip(planned, found, strict=False):
-            loaded = loaded_whole(alike, next(whole)) if plan.has_whole_model_first else alike
+            loaded = loaded_whole(alike, next(whole)) if plan.loads_full_model_first else alike
             more = (plan.doubts | pinned) - doubts_of(WORKLOAD, plan.configuration)
             prediction = widened(loaded, more)
             answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
@@ -308,18 +308,20 @@ class ProgramRuns(ProgramOracle[Emulation]):
         self._stop.set()
 
     def with_values(
-        self, wanted: Sequence[Values], *, roomy: bool
+        self, wanted: Sequence[Values], *, on_larger_gpu: bool
     ) -> Sequence[Emulation | TunerError]:
         """As in `ProgramOracle`, several programs side by side."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            futures = [pool.submit(self._changed, values, roomy=roomy) for values in wanted]
+            futures = [
+                pool.submit(self._changed, values, on_larger_gpu=on_larger_gpu) for values in wanted
+            ]
             try:
                 return [future.result() for future in futures]
             except BaseException:
                 self._stop.set()
                 raise
 
-    def _ask(self, program: Program, *, roomy: bool) -> Emulation:
+    def _ask(self, program: Program, *, on_larger_gpu: bool) -> Emulation:
         """One run, judged by the memory that the GPU really has."""
         from tuner.core.supervised import Tail  # only runs need these
         from tuner.emulator import Machine
@@ -340,7 +342,7 @@ class ProgramRuns(ProgramOracle[Emulation]):
                 timeout_s=self.timeout_s,
                 whole=self.whole,
                 host_memory_bytes=self.host_memory_bytes,
-                roomy=roomy,
+                on_larger_gpu=on_larger_gpu,
                 output=tail,
                 stopped=self._stop.is_set,
                 cwd=program.folder,

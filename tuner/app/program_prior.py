@@ -53,7 +53,7 @@ def program_predictions(
     """
     design = _design(space, configurations)
     wanted = [_values(configuration) for configuration in design]
-    answers = runs.with_values(wanted, roomy=True)
+    answers = runs.with_values(wanted, on_larger_gpu=True)
     ran = [
         _Ran(configuration, int(values.get("grad_accum", 1)), found)  # type: ignore[arg-type]
         for configuration, values, found in zip(design, wanted, answers, strict=True)

@@ -22,7 +22,7 @@ from tuner.program.program import Program, read_program
 from tuner.program.settings import settings_of
 from tuner.program.space_text import knobs_of, space_text
 from tuner.program.trainer import Launch
-from tuner.program.vocabulary import said_in_own_words
+from tuner.program.vocabulary import translate
 from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def check(  # noqa: PLR0913 - one argument for each option
             "--host-memory is of the whole emulated run",
             hint="leave --predict and --steps-only out",
         )
-    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    given = translate(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
     missing: UnavailableError | None = None
     if not (predict or model is not None or given):
         try:
@@ -120,7 +120,7 @@ def largest(  # noqa: PLR0913 - one argument for each option
     from tuner.app.largest import find_largest  # numpy
     from tuner.app.program_oracle import ProgramPredictions
 
-    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    given = translate(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
     if name in given:
         raise InputError(f"--set {name} and --largest {name} contradict each other")
     read = read_program(program, is_run=False)
@@ -142,7 +142,7 @@ def tune_predicted(
     from tuner.app.program_front import predict_front  # numpy
     from tuner.app.program_oracle import ProgramPredictions
 
-    given = said_in_own_words(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    given = translate(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
     read = read_program(program, is_run=False)
     with quiet_libraries():
         predictions = ProgramPredictions(read, gpu, None, margin_fraction, given, model)
@@ -233,7 +233,7 @@ def _unchanged(program: Program, gpu: Gpu, margin_fraction: float | None) -> Emu
     from tuner.app.program_oracle import ProgramRuns  # numpy
 
     with ProgramRuns(program, gpu, margin_fraction=margin_fraction) as runs:
-        base = runs.as_it_is(roomy=True)
+        base = runs.as_it_is(on_larger_gpu=True)
     if base.steps == 0:
         why = f": {base.error.message}" if base.error else ""
         raise InputError(

@@ -111,7 +111,7 @@ def nothing_fits_error(
     """The error that ends a command which has nothing to recommend."""
     return NothingFitsError(
         nothing_fits(target, records, conditions),
-        hint="lower the floors with --where, allow smaller values in the space, run more trials, "
+        hint="lower the minimums with --where, allow smaller values in the space, run more trials, "
         "or choose a larger GPU",
     )
 
@@ -170,7 +170,7 @@ def require_an_answer(found: Sequence[Answer]) -> None:
     raise NothingFitsError(
         "nothing fits any of these GPU types:\n"
         + "\n".join(f"  {answer.gpu.id}: {answer.reason}" for answer in found),
-        hint="lower the floors with --where, or search larger GPUs",
+        hint="lower the minimums with --where, or search larger GPUs",
     )
 
 

@@ -129,7 +129,7 @@ def _run(python: Path, program: Sequence[str], machine: Machine, steps: int) -> 
         )
         found = needed = run()
         if found.ended == "oom":
-            needed = run(roomy=True)
+            needed = run(on_larger_gpu=True)
     return StackRun(str(python), _packages(python), found, needed, tail.text)
 
 

@@ -83,7 +83,7 @@ class Machine:
         steps: int = 3,
         timeout_s: float | None = None,
         whole: bool = False,
-        roomy: bool = False,
+        on_larger_gpu: bool = False,
         repeats: float = 1.0,
         host_memory_bytes: int | None = None,
         output: IO[Any] | Tail | None = None,
@@ -101,8 +101,8 @@ class Machine:
         - A `whole` run goes on after the steps: its data loaders serve the batches that decide its
           memory, so that it soon comes to its evaluation, its saving and its end
           (inside/shortening.py). The person's files stay as they are (device/files.c).
-        - `roomy` measures how much a program needs that does not fit: it runs with `ROOM` times
-          the memory, and the verdict uses the real one.
+        - `on_larger_gpu` measures how much a program needs that does not fit: it runs with `ROOM`
+          times the memory, and the verdict uses the real one.
         - `host_memory_bytes` is the memory of the host, by default this machine's; a `whole` run
           that takes more than is given does not fit.
         - `repeats` is the number of micro-batches in a whole step over the number that runs.
@@ -114,7 +114,7 @@ class Machine:
         program = _find(command[0], cwd, told.get("PATH"))
         torch = find_torch(interpreter_of(program, told.get("PATH")))
         settings: dict[str, Any] = {"steps": steps, "machines": self.machines, "whole": whole}
-        room = settings["room"] = ROOM if roomy else 1
+        room = settings["room"] = ROOM if on_larger_gpu else 1
         started = time.monotonic()
         if whole and _is_static(program):
             raise UnavailableError(

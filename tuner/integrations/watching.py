@@ -26,11 +26,11 @@ STEPS, WARMUP = 10, 2
 """Steps after which the comparison is made, and those of them that are not timed."""
 
 WAITING = 0.10
-"""A training is input-bound that waits for data for this share of its time,"""
+"""A training that waits for data for this share of its time is input-bound."""
 IDLE = 0.70
-"""or whose GPU computes for less than this share."""
-UNSAID = 1.1
-"""Numbers are off beyond this factor of a prediction without an interval."""
+"""A training whose GPU computes for less than this share of its time is input-bound."""
+DEFAULT_FACTOR = 1.1
+"""Allowed ratio of measured to predicted where a prediction has no interval."""
 GAP, LEAST_GAP_BYTES = 0.10, 256 << 20
 """Memory is fragmented if this share of it, and so much more than predicted, lies in gaps."""
 OTHER_BYTES, OTHER_SHARE = 1 << 30, 0.02
@@ -231,7 +231,7 @@ class RunWatch:
             if value is None or predicted is None:
                 continue
             ends = self._expected.intervals.get(name)
-            low, high = ends or (predicted / UNSAID, predicted * UNSAID)
+            low, high = ends or (predicted / DEFAULT_FACTOR, predicted * DEFAULT_FACTOR)
             shown_ends = f" (90 %: {text(low)} to {text(high)})" if ends else ""
             # Shorter rows take less, of which nothing is predicted.
             is_off = value > high or (value < low and not self._facts.is_shorter)

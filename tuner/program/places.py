@@ -42,6 +42,11 @@ class Places:
         near = Path(os.path.normpath(main.parent / os.path.relpath(file, main.resolve().parent)))
         return f"{sources.get(os.path.realpath(file), near)}:{line}"
 
+    def line(self, where: Row | None) -> str:
+        """The text of a line; empty if the place is unknown."""
+        lines = self._text(where["file"]).splitlines() if where else []
+        return lines[where["line"] - 1] if where and where["line"] <= len(lines) else ""
+
     def of_argument(self, name: str, made: Row, call: ast.Call | None) -> str:
         """The keyword of a call; the word, or the key of a file, with which a parser fills it."""
         where = made.get("where")

@@ -120,7 +120,7 @@ class ProgramPlan:
         return _in_own_terms(self.configuration, self.sequences)
 
     @property
-    def has_whole_model_first(self) -> bool:
+    def loads_full_model_first(self) -> bool:
         """True if the first rank loads a whole quantised model before it is sharded."""
         is_quantised = self.configuration["precision"] in QUANTIZED
         return is_quantised and Parallelism.of(self.configuration).is_sharded

@@ -42,7 +42,7 @@ def number(arguments: Arguments, name: str, default: int | float) -> Any:
     """A number; anything else is noted as a problem."""
     value = arguments.take(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        arguments.refuse(name, f"is {value!r}, and a number is wanted")
+        arguments.refuse(name, f"is {value!r}, which is not a number")
         return default
     return value
 
@@ -231,7 +231,7 @@ def optimizer(arguments: Arguments, name: str, default: str) -> str:
     chosen = str(arguments.take(name, default))
     if chosen not in OPTIMIZERS:
         known = ", ".join(OPTIMIZERS)
-        arguments.refuse(name, f"is {chosen}, whose memory is not predicted (known: {known})")
+        arguments.refuse(name, f"is {chosen}, which is not predicted (predicted: {known})")
     return chosen
 
 

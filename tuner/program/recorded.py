@@ -43,8 +43,10 @@ _MOST_KEYS = 12
 _KEY_ERROR = re.compile(r"KeyError: '(.*)'$")
 _HINTS = {
     "exit": "pass the arguments that it needs",
-    "error": "make the program start as it is, or name its settings with --set and --model",
+    "error": "correct it so that the program starts; its arguments go behind --",
 }
+_LACKS_ARGUMENT = "IndexError: list index out of range", "argv["
+"""The end of a program that gets fewer arguments than it reads, and what the line has."""
 _EMULATE = "`tuner check` without --predict runs it on an emulated GPU"
 
 
@@ -131,7 +133,7 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
         runs += _other_branches(runs, run)
     recorded = join(runs)
     is_empty = not recorded.trainings and not recorded.loops
-    if is_empty and (error := _error(program, recorded.ended, seconds)):
+    if is_empty and (error := _error(program, recorded.ended, seconds, gpu)):
         raise error
     if len(_known) > _MOST_KNOWN:
         _known.clear()
@@ -354,7 +356,7 @@ def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
 # -- errors -------------------------------------------------------------------------------------
 
 
-def _error(program: Program, ended: Any, seconds: float) -> TunerError | None:
+def _error(program: Program, ended: Any, seconds: float, gpu: Gpu | None) -> TunerError | None:
     """The error of a program that ended before it trained; None if it just had nothing to do."""
     if ended is None:
         return None
@@ -368,9 +370,14 @@ def _error(program: Program, ended: Any, seconds: float) -> TunerError | None:
         "refused": f"{text} is refused when a program is only read",
         "died": f"its process died when it was read{f': {text}' if text else ''}",
     }
-    where = Places(program).at(ended["where"]) if ended["where"] else Path(program.main).name
+    places, hint = Places(program), _HINTS.get(kind, _EMULATE)
+    where = places.at(ended["where"]) if ended["where"] else Path(program.main).name
     error = InputError if kind in _HINTS else UnsupportedError
-    return error(f"{where}: {says.get(kind, text)}", hint=_HINTS.get(kind, _EMULATE))
+    if text == _LACKS_ARGUMENT[0] and _LACKS_ARGUMENT[1] in places.line(ended["where"]):
+        text = "the program needs an argument that the command lacks"
+        start = shlex.join(["tuner", "check", *(["--gpu", gpu.id] if gpu else []), "--"])
+        hint = f"pass it: {start} {shlex.join(program.typed)} ARGUMENT"
+    return error(f"{where}: {says.get(kind, text)}", hint=hint)
 
 
 def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:

@@ -53,7 +53,7 @@ _ASKED = (
 or file that takes the group."""
 
 
-def said_in_own_words(
+def translate(
     given: Mapping[str, Any],
     terms: Mapping[str, KnobSchema],
     usual: Mapping[str, KnobValue] | None = None,
@@ -76,11 +76,11 @@ def said_in_own_words(
 
 
 def settings_for(space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `said_in_own_words`, for a space; settings of one's own code are as `given`."""
+    """As `translate`, for a space; settings of one's own code are as `given`."""
     if space.workload not in SCHEMAS:
         return dict(given)
     usual = default_values(space)
-    found = said_in_own_words(given, space.terms, usual)
+    found = translate(given, space.terms, usual)
     attention = found.get("attention", usual.get("attention"))
     if found.get("padding") == "packed" and attention == "flash_attention_2":
         del found["padding"]  # its samples stand side by side, as unpacked ones do

@@ -220,7 +220,7 @@ def _draw_undecided(axes: Axes, view: View) -> None:
 
 def _draw_best(axes: Axes, view: View) -> None:
     if view.best is None:
-        axes.set_title("Nothing fits with its margin", color="#b42318", fontsize=10, loc="right")
+        axes.set_title("Nothing fits with its headroom", color="#b42318", fontsize=10, loc="right")
         return
     x, y = _point(view.best.record)
     axes.scatter(

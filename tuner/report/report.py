@@ -18,7 +18,7 @@ from tuner.report.html import all_shown, page_environment, plotlyjs
 from tuner.report.memory_timeline import timeline_figure
 from tuner.report.plot import labels, subtitle
 from tuner.report.table import front_row, level_rows, stage_rows, value_text
-from tuner.searches.best import BestTrial, near_tie_text
+from tuner.searches.best import BestTrial, close_calls_text
 from tuner.searches.cost import COLUMNS, row_texts, trade_text
 from tuner.searches.facts import gpus_text, ranks_text
 from tuner.searches.front import UNDECIDED
@@ -89,7 +89,7 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
             else "",
             subtitle=subtitle(view),
             undecided=UNDECIDED if view.undecided else "",
-            near_tie=near_tie_text(view.best) if view.best else "",
+            close_calls=close_calls_text(view.best) if view.best else "",
             gpu_columns=COLUMNS,
             row_texts=row_texts,
             trade_text=trade_text,

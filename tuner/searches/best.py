@@ -33,7 +33,6 @@ from tuner.searches.facts import (
     times_text,
 )
 from tuner.searches.front import (
-    PAIR_ERROR,
     THROUGHPUT,
     Objective,
     device_bytes,
@@ -101,15 +100,16 @@ class BestTrial:
         """The trial, and the number of fitting ones of which it is the best; for people."""
         of = f"best of {self.fitting:,} that fit"
         if self.source is Source.PREDICTED:
-            return f"the {of}, of {self.trials:,} predicted"
+            return f"{of}, of {self.trials:,} predicted"
         return f"trial {self.record.trial_id}, {of}"
 
     @property
     def title(self) -> str:
-        """A title such as "the fastest that fits with its margin", for people."""
-        if self.objective.name == THROUGHPUT.name:
-            return "the fastest that fits with its margin"
-        return f"the best in {self.objective.label} that fits with its margin"
+        """A title such as "fastest that fits with 1.42 GiB headroom", for people."""
+        margin = self.record.budget.margin_bytes
+        is_speed = self.objective.name == THROUGHPUT.name
+        first = "fastest" if is_speed else f"best in {self.objective.label}"
+        return f"{first} that fits" + (f" with {format_size(margin)} headroom" if margin else "")
 
     @property
     def to_measure(self) -> tuple[Configuration, ...]:
@@ -385,8 +385,8 @@ def best_yaml(
     if best is None:
         comment = (
             f"# None of the {trials:,} configurations of {_one_line(space.name)} "
-            f"fits {_one_line(gpu.name)} with its margin.\n"
-            "# Lower the floors (--where), widen the search space, or take a larger GPU.\n"
+            f"fits {_one_line(gpu.name)} with its headroom.\n"
+            "# Lower the minimums (--where), widen the search space, or take a larger GPU.\n"
         )
         data: dict[str, Any] = {"space": space.name, "gpu": _gpu_dict(gpu), "configuration": None}
     else:
@@ -445,7 +445,7 @@ def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
     }
 
 
-def near_tie_text(best: BestTrial) -> str:
+def close_calls_text(best: BestTrial) -> str:
     """The number of rivals and the configurations to measure; empty if none is worth measuring."""
     chosen = best.to_measure
     if not chosen:
@@ -453,11 +453,9 @@ def near_tie_text(best: BestTrial) -> str:
     names = best.space.knobs or tuple(best.configuration)
     differing = [n for n in names if len({c.get(n) for c in chosen}) > 1]
     each = (" ".join(f"{n}={show(c[n])}" for n in differing if n in c) for c in chosen)
-    others = f"{len(best.rivals):,} other{'s' * (len(best.rivals) != 1)}"
-    return (
-        f"{others} within {PAIR_ERROR:.0%} may be as fast; measure these {len(chosen)}: "
-        f"{'; '.join(each)}"
-    )
+    several = len(best.rivals) != 1
+    others = f"{len(best.rivals):,} other{'s are' if several else ' is'}"
+    return f"{others} within prediction error; measure these {len(chosen)}: {'; '.join(each)}"
 
 
 def check_text(record: TrialRecord) -> str:

@@ -194,9 +194,7 @@ PAIR_ERROR = 0.10
 are off in the same direction, so it is less than the error of each. For 90 % of 287 pairs of
 published runs that share model, program, GPU and machine, and do not wait for their host, it is
 smaller; `python -m benchmarks.accuracy` prints it, and how many pairs are in the wrong order."""
-UNDECIDED = (
-    f"may be no faster than the next smaller: predicted within {PAIR_ERROR:.0%}, or intervals meet"
-)
+UNDECIDED = "not clearly faster than the next smaller one: within prediction error"
 """Meaning of the mark of an undecided configuration."""
 LEAST_DIFFERENCE = 0.01
 """Configurations predicted to differ by less than this share are not worth separate trials: two

@@ -35,7 +35,7 @@ class Recommendation(results.BestTrial):
     """The best configuration that fits with its margin, with its numbers.
 
     `trials` and `fitting` count the configurations that it was chosen from; `conditions` are the
-    floors and conditions that they had to meet.
+    minimums and conditions that they had to meet.
     """
 
     target: Target = field(kw_only=True, compare=False)

@@ -107,7 +107,7 @@ class SearchResult:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """The conditions that the front and the recommendation meet: floors, `where`, settings."""
+        """Conditions that front and recommendation meet: minimums, `where`, settings."""
         return self._view.conditions
 
     @property

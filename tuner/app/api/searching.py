@@ -111,7 +111,7 @@ def search(
       returns a mapping by the types' ids; so does text with commas, as on the command line.
     - `results` is the folder of the journals, reports and tables, as `--results`: a search goes
       on from what is there. By default the files are temporary, and end with the result.
-    - `where` are conditions such as "lora_rank >= 64", which replace the space's floors on the
+    - `where` are conditions such as "lora_rank >= 64", which replace the space's minimums on the
       same knobs; `settings` hold knobs at values; `objectives` are what the front is over.
     - `margin` is the memory to keep free: a fraction, or text such as "3%" or "2GiB".
     - `mode` "measure" insists on real trials, "emulate" runs them on emulated GPUs, "predict" runs

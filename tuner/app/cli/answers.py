@@ -94,7 +94,7 @@ def print_searched(found: SearchedGpu, *, as_json: bool) -> None:
     if view.best is None:
         met = [r for r in view.records if plan.meets(r.configuration)]
         echo(nothing_fits(plan.target, met, plan.conditions))
-        echo("Lower the floors with --where, widen the space, or choose a larger GPU.")
+        echo("Lower the minimums with --where, widen the space, or choose a larger GPU.")
     else:
         print_front(view)
         echo()
@@ -234,7 +234,7 @@ def print_comparison_of(found: Sequence[Answer]) -> None:
     print_fields([(a.gpu.id, a.reason) for a in found if a.best is None])
     unpriced = [a.gpu.id for a in found if a.best and a.epoch_usd is None]
     if unpriced:
-        echo(f"no price is known of {', '.join(unpriced)}: see `tuner gpus`")
+        echo(f"no offer was found of {', '.join(unpriced)}: --price of one type, or your gpus.yaml")
 
 
 def _print_gpus(found: Sequence[Answer]) -> None:

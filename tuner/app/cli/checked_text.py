@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +32,7 @@ from tuner.emulator.emulation import Emulation
 from tuner.predict.releases import CUDA, predicted_stack
 from tuner.program.planned import read_as
 from tuner.report.terminal.evidence import print_evidence
-from tuner.report.terminal.render import echo, is_in_notebook, print_fields, settings_text
+from tuner.report.terminal.render import echo, is_in_notebook, print_fields, prose, settings_text
 from tuner.report.terminal.verdict import (
     LINES,
     NOTE,
@@ -55,6 +56,9 @@ from tuner.report.terminal.verdict import (
 )
 from tuner.searches.facts import counted_gpus
 from tuner.space.gpus import load_catalogue
+
+_STOPS = re.compile(r": ImportError: | has no \S+ \((until|since) ")
+"""Notes on what keeps a program from starting with the releases of the answer."""
 
 
 def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
@@ -198,7 +202,8 @@ def _least_change_lines(checked: CheckedProgram) -> int:
 
 def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
     """The change, in at most `room` lines."""
-    found, lines = checked.suggestion, change_texts(checked)
+    found = checked.suggestion
+    lines = [line for text in change_texts(checked) for line in prose(text).split("\n")]
     return [*lines, *difference_lines(found.change.difference, room - 1)] if found else lines
 
 
@@ -295,9 +300,9 @@ def notes_of(checked: CheckedProgram) -> Iterator[str]:
         yield from filter(None, (*texts, not_run_text(found)))
     else:
         plan = found.plan
-        stops = [note for note in plan.notes if ": ImportError: " in note]
-        yield from plan.at_least
+        stops = [note for note in plan.notes if _STOPS.search(note)]
         yield from stops
+        yield from plan.at_least
         yield from (found.not_priced,) if found.not_priced else ()
         yield from checked.pinned
         yield from plan.findings

@@ -42,7 +42,9 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     refused = [answer for answer in found.answers if answer.prediction is None]
     unknown = sum(answer.is_unknown for answer in found.answers)
     if fitting:
-        rest = f"{len(fitting)} of {number} GPU types; {_best(fitting)}"
+        tight = sum(answer.verdict is Verdict.TIGHT for answer in fitting)
+        are_tight = f", {tight} of them tightly" if 0 < tight < len(fitting) else ""
+        rest = f"on {len(fitting)} of {number} GPU types{are_tight}; {_best(fitting)}"
     elif unknown:
         rest = f"{unknown} of {number} GPU types are not known, and it fits on none of the others"
     else:

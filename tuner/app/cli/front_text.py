@@ -8,7 +8,7 @@ from tuner.app.program_front import ProgramFront
 from tuner.core.expressions import show
 from tuner.core.units import format_size, significant
 from tuner.report.terminal.front import print_front
-from tuner.report.terminal.render import echo, print_fields
+from tuner.report.terminal.render import echo, print_fields, say
 from tuner.report.terminal.verdict import READ_AS, field_lines, print_lines
 
 
@@ -17,8 +17,8 @@ def print_program_front(found: ProgramFront) -> None:
     base, best = found.base, found.view.best
     limit = base.gpu.memory_bytes
     if best is None:
-        echo(f"nothing fits: the smallest takes {format_size(found.least_bytes)}", nl=False)
-        echo(f" of {format_size(limit)}")
+        least = f"{format_size(found.least_bytes)} of {format_size(limit)}"
+        say(f"nothing fits: the smallest takes {least}")
     elif found.change is None:
         echo("fits: the program has the fastest of these settings already")
     else:
@@ -27,7 +27,7 @@ def print_program_front(found: ProgramFront) -> None:
         than = f"{significant(gain)} times as fast as now"
         now = than if base.fits else "which fits; the program as it is doesn't"
         memory = f"{format_size(best.evidence.memory.device_bytes)} of {format_size(limit)}"
-        echo(f"recommended: {values}, {memory}, {now}")
+        say(f"recommended: {values}, {memory}, {now}")
     print_lines(field_lines([(READ_AS, base.plan.read_as)]))
     if best is not None and found.change is not None:
         echo()

@@ -41,7 +41,7 @@ from tuner.core.errors import (
     unknown,
 )
 from tuner.core.units import printable
-from tuner.report.terminal.render import echo
+from tuner.report.terminal.render import echo, echo_error
 
 GROUPS = {
     "Check": {
@@ -196,13 +196,13 @@ def run(arguments: Sequence[str]) -> int:
                 list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
             )
     except TunerError as error:
-        echo(f"{error.word}: {error}", err=True)
+        echo_error(f"{error.word}: {error}")
         return error.exit_code
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
         if missing is None:
             raise
-        echo(f"error: {missing}", err=True)
+        echo_error(f"error: {missing}")
         return missing.exit_code
     except click.exceptions.Exit as ended:
         return ended.exit_code

@@ -348,7 +348,7 @@ class MemoryWatch:
         return is_freed and place > 0
 
     def _growth(self, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Lines whose memory of one step is still alive after the next, and that of both steps.
+        """Lines that leak, with the bytes of one step that each still holds after the next.
 
         The first step makes the optimizer's state, and what the last one made may be on its way.
         """
@@ -411,7 +411,7 @@ def _record_history(**options: Any) -> None:
 
 
 def run_phase(phase: str, step: int, first_steps: int) -> str:
-    """The phase of the run: that of a step is one of the first steps, or of the largest batch."""
+    """The phase, where a step is named "steps" or "largest batch"."""
     if phase not in _OF_A_STEP:
         return phase
     return "steps" if step < (first_steps or sys.maxsize) else "largest batch"

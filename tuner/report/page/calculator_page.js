@@ -113,7 +113,7 @@
     for (const [title, number, note] of [
       ["Speed", `${significant(found.tokens_per_s)} tokens/s`, `90 %: ${significant(slow)} to ${significant(fast)}; ${significant(found.samples_per_s)} samples/s`],
       ["Time", duration(found.spent_s), `per ${page.constants.samples.toLocaleString("en")} samples; ${duration(found.step_s)} per optimizer step of ${found.samples}`],
-      ["Cost", found.usd === null ? "unknown" : `${usd(found.usd)} USD`, found.usd === null ? "no price is listed for this GPU type" : `per ${page.constants.samples.toLocaleString("en")} samples, at ${significant(gpu.price)} USD per hour${gpu.price_date ? ` (price of ${gpu.price_date})` : ""}`],
+      ["Cost", found.usd === null ? "unknown" : `${usd(found.usd)} USD`, found.usd === null ? "no offer of this GPU type was found at RunPod, Lambda or Akash" : `per ${page.constants.samples.toLocaleString("en")} samples, at ${significant(gpu.price)} USD per hour${gpu.price_date ? ` (price of ${gpu.price_date})` : ""}`],
       ...(found.paged_bytes ? [["Paged", `${gib(found.paged_bytes)} GiB`, "managed memory of the optimizer, which moves to the host where the GPU is full"]] : []),
     ]) {
       const group = element("div", undefined, tiles);

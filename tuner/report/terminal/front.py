@@ -12,7 +12,7 @@ from tuner.core.units import GIB, format_duration, format_size, printable, signi
 from tuner.report.front_figure import axes_of, points_of
 from tuner.report.plot import memory_range_gib
 from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
-from tuner.report.terminal.render import differing, echo, print_fields, settings_text, width
+from tuner.report.terminal.render import differing, echo, print_fields, say, settings_text, width
 from tuner.report.terminal.tables import print_rows, print_settings
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import OF_ONE, counted_gpus
@@ -63,7 +63,7 @@ def print_front(view: View) -> None:
     if view.best is not None:
         echo("* recommended")
     if undecided:
-        echo(f"? {UNDECIDED}")
+        say(f"? {UNDECIDED}")
     if any(counted_gpus(record.configuration) > 1 for record in view.front):
         echo(f"of several GPUs {OF_ONE}")
     print_plot(view)
@@ -121,8 +121,9 @@ def counts_text(records: Sequence[TrialRecord]) -> str:
     oom = sum(r.outcome.status is Status.OOM for r in records)
     tight = sum(r.outcome.status is Status.OK and not r.fits for r in records)
     failed = sum(r.outcome.status not in (Status.OK, Status.OOM) for r in records)
-    parts = [f"{sum(r.fits for r in records):,} fit", f"{oom:,} out of memory"]
-    parts += [f"{tight} without the margin"] if tight else []
+    parts = [f"{sum(r.fits for r in records):,} fit"]
+    parts += [f"{tight:,} fit without headroom"] if tight else []
+    parts += [f"{oom:,} don't"]
     parts += [f"{failed} failed"] if failed else []
     return f"{len(records):,} configurations: {', '.join(parts)}"
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, MACHINES
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.terminal.evidence import print_stages
-from tuner.report.terminal.render import count, differing, echo, print_fields, settings_text
+from tuner.report.terminal.render import count, differing, echo, print_fields, say, settings_text
 from tuner.report.terminal.tables import print_rows
-from tuner.searches.best import BestTrial, near_tie_text
+from tuner.searches.best import BestTrial, close_calls_text
 from tuner.searches.cost import COLUMNS, RunCost, row_texts, trade_text
 from tuner.searches.facts import OF_ONE, gpus_text, ranks_text
 
@@ -23,15 +23,16 @@ def print_recommendation(
     trials decide between it and what may be as fast, and `verify` the one that tries it.
     """
     speed, memory = best.evidence.speed, best.evidence.memory
-    echo(f"Recommended ({best.source}): {best.title}")
+    say(f"Recommended ({best.source}): {best.title}")
     free = f"{format_size(best.free_bytes)} free"
     around = best.device_bytes_interval
     size = format_size(memory.device_bytes) + (f" ({around.text(format_size)})" if around else "")
-    margin = best.record.budget.margin_bytes
     mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
     # Code of the user's own need not count tokens.
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
     names = best.space.knobs or tuple(best.configuration)
+    is_of_file = best.space.model and any(line.endswith(" train.py") for line in use)
+    own = f"(train.py is your file that trains {best.space.model})" if is_of_file else ""
     print_fields(
         [
             ("GPUs", gpus_text(best.configuration, best.gpu) if best.gpus > 1 else ""),
@@ -40,8 +41,7 @@ def print_recommendation(
             (
                 "memory",
                 f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
-                f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, "
-                f"margin {format_size(margin)}",
+                f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}",
             ),
             ("ranks", ranks_text(best.evidence)),
             (
@@ -52,22 +52,20 @@ def print_recommendation(
             ("verified", best.verified_text),
             ("time", _time_text(best.cost)),
             ("cost", _cost_text(best.cost)),
-            ("against", _gain_text(best)),
+            ("vs. baseline", _gain_text(best)),
             ("chosen", best.chosen_from),
-            ("near tie", near_tie_text(best)),
+            ("close calls", close_calls_text(best)),
         ],
         indent=2,
+        commands=[
+            ("verify", verify),
+            ("measure", measure),
+            *(("" if number else "use", line) for number, line in enumerate(use)),
+            ("", own),
+        ],
     )
-    for name, line in (("verify", verify), ("measure", measure)):
-        if line:
-            echo(f"  {name:<10}{line}")
     print_stages(best.record, best.space)
     _print_by_gpus(best)
-    for number, line in enumerate(use):
-        # A command is one line, however long: it is there to be copied.
-        echo(f"  {'' if number else 'use':<10}{line}")
-    if best.space.model is not None and any(line.endswith(" train.py") for line in use):
-        echo(f"  {'':<10}(train.py is your file that trains {best.space.model})")
 
 
 def _print_by_gpus(best: BestTrial) -> None:
@@ -133,8 +131,8 @@ def _gain_text(best: BestTrial) -> str:
         return "the baseline itself: no other configuration that fits is faster"
     baseline = settings_text(gain.baseline.configuration, best.space.knobs)
     more = "less" if gain.saved_bytes >= 0 else "more"
-    fits = "" if gain.baseline_fits else " (which does not fit)"
-    return (
-        f"{gain.speedup:.2f} x the samples/s of the baseline{fits}, with "
-        f"{format_size(abs(gain.saved_bytes))} {more}: {baseline}"
-    )
+    fits = "" if gain.baseline_fits else "; it does not fit"
+    pace = "slower" if gain.speedup < 1 else "faster"
+    times = f"{gain.speedup:.3g} times as fast" if gain.speedup >= 2 else ""
+    speed = times or f"{abs(gain.speedup - 1):.0%} {pace}"
+    return f"{speed}, {format_size(abs(gain.saved_bytes))} {more}{fits}: {baseline}"

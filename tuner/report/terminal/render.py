@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -29,6 +30,40 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     click.echo(printable(text), file=above, err=err, nl=nl)
 
 
+_WHOLE = re.compile(r"(?<=: )(?:tuner|pip install|python) [^;(`]*[^;(`\s]|`[^`]+`\S*|\S+")
+"""A word, or a command, which is there to be copied and stays on one line."""
+
+
+def wrapped(text: str, columns: int) -> str:
+    """The lines of `text`, broken between words and commands; what goes on is indented."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        start = line[: len(line) - len(line.lstrip())]
+        below = start + ("    " if start else "  ")
+        lines.append(start.removesuffix(" "))
+        for word in _WHOLE.findall(line):
+            if len(lines[-1]) + 1 + len(word) > columns and lines[-1].strip():
+                lines.append(below + word)
+            else:
+                lines[-1] += (" " if lines[-1] else "") + word
+    return "\n".join(lines)
+
+
+def prose(text: str) -> str:
+    """Text for stdout: a screen breaks it between words."""
+    return wrapped(text, width()) if is_interactive(sys.stdout) else text
+
+
+def say(text: str) -> None:
+    """Print prose."""
+    echo(prose(text))
+
+
+def echo_error(text: str) -> None:
+    """The answer of a command that failed, on stderr: a screen breaks it between words."""
+    echo(wrapped(text, width()) if is_interactive(sys.stderr) else text, err=True)
+
+
 def print_json(value: Any) -> None:
     """`value` on stdout as one JSON document."""
     click.echo(json.dumps(value, indent=2, allow_nan=False, default=str))
@@ -39,10 +74,20 @@ def width() -> int:
     return shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
 
 
-def print_fields(pairs: Iterable[tuple[str, str]], *, err: bool = False, indent: int = 0) -> None:
-    """Lines of label and value; long values go on below themselves. Empty values are left out."""
+def print_fields(
+    pairs: Iterable[tuple[str, str]],
+    *,
+    err: bool = False,
+    indent: int = 0,
+    commands: Iterable[tuple[str, str]] = (),
+) -> None:
+    """Lines of label and value; long values go on below themselves. Empty values are left out.
+
+    Commands follow, each on one line however long: they are there to be copied.
+    """
     shown = [(label, value) for label, value in pairs if value]
-    column = indent + max((len(label) for label, _ in shown), default=0) + 2
+    whole = [(label, line) for label, line in commands if line]
+    column = indent + max((len(label) for label, _ in (*shown, *whole)), default=0) + 2
     for label, value in shown:
         lines = textwrap.wrap(
             value,
@@ -53,6 +98,8 @@ def print_fields(pairs: Iterable[tuple[str, str]], *, err: bool = False, indent:
         head = " " * indent + label
         for number, line in enumerate(lines):
             echo(f"{head if number == 0 else '':<{column}}{line}", err=err)
+    for label, line in whole:
+        echo(f"{' ' * indent + label:<{column}}{line}", err=err)
 
 
 def is_interactive(stream: TextIO) -> bool:

@@ -14,7 +14,7 @@ import click
 from tuner.core.gpu import Gpu
 from tuner.core.records import MemoryBudget, Prediction, RunTime, Verdict
 from tuner.core.units import GIB, format_duration, format_range, printable, significant
-from tuner.report.terminal.render import is_coloured, width
+from tuner.report.terminal.render import is_coloured, prose, width
 from tuner.searches.facts import times_text
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ COLOURS = {
 
 SAMPLES = 1_000
 """The samples that time and cost are for where the size of the data is unknown."""
+
+UNPRICED = "no offer of this GPU type was found at RunPod, Lambda or Akash"
+"""The reason for a cost that is unknown (`tuner/space/gpus.yaml` says when they were read)."""
 
 UNKNOWN_SPEED = "unknown under torch.compile: `tuner check` runs it on the emulator"
 """The speed of a compiled training, which isn't predicted."""
@@ -108,7 +111,9 @@ def print_verdict(answer: Answer) -> None:
 
 def print_answer(words: str, rest: str, colour: str) -> None:
     """The first line of an answer."""
-    print_lines([f"{painted(words, fg=colour, bold=True)}: {printable(rest)}"])
+    line = f"{words}: {printable(rest)}"
+    shown = prose(line)
+    print_lines([shown.replace(words, painted(words, fg=colour, bold=True), 1)])
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -192,7 +197,7 @@ def pace_fields(
         spent, per = pace.step_s * SAMPLES, f"{SAMPLES:,} optimizer steps"
     whole = f"{format_duration(spent)} per {per}{of}"
     time = f"{whole}, {step}" if run is not None else f"{step}, {whole}"
-    money = "unknown: no price is listed for this GPU type"
+    money = f"unknown: {UNPRICED}"
     if hourly is not None:
         dated = f" (price of {gpu.price_date})" if gpu.price_date else ""
         money = (
@@ -244,6 +249,7 @@ def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str
             max(20, width() - 8),
             max_lines=most if label in (SETTINGS, NOTE, READ_AS) else 1,
             placeholder=" ...",
+            break_long_words=False,
             break_on_hyphens=False,
         )
         for number, line in enumerate(lines):

@@ -127,7 +127,7 @@ class Guided:
         return self._best()[0]
 
     def _best(self) -> tuple[int | None, float]:
-        """The best candidate, and the gain that is expected of it and of what it tells."""
+        """The candidate with the largest expected gain, what it teaches about others included."""
         places = self._open()
         if not places.size:
             return None, 0.0

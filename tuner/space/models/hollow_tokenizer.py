@@ -322,7 +322,7 @@ def _bytes_as_text() -> list[str]:
 
 
 def _add_frame(tokenizer: Any, special: Mapping[str, tuple[str, int]]) -> None:
-    """Have texts begin, and those of encoders end, with the token that says so."""
+    """Add the begin token to each text, and for encoders the end token."""
     if "cls_token" in special:
         first, last = special["cls_token"], special["sep_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
