@@ -390,6 +390,8 @@ def reported(*collectives, ranks: int, machines: int) -> dict:
     step.append([0, "optimizer", False, [(len(sends), 1)]])
     return {
         "allow_tf32": False,
+        "trained": 0,
+        "reads_loss": True,
         "ranks": ranks,
         "machines": machines,
         "described": [*sends, update],

@@ -105,7 +105,7 @@ def traced(task: Task) -> tuple[Sizes, StepWork]:
         device=np.nan,
         fits=allocated + gpu.context_bytes <= gpu.memory_bytes,
     )
-    return sizes, StepWork(passes, parts[0][1].executions, passes, parts[0][1].optimizer_executions)
+    return sizes, replace(parts[0][1], passes=passes, optimizer=passes)
 
 
 def _small(task: Task, batch: int) -> Task:
@@ -133,6 +133,7 @@ def _whole(task: Task) -> tuple[Sizes, StepWork]:
             **{field.name: getattr(work.passes, field.name) for field in fields(WorkArrays)},
             "executions": work.executions,
             "optimizer_executions": work.optimizer_executions,
+            "host": np.array([work.trained, work.reads_loss]),
             "sizes": np.array([str(getattr(sizes, field.name)) for field in fields(Sizes)]),
         },
     )
@@ -144,7 +145,13 @@ def _of_arrays(arrays: Mapping[str, Any]) -> tuple[Sizes, StepWork]:
     *numbers, phase, fits = arrays["sizes"].tolist()
     return (
         Sizes(*map(float, numbers), peak_phase=phase, fits=fits == "True"),
-        StepWork(works, arrays["executions"], works, arrays["optimizer_executions"]),
+        StepWork(
+            works,
+            arrays["executions"],
+            works,
+            arrays["optimizer_executions"],
+            *arrays["host"].tolist(),
+        ),
     )
 
 

@@ -33,7 +33,7 @@ def found(*calls, gpu="a6000", grad_accum=1):
     for row, (_, plain, again) in enumerate(calls):
         executions[0::2, 0, row] = plain
         executions[1::2, 1, row] = again
-    work = StepWork(works, executions, works, np.zeros(len(calls), dtype=np.int64))
+    work = StepWork(works, executions, works, np.zeros(len(calls), dtype=np.int64), 0)
     device = get_gpu(gpu)
     whole = step_times(work, device, grad_accum=np.array([grad_accum]))
     step_s = float(whole.step_s[0])

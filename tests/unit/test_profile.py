@@ -193,4 +193,4 @@ def test_many_operators_at_many_points_are_timed_as_each_one_alone():
     times: KernelTimes = MeasuredKernelTimes(PROFILE)
     together = times.seconds(many, A6000, allow_tf32=False)
     assert together == pytest.approx(np.array([[seconds(w)] * 3 for w in listed]))
-    assert times.launch_s == PROFILE.launch_s
+    assert set(times.host(A6000)) == {PROFILE.launch_s}

@@ -31,6 +31,7 @@ from tuner.cost.library_memory import (
     cublas_workspace_bytes,
 )
 from tuner.cost.memory_interval import MEMORY_ERRORS
+from tuner.cost.speed.host import RECOMPUTED, TRAINED
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
     matmul_peak,
@@ -41,7 +42,6 @@ from tuner.cost.speed.roofline import (
     CACHED,
     KEPT,
     KEPT_ENDS,
-    TRAFFIC_SHARE,
     Efficiency,
     Roofline,
 )
@@ -57,7 +57,6 @@ from tuner.predict.portable import (
     PortableStructure,
     Words,
     attention_rates,
-    bandwidth_share,
     steps_data,
 )
 from tuner.predict.predict import check_supported
@@ -139,7 +138,6 @@ def page_data(timelines: Shipped) -> tuple[dict[str, Any], str]:
         "segments": [[str(s.phase), s.micro_step] for s in SEGMENTS],
         "steps": steps,
         "cached": words.kinds.get(CACHED, -1),
-        "bandwidth_shares": [bandwidth_share(kind) for kind in words.kinds],
         "gpus": [_gpu(gpu, models[0], kernels, words) for gpu in gpus],
         "constants": _constants(),
     }
@@ -186,7 +184,7 @@ def _lengths(window: int | None) -> Iterable[tuple[int, bool, bool]]:
 
 def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> dict[str, Any]:
     """The numbers of a GPU type; rates are those of the kinds that the structures name."""
-    budget, efficiency = MemoryBudget.of(gpu.memory_bytes), Efficiency()
+    budget, efficiency, roofline = MemoryBudget.of(gpu.memory_bytes), Efficiency(), Roofline()
     rates = []
     for dtype in words.dtypes:
         key, limit = rate_of(gpu, dtype, False), power_limit(gpu, dtype, False)
@@ -208,7 +206,8 @@ def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> 
             for method, (*_, settings) in METHODS.items()
         },
         "workspace_bytes": cublas_workspace_bytes(gpu.compute_capability),
-        "bandwidth": gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0),
+        "bandwidths": [roofline.traffic_bytes_per_s(gpu, kind) for kind in words.kinds],
+        "launches_s": roofline.host(gpu),
         "l2": gpu.l2_bytes,
         "multiprocessors": gpu.sm_count,
         "price": gpu.price_usd_per_hour,
@@ -233,8 +232,8 @@ def _constants() -> dict[str, Any]:
             "least_gap": off.least_gap,
         },
         "step": step_factors(has_profile=False),
-        "launch_s": roofline.launch_s,
-        "hosts": roofline.hosts,
+        "recomputed": RECOMPUTED,
+        "trained": TRAINED,
         "kernel_s": roofline.shortest_s,
         "tile": efficiency.tile,
         "fill": efficiency.fill,

@@ -68,7 +68,7 @@ _STEP_PRIOR = ErrorPrior(  # of the whole error, which is what trials teach
     least_spread=0.03,
     source=_SOURCE.format(96, 9),
     # Seconds that a micro-step takes beyond its kernels: thousands of operators at some
-    # microseconds each for the host (`roofline.Efficiency.launch_s`), and a batch to prepare.
+    # microseconds each for the host (`speed.host`), and a batch to prepare.
     fixed_cost=0.02,
 )
 _STEP_PRIOR_WITH_PROFILE = replace(

@@ -253,6 +253,7 @@ class SizedTimeline:
             executions=self.executions,
             optimizer=optimizer.works,
             optimizer_executions=optimizer.times,
+            trained=len(self.order),
         )
 
     def at(

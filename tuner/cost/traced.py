@@ -77,6 +77,7 @@ class Training:
                 executions=executions_of(timeline),
                 optimizer=works,
                 optimizer_executions=optimizer_executions_of(timeline),
+                trained=len(trace.gradient_bytes),
             ),
             micro_steps=trace.micro_steps,
             trainable_params=trace.trainable_params,

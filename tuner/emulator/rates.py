@@ -11,6 +11,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.units import KIB
 
 if TYPE_CHECKING:  # they import numpy, which starting an emulation does without
+    from tuner.cost.speed.host import Host
     from tuner.cost.speed.roofline import KernelTimes
     from tuner.cost.work_arrays import Floats, WorkArrays
 
@@ -38,7 +39,10 @@ class EmulatedTimes:
 
     def __init__(self, kernels: KernelTimes) -> None:
         self._kernels = kernels
-        self.launch_s, self.hosts = kernels.launch_s, kernels.hosts
+
+    def host(self, gpu: Gpu) -> Host:
+        """See `KernelTimes.host`."""
+        return self._kernels.host(gpu)
 
     def seconds(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False

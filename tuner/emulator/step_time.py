@@ -1,7 +1,6 @@
 """The time of a training step, from the operators that an emulated program ran in it.
 
-`tuner.cost.speed.roofline` says how long the passes take, as of a traced step; the optimizer's
-launches cost no host time.
+`tuner.cost.speed.roofline` says how long passes and updates take, as of a traced step.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from tuner.cost.calibrate import step_factors
 from tuner.cost.interval import Floats, in_quadrature
 from tuner.cost.operators.timeline import Work
 from tuner.cost.parallel import NETWORK, Links, left_of_sums, unknown_rate
+from tuner.cost.speed.host import update_launches
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import matmul_peak
-from tuner.cost.speed.roofline import KernelSeconds, PassTimes, pass_times
+from tuner.cost.speed.roofline import KernelSeconds, PassTimes, UpdateTime, pass_times
 from tuner.cost.step_details import MOST_EXPENSIVE, OperatorTime
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.rates import EXCHANGE, EmulatedTimes
@@ -121,8 +121,9 @@ class _Program:
         self._sources = [str(entry[1]) for entry in described]
         self._works = [tuple(map(_work_from, entry[2])) for entry in described]
         self._kinds = [works[0].kind for works in self._works]
-        self._kernels, self._update_s = self._priced([int(entry[3]) for entry in described])
+        self._kernels, self._update_s = self._priced([float(entry[3]) for entry in described])
         self._counts = report["counts"]
+        self._trained, self._reads_loss = int(report["trained"]), bool(report["reads_loss"])
 
     def ended_steps(self) -> list[int]:
         """The steps whose optimizer ran, and their backward pass if the program has any."""
@@ -138,7 +139,7 @@ class _Program:
         import numpy as np
 
         step = self._calls(number)
-        passes = pass_times(self._kernels, step.passes, self._times)
+        passes = pass_times(self._kernels, step.passes)
         phases = self._phases(step, passes)
         breakdown: dict[str, float] = defaultdict(float)
         for kinds in phases.values():
@@ -178,7 +179,7 @@ class _Program:
 
     # -- time -----------------------------------------------------------------------------------
 
-    def _priced(self, launches: list[int]) -> tuple[KernelSeconds, Floats]:
+    def _priced(self, launches: list[float]) -> tuple[KernelSeconds, Floats]:
         """Seconds of each kind of call in a pass and in the update, without exchanges."""
         import numpy as np
 
@@ -197,9 +198,21 @@ class _Program:
             seconds=of_calls(found.seconds),
             ends=tuple((of_calls(low), of_calls(high)) for low, high in found.ends),
             launches=np.array(launches, dtype=float),
+            waits=of_calls(found.waits.astype(int)) > 0,
+            host=found.host,
         )
         update_s = self._times.seconds(arrays, self._gpu, allow_tf32=self._allow_tf32, streams=True)
         return kernels, of_calls(update_s)[:, 0]
+
+    def _update_time(self, step: _Step, ahead_s: Floats) -> float:
+        """Seconds of an update after passes in which the host was `ahead_s` ahead."""
+        import numpy as np
+
+        names = np.array([works[0].name for works in self._works], dtype=np.str_)
+        launches = update_launches(self._trained, names, step.update)
+        host_s = np.array([launches * self._kernels.host.launch_s])
+        update = UpdateTime(np.array([step.update @ self._update_s]), host_s)
+        return float(update.after(ahead_s, reads_loss=self._reads_loss)[0])
 
     def _seconds_of(self, step: _Step) -> list[float]:
         """Seconds of all calls of each kind in a step."""
@@ -229,7 +242,7 @@ class _Program:
             phase: {kind: float(seconds[0]) for kind, seconds in by_kind.items()}
             for phase, by_kind in zip(_PASSES, passes.seconds, strict=True)
         }
-        update_s = float(step.update @ self._update_s)
+        update_s = self._update_time(step, passes.ahead_s[-1])
         phases[Phase.OPTIMIZER] = {str(Phase.OPTIMIZER): update_s}
         calls = (*step.passes.sum(axis=1), step.update)
         for (phase, kinds), counts in zip(phases.items(), calls, strict=True):

@@ -30,12 +30,13 @@ from tuner.cost.speed.roofline import (
     KernelTimes,
     Roofline,
     StepTimes,
+    UpdateTime,
     optimizer_time,
     pass_times,
     whole_step,
 )
 from tuner.cost.work_arrays import Floats, WorkArrays
-from tuner.predict.predict import attention_of
+from tuner.predict.predict import attention_of, reads_loss
 from tuner.predict.traces import grad_accum_of, point_of
 
 _OPTIONAL = (Phase.EVALUATION, Phase.GENERATE)
@@ -81,13 +82,20 @@ class Estimates:
         works = WorkArrays.of_operators(self._sized.operators, self._points)
         works = as_chosen(works, self._gpu, attention_of(settings))
         kernels = KernelSeconds.of(works, self._gpu, times, allow_tf32=tf32)
-        passes = pass_times(kernels, self._sized.executions, times)
+        passes, trained = pass_times(kernels, self._sized.executions), len(self._sized.order)
         known = {
-            one: float(optimizer_time(one.works, one.times, self._gpu, times, tf32)[0])
+            one: optimizer_time(one.works, one.times, trained, self._gpu, times, tf32)
             for one in self._updates
         }
-        each_s = np.array([known[one] for one in self._optimizers])
-        return whole_step(passes, each_s, self._accumulation, places=self._places)
+        each = [known[one] for one in self._optimizers]
+        update = UpdateTime(*(np.concatenate(parts) for parts in zip(*each, strict=True)))
+        return whole_step(
+            passes,
+            update,
+            self._accumulation,
+            reads_loss=reads_loss(settings),
+            places=self._places,
+        )
 
     def _gradient_bytes(self, index: int) -> list[int]:
         """In the optimizer's order. All parameters that no pass reaches are the last size."""

@@ -133,13 +133,13 @@ def _phase_seconds(
 ) -> dict[tuple[Phase, int], float]:
     """Seconds of each phase of the traced second step."""
     kernels = KernelSeconds.of(work.passes, gpu, times, allow_tf32=allow_tf32)
-    passes = pass_times(kernels, work.executions, times)
+    passes = pass_times(kernels, work.executions)
     seconds = {
         (segment.phase, segment.micro_step): float(sum(s[0] for s in by_kind.values()))
         for segment, by_kind in zip(SEGMENTS, passes.seconds, strict=True)
     }
-    update = work.optimizer, work.optimizer_executions, gpu, times, allow_tf32
-    optimizer_s = float(optimizer_time(*update)[0])
+    update = work.optimizer, work.optimizer_executions, work.trained
+    optimizer_s = sum(float(part[0]) for part in optimizer_time(*update, gpu, times, allow_tf32))
     for mark in traced.course.marks:
         if mark.phase is Phase.OPTIMIZER:
             seconds[mark.phase, mark.micro_step] = optimizer_s

@@ -13,8 +13,9 @@ from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
 from tuner.cost.polynomial import Terms
 from tuner.cost.sized import SizedTimeline, rows_of
+from tuner.cost.speed.host import launches_of, update_launches, waits_of
 from tuner.cost.speed.rates import as_chosen, attention_flops_per_s, half_rate_tokens
-from tuner.cost.speed.roofline import Efficiency
+from tuner.cost.speed.roofline import BLOCKWISE, Efficiency
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.shipped import SHIPPED_OPTIMIZERS, Shipped, Steps, optimizer_key
 
@@ -75,6 +76,7 @@ class PortableStructure:
     def data(self, arrays: Arrays, words: Words) -> dict[str, Any]:
         """JSON types, and places of arrays; differences of what repeats, which compress better."""
         sized, operators = self._sized, self._sized.operators
+        names = np.array(operators.names)
         spans = [
             [*span[:2], PHASES.index(span.phase), span.step]
             for span in sized.spans(accumulates=False)
@@ -95,6 +97,9 @@ class PortableStructure:
             "shapes": _terms("shapes", operators.shapes, arrays),
             "has_shape": arrays.add("has_shape", operators.has_shape.astype(int)),
             "executions": arrays.add("executions", sized.executions.ravel()),
+            "launches": arrays.add("launches", launches_of(names)),
+            "waits": arrays.add("waits", waits_of(names).astype(int)),
+            "trained": len(sized.order),
             "optimizers": {
                 name: number_of(words.optimizers, key) for name, key in self.optimizers.items()
             },
@@ -141,7 +146,14 @@ def steps_data(steps: Steps, arrays: Arrays, words: Words) -> dict[str, Any]:
             "second": each.second,
             "rows": arrays.add("optimizer rows", rows_of(each.blocks.labels)),
             "sizes": arrays.add("optimizer sizes", each.sizes_bytes),
-            "kinds": arrays.add("optimizer kinds", [number_of(words.kinds, k) for k in each.kinds]),
+            "kinds": arrays.add(
+                "optimizer kinds",
+                [
+                    number_of(words.kinds, name if name == BLOCKWISE else kind)
+                    for name, kind in zip(each.names, each.kinds, strict=True)
+                ],
+            ),
+            "launches": update_launches(0, np.array(each.names), each.times),
             "dtypes": arrays.add(
                 "optimizer dtypes", [number_of(words.dtypes, d) for d in each.dtypes]
             ),
@@ -186,12 +198,6 @@ def repeated(values: NDArray[np.int32]) -> list[int]:
         at += length
         begin = at
     return [*found, at - begin, *listed[begin:at]] if at > begin else found
-
-
-def bandwidth_share(kind: str) -> float:
-    """The share of a GPU's bandwidth that kernels of this kind reach."""
-    shares = Efficiency().bandwidth
-    return shares.get(kind, shares["elementwise"])
 
 
 def attention_rates(gpu: Gpu, words: Words, efficiency: Efficiency) -> list[list[float]]:

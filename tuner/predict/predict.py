@@ -283,8 +283,13 @@ def speed_of(
 
 def step_work(training: Training, configuration: Configuration, gpu: Gpu) -> StepWork:
     """The work of one optimizer step on a GPU: the second, which has all states."""
-    work = training.work
-    return replace(work, passes=as_chosen(work.passes, gpu, attention_of(configuration)))
+    passes = as_chosen(training.work.passes, gpu, attention_of(configuration))
+    return replace(training.work, passes=passes, reads_loss=reads_loss(configuration))
+
+
+def reads_loss(configuration: Configuration) -> bool:
+    """True if the training's loop reads each loss before the update: see `StepWork`."""
+    return configuration.get("training_loop", "trainer") == "trainer"
 
 
 def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | None:

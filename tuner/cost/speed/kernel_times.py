@@ -15,8 +15,9 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.core.setup.common import TORCH_DTYPES
 from tuner.cost.library_memory import context_bytes
+from tuner.cost.speed.host import Host
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
-from tuner.cost.speed.roofline import KernelTimes, Roofline
+from tuner.cost.speed.roofline import BLOCKWISE, KernelTimes, Roofline
 from tuner.cost.work_arrays import Floats, WorkArrays
 
 if TYPE_CHECKING:  # it imports msgspec, which an emulated program may not have
@@ -45,10 +46,8 @@ class MeasuredKernelTimes:
     log2 of its size. What was not measured falls back to the roofline's guesses.
     """
 
-    hosts = (1.0, 1.0)
-
     def __init__(self, profile: DeviceProfile) -> None:
-        self.launch_s = profile.launch_s
+        self._host = Host(profile.launch_s, profile.launch_s, profile.launch_s)
         self._shortest_s = profile.kernel_s
         self._stream = max(r.bytes_per_s for r in profile.traffic)
         self._peaks: dict[str, float] = {}
@@ -67,6 +66,10 @@ class MeasuredKernelTimes:
             self._traffic[kind] = (np.log2(table[:, 0]), table[:, 1])
         self._attention = _attention_tables(profile)
 
+    def host(self, gpu: Gpu) -> Host:
+        """The host that was measured."""
+        return self._host
+
     def seconds(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
     ) -> Floats:
@@ -83,7 +86,7 @@ class MeasuredKernelTimes:
                 seconds[chosen] = self._attention_s(
                     label, works.flops[chosen], works.bytes_moved[chosen]
                 )
-        without_flops = ~works.has_shape & ~works.flops.any(axis=1)
+        without_flops = ~works.has_shape & ~works.flops.any(axis=1) & (works.names != BLOCKWISE)
         for kind in np.unique(works.kinds[without_flops]):
             chosen = without_flops & (works.kinds == kind)
             rates = self._traffic.get(str(kind), self._traffic.get("elementwise"))

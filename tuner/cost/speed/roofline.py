@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,15 @@ from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
 from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK
+from tuner.cost.speed.host import (
+    LAUNCH_S,
+    RECOMPUTED,
+    Host,
+    host_of,
+    launches_of,
+    update_launches,
+    waits_of,
+)
 from tuner.cost.speed.rates import (
     BOARDS_DIFFER,
     MASKED,
@@ -42,12 +51,6 @@ from tuner.cost.speed.rates import (
     tile_use,
 )
 from tuner.cost.work_arrays import SEGMENTS, Floats, WorkArrays
-
-LAUNCH_S = 25e-6
-HOSTS_LAUNCH_S = (10e-6, 50e-6)
-"""Cost of an operator on the fastest and the slowest host. Published runs that were host-bound
-needed 12 to 13 us (two with an A100, 256 tokens), 20 us (Qwen on an A100) and up to 50 us
-(instances with a T4). The fastest may not have been among them. It is the host's, not the GPU's."""
 
 TRAFFIC_SHARE: Mapping[str, float] = {"t4": 0.86, "h100_sxm": 1.06}
 """Memory rate of a board over that of others, by `Gpu.id`.
@@ -66,6 +69,10 @@ KEPT_ENDS = (0.7, 0.0)
 
 CACHED = "elementwise"
 """The kind of operators whose tensors may stay in the cache."""
+
+BLOCKWISE, BLOCKWISE_BYTES_PER_S = "optimizer_update_8bit_blockwise", 2.7e9
+"""bitsandbytes' update with 8-bit states searches a code for each element, and the bytes a second
+of each multiprocessor that this allows: 9.7 GB in 27 ms on an H100's 132, llama-3.2-1b in bf16."""
 
 MEASURED_MASK, UNMEASURED_MASK = "masked", "masked, unmeasured"
 """Keys of `Efficiency.takes`: attention with a dense mask."""
@@ -117,12 +124,7 @@ class Efficiency:
     kernel_s: float = 3e-6
     """Shortest time of a kernel on the device."""
     launch_s: float = LAUNCH_S
-    """Host time to issue one operator from Python, with what modules do between operators.
-
-    Eager decoding of Llama-7B on an A100 is bound by it: 25.5 tokens/s (pytorch.org/blog/
-    accelerating-generative-ai-2) at some 1,570 operators a token (49 in each of 32 layers of
-    gpt-fast's model.py).
-    """
+    """Time of a usual host for a launch (`speed.host`)."""
     tile: int = 128
     """Rows and columns of a matmul tile: the last tile and the last wave are padding."""
 
@@ -141,11 +143,10 @@ class Efficiency:
 
 
 class KernelTimes(Protocol):
-    """Seconds of kernels on a GPU, and the host's cost of launching one."""
+    """Seconds of kernels on a GPU, and its host."""
 
-    launch_s: float
-    hosts: tuple[float, float]
-    """Launch cost of the fastest and the slowest host that this may be, over `launch_s`."""
+    def host(self, gpu: Gpu) -> Host:
+        """The host of this GPU."""
 
     def seconds(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
@@ -168,12 +169,13 @@ class KernelTimes(Protocol):
 class Roofline:
     """`KernelTimes` of a data sheet: the longest of arithmetic, power limit, traffic and launch."""
 
-    hosts = (HOSTS_LAUNCH_S[0] / LAUNCH_S, HOSTS_LAUNCH_S[1] / LAUNCH_S)
-
     def __init__(self, efficiency: Efficiency | None = None) -> None:
         self._efficiency = efficiency or Efficiency()
-        self.launch_s = self._efficiency.launch_s
         self.shortest_s = self._efficiency.kernel_s
+
+    def host(self, gpu: Gpu) -> Host:
+        """See `KernelTimes.host`."""
+        return host_of(gpu, self._efficiency.launch_s)
 
     def seconds(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False
@@ -237,12 +239,18 @@ class Roofline:
         traffic_s = self._traffic_s(works, gpu, kept)
         return works.flops / rate, works.flops / limit[:, None], traffic_s
 
+    def traffic_bytes_per_s(self, gpu: Gpu, kind: str) -> float:
+        """The rate of traffic of a kind of operators."""
+        shares = self._efficiency.bandwidth
+        share = shares.get(kind, shares["elementwise"]) * TRAFFIC_SHARE.get(gpu.id, 1.0)
+        most = BLOCKWISE_BYTES_PER_S * gpu.sm_count if kind == BLOCKWISE else np.inf
+        return min(gpu.bandwidth_bytes_per_s * share, most)
+
     def _traffic_s(self, works: WorkArrays, gpu: Gpu, kept: float) -> Floats:
         """Seconds (W, P) of traffic; the L2 cache keeps the share `kept` of a small kernel's."""
-        shares = self._efficiency.bandwidth
-        share = np.array([shares.get(str(kind), shares["elementwise"]) for kind in works.kinds])
-        bandwidth = gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0)
-        seconds: Floats = works.bytes_moved / (bandwidth * share[:, None])
+        kinds = np.where(works.names == BLOCKWISE, BLOCKWISE, works.kinds).tolist()
+        rates = {kind: self.traffic_bytes_per_s(gpu, kind) for kind in set(kinds)}
+        seconds: Floats = works.bytes_moved / np.array([[rates[kind]] for kind in kinds])
         return seconds * left_by_l2(works, gpu, kept)
 
 
@@ -271,6 +279,11 @@ class StepWork:
     executions: NDArray[np.int64]
     optimizer: WorkArrays
     optimizer_executions: NDArray[np.int64]
+    trained: int
+    """Parameters that the optimizer updates."""
+    reads_loss: bool = True
+    """True if the host reads the loss before the update, as transformers' Trainer does to see that
+    it is a number: the device has nothing to do then until the update is issued."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -309,6 +322,8 @@ class PassTimes:
     model_flops: Floats
     added_s: tuple[Floats, ...]
     """Seconds that each unknown takes off a pass at least and adds at most: (U, 2, P)."""
+    ahead_s: Floats
+    """Seconds (S, P) by which the host is done before the device."""
 
 
 def step_times(
@@ -322,26 +337,41 @@ def step_times(
     """Time of one optimizer step at each point, with `grad_accum` (P,) micro-steps."""
     times = kernel_times or Roofline()
     kernels = KernelSeconds.of(work.passes, gpu, times, allow_tf32=allow_tf32)
-    passes = pass_times(kernels, work.executions, times)
-    optimizer_s = optimizer_time(work.optimizer, work.optimizer_executions, gpu, times, allow_tf32)
-    return whole_step(passes, optimizer_s, grad_accum)
+    passes = pass_times(kernels, work.executions)
+    update = optimizer_time(
+        work.optimizer, work.optimizer_executions, work.trained, gpu, times, allow_tf32
+    )
+    return whole_step(passes, update, grad_accum, reads_loss=work.reads_loss)
+
+
+class UpdateTime(NamedTuple):
+    """Seconds of an optimizer's update on the device, and of the host to issue it."""
+
+    device_s: Floats
+    host_s: Floats
+
+    def after(self, ahead_s: Floats, *, reads_loss: bool) -> Floats:
+        """Seconds that an update adds to a step in whose passes the host was `ahead_s` ahead."""
+        waited_s: Floats = self.host_s - (0.0 if reads_loss else np.minimum(ahead_s, self.host_s))
+        return self.device_s + waited_s
 
 
 def optimizer_time(
     works: WorkArrays,
     executions: NDArray[np.int64],
+    trained: int,
     gpu: Gpu,
     times: KernelTimes,
     allow_tf32: bool,
-) -> Floats:
-    """Seconds of an optimizer's update at each point of `works`; `executions` (V,).
+) -> UpdateTime:
+    """An optimizer's update of `trained` parameters at each point of `works`.
 
-    Multi-tensor optimizers launch few kernels for many tensors: no host time is counted where
-    the device has work meanwhile.
+    `executions` (V,).
     """
     each_s = times.seconds(works, gpu, allow_tf32=allow_tf32, streams=True)
-    seconds: Floats = executions @ each_s
-    return seconds
+    launches = update_launches(trained, works.names, executions)
+    device_s: Floats = executions @ each_s
+    return UpdateTime(device_s, np.full_like(device_s, launches * times.host(gpu).launch_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -349,7 +379,8 @@ class KernelSeconds:
     """Seconds of W operators at P points: `seconds` (W, P).
 
     `ends` are the least and most seconds of each operator, for each thing that is not known of
-    them: see `KernelTimes.ends`. The host issues each operator in `launches` (W,).
+    them: see `KernelTimes.ends`. The host issues each operator in `launches` (W,), and before those
+    in `waits` (W,) it waits for the device.
     """
 
     kinds: NDArray[np.str_]
@@ -357,58 +388,68 @@ class KernelSeconds:
     seconds: Floats
     ends: tuple[tuple[Floats, Floats], ...]
     launches: Floats
+    waits: NDArray[np.bool_]
+    host: Host
 
     @classmethod
     def of(
         cls, works: WorkArrays, gpu: Gpu, times: KernelTimes, *, allow_tf32: bool
     ) -> KernelSeconds:
-        """The seconds of operators that are a launch each."""
+        """The seconds of operators that are issued one by one."""
         return cls(
             works.kinds,
             works.flops,
             times.seconds(works, gpu, allow_tf32=allow_tf32),
             tuple(times.ends(works, gpu, allow_tf32=allow_tf32)),
-            np.ones(len(works.kinds)),
+            launches_of(works.names),
+            waits_of(works.names),
+            times.host(gpu),
         )
 
 
-def pass_times(
-    kernels: KernelSeconds, executions: NDArray[np.int64], times: KernelTimes
-) -> PassTimes:
+def pass_times(kernels: KernelSeconds, executions: NDArray[np.int64]) -> PassTimes:
     """Time of each pass at each point of `kernels`; `executions` (S, 2, W) of each operator.
 
     The second axis of `executions` tells operators that repeat a checkpointed forward from all
-    others.
+    others. Host and device run at once, and where the host waits they take turns at those two.
     """
-    executed = executions.sum(axis=1).astype(float)
-    launches_s = executed @ kernels.launches * times.launch_s
+    executed = executions.astype(float)
+    launches = executed @ kernels.launches * (1.0, RECOMPUTED)
+    waits: NDArray[np.bool_] = np.any(executions[:, :, kernels.waits], axis=(1, 2))
 
-    def passes_s(seconds: Floats, host: float = 1.0) -> Floats:
-        """Seconds of each pass, (S, P), where launches cost `host` times as much."""
-        device_s = executed @ seconds
-        host_s = launches_s[:, None] * host
-        longer: Floats = np.maximum(device_s, host_s)
+    def passes_s(seconds: Floats, launch_s: float = kernels.host.launch_s) -> Floats:
+        """Seconds of each pass, (S, P)."""
+        device_s, host_s = executed @ seconds, launches[:, :, None] * launch_s
+        ahead = np.maximum(device_s.sum(axis=1), host_s.sum(axis=1))
+        in_turns = np.maximum(device_s, host_s).sum(axis=1)
+        longer: Floats = np.where(waits[:, None], in_turns, ahead)
         return longer
 
-    ends = [[passes_s(kernels.seconds, host) for host in times.hosts]]
+    expected_s = passes_s(kernels.seconds)
+    ends = [[passes_s(kernels.seconds, launch_s) for launch_s in kernels.host[1:]]]
     ends += [[*map(passes_s, each)] for each in kernels.ends]
-    added_s = np.moveaxis(np.array(ends) - passes_s(kernels.seconds), 2, 0)
+    added_s = np.moveaxis(np.array(ends) - expected_s, 2, 0)
     segments = []
-    for (plain, again), host_s in zip(executions.astype(float), launches_s, strict=True):
+    for (plain, again), pass_s in zip(executed, expected_s, strict=True):
         device_s = {"recompute": again @ kernels.seconds}
         for kind in np.unique(kernels.kinds):
             device_s[str(kind)] = (plain * (kernels.kinds == kind)) @ kernels.seconds
-        device_s["launch"] = np.maximum(0.0, host_s - sum(device_s.values()))
+        device_s["launch"] = np.maximum(0.0, pass_s - sum(device_s.values()))
         segments.append(device_s)
-    model_flops = executions[:, 0].astype(float) @ kernels.flops
-    return PassTimes(tuple(segments), model_flops, tuple(added_s))
+    model_flops = executed[:, 0] @ kernels.flops
+    ahead_s = np.maximum(0.0, expected_s - launches.sum(axis=1)[:, None] * kernels.host.launch_s)
+    return PassTimes(tuple(segments), model_flops, tuple(added_s), ahead_s)
+
+
+_BACKWARDS = [number for number, one in enumerate(SEGMENTS) if one.phase is Phase.BACKWARD]
 
 
 def whole_step(
     passes: PassTimes,
-    optimizer_s: Floats,
+    update: UpdateTime,
     grad_accum: NDArray[np.int64],
     *,
+    reads_loss: bool,
     places: NDArray[np.int64] | slice = slice(None),
 ) -> StepTimes:
     """Optimizer steps of `grad_accum` (Q,) micro-steps each, at these `places` of the points.
@@ -424,12 +465,13 @@ def whole_step(
             breakdown[kind] = breakdown.get(kind, 0.0) + repeats * seconds[places]
         flops += repeats * passes.model_flops[number][places]
         added_s = added_s + repeats * passes.added_s[number][:, :, places]
-    breakdown["optimizer"] = optimizer_s + np.zeros(len(grad_accum))
+    first_s, later_s = (passes.ahead_s[number][places] for number in _BACKWARDS)
+    ahead_s = np.where(grad_accum > 1, later_s, first_s)
+    breakdown["optimizer"] = update.after(ahead_s, reads_loss=reads_loss)
     step_s: Floats = sum(breakdown.values(), np.zeros(len(grad_accum)))
     first, later = (
         sum(passes.seconds[number].values(), np.zeros(1))[places] + np.zeros(len(grad_accum))
-        for number, segment in enumerate(SEGMENTS)
-        if segment.phase is Phase.BACKWARD
+        for number in _BACKWARDS
     )
     backward_s = np.where(grad_accum > 1, later, first)
     return StepTimes(step_s, breakdown, flops, backward_s, added_s)

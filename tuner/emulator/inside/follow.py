@@ -471,7 +471,7 @@ class Follower:
         self._told = True
         stopped = program_line(sys._getframe()) if reason == "rest" else None
         times = [self._started, *self._walls]
-        host = self._host
+        host, trained = self._host, self._memory.owners.trained
         send(
             {
                 "event": "result",
@@ -487,7 +487,7 @@ class Follower:
                 "recovered": self._memory.recovered,
                 "host": None if host is None else host.result(),
                 "horizon": self._horizon_at(reason, stopped),
-                "work": self._pricer.snapshot() if self._pricer is not None else None,
+                "work": None if self._pricer is None else self._pricer.snapshot(trained),
                 "values_unknown": [] if self._mode is None else self._mode.values.unknowns.rows(),
                 "settings": self._arrived.settings,
                 "compares": self._arrived.compares,

@@ -122,6 +122,11 @@ class Owners:
         self._optimizers[key] = optimizer
         self.trainable_params = max(self.trainable_params, self._count_trained())
 
+    @property
+    def trained(self) -> int:
+        """Parameters that optimizers update."""
+        return sum(self._handed.values())
+
     def _count_trained(self) -> int:
         handed = [p for optimizer in self._optimizers.values() for p in _handed_to(optimizer)]
         own = [p for m in self.modules() for p in m._parameters.values() if p is not None]

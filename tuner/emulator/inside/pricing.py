@@ -11,6 +11,7 @@ others are counted by name.
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class Described(NamedTuple):
     label: str
     source: str
     works: tuple[Work, ...]
-    host_launches: int
+    host_launches: float
 
 
 class Pricer:
@@ -260,10 +261,15 @@ class Pricer:
     # -- the result -----------------------------------------------------------------------------
 
     @guarded("the time of a step")
-    def snapshot(self) -> dict[str, Any]:
-        """All counts up to now, for `tuner.emulator.step_time`; JSON types only."""
+    def snapshot(self, trained: int = 0) -> dict[str, Any]:
+        """All counts up to now, for `tuner.emulator.step_time`; JSON types only.
+
+        `trained` is the number of parameters that optimizers update.
+        """
         self._take_repeats()
         return {
+            "trained": trained,
+            "reads_loss": "transformers.trainer" in sys.modules,
             "allow_tf32": _allows_tf32(),
             "ranks": _ranks(),
             "machines": _machines(),
@@ -309,7 +315,7 @@ class Pricer:
         if not works:
             return None
         label = label_of_call(func, args, kwargs)
-        return self._add(Described(label, "operator", works, len(works)))
+        return self._add(Described(label, "operator", works, self._prices.launches(works)))
 
     def _add(self, described: Described) -> Price:
         device_ns = self._prices.total(described.works) * _NS

@@ -14,6 +14,7 @@ from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, 
 from tuner.cost.operators.bnb_kernels import bnb_kernels
 from tuner.cost.operators.operators import WRAPPING, launches_nothing, tensors_in, work_of
 from tuner.cost.operators.timeline import Work
+from tuner.cost.speed.host import launches_of
 from tuner.cost.speed.roofline import Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.inside.notes import STRIDED, parts_of
@@ -33,7 +34,7 @@ class Prices:
         self._gpu, self._times = gpu, EmulatedTimes(Roofline())
         self._allow_tf32 = allow_tf32
         self._known: dict[Work, float] = {}
-        self.launch_s = self._times.launch_s
+        self.launch_s = self._times.host(gpu).launch_s
 
     def seconds(self, work: Work) -> float:
         """Seconds on the device; 0 for exchanges between devices, as no kernel waits for them."""
@@ -45,6 +46,10 @@ class Prices:
     def total(self, works: Sequence[Work]) -> float:
         """Seconds of works that run one after another."""
         return sum(map(self.seconds, works))
+
+    def launches(self, works: Sequence[Work]) -> float:
+        """Launches that works take of the host."""
+        return float(launches_of(WorkArrays.of_works(works).names).sum())
 
     def _price(self, work: Work) -> float:
         found = self._times.seconds(

@@ -168,7 +168,7 @@ const calculator = (page, numbers) => {
         rate /= 1 + tokens / shapes[4 * row + 2];
       } else if (hasShape[row]) rate *= tileUse(...shapes.subarray(4 * row, 4 * row + 4), gpu.multiprocessors);
       const limited = limit === null ? 0 : work / limit;
-      const streamed = moved[row] / (gpu.bandwidth * page.bandwidth_shares[kinds[row]]);
+      const streamed = moved[row] / gpu.bandwidths[kinds[row]];
       const fits = gpu.l2 && kinds[row] === page.cached ? Math.max(0, 1 - moved[row] / gpu.l2) : 0;
       const [traffic, least, most] = [c.l2_kept, ...c.l2_kept_ends].map((kept) => streamed * (1 - kept * fits));
       return [
@@ -178,29 +178,38 @@ const calculator = (page, numbers) => {
         longest(work / rate, limited, least), longest(work / rate, limited, most),
       ];
     });
-    const executions = array(structure.executions), W = flops.length;
-    const unknown = [[0, 0], [0, 0], [0, 0], [0, 0]];
+    const [executions, launches, waits] = ["executions", "launches", "waits"].map((name) => array(structure[name]));
+    const unknown = [[0, 0], [0, 0], [0, 0], [0, 0]], W = flops.length, [launch_s, ...otherHosts] = gpu.launches_s;
     let step_s = 0;
     segments.forEach(([, micro], segment) => {
-      const device = [0, 0, 0, 0, 0, 0, 0];
-      let launches = 0;
-      for (let row = 0; row < W; row++) {
-        const times = executions[2 * segment * W + row] + executions[(2 * segment + 1) * W + row];
-        launches += times;
-        if (times) seconds[row].forEach((one, way) => (device[way] += times * one));
-      }
-      const host = launches * c.launch_s, repeats = micro ? accumulation - 1 : 1;
-      const [base, ...others] = device.map((one) => Math.max(one, host));
+      // Of a pass and of what it recomputes: seconds of the device, one for each way, and launches of the host.
+      const halves = [1, c.recomputed].map((each, half) => {
+        const found = { device: [0, 0, 0, 0, 0, 0, 0], host: 0, waits: false };
+        for (let row = 0; row < W; row++) {
+          const times = executions[(2 * segment + half) * W + row];
+          if (!times) continue;
+          seconds[row].forEach((one, way) => (found.device[way] += times * one));
+          found.host += times * launches[row] * each;
+          found.waits ||= waits[row] > 0;
+        }
+        return found;
+      });
+      const inTurns = halves.some((half) => half.waits), repeats = micro ? accumulation - 1 : 1;
+      const passed = (way, launch) => (inTurns
+        ? sum(halves.map((half) => Math.max(half.device[way], half.host * launch)))
+        : Math.max(sum(halves.map((half) => half.device[way])), sum(halves.map((half) => half.host)) * launch));
+      const base = passed(0, launch_s);
       step_s += repeats * base;
-      [...c.hosts.map((factor) => Math.max(device[0], host * factor)), ...others].forEach((one, place) =>
-        (unknown[place >> 1][place & 1] += repeats * (one - base)));
+      [...otherHosts.map((launch) => passed(0, launch)), ...[1, 2, 3, 4, 5, 6].map((way) => passed(way, launch_s))].forEach(
+        (one, place) => (unknown[place >> 1][place & 1] += repeats * (one - base)));
     });
+    step_s += (c.trained * structure.trained + step.launches) * launch_s;
     const [theirKinds, theirTypes, times] = ["kinds", "dtypes", "times"].map((name) => array(step[name]));
     times.forEach((count, row) => {
       const [rate, limit] = gpu.rates[theirTypes[row]];
       step_s += count * longest(
         step.flops[row] / rate, limit === null ? 0 : step.flops[row] / limit,
-        step.moved[row] / (gpu.bandwidth * page.bandwidth_shares[theirKinds[row]]));
+        step.moved[row] / gpu.bandwidths[theirKinds[row]]);
     });
     const ends = inQuadrature([c.step, inQuadrature(unknown.map((pair) => pair.map((one) => 1 + one / step_s)))]);
     return { step_s, step_ends_s: ends.map((end) => step_s * end) };
