@@ -18,6 +18,7 @@ from tuner.predict.predict import predict
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.traces import Subject, resolve_subject
 from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import resolve_config
 
 A6000 = get_gpu("a6000")
 
@@ -55,6 +56,20 @@ def test_weights_and_optimizer_state_are_shared_between_the_ranks(subject: Subje
         assert at_end[-1] < 0.85 * at_end[-2]
         assert f"{ranks} ranks under fsdp2" in found.method
         assert sum(found.memory.breakdown.values()) == found.memory.device_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [("qwen3.5-0.8b", "Qwen3_5DecoderLayer"), ("gemma-3-4b", "Gemma3DecoderLayer")],
+)
+def test_a_model_of_images_is_wrapped_by_the_layers_of_its_text(model: str, layer: str) -> None:
+    """Its class names layers of both, where accelerate ends with those that are not there."""
+    config = resolve_config(model)
+    text = config.text_config
+    text.num_hidden_layers, text.vocab_size = 4, 512
+    text.layer_types = text.layer_types[:4]
+    found = sharded(Subject("causal_lm", model, config), 8)
+    assert f"accelerate needs fsdp_transformer_layer_cls_to_wrap={layer}" in found.method
 
 
 def test_weights_are_gathered_for_each_micro_step_and_gradients_once(subject: Subject) -> None:
