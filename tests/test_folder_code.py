@@ -33,7 +33,7 @@ QUICK = (
     ("export", *SPACE, "--format", "trl"),
     ("apply", *SPACE, "--yes", "train.py"),
     ("data", "--space", "qlora27b"),
-    *((name,) for name in ("calculator", "node-resources", "gpus", "models", "spaces")),
+    *((name,) for name in ("calculator", "gpus", "models", "spaces")),
     *((name,) for name in ("doctor", "mcp", "calibrate")),
 )
 CPU = ("--space", "tiny_cpu", "--gpu", "cpu")

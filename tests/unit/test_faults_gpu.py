@@ -129,10 +129,3 @@ class TestCommands:
         found = [f for f in examine(print) if f.check == "GPU"]
         assert [f.level for f in found] == ["problem", "problem"]
         assert "xid" in found[0].fix
-
-    def test_node_resources_names_it_and_offers_the_other(self, driver, capsys):
-        driver.lost = {0: GPU_IS_LOST}
-        assert run(["node-resources"]) == 0
-        printed = capsys.readouterr()
-        assert json.loads(printed.out) == {"a6000": 1}
-        assert "warning: GPU 0 does not answer its driver: GPU is lost" in printed.err

@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus, no_gpu
-from tuner.app.search.options import Mode
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.core import host
 from tuner.core.environment import trial_environment
 from tuner.core.errors import InputError, UnavailableError
@@ -19,6 +21,7 @@ from tuner.core.units import GIB, format_gib
 from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
 from tuner.predict.stages import hardest_first
+from tuner.searches.joining import checked_address
 from tuner.searches.request import TrialDevice
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE, Gpu, not_predicted
@@ -32,6 +35,41 @@ if TYPE_CHECKING:
 
 SMALLER = 0.95
 """Memory below this share of the device's is a different size, not a driver difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnCluster:
+    """A Ray cluster for the trials, and the demands on their nodes besides the GPU.
+
+    `labels` are of Ray's nodes, `memory_bytes` is the main memory that a trial reserves, and
+    `runtime_env` is Ray's environment of the trials' processes.
+    """
+
+    address: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    runtime_env: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, options: SearchOptions) -> OnCluster | None:
+        """The cluster that options name; None without one. Raises `InputError` for wrong ones."""
+        if options.address is None:
+            return None
+        pairs = [label.partition("=") for label in options.labels]
+        if wrong := [key + middle + value for key, middle, value in pairs if not (key and value)]:
+            raise InputError(f"--label {wrong[0]!r} is no KEY=VALUE", hint="write team=vision")
+        path, environment = options.runtime_env, None
+        if path is not None:
+            try:
+                environment = yaml.safe_load(path.read_text())
+            except (OSError, ValueError, yaml.YAMLError) as error:
+                raise InputError(f"cannot read --runtime-env {str(path)!r}: {error}") from error
+            if not isinstance(environment, dict):
+                raise InputError(
+                    f"--runtime-env {str(path)!r} is no mapping", hint="write {pip: [...]}"
+                )
+        labels = {key: value for key, _, value in pairs}
+        return cls(options.address, labels, options.host_memory, environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +122,7 @@ class Measuring:
 
     def factory(self, job: TrialJob, options: MeasureOptions) -> RunnerFactory:
         """The factory that makes runners in the workers, after checking the worker's GPU."""
-        if self.emulated and not is_emulated():
+        if self.emulated and "GPU" not in self.resources:
             return EmulatedFactory(job, options, self.gpus)
         make = MeasuredFactory(job, options)
         if self.device == CPU:
@@ -105,7 +143,7 @@ class Measuring:
         space, configuration, prediction = trial
         environment = trial_environment(self.threads)
         runner: IsolatedRunner | EmulatedCommandRunner
-        if self.emulated and not is_emulated():
+        if self.emulated and "GPU" not in self.resources:
             runner = EmulatedFactory(job, options, self.gpus, environment)()
         else:
             runner = IsolatedRunner(job, options, environment=environment)
@@ -137,21 +175,21 @@ def decide(
     gpu: Gpu,
     *,
     memory_limit: int | None = None,
-    address: str | None = None,
     workers: int | None = None,
     gpus_per_trial: int = 1,
     machines: int = 1,
+    on: OnCluster | None = None,
 ) -> Measuring | Predicting:
-    """Measure if this machine or the cluster at `address` has the requested device, else predict.
+    """Measure if this machine has the requested device or a cluster is given, else predict.
 
     With several `gpus_per_trial` a trial gets all of them on one machine; on several `machines`
     no trial runs.
 
-    Raises `UnavailableError` if measuring was requested and there is no device for it, and
-    `InputError` for a memory limit that makes no sense.
+    Raises `UnavailableError` if measuring was requested, or a cluster was given, and there is no
+    device for it, and `InputError` for a memory limit that makes no sense.
     """
     if is_cpu(gpu):
-        return _on_this_processor(gpu, mode, memory_limit, address, workers)
+        return _on_this_processor(gpu, mode, memory_limit, workers, on)
     if mode is Mode.PREDICT:
         if memory_limit is not None:
             raise InputError(
@@ -160,12 +198,14 @@ def decide(
             )
         return Predicting("--mode predict")
     if machines > 1:
-        if mode is Mode.AUTO:
+        if mode is Mode.AUTO and on is None:
             return Predicting(f"no trial runs on several machines (machines {machines})")
         require_one_machine(machines)
     if mode is Mode.EMULATE:
         return emulating(gpu, memory_limit, gpus=gpus_per_trial)
-    found = _for_ranks(_found(gpu, memory_limit, address, workers), gpus_per_trial)
+    if on is not None:
+        return _in_cluster(gpu, memory_limit, gpus_per_trial, on)
+    found = _for_ranks(_on_local_gpu(gpu, memory_limit), gpus_per_trial)
     if isinstance(found, Predicting) and mode is Mode.MEASURE:
         raise UnavailableError(
             f"--mode measure has nothing to measure on: {found.why}",
@@ -173,14 +213,6 @@ def decide(
             "--gpu cpu measures on the processor",
         )
     return found
-
-
-def _found(
-    gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
-) -> Measuring | Predicting:
-    if address is not None:
-        return _in_cluster(gpu, memory_limit, address)
-    return _on_local_gpu(gpu, memory_limit)
 
 
 EMULATED_HOST_BYTES = 6 * GIB
@@ -236,13 +268,13 @@ def _for_ranks(found: Measuring | Predicting, count: int) -> Measuring | Predict
 
 
 def _on_this_processor(
-    gpu: Gpu, mode: Mode, memory_limit: int | None, address: str | None, workers: int | None
+    gpu: Gpu, mode: Mode, memory_limit: int | None, workers: int | None, on: OnCluster | None
 ) -> Measuring:
     if mode is Mode.PREDICT:
         raise not_predicted()
     if mode is Mode.EMULATE:
         emulating(gpu)  # raises
-    if address is not None:
+    if on is not None:
         raise InputError(
             "--gpu cpu is this machine's processor, but --address names another machine",
             hint="leave --address out",
@@ -265,23 +297,27 @@ def on_processor(gpu: Gpu, memory_limit: int | None) -> Measuring:
     return Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), resources, memory_limit_bytes=limit)
 
 
-def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring | Predicting:
-    from tuner.searches.ray.cluster import offer  # Ray: seconds to import
+def _in_cluster(gpu: Gpu, memory_limit: int | None, gpus: int, on: OnCluster) -> Measuring:
+    checked_address(on.address)
+    from tuner.searches.nodes import Need
+    from tuner.searches.ray.nodes import survey  # Ray: seconds to import
 
-    found = offer(address)
-    there = found.resources.get(gpu.id, 0) >= 1 and found.resources.get("GPU", 0) >= 1
-    if not there and not found.grows:
-        return Predicting(
-            f"no node of the cluster has a GPU and the resource {gpu.id!r}, with which "
-            '`ray start --resources="$(tuner node-resources)"` starts one'
-        )
+    resources = {"GPU": float(gpus), "CPU": float(gpus)}
+    if on.memory_bytes is not None:
+        resources["memory"] = float(on.memory_bytes)
+    need = Need(resources, gpu, on.labels, runtime_env=on.runtime_env).asking()
+    found = survey(on.address, [need])
+    if not found.met and not found.grows:
+        raise found.missing
     return Measuring(
         "cuda:0",
         gpu.device_names,
         tuple(filter(None, (gpu.memory_bytes, gpu.ecc_memory_bytes))),
-        {"GPU": 1.0, gpu.id: 1.0, "CPU": 1.0},
+        resources,
         memory_limit_bytes=limit_of(gpu, memory_limit, gpu.memory_bytes),
-        awaited=not there,
+        awaited=not found.met,
+        emulated=found.emulated,
+        gpus=gpus,
     )
 
 

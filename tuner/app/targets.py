@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tuner.app.target import DEFAULT_RESULTS, Target, known_folder, selected_space, target_of
 from tuner.core.errors import InputError, Problem, UnavailableError
+from tuner.searches.joining import checked_address
 from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace
-from tuner.space.gpus import load_catalogue, types_named
+from tuner.space.gpus import get_gpu, load_catalogue, types_named
 
 ALL = "all"
 
@@ -79,10 +80,12 @@ def offered_type(name: str, address: str) -> str:
     ids = types_named(name)
     if len(ids) < 2:
         return name
-    from tuner.searches.ray.cluster import offer  # Ray: seconds to import
+    checked_address(address)
+    from tuner.searches.nodes import Need
+    from tuner.searches.ray.nodes import survey  # Ray: seconds to import
 
-    resources = offer(address).resources
-    there = [gpu for gpu in ids if resources.get(gpu, 0) >= 1]
+    needs = [Need({"GPU": 1.0}, get_gpu(gpu)).asking() for gpu in ids]
+    there = [need.gpu.id for need in survey(address, needs).met if need.gpu]
     return there[0] if len(there) == 1 else name
 
 

@@ -7,6 +7,7 @@ excluded, and the next best is verified.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 import uuid
@@ -37,11 +38,14 @@ SWITCH = "TUNER_VERIFY"
 
 
 def verify_all(
-    done: Sequence[tuple[SearchPlan, JournalWriter, SearchOutcome | None]], listener: Listener
+    done: Sequence[tuple[SearchPlan, JournalWriter, SearchOutcome | None]],
+    listener: Listener,
+    began_s: float,
 ) -> None:
     """Verify the recommendation of each predicted search, and write that into its journal.
 
-    Does nothing where GPUs cannot be emulated. Ctrl-C ends the verification only.
+    Does nothing where GPUs cannot be emulated. Ctrl-C ends the verification only. The time limit of
+    the search, which began at `began_s`, holds here too.
     """
     wanted = [
         (plan, writer) for plan, writer, result in done if result and _is_wanted(plan, result)
@@ -54,7 +58,9 @@ def verify_all(
             if time.monotonic() - started_s > BEGIN_WITHIN_S:
                 listener.warn("the other GPU types are not verified: that would take long")
                 return
-            _verify(plan, writer, listener)
+            limit_s = plan.options.time_limit_s
+            until_s = math.inf if limit_s is None else began_s + limit_s
+            _verify(plan, writer, listener, until_s)
     except KeyboardInterrupt:
         listener.warn("the verification was interrupted; the same command begins it again")
 
@@ -70,19 +76,23 @@ def _is_wanted(plan: SearchPlan, result: SearchOutcome) -> bool:
     )
 
 
-def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener) -> None:
+def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener, until_s: float) -> None:
     """Verify the best, and the next best if it does not fit, at most `MOST_TRIES` times."""
     gpu, run_id = plan.target.gpu, uuid.uuid4().hex[:8]
     for number in range(MOST_TRIES):
         best = _best(plan)
         if best is None or best.source is not Source.PREDICTED or best.record.verified_by:
             return
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            listener.warn("not verified: --time-limit is over")
+            return
         listener.say(
             f"verifying the recommendation on an emulated {gpu.name}, seconds to two minutes "
             "(--no-verify leaves it out)"
         )
         try:
-            outcome = _run(plan, best)
+            outcome = _run(plan, best, None if math.isinf(left_s) else left_s)
         except TunerError as error:
             listener.warn(f"not verified: {error}")
             return
@@ -103,12 +113,12 @@ def _best(plan: SearchPlan) -> BestTrial | None:
     ).best
 
 
-def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
+def _run(plan: SearchPlan, best: BestTrial, within_s: float | None) -> Outcome:
     """The outcome of one emulated trial, in every stage where the space has some."""
     space, record = plan.part.space, best.record
     where = emulating(plan.target.gpu, gpus=most_gpus_per_trial(space.choices, space.fixed))
     trial = (space, record.configuration, record.outcome.prediction)
-    return where.run(plan.job, where.options(), trial, Instructions(verify=True))
+    return where.run(plan.job, where.options(timeout_s=within_s), trial, Instructions(verify=True))
 
 
 def _record(plan: SearchPlan, best: BestTrial, outcome: Outcome, *, trial_id: str) -> TrialRecord:

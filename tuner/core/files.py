@@ -68,7 +68,7 @@ PREFIX = "tuner-"
 
 OWNER = "owner.lock"
 
-RAY_FOLDER = "r"
+RAY_FOLDER = "ray"
 
 SOCKET_ROOM = 60
 """Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""

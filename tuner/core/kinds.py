@@ -42,6 +42,10 @@ SAYS_NOTHING = (Status.CRASHED, Status.TIMEOUT, Status.INVALID, Status.INTERRUPT
 """A verification that ended like this takes nothing from what was known before it."""
 
 
+LOST = "tried again and lost again"
+"""First words about a trial that was killed, or lost its worker, as often as it was tried."""
+
+
 class Verdict(enum.StrEnum):
     """The answer to whether something fits on a GPU."""
 

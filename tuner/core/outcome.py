@@ -77,6 +77,11 @@ _NO_DEVICE = re.compile(
 RANK = "rank"
 """The fact that says which rank of a trial on several GPUs ended it."""
 
+_FROM_OUTSIDE = tuple(
+    -number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+)
+"""Exit codes by signals that no trial sends to itself: the configuration is not the cause."""
+
 _KILLED_HELPER = re.compile(r"killed by signal: Killed")  # torch.utils.data, a worker
 
 # gloo (tcp/pair.cc and "Application timeout" of its unbound buffers), the process group's store,
@@ -274,7 +279,8 @@ def _died(ending: Ending) -> Outcome:
     if verdict in (_Verdict.DEVICE, _Verdict.HOST):
         return _out_of_memory(ending, verdict, f"{_exit_text(ending)}: {log}")
     text = f"{_exit_text(ending)}; its log ends: {log}" if log else _exit_text(ending)
-    return _outcome(ending, Status.CRASHED, text)
+    from_outside = ending.exit_code in _FROM_OUTSIDE
+    return _outcome(ending, Status.INTERRUPTED if from_outside else Status.CRASHED, text)
 
 
 def _out_of_memory(ending: Ending, verdict: _Verdict, text: str) -> Outcome:

@@ -10,7 +10,15 @@ import yaml
 
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Measurement, Prediction, Source, TrialRecord
+from tuner.core.kinds import LOST
+from tuner.core.records import (
+    Configuration,
+    Measurement,
+    Prediction,
+    Source,
+    Status,
+    TrialRecord,
+)
 from tuner.core.units import format_duration, format_gib, format_size
 from tuner.searches.cost import (
     MEASURED_PERCENT,
@@ -80,6 +88,8 @@ class BestTrial:
     objective: Objective = THROUGHPUT
     rivals: tuple[TrialRecord, ...] = ()
     """Others that fit and may be as fast, within the prediction error; the fastest first."""
+    not_measured: tuple[TrialRecord, ...] = ()
+    """Trials that were killed or lost, of configurations that are predicted to be faster."""
     by_gpus: tuple[ByGpus, ...] = ()
     """The fastest that fits on each number of GPUs; empty if all use the same number."""
 
@@ -215,6 +225,7 @@ class BestTrial:
             "undecided": {
                 "may_be_as_fast": len(self.rivals),
                 "measure": [{"settings": self._of_knobs(c.to_dict())} for c in self.to_measure],
+                "not_measured": not_measured_text(self),
             },
             "trial": {
                 "id": self.record.trial_id,
@@ -301,10 +312,11 @@ def recommend(
         baseline=find_baseline(records, space.baseline),
         conditions=conditions,
         objective=objective,
+        gone=[r for r in records if where is None or where(r.configuration)],
     )
 
 
-def best_of(
+def best_of(  # noqa: PLR0913 - what a recommendation is made from
     fitting: Sequence[TrialRecord],
     space: SpaceFacts,
     gpu: Gpu,
@@ -313,8 +325,12 @@ def best_of(
     baseline: TrialRecord | None,
     conditions: Sequence[str] = (),
     objective: Objective = THROUGHPUT,
+    gone: Iterable[TrialRecord] = (),
 ) -> BestTrial | None:
-    """As `recommend`, from the records that fit; `trials` counts all that were considered."""
+    """As `recommend`, from the records that fit; `trials` counts all that were considered.
+
+    Among `gone` are trials that were killed or lost.
+    """
     ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
     if not ranked:
         return None
@@ -333,7 +349,38 @@ def best_of(
         conditions=tuple(conditions),
         objective=objective,
         rivals=_rivals(best, fitting, space) if objective.name == THROUGHPUT.name else (),
+        not_measured=_faster_but_lost(best, gone) if objective.name == THROUGHPUT.name else (),
         by_gpus=by_gpus(fitting, space, gpu),
+    )
+
+
+def _faster_but_lost(best: TrialRecord, records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Trials that ended by something else than themselves, by prediction faster than `best`."""
+    found = []
+    for record in records:
+        lost = record.outcome.status is Status.INTERRUPTED or LOST in record.outcome.message
+        prediction = record.outcome.prediction
+        if record.source is best.source and lost and prediction is not None and prediction.fits:
+            rate = prediction.speed.samples_per_s
+            if rate > (samples_per_s(best) or 0.0):
+                found.append((rate, record))
+    return tuple(record for _, record in sorted(found, key=lambda pair: -pair[0]))
+
+
+def not_measured_text(best: BestTrial) -> str:
+    """Faster configurations whose trials were killed or lost; empty if there are none."""
+    if not best.not_measured:
+        return ""
+    first, *others = best.not_measured
+    assert first.outcome.prediction is not None
+    names = best.space.knobs or tuple(first.configuration)
+    values = " ".join(
+        f"{n}={show(first.configuration[n])}" for n in names if n in first.configuration
+    )
+    more = f", and {len(others)} more" if others else ""
+    return (
+        f"{values}, predicted at {first.outcome.prediction.speed.samples_per_s:.3g} samples/s: "
+        f"{first.outcome.message.partition(chr(10))[0]}{more}; the same search tries it again"
     )
 
 
@@ -402,6 +449,7 @@ def best_yaml(
             f"{_one_line(times_text(best.gpus, gpu.name))}: it fits with "
             f"{format_gib(best.free_bytes)} to spare{' on each' * (best.gpus > 1)}.\n"
             + (f"# It needs most memory {_one_line(best.limit_text)}.\n" if best.limit_text else "")
+            + (f"# NOT MEASURED: {_one_line(gone)}.\n" if (gone := not_measured_text(best)) else "")
             + f"# Every number of memory, speed, time and cost below is {source} ({how}).\n"
         )
         data = best.to_dict()

@@ -16,7 +16,7 @@ from tuner.searches.request import SearchRequest
 from tuner.trial.base import PLAIN, Instructions
 
 RETRIES_OF_A_LOST_WORKER = 1
-"""Extra runs of a trial whose worker was lost; the trial itself likely causes a second loss."""
+"""Extra runs of a trial that was killed or lost its worker: it likely causes a second loss."""
 RETRIES_OF_A_LOST_NODE = 3
 """Extra runs of a trial whose node was lost. The trial is rarely the cause, but one that takes all
 memory of a host can end nodes."""
@@ -57,11 +57,12 @@ class OpenTrials:
         self._runs: dict[str, Proposed] = {}
         self._begun_at: dict[str, str] = {}
         self._again: deque[Proposed] = deque()
+        self._lost: deque[Proposed] = deque()
         self._configurations: Counter[Configuration] = Counter()
         self.handed_out = 0
 
     def __len__(self) -> int:
-        return len(self._runs) + len(self._again)
+        return len(self._runs) + len(self._again) + len(self._lost)
 
     def __contains__(self, run: str) -> bool:
         return run in self._runs
@@ -79,15 +80,9 @@ class OpenTrials:
         """Number of runs that a worker has begun."""
         return len(self._begun_at)
 
-    @property
-    def waiting(self) -> tuple[str, ...]:
-        """The runs that no worker has begun."""
-        return tuple(run for run in self._runs if run not in self._begun_at)
-
-    @property
-    def are_waiting(self) -> bool:
-        """True if a run waits for a worker."""
-        return len(self._runs) > len(self._begun_at)
+    def is_waiting(self, run: str) -> bool:
+        """True if no worker has begun the run."""
+        return run not in self._begun_at
 
     def includes(self, configuration: Configuration) -> bool:
         """True if a trial of this configuration is handed out or waits to run again."""
@@ -99,11 +94,12 @@ class OpenTrials:
         self._runs[run] = dataclasses.replace(proposed, number=self.handed_out)
         self._configurations[proposed.configuration] += 1
 
-    def hand_out_again(self, run: str) -> Proposed | None:
-        """The trial that has waited longest to run again; None without one."""
-        if not self._again:
+    def hand_out_again(self, run: str, *, lost: bool = False) -> Proposed | None:
+        """The trial that has waited longest to run again, or to after a loss; None without one."""
+        queue = self._lost if lost else self._again
+        if not queue:
             return None
-        self._runs[run] = self._again.popleft()
+        self._runs[run] = queue.popleft()
         return self._runs[run]
 
     def begin(self, run: str, begun_at: str) -> None:
@@ -120,7 +116,10 @@ class OpenTrials:
         return proposed, self._begun_at.pop(run, None)
 
     def lose(self, run: str, *, with_node: bool) -> bool:
-        """Note that the run was lost. True if the trial will run again, False if it must end."""
+        """Note that the run was lost. True if the trial will run again, False if it must end.
+
+        One that had begun runs again after all others.
+        """
         proposed = self._runs[run]
         if run not in self._begun_at:
             proposed = dataclasses.replace(proposed, unbegun=proposed.unbegun + 1)
@@ -130,7 +129,8 @@ class OpenTrials:
             proposed = dataclasses.replace(proposed, workers_lost=proposed.workers_lost + 1)
         self._runs[run] = proposed
         if proposed.may_run_again:
-            self.take_back(run)
+            began = self._begun_at.pop(run, None) is not None
+            (self._lost if began else self._again).append(self._runs.pop(run))
         return proposed.may_run_again
 
     def take_back(self, run: str) -> None:
@@ -140,7 +140,11 @@ class OpenTrials:
 
 
 def record_of(
-    request: SearchRequest, proposed: Proposed, begun_at: str | None, outcome: Outcome
+    request: SearchRequest,
+    proposed: Proposed,
+    begun_at: str | None,
+    outcome: Outcome,
+    node: str | None = None,
 ) -> TrialRecord:
     """The record of a trial; `begun_at` is the time at which its last run began, None for now.
 
@@ -166,4 +170,5 @@ def record_of(
         memory_limit_bytes=trial_device.memory_limit_bytes if trial_device else None,
         margin_bytes=request.margin_bytes if trial_device else None,
         verification=proposed.instructions.verify,
+        node=node,
     )

@@ -127,6 +127,7 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         baseline=find_baseline(own, space.baseline),
         conditions=conditions,
         objective=chosen[0],
+        gone=[r for r, ok in zip(own, meets, strict=True) if ok],
     )
     drawn = {r.configuration.key: Kind.FRONT for r in front}
     # The front may hold another configuration that equals the best one in every objective.

@@ -61,6 +61,10 @@ _WITHOUT_TENSOR_CORES = re.compile(
 )
 """NVIDIA's GPUs before Volta, and those of Turing without tensor cores, after `_normalise`."""
 
+_RAY_NAME = re.compile(r"\w+\s+((?:[A-Z]+\s+)*[A-Z0-9]*\d[A-Z0-9]*)")
+"""The part of a device's name that Ray 2.60 takes as the accelerator's ("NVIDIA RTX A6000"), with
+dashes for spaces; without such a part it takes all after "NVIDIA"."""
+
 LIMIT_OF_TYPE = -1
 """A memory limit of as much as the type asked for has (`--memory-limit auto`)."""
 
@@ -70,11 +74,13 @@ class _Catalogue:
     """Entries by id, and the names that are refused because several entries answer to them.
 
     `instances` has the machines of clouds by normalised name: the id of their GPUs, and how many.
+    `accelerators` has the ids that Ray's name of an accelerator may mean, as it is written.
     """
 
     gpus: Mapping[str, Gpu]
     ambiguous: Mapping[str, tuple[str, ...]]
     instances: Mapping[str, tuple[str, int]]
+    accelerators: Mapping[str, tuple[str, ...]]
 
 
 def load_catalogue(extra: Path | None = None) -> Mapping[str, Gpu]:
@@ -168,6 +174,27 @@ def types_named(text: str, extra: Path | None = None) -> tuple[str, ...]:
     return _named(text, _load(extra))
 
 
+def accelerator_types(name: str, extra: Path | None = None) -> tuple[str, ...]:
+    """The ids of the types that Ray's name of an accelerator may mean; none for an unknown name."""
+    catalogue, key = _load(extra), _normalise(name)
+    for text, ids in catalogue.accelerators.items():
+        if _normalise(text) == key:
+            return ids
+    return _named(name, catalogue) or _named(f"NVIDIA {name}", catalogue) if name else ()
+
+
+def accelerator_names(gpu: Gpu) -> tuple[str, ...]:
+    """Names by which nodes of a Ray cluster may label GPUs of this type, that of Ray first."""
+    names = [
+        match[1].replace(" ", "-")
+        for name in gpu.device_names
+        if (match := _RAY_NAME.match(name)) or (match := re.match(r"NVIDIA (.*)", name))
+    ]
+    own = [name for name, ids in _load_shipped().accelerators.items() if gpu.id in ids]
+    every = [*names, *own, gpu.id, gpu.id.upper(), *map(str.upper, gpu.aliases)]
+    return tuple(dict.fromkeys(every))
+
+
 def _named(text: str, catalogue: _Catalogue) -> tuple[str, ...]:
     key = _normalise(text)
     gpus = catalogue.gpus
@@ -239,7 +266,7 @@ def _load(extra: Path | None) -> _Catalogue:
 
 @functools.cache
 def _load_shipped() -> _Catalogue:
-    return _read(_SHIPPED, _Catalogue({}, {}, {}), shipped=True)
+    return _read(_SHIPPED, _Catalogue({}, {}, {}, {}), shipped=True)
 
 
 def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
@@ -248,7 +275,7 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
     # libyaml is ten times faster, and brackets nested by the thousand overflow its stack.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if shipped else yaml.SafeLoader
     root = compose(read_text(path, _FORM), path.name, _FORM, loader=loader)
-    top = mapping(root, problems, allowed=("gpus", "ambiguous", "instances"))
+    top = mapping(root, problems, allowed=("gpus", "ambiguous", "instances", "accelerators"))
     gpus = dict(base.gpus)
     entries = mapping(top["gpus"].value, problems, "gpus") if "gpus" in top else {}
     if not entries and not problems.found:
@@ -257,14 +284,15 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
         gpu = read_entry(entry, problems, base.gpus, shipped=shipped)
         if gpu is not None:
             gpus[gpu_id] = gpu
-    ambiguous = dict(base.ambiguous)
-    refused = mapping(top["ambiguous"].value, problems, "ambiguous") if "ambiguous" in top else {}
-    for text, entry in refused.items():
-        choices = read_texts(entry.value, problems, entry.at) or ()
-        for choice in choices:
-            if choice not in gpus and choice not in entries:
-                problems.add(entry.value, f"{choice!r} is not the id of a GPU", at=entry.at)
-        ambiguous[_normalise(text)] = choices
+    ambiguous, accelerators = dict(base.ambiguous), dict(base.accelerators)
+    for section, found in (("ambiguous", ambiguous), ("accelerators", accelerators)):
+        names = mapping(top[section].value, problems, section) if section in top else {}
+        for text, entry in names.items():
+            choices = read_texts(entry.value, problems, entry.at) or ()
+            for choice in choices:
+                if choice not in gpus and choice not in entries:
+                    problems.add(entry.value, f"{choice!r} is not the id of a GPU", at=entry.at)
+            found[_normalise(text) if section == "ambiguous" else text] = choices
     instances = dict(base.instances)
     machines = mapping(top["instances"].value, problems, "instances") if "instances" in top else {}
     for gpu_id, entry in machines.items():
@@ -275,7 +303,7 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
             instances[_normalise(machine)] = (gpu_id, count or 1)
     _check_names(problems, gpus, ambiguous, entries)
     problems.check()
-    return _Catalogue(gpus, ambiguous, instances)
+    return _Catalogue(gpus, ambiguous, instances, accelerators)
 
 
 def _check_names(

@@ -42,6 +42,9 @@ class SearchArguments(TypedDict, total=False):
     margin: float | str | None
     mode: Literal["auto", "measure", "emulate", "predict"]
     address: str | None
+    labels: str | Sequence[str]
+    host_memory: int | str | None
+    runtime_env: str | Path | None
     workers: int | None
     seed: int
     searcher: str
@@ -95,7 +98,7 @@ def search(
 ) -> SearchResult | SearchResults:
     """Search a space for the fastest configuration that fits a GPU: `tuner search`.
 
-    With a GPU of that type in this machine, or in the Ray cluster at `address`, each trial is a
+    With a GPU of that type in this machine, or with the `address` of a Ray cluster, each trial is a
     short training run in its own process; otherwise every number is predicted, and says so::
 
         result = tuner.search("qlora27b", gpu="a6000", trials=60, where="lora_rank >= 64")
@@ -117,6 +120,8 @@ def search(
     - `mode` "measure" insists on real trials, "emulate" runs them on emulated GPUs, "predict" runs
       none, and "auto", the default, measures where there is such a GPU. `workers` trials run at
       once. `verify=False` leaves out the verification.
+    - On a cluster, `labels` ("team=vision") choose nodes, `host_memory` is what a trial reserves of
+      its node's memory, and `runtime_env` is a YAML file with Ray's for the trials.
     - The budget: `trials` configurations of each type, by default 40, known ones included;
       `time_limit_s` for all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a
       fraction) for each. `searcher` proposes them, by default "guided", with the random `seed` 0.
@@ -289,7 +294,7 @@ def _check_names(given: Mapping[str, object]) -> None:
 def _as_option(name: str, value: Any) -> Any:
     """The value of an argument as `SearchOptions` has it. Raises `InputError` for what is none."""
     match name:
-        case "where" | "objectives":
+        case "where" | "objectives" | "labels":
             value = as_texts(value)
         case "settings":
             value = dict(value or {})
@@ -299,7 +304,9 @@ def _as_option(name: str, value: Any) -> Any:
             value = as_share(value, name)
         case "memory_limit":
             value = LIMIT_OF_TYPE if value == "auto" else as_bytes(value, name)
-        case "study":
+        case "host_memory":
+            value = as_bytes(value, name)
+        case "study" | "runtime_env":
             value = None if value is None else Path(value)
     return value
 

@@ -69,9 +69,6 @@ GROUPS = {
         "emulate": "Run your program, with its output, on an emulated GPU.",
         "calibrate": "Measure this machine's GPU to improve its predictions.",
     },
-    "Cluster": {
-        "node-resources": "Print the GPU types of this machine for `ray start`.",
-    },
     "Look up": {
         "gpus": "List the GPU types, or print one.",
         "models": "List the models that work offline, or print one.",
@@ -92,14 +89,14 @@ FIRST = frozenset({
 _SHARED = {
     "apply": ("apply", "export"),
     "catalogues": ("gpus", "spaces"),
-    "machine": ("calibrate", "node-resources", "doctor"),
+    "machine": ("calibrate", "doctor"),
     "results": ("best", "show", "report"),
 }
 """Modules of several commands, which have the names of these; others have one, `command`."""
 
 
 def module_of(command: str) -> str:
-    """The module of a command: `tuner.app.cli.machine` for "node-resources"."""
+    """The module of a command: `tuner.app.cli.machine` for "doctor"."""
     shared = (module for module, commands in _SHARED.items() if command in commands)
     return f"tuner.app.cli.{next(shared, command)}"
 

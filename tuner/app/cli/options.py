@@ -229,6 +229,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "searcher": {"type": Parsed("searcher", _searcher), "show_default": True},
     "setting": {"multiple": True, "callback": lambda _, __, texts: parse_settings(texts)},
     "share": {"type": Parsed("share", _share)},
+    "size": {"type": SIZE},
     "text": {},
     "texts": {"multiple": True},
 }

@@ -27,7 +27,7 @@ class Mode(enum.StrEnum):
 
 Kind = Literal[
     "amount", "count", "duration", "file", "flag", "lengths", "limit", "mode", "number",
-    "objective", "off", "port", "searcher", "setting", "share", "text", "texts",
+    "objective", "off", "port", "searcher", "setting", "share", "size", "text", "texts",
 ]  # fmt: skip
 
 
@@ -155,6 +155,31 @@ class SearchOptions:
     )
     address: str | None = _field(
         "--address", "text", "Ray cluster address.  [default: start a local one]", "ADDRESS"
+    )
+    labels: tuple[str, ...] = _field(
+        "--label",
+        "texts",
+        "Only use nodes of the cluster with this label, e.g. team=vision.",
+        "KEY=VALUE",
+        default=(),
+        rare=True,
+        of_trials=True,
+    )
+    host_memory: int | None = _field(
+        "--host-memory",
+        "size",
+        "Main memory that a trial reserves on its node (Ray's memory=).",
+        "SIZE",
+        rare=True,
+        of_trials=True,
+    )
+    runtime_env: Path | None = _field(  # noqa: RUF009 - frozen values
+        "--runtime-env",
+        "file",
+        "YAML file with Ray's runtime_env for trials on a cluster.",
+        "FILE",
+        rare=True,
+        of_trials=True,
     )
     mode: Mode = _field(  # noqa: RUF009 - frozen values
         "--mode",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.device import profile_for
-from tuner.app.measuring import Measuring, Predicting, decide
+from tuner.app.measuring import Measuring, OnCluster, Predicting, decide
 from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
@@ -238,7 +238,7 @@ def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measurin
         options.mode,
         gpu,
         memory_limit=options.memory_limit,
-        address=options.address,
+        on=OnCluster.of(options),
         workers=options.workers,
         gpus_per_trial=most_gpus_per_trial(space.choices, space.fixed),
         machines=most_machines(space.choices, space.fixed) if space.predictable else 1,

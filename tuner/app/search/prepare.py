@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.app.device import CPU
 from tuner.app.listener import SILENT, Compiling, Listener
-from tuner.app.measuring import Measuring
+from tuner.app.measuring import Measuring, OnCluster
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import has_program_prior, is_predicted
@@ -131,9 +131,12 @@ def _request(
             "trial_device": trials_on.trial_device,
             "resources_per_trial": trials_on.resources,
             "local_gpus": trials_on.local,
+            "title": space.predicted_model() if space.predictable else "",
             # Any trial of a command already runs its worst case.
             "verify": options.verify and job.command is None,
         }
+    if (on := OnCluster.of(options)) is not None:
+        how |= {"labels": on.labels, "runtime_env": on.runtime_env}
     if predictions:
         how["predictions"] = {
             configuration.key: prediction

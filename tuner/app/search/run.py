@@ -23,6 +23,7 @@ from tuner.app.search.supported import is_predicted
 from tuner.app.target import sorted_by_use, stale_text, with_margin
 from tuner.app.verifying import verify_all
 from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
+from tuner.core.meanwhile import environment
 from tuner.core.records import TrialRecord
 from tuner.searches.journal import JournalWriter
 from tuner.searches.progress import Progress
@@ -33,6 +34,13 @@ HINT = "lower the floors with --where, allow smaller values in the space, or cho
 
 LEAST_TIME_S = 1e-3
 """Time limit of a search whose time is over: no trial starts, but known results are shown."""
+
+
+AT_IMPORT_OF_RAY = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its own cluster listens on loopback only
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers import from where this process does
+}
+"""Settings that Ray reads while it is imported, for a cluster of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,7 @@ def run_plans(
     `NothingFitsError` if all types are refused. All journals stay valid after this error, after an
     interruption and after any other error.
     """
+    started_s = time.monotonic()
     predictors = Predictors()
     plans = [_answered(plan, predictors, alone=len(plans) == 1) for plan in plans]
     found: dict[str, SearchedGpu | SkippedGpu] = {}
@@ -76,12 +85,14 @@ def run_plans(
         if not opened:
             raise none_left([one for one in found.values() if isinstance(one, SkippedGpu)])
         try:
-            results = _run(opened, listener, predictors)
+            results = _run(opened, listener, predictors, started_s)
         except UnavailableError:
             _write_known(opened, command=command)
             raise
         verify_all(
-            [(one.plan, one.writer, r) for one, r in zip(opened, results, strict=True)], listener
+            [(one.plan, one.writer, r) for one, r in zip(opened, results, strict=True)],
+            listener,
+            started_s,
         )
     ran = []
     for one, result in zip(opened, results, strict=True):
@@ -155,7 +166,7 @@ def _open(
 
 
 def _run(
-    opened: Sequence[_Open], listener: Listener, predictors: Predictors
+    opened: Sequence[_Open], listener: Listener, predictors: Predictors, started_s: float
 ) -> list[SearchOutcome | None]:
     """The result of each search; None for those that an interruption kept from starting."""
     results: dict[str, SearchOutcome | None] = {}
@@ -169,7 +180,7 @@ def _run(
             latest.update(states)
             report(latest)
 
-        for together, run in _searches(opened, progress, predictors):
+        for together, run in _searches(opened, progress, predictors, started_s):
             is_over = any(found is None or found.interrupted for found in results.values())
             found = [None] * len(together) if is_over else run()
             ids = (one.plan.target.gpu.id for one in together)
@@ -184,14 +195,13 @@ _Run = Callable[[], Sequence[SearchOutcome]]
 
 
 def _searches(
-    opened: Sequence[_Open], progress: _OnProgress, predictors: Predictors
+    opened: Sequence[_Open], progress: _OnProgress, predictors: Predictors, started_s: float
 ) -> Iterator[tuple[Sequence[_Open], _Run]]:
     """The searches that run at the same time, and their run: those without trials first."""
     for one in opened:
         if one.is_predicted:
             yield [one], functools.partial(_predict, one, progress, predictors)
     others = [one for one in opened if not one.is_predicted]
-    started_s = time.monotonic()
     for batch in batches([one.prepared.request for one in others]):
         together, others = others[: len(batch)], others[len(batch) :]
         yield together, functools.partial(_run_trials, together, progress, started_s)
@@ -215,7 +225,9 @@ def _predict(one: _Open, progress: _OnProgress, predictors: Predictors) -> list[
 def _run_trials(
     together: Sequence[_Open], progress: _OnProgress, started_s: float
 ) -> Sequence[SearchOutcome]:
-    from tuner.searches.ray.driver import search_all  # Ray and Optuna: seconds to import
+    own = all(one.prepared.request.address is None for one in together)
+    with environment(AT_IMPORT_OF_RAY if own else {}):
+        from tuner.searches.ray.driver import search_all  # Ray and Optuna: seconds to import
 
     writers = {one.plan.target.gpu.id: one.writer for one in together}
     spent_s = time.monotonic() - started_s

@@ -125,6 +125,8 @@ class TrialRecord:
     """True for a verification: longest lengths, more steps, an evaluation, a save."""
     emulated_device: str | None = None
     """Name of the GPU that was emulated for the trial."""
+    node: str | None = None
+    """Name of the cluster's node on which the trial ran; None on the machine of the search."""
     verified_by: TrialRecord | None = None
     """The verification of this prediction on an emulated device. It changes none of the numbers.
     In journals it is a record of its own (see `tuner.searches.journal.latest`)."""
@@ -246,6 +248,7 @@ class TrialRecord:
             "searcher": self.searcher,
             "device": self.device,
             **({"emulated_device": self.emulated_device} if self.emulated_device else {}),
+            **({"node": self.node} if self.node else {}),
             "memory_limit_bytes": self.memory_limit_bytes,
             "margin_bytes": self.margin_bytes,
             "verification": self.verification,

@@ -9,7 +9,7 @@ from tuner.core.units import format_duration, format_size, significant
 from tuner.report.terminal.evidence import print_stages
 from tuner.report.terminal.render import count, differing, echo, print_fields, say, settings_text
 from tuner.report.terminal.tables import print_rows
-from tuner.searches.best import BestTrial, close_calls_text
+from tuner.searches.best import BestTrial, close_calls_text, not_measured_text
 from tuner.searches.cost import COLUMNS, RunCost, row_texts, trade_text
 from tuner.searches.facts import OF_ONE, gpus_text, ranks_text
 
@@ -55,6 +55,7 @@ def print_recommendation(
             ("vs. baseline", _gain_text(best)),
             ("chosen", best.chosen_from),
             ("close calls", close_calls_text(best)),
+            ("unmeasured", not_measured_text(best)),
         ],
         indent=2,
         commands=[

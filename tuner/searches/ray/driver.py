@@ -1,64 +1,37 @@
-"""Runs searches: a proposer chooses trials, and Ray Tune's workers run them."""
+"""Runs searches: a proposer chooses trials, and Ray's actors run them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from concurrent.futures import Future
 from typing import Any
 
 import optuna
-from ray import tune
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tuner.core.errors import InputError, UnavailableError
-from tuner.core.files import scratch_folder
+from tuner.core.errors import InputError
 from tuner.core.records import Configuration, MemoryBudget, Prediction, TrialRecord
 from tuner.core.setup.schemas import memory_order
 from tuner.searches.candidates import Candidates
+from tuner.searches.crew import Crew, lost_ray
 from tuner.searches.guided.goals import goals_of
 from tuner.searches.interrupts import Interrupts
-from tuner.searches.progress import Progress, StoppedBy
+from tuner.searches.nodes import Need, Node
+from tuner.searches.open_trials import Proposed
+from tuner.searches.progress import Progress
 from tuner.searches.proposer import Proposer
 from tuner.searches.ray import cluster
-from tuner.searches.ray.callbacks import (
-    HaltStopper,
-    NoTrialProgress,
-    RequestedResources,
-    StateCallback,
-    StateScheduler,
-    StateSearcher,
-)
 from tuner.searches.ray.metrics import SearchMetrics
-from tuner.searches.ray.private import (
-    grows,
-    is_own,
-    losses_said,
-    lost_process,
-    placement_groups_left,
-    require_alive,
-)
-from tuner.searches.ray.rooms import (
-    FIXED_CLUSTER,
-    GROWING_CLUSTER,
-    OWN_CLUSTER,
-    Capacity,
-    ConcurrentSearches,
-    PlaceholderDemand,
-    Waiting,
-    first_broken,
-)
-from tuner.searches.ray.worker import REQUEST, WorkerPlan, trainable_of
+from tuner.searches.ray.nodes import PlaceholderDemand, nodes_of_ray, options_of
 from tuner.searches.request import SearchOutcome, SearchRequest
-from tuner.searches.state import SearchState
+from tuner.searches.state import SearchState, first_broken
 from tuner.searches.strategies import Knowledge, open_mirror
-
-STOP_REACHES_ALL_S = 1.0
-"""Time until a stop signal has reached all processes of a job, on a loaded machine."""
-LOOK_AGAIN_S = 0.05
+from tuner.searches.worker import TrialWorker, WorkerPlan
 
 
 def search(
@@ -99,7 +72,7 @@ def search_all(
     nodes declare) ends with a `failure` in its result, and the others continue.
 
     The first SIGINT or SIGTERM gives up the running trials and returns the results so far; the
-    second raises KeyboardInterrupt. After the time limit no trial starts, and running ones may end.
+    second raises KeyboardInterrupt. At the time limit running trials are given up.
 
     Raises `InputError` if a request has no valid configuration, and `UnavailableError` if there is
     no Ray at the address, it does not start, or it is lost meanwhile.
@@ -195,17 +168,10 @@ def _run(
             state.interrupt()
 
     interrupts = Interrupts(interrupt)
-
-    def leaving() -> bool:
-        interrupted = all(state.stopped_by is StoppedBy.INTERRUPTED for state in states)
-        return is_own() and (interrupted or lost_process() is not None)
-
     first = requests[0]
     with (
         interrupts.handled(),
         cluster.quiet(),
-        scratch_folder() as folder,
-        placement_groups_left(leaving),
         cluster.connected(
             first.address,
             cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),
@@ -215,86 +181,57 @@ def _run(
         ),
     ):
         metrics.begin()
-        growing = first.address is not None and grows()
-        searches = ConcurrentSearches(
-            requests,
-            states,
-            Capacity(),
-            waiting=_waiting(first.address, growing=growing),
-            demand=PlaceholderDemand() if growing else None,
-            on_decision=lambda index, seconds: metrics.decided(requests[index].gpu.id, seconds),
-        )
-        if not searches.over:
-            with _given_up(searches), losses_said():
-                _run_trials(requests, searches, folder)
-                if any(state.failure for state in states):
-                    require_alive()  # a lost Ray would be the actual reason
+        try:
+            nodes = nodes_of_ray()
+            nodes.refresh(wait=True)
+            growing = first.address is not None and nodes.grows()
+            Crew(
+                requests,
+                states,
+                nodes,
+                start=ActorOfRay,
+                demand=PlaceholderDemand() if growing else None,
+                on_decision=metrics.decided,
+            ).run()
+        except RayError as error:
+            raise lost_ray(str(error).strip().splitlines()[0]) from error
         metrics.progress(tuple(state.progress for state in states), now=True)
 
 
-@contextlib.contextmanager
-def _given_up(searches: ConcurrentSearches) -> Iterator[None]:
-    """Ignore the loss of Ray in the block if the search is stopped: a job's signal stops Ray too.
+class ActorOfRay:
+    """A worker on a node, as an actor of Ray. Futures are those of its answers."""
 
-    The signal may reach Ray's processes first, so that the loss is noticed before the stop.
-    """
-    try:
-        yield
-    except UnavailableError:
-        until_s = time.monotonic() + STOP_REACHES_ALL_S
-        while not searches.interrupted and time.monotonic() < until_s:
-            time.sleep(LOOK_AGAIN_S)  # the handler of the signal runs meanwhile
-        if not searches.interrupted:
-            raise
+    def __init__(self, plan: WorkerPlan, node: Node, need: Need) -> None:
+        self._actor = ray.remote(TrialWorker).options(
+            **options_of(need),
+            name=f"{plan.title} {uuid.uuid4().hex[:4]}",
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        ).remote(plan)  # fmt: skip
+        self._title = plan.title
 
+    def prepare(self) -> Future[Any]:
+        """Begin to import what trials need."""
+        prepared = self._actor.prepare.options(name=f"prepare {self._title}").remote()
+        return _future(prepared)
 
-def _waiting(address: str | None, *, growing: bool) -> Waiting:
-    if address is None:
-        return OWN_CLUSTER
-    return GROWING_CLUSTER if growing else FIXED_CLUSTER
+    def run(self, name: str, proposed: Proposed) -> Future[Any]:
+        """Begin a trial, by whose name the dashboard shows it."""
+        trial = proposed.configuration, proposed.instructions
+        return _future(self._actor.run.options(name=name).remote(*trial))
 
+    def close(self) -> Future[Any]:
+        """Begin to remove what the worker keeps."""
+        return _future(self._actor.close.remote())
 
-def _run_trials(
-    requests: Sequence[SearchRequest], searches: ConcurrentSearches, folder: Path
-) -> None:
-    needed = [dict(request.resources_per_trial) for request in requests]
-    plans = tuple(
-        WorkerPlan(request.runner_factory, threads=max(1, int(resources.get("CPU", 1))))
-        for request, resources in zip(requests, needed, strict=True)
-    )
-    trainable = tune.with_resources(
-        trainable_of(plans),
-        functools.partial(_resources_of, needed=needed),
-    )
-    stopper, scheduler = HaltStopper(), StateScheduler(searches)
-    # `tune.run` and not `tune.Tuner`, which pickles the searcher into a file: nothing is ever
-    # restored from it, and the callbacks of a search cannot be pickled.
-    tune.run(
-        trainable,
-        name="search",
-        search_alg=StateSearcher(searches),
-        scheduler=scheduler,
-        stop=stopper,
-        callbacks=[StateCallback(searches, stopper, scheduler), NoTrialProgress()],
-        num_samples=-1,
-        reuse_actors=True,
-        # The states count lost workers and run their trials again. Ray would count the loss of an
-        # idle worker twice, and leave its trial hanging.
-        max_failures=0,
-        raise_on_failed_trial=False,
-        checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-        storage_path=str(folder),
-        trial_dirname_creator=lambda trial: str(trial.trial_id),
-        verbose=0,
-    )
+    def kill(self) -> None:
+        """End it."""
+        ray.kill(self._actor)
 
 
-def _resources_of(
-    config: Mapping[str, Any], *, needed: Sequence[Mapping[str, float]]
-) -> RequestedResources:
-    """The resources of the trial with this configuration."""
-    index = config[REQUEST]
-    return RequestedResources(needed[index], index)
+def _future(reference: Any) -> Future[Any]:
+    future: Future[Any] = reference.future()
+    return future
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -55,35 +56,6 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 MORE_TAGS: Mapping[str, tuple[str, ...]] = {"tuner_trials": ("outcome", "source")}
 
 
-class Instruments:
-    """The metrics in this process. Create it after Ray is initialised."""
-
-    def __init__(self) -> None:
-        self._counters = {
-            name: Counter(name, text, TAGS + MORE_TAGS.get(name, ()))
-            for name, text in COUNTERS.items()
-        }
-        self._gauges = {name: Gauge(name, text, TAGS) for name, text in GAUGES.items()}
-        self._histograms = {
-            name: Histogram(name, text, list(ends), TAGS)
-            for name, (text, ends) in HISTOGRAMS.items()
-        }
-
-    def count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
-        """Add to a counter."""
-        if value > 0:
-            self._counters[name].inc(value, dict(tags))
-
-    def show(self, name: str, value: float | None, tags: Mapping[str, str]) -> None:
-        """Set a gauge, unless the value is unknown."""
-        if value is not None:
-            self._gauges[name].set(value, dict(tags))
-
-    def observe(self, name: str, value: float, tags: Mapping[str, str]) -> None:
-        """Put a value into a histogram."""
-        self._histograms[name].observe(value, dict(tags))
-
-
 class SearchMetrics:
     """Updates the metrics of the searches of several GPU types, in the order of `requests`.
 
@@ -94,7 +66,6 @@ class SearchMetrics:
         self,
         requests: Sequence[SearchRequest],
         *,
-        instruments: Callable[[], Instruments] = Instruments,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpus = [request.gpu for request in requests]
@@ -107,28 +78,33 @@ class SearchMetrics:
             for request in requests
         }
         self._ratios: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self._make_instruments = instruments
-        self._instruments: Instruments | None = None
+        self._of_ray: dict[str, Any] = {}
         self._clock = clock
         self._shown_s: float | None = None
 
     def begin(self) -> None:
         """Count from now on. Call it after Ray is initialised."""
-        self._instruments = self._make_instruments()
+        for name, text in COUNTERS.items():
+            self._of_ray[name] = Counter(name, text, TAGS + MORE_TAGS.get(name, ()))
+        for name, text in GAUGES.items():
+            self._of_ray[name] = Gauge(name, text, TAGS)
+        for name, (text, ends) in HISTOGRAMS.items():
+            self._of_ray[name] = Histogram(name, text, list(ends), TAGS)
 
     def record(self, record: TrialRecord) -> None:
         """Count a trial that ended."""
-        if (tell := self._instruments) is None:
+        tell = self._of_ray
+        if not tell:
             return
         tags, outcome = self._tags[record.gpu], record.outcome
         which = {"outcome": str(outcome.status), "source": str(record.source)}
-        tell.count("tuner_trials", 1, {**tags, **which})
+        tell["tuner_trials"].inc(1, {**tags, **which})
         evidence = outcome.evidence
         if evidence is not None:
             share = evidence.memory.device_bytes / record.gpu_memory_bytes
-            tell.observe("tuner_trial_memory_ratio", share, tags)
-        if record.source is Source.MEASURED:
-            tell.count("tuner_trial_seconds", outcome.duration_s, tags)
+            tell["tuner_trial_memory_ratio"].observe(share, tags)
+        if record.source is Source.MEASURED and outcome.duration_s > 0:
+            tell["tuner_trial_seconds"].inc(outcome.duration_s, tags)
         for name, ratio in _ratios(record).items():
             total = self._ratios[record.gpu, name]
             total[0] += ratio
@@ -136,26 +112,26 @@ class SearchMetrics:
 
     def decided(self, gpu: str, seconds: float) -> None:
         """Count a decision on the next trial, which took this many seconds."""
-        if self._instruments is not None:
-            self._instruments.count("tuner_decisions", 1, self._tags[gpu])
-            self._instruments.count("tuner_decision_seconds", seconds, self._tags[gpu])
+        if self._of_ray:
+            self._of_ray["tuner_decisions"].inc(1, self._tags[gpu])
+            self._of_ray["tuner_decision_seconds"].inc(max(seconds, 1e-9), self._tags[gpu])
 
     def progress(self, every: Sequence[Progress], *, now: bool = False) -> None:
         """Update the gauges, at most once in `PERIOD_S` unless `now`."""
         time_s = self._clock()
-        if self._instruments is None:
+        if not self._of_ray:
             return
         if not now and self._shown_s is not None and time_s - self._shown_s < PERIOD_S:
             return
         self._shown_s = time_s
         for gpu, progress in zip(self._gpus, every, strict=True):
-            self._show(self._instruments, gpu, progress)
+            self._show(gpu, progress)
 
-    def _show(self, instruments: Instruments, gpu: Gpu, progress: Progress) -> None:
+    def _show(self, gpu: Gpu, progress: Progress) -> None:
         front, tags = progress.front, self._tags[gpu.id]
         best = front[-1] if front else None  # the front ends with its fastest
         ended = progress.done + progress.verified
-        for name, value in {
+        shown = {
             "tuner_trials_running": progress.running,
             "tuner_trials_done": progress.done,
             "tuner_trials_planned": progress.total,
@@ -168,11 +144,13 @@ class SearchMetrics:
             "tuner_held_back": progress.held_back,
             "tuner_predicted_saved_gpu_seconds": progress.saved_s,
             "tuner_hypervolume": hypervolume(front, reference=(0.0, float(gpu.memory_bytes))),
-        }.items():
-            instruments.show(name, value, tags)
-        for (gpu_id, name), (total, count) in self._ratios.items():
-            if gpu_id == gpu.id:
-                instruments.show(name, total / count, tags)
+        }
+        shown |= {
+            n: total / count for (g, n), (total, count) in self._ratios.items() if g == gpu.id
+        }
+        for name, value in shown.items():
+            if value is not None:
+                self._of_ray[name].set(value, tags)
 
 
 def _ratios(record: TrialRecord) -> Mapping[str, float]:
