@@ -1,15 +1,13 @@
-"""The workers of searches that run side by side: their places, and whose trial is next. No Ray."""
+"""The runs of searches that go on side by side: their nodes, and whose trial is next. No Ray."""
 
 from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from tuner.core.environment import masked, secret_values
 from tuner.core.errors import TunerError, UnavailableError
@@ -24,15 +22,6 @@ from tuner.searches.worker import WorkerPlan
 TURN = 10
 """Number of trials that one search runs before another gets the same workers. A change takes
 seconds, in which a new worker imports torch."""
-
-IDLE_S = 10.0
-"""A worker without a trial gives its GPU back to the cluster after this time."""
-
-WAIT_S = 0.5
-"""Time between two looks at the nodes and at signals; the end of a trial is seen at once."""
-
-CLOSE_WITHIN_S = 10.0
-"""Idle workers have this long to remove what they keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,50 +51,18 @@ class Demand(Protocol):
         ...
 
 
-class Actor(Protocol):
-    """A process that runs trials on a node. An exception of its answers means that it is lost."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of a trial of the search `index` on a node, under a name for people."""
 
-    def prepare(self) -> Future[TunerError | None]:
-        """Begin to import what trials need; answers with the error if no trial can run."""
-        ...
-
-    def run(self, name: str, proposed: Proposed) -> Future[Outcome | TunerError]:
-        """Begin a trial under a name for people; an error says that no trial can run here."""
-        ...
-
-    def close(self) -> Future[None]:
-        """Begin to remove what it keeps."""
-        ...
-
-    def kill(self) -> None:
-        """End it."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """An actor of the search `index` on a node, and the answer that it owes.
-
-    `run` is its trial, None while it is idle; an unfit worker can run none, and keeps its place.
-    """
-
-    actor: Actor
     index: int
     node: Node
-    answer: Future[Any]
-    run: str | None
-    is_prepared: bool = False
-    is_unfit: bool = False
-    idle_since_s: float = 0.0
-
-    @property
-    def is_idle(self) -> bool:
-        """True if it may begin a trial."""
-        return self.run is None and not self.is_unfit
+    name: str
+    proposed: Proposed
 
 
 class Crew:
-    """The workers of searches that run side by side, in the order of their requests."""
+    """The runs of searches that go on side by side, in the order of their requests."""
 
     def __init__(
         self,
@@ -113,7 +70,6 @@ class Crew:
         states: Sequence[SearchState],
         nodes: Nodes,
         *,
-        start: Callable[[WorkerPlan, Node, Need], Actor],
         demand: Demand | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_decision: Callable[[str, float], None] = lambda gpu, seconds: None,
@@ -123,10 +79,10 @@ class Crew:
         `on_decision` gets the GPU type of a search and the seconds it took to choose a trial.
         """
         self.states = tuple(states)
-        self.workers: list[Worker] = []
-        self._requests, self._nodes, self._start = tuple(requests), nodes, start
-        self._needs = [Need.of(request) for request in requests]
+        self.needs = [Need.of(request) for request in requests]
+        self._requests, self._nodes = tuple(requests), nodes
         self._clock, self._on_decision = clock, on_decision
+        self._runs: dict[str, Run] = {}
         self._without_since: dict[int, float] = {}
         self._had: set[int] = set()
         self._demand = demand
@@ -137,34 +93,63 @@ class Crew:
         """True if all searches are over."""
         return first_broken(self.states) is not None or all(state.over for state in self.states)
 
-    def run(self) -> None:
-        """Run trials until all searches are over. Raises `UnavailableError` if Ray is lost."""
-        while not self.over:
-            self.states[0].report(periodic=True)
-            self.step()
-            owed = [worker.answer for worker in self.workers if worker.run is not None]
-            wait(owed, WAIT_S if owed else WAIT_S / 5, FIRST_COMPLETED)
-            if not owed:
-                time.sleep(WAIT_S / 5)
-        if not all(state.stopped_by is StoppedBy.INTERRUPTED for state in self.states):
-            for worker in list(self.workers):
-                self._end(worker)
+    @property
+    def interrupted(self) -> bool:
+        """True if the user ended the searches."""
+        return all(state.stopped_by is StoppedBy.INTERRUPTED for state in self.states)
+
+    def given_up(self) -> list[str]:
+        """The runs of searches that are over, and those whose node is gone before they began."""
+        living = {node.id for node in self._nodes.alive}
+        found = []
+        for run, one in self._runs.items():
+            state = self.states[one.index]
+            waits = run in state.open and state.open.is_waiting(run)
+            if self.over or state.over or (waits and one.node.id not in living):
+                found.append(run)
+        return found
 
     def step(self) -> None:
-        """Look at the nodes, take outcomes, and begin the trials for which there is room."""
+        """Look at the nodes and the time. Raises `UnavailableError` if Ray is lost."""
+        self.states[0].report(periodic=True)
         self._nodes.refresh()
         self._require_ray()
-        for worker in [w for w in self.workers if w.run is not None and w.answer.done()]:
-            self._take(worker, worker.run or "")
-        for index, state in enumerate(self.states):
+        for state in self.states:
             state.give_up_late()
-            self._recall(index)
-        while not self.over and any(map(self._begin, self._turns())):
-            pass
-        for worker in list(self.workers):
-            idle_s = self._clock() - worker.idle_since_s
-            if self.states[worker.index].over or (worker.is_idle and idle_s > IDLE_S):
-                self._end(worker)
+
+    def propose(self, run: str) -> Run | None:
+        """The next run, of the search whose turn it is; None while there is no room or trial."""
+        found = (self._begin(index, run) for index in self._turns() if not self.over)
+        return next((one for one in found if one is not None), None)
+
+    def begin(self, run: str) -> None:
+        """Note that a worker begins the run."""
+        self.states[self._runs[run].index].start(run)
+
+    def end(self, run: str, outcome: Outcome) -> None:
+        """Take the outcome of a run."""
+        one = self._runs.pop(run, None)
+        if one is None:
+            return
+        joined = self._requests[one.index].address is not None
+        self.states[one.index].end(run, outcome, node=one.node.name if joined else None)
+
+    def refuse(self, run: str, error: TunerError) -> None:
+        """Take the error of a worker that can run no trial, and keeps its place."""
+        self.states[self._runs[run].index].refuse(run, error)
+
+    def lose(self, run: str, said: str, *, preempted: bool = False) -> None:
+        """Take the loss of the run's worker, of which Ray says this."""
+        one = self._runs.pop(run, None)
+        if one is None:
+            return
+        state = self.states[one.index]
+        self._nodes.refresh(wait=True)
+        gone = all(node.id != one.node.id for node in self._nodes.alive)
+        if gone and run in state.open and state.open.is_waiting(run):
+            state.recall(run)
+            return
+        state.lose(run, _loss_text(said, one.node, gone=gone, preempted=preempted), with_node=gone)
 
     def _require_ray(self) -> None:
         """Raise if Ray's own processes on this machine are gone; say it if the head is silent."""
@@ -178,81 +163,49 @@ class Crew:
                 "trial is in the journal, and the same command goes on from there"
             )
 
-    def _take(self, worker: Worker, run: str) -> None:
-        """Take the answer of a worker: it is prepared, a trial has ended, or it is lost."""
-        state = self.states[worker.index]
-        if (error := worker.answer.exception()) is not None:
-            self.workers.remove(worker)
-            worker.actor.kill()
-            self._nodes.refresh(wait=True)
-            gone = all(node.id != worker.node.id for node in self._nodes.alive)
-            state.lose(run, _loss_text(error, worker.node, gone=gone), with_node=gone)
-            return
-        answer = worker.answer.result()
-        if isinstance(answer, TunerError):
-            worker.is_unfit, worker.run = True, None
-            state.refuse(run, answer)
-        elif worker.is_prepared:
-            worker.run, worker.idle_since_s = None, self._clock()
-            joined = self._requests[worker.index].address is not None
-            state.end(run, answer, node=worker.node.name if joined else None)
-        else:
-            worker.is_prepared = True
-            self._send(worker, run)
-
-    def _send(self, worker: Worker, run: str) -> None:
-        """Let a worker that is prepared begin a trial."""
-        worker.run, state = run, self.states[worker.index]
-        if run not in state.open:  # was recalled
-            worker.run, worker.idle_since_s = None, self._clock()
-            return
-        proposed = state.open[run]
-        state.start(run)
-        title = _title(self._requests[worker.index], proposed.configuration)
-        worker.answer = worker.actor.run(f"{title} #{proposed.number}", proposed)
-
     def _turns(self) -> list[int]:
         def turn(index: int) -> tuple[int, int]:
             return self.states[index].open.handed_out // TURN, index
 
         return sorted(range(len(self.states)), key=turn)
 
-    def _begin(self, index: int) -> bool:
-        """Begin one trial of a search on an idle or a new worker; False without room or trial."""
+    def _begin(self, index: int, run: str) -> Run | None:
+        """Begin one run of a search on a node with room; None without room or trial."""
         request, state = self._requests[index], self.states[index]
         if state.over:
-            return False
-        nodes = self._nodes.usable(self._needs[index])
+            return None
+        nodes = self._nodes.usable(self.needs[index])
         self._show_demand(index, nodes)
-        unfit = sum(w.is_unfit and w.index == index for w in self.workers)
-        room = sum(fits_on(n.resources, self._needs[index].resources) for n in nodes) - unfit
+        unfit = len(state.unfit_workers)
+        room = sum(fits_on(n.resources, self.needs[index].resources) for n in nodes) - unfit
         if room <= 0:
             self._wait_or_fail(index)
-            return False
+            return None
         self._without_since.pop(index, None)
         self._had.add(index)
         at_most = request.max_concurrent
         if at_most is not None and state.open.on_workers >= at_most:
-            return False
-        idle = self._idle(index, nodes)
-        place = None if idle else self._place(index, nodes)
-        if idle is None and place is None:
-            return False
-        run, began_s = uuid.uuid4().hex, time.perf_counter()
-        if state.propose(run) is None:
-            return False
+            return None
+        node = next((n for n in nodes if self._has_room(n, index)), None)
+        began_s = time.perf_counter()
+        if node is None or state.propose(run) is None:
+            return None
         self._on_decision(request.gpu.id, time.perf_counter() - began_s)
-        if idle is not None:
-            self._send(idle, run)
-        elif place is not None:
-            node, others = place
-            for other in others:
-                self._end(other)
-            actor = self._start(self._plan(index), node, self._needs[index])
-            self.workers.append(Worker(actor, index, node, actor.prepare(), run))
-        return True
+        proposed = state.open[run]
+        name = f"{_title(request, proposed.configuration)} #{proposed.number}"
+        self._runs[run] = Run(index, node, name, proposed)
+        return self._runs[run]
 
-    def _plan(self, index: int) -> WorkerPlan:
+    def _has_room(self, node: Node, index: int) -> bool:
+        free = dict(node.resources)
+        for one in self._runs.values():
+            if one.node.id == node.id:
+                for name, amount in self.needs[one.index].resources.items():
+                    free[name] = free.get(name, 0.0) - amount
+        return fits_on(free, self.needs[index].resources) >= 1
+
+    def plan(self, index: int) -> WorkerPlan:
+        """The plan of the workers of a search."""
         request = self._requests[index]
         return WorkerPlan(
             request.runner_factory,
@@ -261,40 +214,9 @@ class Crew:
             title=f"{request.title or request.space.name} on {request.gpu.id}",
         )
 
-    def _idle(self, index: int, nodes: Sequence[Node]) -> Worker | None:
-        """The worker of the search that became idle last, which most likely lives."""
-        living = {node.id for node in nodes}
-        idle = [w for w in self.workers if w.index == index and w.is_idle and w.node.id in living]
-        return max(idle, key=lambda worker: worker.idle_since_s, default=None)
-
-    def _place(self, index: int, nodes: Sequence[Node]) -> tuple[Node, list[Worker]] | None:
-        """A node with room for a new worker, and idle workers of other searches to end for it."""
-        for node in nodes:
-            here = [w for w in self.workers if w.node.id == node.id]
-            free = dict(node.resources)
-            ended: list[Worker] = []
-            for worker in sorted(here, key=lambda w: w.is_idle):
-                spare = worker.is_idle and worker.index != index
-                if spare and fits_on(free, self._needs[index].resources) >= 1:
-                    ended.append(worker)
-                    continue
-                for name, amount in self._needs[worker.index].resources.items():
-                    free[name] = free.get(name, 0.0) - amount
-            if fits_on(free, self._needs[index].resources) >= 1:
-                return node, ended
-        return None
-
-    def _recall(self, index: int) -> None:
-        """Take back trials whose new worker will not come, because its node is gone."""
-        living = {node.id for node in self._nodes.alive}
-        for worker in [w for w in self.workers if w.index == index and not w.is_prepared]:
-            if worker.run is not None and worker.node.id not in living:
-                self.states[index].recall(worker.run)
-                self._end(worker)
-
     def _wait_or_fail(self, index: int) -> None:
         """Fail the search if it has no usable worker and has waited long enough for one."""
-        state, need = self.states[index], self._needs[index]
+        state, need = self.states[index], self.needs[index]
         if state.open.on_workers or self._nodes.asked(need):
             return
         now_s = self._clock()
@@ -319,24 +241,17 @@ class Crew:
     def _show_demand(self, index: int, nodes: Sequence[Node]) -> None:
         """Show the nodes that are missing for `max_concurrent` trials, or for one by default."""
         if self._demand is not None:
-            need = self._needs[index]
+            need = self.needs[index]
             has = sum(fits_on(node.resources, need.resources) for node in nodes)
             wanted = self._requests[index].max_concurrent or 1
             self._demand.show(index, need, max(0, wanted - has))
 
-    def _end(self, worker: Worker) -> None:
-        """End a worker; an idle one may remove what it keeps."""
-        self.workers.remove(worker)
-        if worker.is_idle and worker.is_prepared:
-            wait([worker.actor.close()], CLOSE_WITHIN_S)
-        worker.actor.kill()
 
-
-def _loss_text(error: BaseException, node: Node, *, gone: bool) -> str:
+def _loss_text(said: str, node: Node, *, gone: bool, preempted: bool) -> str:
     """The loss of a worker in one line, with its node and the end of Ray's text."""
-    lines = masked(str(error), secret_values(os.environ)).strip().splitlines() or [repr(error)]
+    lines = masked(said, secret_values(os.environ)).strip().splitlines() or ["its worker was lost"]
     if gone:
-        spot = " (it was taken away)" if getattr(error, "preempted", False) else ""
+        spot = " (it was taken away)" if preempted else ""
         return f"its node has died: {node.name}{spot}"
     return f"{lines[-1].strip()} (on {node.name})"
 

@@ -1,37 +1,33 @@
-"""Runs searches: a proposer chooses trials, and Ray's actors run them."""
+"""Runs searches: a proposer chooses trials, and Ray Tune runs them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
 
 import optuna
-import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tuner.core.errors import InputError
+from tuner.core.files import scratch_folder
+from tuner.core.meanwhile import environment, log_level
 from tuner.core.records import Configuration, MemoryBudget, Prediction, TrialRecord
 from tuner.core.setup.schemas import memory_order
 from tuner.searches.candidates import Candidates
 from tuner.searches.crew import Crew, lost_ray
 from tuner.searches.guided.goals import goals_of
 from tuner.searches.interrupts import Interrupts
-from tuner.searches.nodes import Need, Node
-from tuner.searches.open_trials import Proposed
 from tuner.searches.progress import Progress
 from tuner.searches.proposer import Proposer
-from tuner.searches.ray import cluster
+from tuner.searches.ray import cluster, tuning
 from tuner.searches.ray.metrics import SearchMetrics
-from tuner.searches.ray.nodes import PlaceholderDemand, nodes_of_ray, options_of
+from tuner.searches.ray.nodes import PlaceholderDemand, nodes_of_ray
 from tuner.searches.request import SearchOutcome, SearchRequest
 from tuner.searches.state import SearchState, first_broken
 from tuner.searches.strategies import Knowledge, open_mirror
-from tuner.searches.worker import TrialWorker, WorkerPlan
 
 
 def search(
@@ -172,6 +168,9 @@ def _run(
     with (
         interrupts.handled(),
         cluster.quiet(),
+        environment(tuning.ENVIRONMENT),
+        log_level(logging.CRITICAL, ["ray.tune"]),
+        scratch_folder() as folder,
         cluster.connected(
             first.address,
             cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),
@@ -185,53 +184,13 @@ def _run(
             nodes = nodes_of_ray()
             nodes.refresh(wait=True)
             growing = first.address is not None and nodes.grows()
-            Crew(
-                requests,
-                states,
-                nodes,
-                start=ActorOfRay,
-                demand=PlaceholderDemand() if growing else None,
-                on_decision=metrics.decided,
-            ).run()
+            demand = PlaceholderDemand() if growing else None
+            crew = Crew(requests, states, nodes, demand=demand, on_decision=metrics.decided)
+            if not crew.over:
+                tuning.run(crew, folder)
         except RayError as error:
             raise lost_ray(str(error).strip().splitlines()[0]) from error
         metrics.progress(tuple(state.progress for state in states), now=True)
-
-
-class ActorOfRay:
-    """A worker on a node, as an actor of Ray. Futures are those of its answers."""
-
-    def __init__(self, plan: WorkerPlan, node: Node, need: Need) -> None:
-        self._actor = ray.remote(TrialWorker).options(
-            **options_of(need),
-            name=f"{plan.title} {uuid.uuid4().hex[:4]}",
-            max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-        ).remote(plan)  # fmt: skip
-        self._title = plan.title
-
-    def prepare(self) -> Future[Any]:
-        """Begin to import what trials need."""
-        prepared = self._actor.prepare.options(name=f"prepare {self._title}").remote()
-        return _future(prepared)
-
-    def run(self, name: str, proposed: Proposed) -> Future[Any]:
-        """Begin a trial, by whose name the dashboard shows it."""
-        trial = proposed.configuration, proposed.instructions
-        return _future(self._actor.run.options(name=name).remote(*trial))
-
-    def close(self) -> Future[Any]:
-        """Begin to remove what the worker keeps."""
-        return _future(self._actor.close.remote())
-
-    def kill(self) -> None:
-        """End it."""
-        ray.kill(self._actor)
-
-
-def _future(reference: Any) -> Future[Any]:
-    future: Future[Any] = reference.future()
-    return future
 
 
 @contextlib.contextmanager
