@@ -268,7 +268,10 @@ def test_replay_names_the_request_that_did_not_fit():
 def walk(allocator: CachingAllocator, held) -> dict[int, object]:
     """Every block that can be reached from the live and the free ones, by address and size."""
     seen = {}
-    pending = [*held, *(entry[2] for pool in allocator._free.values() for entry in pool)]
+    pending = [
+        *held,
+        *(block for pool in allocator._pools.values() for block in pool.free.values()),
+    ]
     while pending:
         block = pending.pop()
         if block is not None and id(block) not in seen:
@@ -280,15 +283,16 @@ def walk(allocator: CachingAllocator, held) -> dict[int, object]:
 def check_invariants(allocator: CachingAllocator, held) -> None:
     blocks = walk(allocator, held).values()
     assert {id(b) for b in blocks if not b.free} == {id(b) for b in held}
-    free = [entry[2] for pool in allocator._free.values() for entry in pool]
+    free = [block for pool in allocator._pools.values() for block in pool.free.values()]
     assert {id(b) for b in blocks if b.free and b.mapped} == {id(b) for b in free}
     assert allocator.allocated_bytes == sum(b.size for b in held)
     assert allocator.reserved_bytes == sum(b.size for b in blocks if b.mapped)
     ranges = sorted((b.address, b.address + b.size) for b in blocks)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
-    for pool in allocator._free.values():
-        assert pool == sorted(pool)
-        assert all((size, address) == (b.size, b.address) for size, address, b in pool)
+    for pool in allocator._pools.values():
+        assert pool.order == sorted(pool.free)
+        in_order = [pool.free[key] for key in pool.order]
+        assert in_order == sorted(in_order, key=lambda block: (block.size, block.address))
     for block in blocks:
         assert block.size > 0
         assert block.size % 512 == 0

@@ -9,7 +9,8 @@ than what it allocates, and only a replay in order says by how much.
 
 from __future__ import annotations
 
-import bisect
+import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
 LARGE_OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a segment of its own size
 ROUND_LARGE_BYTES = 2 * MIB  # kRoundLarge
 
-_ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES << 40
+_ADDRESS_BITS = 48
+_ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES << 16
 """Address space of an expandable segment; PyTorch takes 9/8 of the GPU's memory."""
 
 
@@ -60,10 +62,6 @@ def round_size(size_bytes: int) -> int:
     return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
 
 
-_Pool = tuple[bool, int]
-"""Blocks that can take each other's place: small ones or large ones, of one stream."""
-
-
 class _Block:
     """A range of a segment, linked to its neighbours in it.
 
@@ -71,17 +69,45 @@ class _Block:
     behind it; it counts as free.
     """
 
-    __slots__ = ("address", "following", "free", "mapped", "pool", "previous", "size", "small")
+    __slots__ = ("address", "following", "free", "mapped", "pool", "previous", "size")
 
-    def __init__(self, address: int, size: int, pool: _Pool) -> None:
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        pool: _Pool,
+        previous: _Block | None = None,
+        following: _Block | None = None,
+    ) -> None:
         self.address = address
         self.size = size
         self.pool = pool
-        self.small = pool[0]
         self.free = False
         self.mapped = True
-        self.previous: _Block | None = None
-        self.following: _Block | None = None
+        self.previous = previous
+        self.following = following
+
+
+class _Pool:
+    """Blocks that can take each other's place: small ones or large ones, of one stream.
+
+    `order` sorts the free ones by size and address, in one number each: the key of `free`.
+    `unmapped` is address space without memory, sorted by address. A rest is split off from
+    `least_rest_bytes` on, for requests below `most_split_bytes`.
+    """
+
+    __slots__ = (
+        "free", "least_rest_bytes", "most_split_bytes", "order", "page_bytes", "unmapped",
+    )  # fmt: skip
+
+    def __init__(self, *, small: bool, settings: AllocatorSettings) -> None:
+        whole = small or settings.expandable_segments
+        self.order: list[int] = []
+        self.free: dict[int, _Block] = {}
+        self.unmapped: list[tuple[int, _Block]] = []
+        self.page_bytes = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+        self.least_rest_bytes = MIN_BLOCK_BYTES if whole else SMALL_LIMIT_BYTES + 1
+        self.most_split_bytes = math.inf if whole else settings.max_split_size_bytes or math.inf
 
 
 class CachingAllocator:
@@ -94,78 +120,121 @@ class CachingAllocator:
     def __init__(
         self, settings: AllocatorSettings | None = None, *, limit_bytes: int | None = None
     ) -> None:
-        settings = settings or AllocatorSettings()
-        self._expandable = settings.expandable_segments
-        self._max_split = settings.max_split_size_bytes
+        self._settings = settings or AllocatorSettings()
+        self._takes_first = self._settings == AllocatorSettings()
         self._limit_bytes = limit_bytes
         self._next_address = 0
-        # Free blocks of each pool, sorted by (size, address).
-        self._free: dict[_Pool, list[tuple[int, int, _Block]]] = {}
-        # Address space without memory, sorted by address. Each pool's expandable segment has a
-        # range of its own, far larger than any GPU.
-        self._unmapped: dict[_Pool, list[tuple[int, _Block]]] = {}
+        self._pools: dict[tuple[bool, int], _Pool] = {}
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
 
+    # A replay has hundreds of thousands of requests: what most of them do is written out in
+    # `take` and `free`, for two thirds the time of calls.
+
     def malloc(self, size_bytes: int, stream: int = 0) -> _Block | None:
         """Take a block of at least `size_bytes` on `stream`."""
         size = round_size(size_bytes)
-        pool = (size <= SMALL_LIMIT_BYTES, stream)
-        if pool not in self._free:
-            self._open(pool)
-        block = self._best_fit(size, pool) or self._grow(size, pool)
+        return self.take(size, self.pool_of(size, stream))
+
+    def take(self, size: int, pool: _Pool) -> _Block | None:
+        """As `malloc`: a rounded size, and the pool that it comes from."""
+        place = bisect_left(pool.order, size << _ADDRESS_BITS)
+        if self._takes_first and place < len(pool.order):
+            block = pool.free.pop(pool.order.pop(place))
+        else:
+            found = self._best_fit(size, pool, place) or self._new(size, pool)
+            if found is None:
+                return None
+            block = found
+        rest = block.size - size
+        if rest >= pool.least_rest_bytes and size < pool.most_split_bytes:
+            address, after = block.address + size, block.following
+            left = _Block(address, rest, pool, block, after)
+            left.free = True
+            if after is not None:
+                after.previous = left
+            block.size, block.following = size, left
+            key = rest << _ADDRESS_BITS | address
+            pool.free[key] = left
+            insort(pool.order, key)
+        block.free = False
+        allocated = self.allocated_bytes = self.allocated_bytes + block.size
+        if allocated > self.peak_allocated_bytes:  # noqa: PLR1730 - a call takes longer
+            self.peak_allocated_bytes = allocated
+        return block
+
+    def free(self, block: _Block) -> None:
+        """Give a block back; it merges with free neighbours."""
+        self.allocated_bytes -= block.size
+        pool = block.pool
+        before, after = block.previous, block.following
+        if before is not None and before.free and before.mapped:
+            key = before.size << _ADDRESS_BITS | before.address
+            del pool.free[key], pool.order[bisect_left(pool.order, key)]
+            block.address = before.address
+            block.size += before.size
+            beyond = block.previous = before.previous
+            if beyond is not None:
+                beyond.following = block
+        if after is not None and after.free and after.mapped:
+            key = after.size << _ADDRESS_BITS | after.address
+            del pool.free[key], pool.order[bisect_left(pool.order, key)]
+            block.size += after.size
+            beyond = block.following = after.following
+            if beyond is not None:
+                beyond.previous = block
+        block.free = True
+        key = block.size << _ADDRESS_BITS | block.address
+        pool.free[key] = block
+        insort(pool.order, key)
+
+    def pool_of(self, size: int, stream: int) -> _Pool:
+        """The pool of a stream's small or large requests."""
+        which = (size <= SMALL_LIMIT_BYTES, stream)
+        if which not in self._pools:
+            start = len(self._pools) * _ADDRESS_SPACE_BYTES
+            self._pools[which] = _Pool(small=which[0], settings=self._settings)
+            if self._settings.expandable_segments:
+                _add_unmapped(_Block(start, _ADDRESS_SPACE_BYTES, self._pools[which]))
+        return self._pools[which]
+
+    def _best_fit(self, size: int, pool: _Pool, place: int) -> _Block | None:
+        """A free block for a request, from `place` in the pool's order on."""
+        blocks = [pool.free[key] for key in pool.order[place:]]
+        if not blocks:
+            return None
+        number, most = 0, self._settings.max_split_size_bytes
+        if self._settings.expandable_segments:
+            # A block that can grow counts with the size it can grow to.
+            while number + 1 < len(blocks) and _extent(blocks[number + 1]) < _extent(
+                blocks[number]
+            ):
+                number += 1
+        block = blocks[number]
+        if most is not None:
+            # Blocks of the limit and more are never split: small requests leave them alone, and
+            # large ones take one only if it is not much larger.
+            if size < most <= block.size:
+                return None
+            if size >= most and block.size >= size + LARGE_SEGMENT_BYTES:
+                return None
+        _forget(block)
+        return block
+
+    def _new(self, size: int, pool: _Pool) -> _Block | None:
+        """A block with new memory, for which cached memory is given back if necessary."""
+        block = self._grow(size, pool)
         if block is None and self._release_oversized(size, pool):
             block = self._grow(size, pool)
         if block is None:
             self.release_cached()
             block = self._grow(size, pool)
-        if block is None:
-            return None
-        if block.size > size and self._should_split(block, size):
-            self._remember(_cut(block, size))
-        block.free = False
-        self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        return block
-
-    def _open(self, pool: _Pool) -> None:
-        """The first request of a pool."""
-        self._free[pool], self._unmapped[pool] = [], []
-        if self._expandable:
-            start = (len(self._unmapped) - 1) * _ADDRESS_SPACE_BYTES
-            self._add_unmapped(_Block(start, _ADDRESS_SPACE_BYTES, pool))
-
-    def free(self, block: _Block) -> None:
-        """Give a block back; it merges with free neighbours."""
-        self.allocated_bytes -= block.size
-        block.free = True
-        self._merge_neighbours(block)
-        self._remember(block)
-
-    def _best_fit(self, size: int, of: _Pool) -> _Block | None:
-        pool = self._free[of]
-        index = bisect.bisect_left(pool, (size, -1))
-        if index == len(pool):
-            return None
-        if self._expandable:
-            # A block that can grow counts with the size it can grow to.
-            while index + 1 < len(pool) and _extent(pool[index + 1][2]) < _extent(pool[index][2]):
-                index += 1
-        block = pool[index][2]
-        if self._max_split is not None:
-            # Blocks of the limit and more are never split: small requests leave them alone, and
-            # large ones take one only if it is not much larger.
-            if size < self._max_split <= block.size:
-                return None
-            if size >= self._max_split and block.size >= size + LARGE_SEGMENT_BYTES:
-                return None
-        del pool[index]
         return block
 
     def _grow(self, size: int, pool: _Pool) -> _Block | None:
-        if self._expandable:
+        if self._settings.expandable_segments:
             return self._expand(size, pool)
         segment_bytes = _segment_size(size)
         if not self._has_room(segment_bytes):
@@ -177,7 +246,7 @@ class CachingAllocator:
 
     def _expand(self, size: int, pool: _Pool) -> _Block | None:
         """Put memory behind the lowest addresses with room for `size`, free blocks included."""
-        block = self._lowest_room(size, pool)
+        block = _lowest_room(size, pool)
         if not block.mapped and not self._map(block, min(size, block.size)):
             return None
         while block.size < size:
@@ -186,33 +255,20 @@ class CachingAllocator:
             if not self._map(unmapped, min(size - block.size, unmapped.size)):
                 return None
             block = unmapped
-        self._forget(block)
+        _forget(block)
         return block
 
-    def _lowest_room(self, size: int, pool: _Pool) -> _Block:
-        for _, candidate in self._unmapped[pool]:
-            before = candidate.previous
-            first = before if before is not None and before.free else candidate
-            block: _Block | None = first
-            room = 0
-            while room < size and block is not None and block.free:
-                room += block.size
-                block = block.following
-            if room >= size:
-                return first
-        raise AssertionError("the last range of addresses has room for any request")
-
     def _map(self, block: _Block, size: int) -> bool:
-        page = SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+        page = block.pool.page_bytes
         mapped = -(-size // page) * page
         if not self._has_room(mapped):
             return False
-        self._forget(block)
+        _forget(block)
         if mapped < block.size:
-            self._add_unmapped(_cut(block, mapped))
+            _add_unmapped(_cut(block, mapped))
         block.mapped = True
-        self._merge_neighbours(block)
-        self._remember(block)
+        self.allocated_bytes += block.size
+        self.free(block)
         self._reserve(mapped)
         return True
 
@@ -223,97 +279,107 @@ class CachingAllocator:
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def _release_oversized(self, size: int, of: _Pool) -> bool:
+    def _release_oversized(self, size: int, pool: _Pool) -> bool:
         """Return just enough unsplit blocks over the limit (release_available_cached_blocks)."""
-        if self._max_split is None or self._expandable:
+        most = self._settings.max_split_size_bytes
+        if most is None or self._settings.expandable_segments:
             return False
-        pool, wanted = self._free[of], max(size, self._max_split)
-        index = bisect.bisect_left(pool, (wanted, -1))
-        if index < len(pool):
-            self.reserved_bytes -= pool.pop(index)[0]
-            return True
-        released = 0
-        while pool and released < wanted and pool[-1][0] >= self._max_split:
-            released += pool.pop()[0]
+        wanted, released = max(size, most), 0
+        place = bisect_left(pool.order, wanted << _ADDRESS_BITS)
+        if place < len(pool.order):
+            released = pool.free.pop(pool.order.pop(place)).size
+        while pool.order and released < wanted and pool.order[-1] >> _ADDRESS_BITS >= most:
+            released += pool.free.pop(pool.order.pop()).size
         self.reserved_bytes -= released
         return released >= wanted
 
     def release_cached(self) -> None:
         """Return to the driver what no live block shares (release_cached_blocks)."""
-        for key, pool in self._free.items():
-            if self._expandable:
-                for _, _, block in tuple(pool):
+        for pool in self._pools.values():
+            for block in [pool.free[key] for key in pool.order]:
+                if self._settings.expandable_segments:
                     self._unmap(block)
-                continue
-            split = [entry for entry in pool if entry[2].previous or entry[2].following]
-            self.reserved_bytes -= sum(size for size, *_ in pool) - sum(size for size, *_ in split)
-            self._free[key] = split
+                elif block.previous is None and block.following is None:
+                    _forget(block)
+                    self.reserved_bytes -= block.size
 
     def _unmap(self, block: _Block) -> None:
         """Take the memory away from the whole pages inside a free block."""
-        page = SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+        page = block.pool.page_bytes
         first = -(-block.address // page) * page
         last = (block.address + block.size) // page * page
         if first >= last:
             return
-        self._forget(block)
+        _forget(block)
         if last < block.address + block.size:
-            self._remember(_cut(block, last - block.address))
+            _remember(_cut(block, last - block.address))
         if first > block.address:
             head, block = block, _cut(block, first - block.address)
-            self._remember(head)
-        block.mapped = False
-        self._merge_neighbours(block)
-        self._add_unmapped(block)
+            _remember(head)
+        before, after = block.previous, block.following
+        if before is not None and not before.mapped:
+            _forget(before)
+            block.address, block.size = before.address, before.size + block.size
+            _link(before.previous, block)
+        if after is not None and not after.mapped:
+            _forget(after)
+            block.size += after.size
+            _link(block, after.following)
+        _add_unmapped(block)
         self.reserved_bytes -= last - first
 
-    def _should_split(self, block: _Block, size: int) -> bool:
-        remaining = block.size - size
-        if block.small or self._expandable:
-            return remaining >= MIN_BLOCK_BYTES
-        splits = self._max_split is None or size < self._max_split
-        return splits and remaining > SMALL_LIMIT_BYTES
 
-    def _merge_neighbours(self, block: _Block) -> None:
-        before, after = block.previous, block.following
-        if before is not None and before.free and before.mapped == block.mapped:
-            self._forget(before)
-            block.address, block.previous = before.address, before.previous
-            block.size += before.size
-            if before.previous is not None:
-                before.previous.following = block
-        if after is not None and after.free and after.mapped == block.mapped:
-            self._forget(after)
-            block.following = after.following
-            block.size += after.size
-            if after.following is not None:
-                after.following.previous = block
+def _lowest_room(size: int, pool: _Pool) -> _Block:
+    for _, candidate in pool.unmapped:
+        before = candidate.previous
+        first = before if before is not None and before.free else candidate
+        block: _Block | None = first
+        room = 0
+        while room < size and block is not None and block.free:
+            room += block.size
+            block = block.following
+        if room >= size:
+            return first
+    raise AssertionError("the last range of addresses has room for any request")
 
-    def _add_unmapped(self, block: _Block) -> None:
-        block.free, block.mapped = True, False
-        bisect.insort(self._unmapped[block.pool], (block.address, block))
 
-    def _remember(self, block: _Block) -> None:
-        block.free = True
-        bisect.insort(self._free[block.pool], (block.size, block.address, block))
+def _add_unmapped(block: _Block) -> None:
+    block.free, block.mapped = True, False
+    insort(block.pool.unmapped, (block.address, block))
 
-    def _forget(self, block: _Block) -> None:
-        if not block.mapped:
-            self._unmapped[block.pool].remove((block.address, block))
-            return
-        pool = self._free[block.pool]
-        del pool[bisect.bisect_left(pool, (block.size, block.address))]
+
+def _remember(block: _Block) -> None:
+    block.free = True
+    key = block.size << _ADDRESS_BITS | block.address
+    block.pool.free[key] = block
+    insort(block.pool.order, key)
+
+
+def _forget(block: _Block) -> None:
+    pool = block.pool
+    if not block.mapped:
+        pool.unmapped.remove((block.address, block))
+        return
+    key = block.size << _ADDRESS_BITS | block.address
+    del pool.free[key]
+    del pool.order[bisect_left(pool.order, key)]
 
 
 def _cut(block: _Block, size: int) -> _Block:
     """Shorten a block to `size`; the rest of it is returned, and belongs to no pool yet."""
     rest = _Block(block.address + size, block.size - size, block.pool)
     rest.mapped = block.mapped
-    rest.previous, rest.following = block, block.following
-    if rest.following is not None:
-        rest.following.previous = rest
-    block.size, block.following = size, rest
+    _link(rest, block.following)
+    _link(block, rest)
+    block.size = size
     return rest
+
+
+def _link(block: _Block | None, following: _Block | None) -> None:
+    if block is not None:
+        block.following = following
+    if following is not None:
+        following.previous = block
 
 
 def _extent(block: _Block) -> int:
@@ -339,6 +405,12 @@ def replay(
     `keep_history` keeps the allocated and reserved bytes after each event.
     """
     allocator = CachingAllocator(settings, limit_bytes=limit_bytes)
+    take, free = allocator.take, allocator.free
+    sizes = [round_size(size) if size else 0 for size in sizes_bytes]
+    pools = [
+        allocator.pool_of(size, streams[index] if streams else 0)
+        for index, size in enumerate(sizes)
+    ]
     held: dict[int, _Block] = {}
     failed_at = None
     allocated: list[int] = []
@@ -346,12 +418,13 @@ def replay(
     for position, (index, sign) in enumerate(events):
         if position == release_at:
             allocator.release_cached()
-        if sizes_bytes[index] == 0:
+        size = sizes[index]
+        if not size:
             pass  # the allocator returns a null pointer for these
         elif sign < 0:
-            allocator.free(held.pop(index))
+            free(held.pop(index))
         else:
-            block = allocator.malloc(sizes_bytes[index], streams[index] if streams else 0)
+            block = take(size, pools[index])
             if block is None:
                 failed_at = position
                 break

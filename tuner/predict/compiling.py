@@ -163,6 +163,7 @@ def _begin(subject: Any) -> None:
     """
     global _worker_subject  # noqa: PLW0603  (one job per process of the pool)
     _worker_subject = subject
+    gc.freeze()  # what its parent has made stays: its collector need not look at it
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -203,9 +204,6 @@ def _quieten_threads() -> None:
     import torch
 
     torch.set_num_threads(1)
-    # What is imported stays: the collector of the forks need not look at it again.
-    gc.collect()
-    gc.freeze()
 
 
 def default_workers() -> int:

@@ -40,8 +40,6 @@ from tuner.predict.predict import attention_of, reads_loss
 from tuner.predict.traces import grad_accum_of, point_of
 
 _OPTIONAL = (Phase.EVALUATION, Phase.GENERATE)
-_AT_ONCE = 16
-"""Points whose memory is summed at once: a few hundred thousand events of each stay in a cache."""
 
 
 class Estimates:
@@ -236,17 +234,18 @@ class _Live:
         ends = np.cumsum([len(piece) for piece in pieces]).tolist()
         starts = [0, *ends[:-1]]
         peaks, events, before = np.zeros((3, len(spans), len(points)), dtype=np.int64)
-        for first in range(0, len(points), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            live = np.cumsum(sign[:, None] * settled[numbers[block], some], axis=0)
+        changes = np.concatenate([settled, -settled, np.zeros((1, len(points)))])
+        change = np.where(sign == 0, -1, numbers[block] + np.where(sign > 0, 0, len(settled)))
+        # One point at a time: its few hundred thousand events stay in the processor's cache.
+        for point in range(len(points)):
+            live = np.cumsum(changes[:, point].take(change))
             for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
                 if not end:
                     continue
-                inside = live[max(start - 1, 0) : end]
-                highest = inside.argmax(axis=0)
-                peaks[number, some] = np.take_along_axis(inside, highest[None], axis=0)[0]
-                events[number, some] = highest + max(start - 1, 0)
-                before[number, some] = live[start - 1] if start else 0
+                first = max(start - 1, 0)
+                highest = first + int(live[first:end].argmax())
+                peaks[number, point], events[number, point] = live[highest], highest
+                before[number, point] = live[start - 1] if start else 0
         forward = next(n for n, span in enumerate(spans) if span.phase is Phase.FORWARD)
         found = spans, (*starts,), peaks, events, before, before[forward]
         return cls(*found, rounded, numbers, rows, births, deaths, {})

@@ -104,6 +104,7 @@ class Traces:
         """The last ones: each has hundreds of thousands of events."""
         self._sized: dict[Structure, SizedTimeline | None] = {}
         self._optimizers: dict[str, OptimizerSteps] = {}
+        self._entries: dict[tuple[SizedTimeline, int, tuple[str, bool, bool]], str] = {}
         self._memory: dict[tuple[Any, bool], Memory] = {}
 
     def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Training:
@@ -204,8 +205,12 @@ class Traces:
 
     def optimizer_entry(self, sized: SizedTimeline, configuration: Configuration) -> str:
         """The name of the steps of a configuration's optimizer."""
-        parameters = sized.parameters(point_of(configuration))
-        return cache.entry_name("steps", *map(str, _optimizer(configuration)), repr(parameters))
+        point, optimizer = point_of(configuration), _optimizer(configuration)
+        key = sized, point[2], optimizer  # of a point, the rank decides which parameters there are
+        if key not in self._entries:
+            parameters = repr(sized.parameters(point))
+            self._entries[key] = cache.entry_name("steps", *map(str, optimizer), parameters)
+        return self._entries[key]
 
     def lacks_steps(
         self, subject: Subject, sized: SizedTimeline, configuration: Configuration
