@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,9 +14,11 @@ from unittest import mock
 import pytest
 
 from tests.emulating import needs_emulator
+from tuner.app.checking import check_program
 from tuner.app.cli.main import run
 from tuner.app.program_oracle import ProgramPredictions
 from tuner.core.errors import EXIT_UNAVAILABLE, UnavailableError
+from tuner.core.units import format_size
 from tuner.predict import cache, predictor
 from tuner.predict.compiler import deepening
 from tuner.program.program import read_program
@@ -290,3 +293,33 @@ def test_without_an_emulator_what_cannot_be_predicted_names_what_is_missing(
     assert run(["check", "--predict", "--gpu", "rtx4090", "train.py"]) == 4
     said = " ".join(capsys.readouterr().err.split())
     assert "hint: no compiler: install one; then run it on an emulated GPU: tuner check" in said
+
+
+def test_settings_of_the_allocator_are_replayed_and_proposed_where_free_blocks_decide(
+    tmp_path: Path,
+) -> None:
+    gpu = get_gpu("rtx4090")
+
+    def of(text: str, *command: str) -> ProgramPredictions:
+        (tmp_path / "train.py").write_text(text)
+        words = [*command, "python", "train.py"]
+        return ProgramPredictions(read_program(words, tmp_path, is_run=False), gpu)
+
+    variable, value = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+    usual = of(PROGRAM).as_it_is()
+    own = f"import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'max_split_size_mb:64'\n{PROGRAM}"
+    split = of(own).as_it_is()
+    assert split.plan.configuration["allocator"] == "max_split_size_mb:64"
+    command = of(PROGRAM, "env", f"{variable}={value}").as_it_is()
+    said = of(PROGRAM)
+    said.given = {"allocator": value}
+    assert command.plan.configuration["allocator"] == value
+    assert command.free_bytes < usual.free_bytes < split.free_bytes
+    assert said.as_it_is().used_bytes == command.used_bytes
+
+    runs = of(own)
+    runs.gpu = replace(gpu, memory_bytes=split.used_bytes - split.free_bytes // 3)
+    runs.margin_fraction = 0.0
+    notes = check_program(runs).notes
+    saved = format_size(split.used_bytes - command.used_bytes)
+    assert notes == (f"{variable}={value} saves {saved} of free blocks, and it fits",)

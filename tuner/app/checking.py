@@ -16,6 +16,7 @@ from tuner.app.program_oracle import ProgramOracle, RunAnswer, ignored
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
+from tuner.core.units import format_size
 from tuner.emulator.emulation import FEW
 from tuner.program.changes import Change, change
 from tuner.program.edit.place import is_same
@@ -24,6 +25,9 @@ from tuner.program.settings import Settings
 
 LEAST_GAIN = 0.02
 """Faster changes are suggested from this gain on."""
+
+SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""A setting of PyTorch's allocator with which it keeps next to no free blocks."""
 
 FAR = 4
 """Micro-batches up to this many times the program's own are tried for a straight line."""
@@ -134,6 +138,8 @@ def check_program(
     # A change of device memory does not help a host that has too little.
     helps = _is_known(base) and not base.host_is_full and evaluation is None
     helps = helps and not (found.fits and found.time is None)  # nothing says what is faster
+    if improve and helps and (text := _in_segments(runs, base)):
+        notes.append(text)
     if improve and helps:
         search = _Search(runs, base, notes, report)
         if search.is_possible:
@@ -152,6 +158,20 @@ def check_program(
         log_tail=log_tail,
         evaluation=evaluation,
     )
+
+
+def _in_segments(runs: ProgramOracle[Any], base: RunAnswer) -> str:
+    """A sentence on expandable segments where free blocks decide that the program does not fit."""
+    lacking = base.used_bytes + base.margin_bytes - base.gpu.memory_bytes
+    if not 0 < lacking <= base.free_bytes:
+        return ""
+    try:
+        found = runs.with_environment(SEGMENTS)
+    except TunerError:
+        return ""
+    [(name, value)], saved = SEGMENTS.items(), base.used_bytes - found.used_bytes
+    fits = ", and it fits" if found.fits else ""
+    return f"{name}={value} saves {format_size(saved)} of free blocks{fits}" if saved > 0 else ""
 
 
 def _is_known(found: RunAnswer) -> bool:

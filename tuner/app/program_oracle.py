@@ -87,6 +87,12 @@ class PredictedProgram:
         return self.prediction.memory.device_bytes
 
     @property
+    def free_bytes(self) -> int:
+        """Memory of blocks that PyTorch keeps and nothing is in."""
+        memory = self.prediction.memory
+        return memory.peak_reserved_bytes - memory.peak_allocated_bytes
+
+    @property
     def margin_bytes(self) -> int:
         """The memory to keep free."""
         return self.prediction.budget.margin_bytes
@@ -184,6 +190,11 @@ class ProgramOracle(ABC, Generic[Answer]):
     def smaller_evaluation(self, found: Answer) -> tuple[int, Answer] | None:
         """The samples of an evaluation's batch with which it fits, where it alone does not."""
         return None
+
+    def with_environment(self, environment: Mapping[str, str]) -> Answer:
+        """The program with these variables."""
+        given = {**self.program.environment, **environment}
+        return self._ask(dataclasses.replace(self.program, environment=given), on_larger_gpu=False)
 
     def _changed(self, values: Values, *, on_larger_gpu: bool) -> Answer | TunerError:
         try:
@@ -346,6 +357,7 @@ class ProgramRuns(ProgramOracle[Emulation]):
                 output=tail,
                 stopped=self._stop.is_set,
                 cwd=program.folder,
+                environment=program.environment,
             )
         self.log_tail = tail.text
         return dataclasses.replace(found, command=tuple(program.command))

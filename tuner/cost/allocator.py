@@ -30,7 +30,7 @@ _ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES << 16
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """The part of `PYTORCH_CUDA_ALLOC_CONF` that changes memory.
+    """The part of `PYTORCH_ALLOC_CONF` that changes memory.
 
     Both together make PyTorch reserve without bound until the GPU is full and cached memory is
     given back (pytorch/pytorch issue 123548): replay them with a limit.
@@ -38,6 +38,18 @@ class AllocatorSettings:
 
     expandable_segments: bool = False
     max_split_size_bytes: int | None = None
+
+    @classmethod
+    def of(cls, text: str) -> tuple[AllocatorSettings, list[str]]:
+        """The settings in a value of that variable, and its options that are in none of them.
+
+        With both, the second is such an option: what is kept then is given back where it is needed.
+        """
+        options = dict(part.strip().split(":", 1) for part in text.split(",") if ":" in part)
+        expandable = options.pop("expandable_segments", "").lower() == "true"
+        size = "" if expandable else options.pop("max_split_size_mb", "")
+        most = int(size) * MIB if size.isdigit() else None
+        return cls(expandable, most), [*options]
 
 
 @dataclass(frozen=True, slots=True)

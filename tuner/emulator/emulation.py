@@ -460,6 +460,12 @@ class Emulation:
         return rows / self.time.step_s if rows and self.time is not None else None
 
     @property
+    def free_bytes(self) -> int:
+        """Memory of blocks that PyTorch keeps and nothing is in."""
+        use = self.limiting
+        return use.peak_reserved_bytes - use.peak_allocated_bytes if use else 0
+
+    @property
     def used_bytes(self) -> int:
         """The peak of all processes together, on the device with the highest."""
         is_known = all(one.afterwards is Afterwards.RECOVERED for one in self.refusals)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryCategory, Phase
+from tuner.cost.allocator import AllocatorSettings
 from tuner.cost.memory import CATEGORIES, Course, memory_history
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
@@ -50,7 +51,8 @@ def trace_timeline(
     traced = Traces().of(subject, configuration, gpu)
     work, allow_tf32 = step_work(traced, configuration, gpu), configuration["precision"] == "tf32"
     seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
-    timeline = timeline_of(traced.course, seconds)
+    settings, _ = AllocatorSettings.of(str(configuration.get("allocator", "")))
+    timeline = timeline_of(traced.course, seconds, settings)
     grad_accum = grad_accum_of(configuration)
     whole = step_times(
         work,
@@ -70,7 +72,11 @@ def trace_timeline(
     return replace(timeline, operators=operators)
 
 
-def timeline_of(course: Course, seconds: Mapping[tuple[Phase, int], float]) -> MemoryTimeline:
+def timeline_of(
+    course: Course,
+    seconds: Mapping[tuple[Phase, int], float],
+    settings: AllocatorSettings | None = None,
+) -> MemoryTimeline:
     """The timeline of a training's second step; `seconds` by phase and micro-step."""
     first, spans, bounds = 0, [], []
     now_s = 0.0
@@ -84,7 +90,7 @@ def timeline_of(course: Course, seconds: Mapping[tuple[Phase, int], float]) -> M
         spans.append(PhaseSpan(str(mark.phase), mark.micro_step, now_s, end_s))
         bounds.append((mark.event, end, now_s, end_s))
         now_s = end_s
-    live, reserved = _live_bytes(course, first)
+    live, reserved = _live_bytes(course, first, settings)
     times_s = np.concatenate(
         [np.linspace(start_s, end_s, max(0, end - start)) for start, end, start_s, end_s in bounds]
     )
@@ -102,7 +108,9 @@ def timeline_of(course: Course, seconds: Mapping[tuple[Phase, int], float]) -> M
     )
 
 
-def _live_bytes(course: Course, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _live_bytes(
+    course: Course, first: int, settings: AllocatorSettings | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Allocated bytes by category (rows) after each event from `first` on, and reserved bytes.
 
     The rests in blocks that were not worth splitting off are overhead, as in a prediction.
@@ -110,7 +118,7 @@ def _live_bytes(course: Course, first: int) -> tuple[NDArray[np.int64], NDArray[
     changes = np.zeros((len(CATEGORIES), len(course.events)), dtype=np.int64)
     changes[course.rows[course.events[:, 0]], np.arange(len(course.events))] = course.added_bytes
     live = np.cumsum(changes, axis=1)
-    history = memory_history(course)
+    history = memory_history(course, settings=settings)
     overhead = CATEGORIES.index(MemoryCategory.ALLOCATOR_OVERHEAD)
     live[overhead] += np.array(history.allocated_bytes) - live.sum(axis=0)
     return live[:, first:], np.array(history.reserved_bytes)[first:]

@@ -21,6 +21,7 @@ from tuner.core.records import (
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.core.setup.schemas import unmodelled
+from tuner.cost.allocator import AllocatorSettings
 from tuner.cost.calibrate import prior_intervals
 from tuner.cost.parallel import exchange_of, times_of_ranks
 from tuner.cost.rank_memory import nccl_text, with_nccl
@@ -142,7 +143,8 @@ def predict(
     if parallelism.is_replicated:
         alone = Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1})
         worked = traces.of(subject, alone, gpu)
-    memory = traces.memory(traced, context_bytes=gpu.context_bytes, short=short)
+    settings, _ = AllocatorSettings.of(str(configuration.get("allocator", "")))
+    memory = traces.memory(traced, context_bytes=gpu.context_bytes, settings=settings, short=short)
     memory = with_nccl(memory, gpu, configuration)
     times = step_times(
         step_work(worked, configuration, gpu),
@@ -187,7 +189,8 @@ def method_text(
     remarks: Sequence[str] = (),
 ) -> str:
     """The method of a prediction, with the remarks of its trace and the knobs that it ignores."""
-    left_out = unmodelled(workload, configuration)
+    _, options = AllocatorSettings.of(str(configuration.get("allocator", "")))
+    left_out = [*unmodelled(workload, configuration), *(f"allocator's {one}" for one in options)]
     parallelism = Parallelism.of(configuration)
     if parallelism.ranks > 1:
         ranks = f"one of {parallelism.ranks} ranks under {parallelism.strategy}"

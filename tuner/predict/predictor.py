@@ -175,8 +175,12 @@ class Predictor:
             places.setdefault(structure, []).append(index)
         groups = []
         for sized, indices in self._sized(places, on_progress):
-            chosen = tuple(configurations[index] for index in indices)
-            groups.append(_Group(sized, tuple(indices), chosen))
+            by_allocator: dict[KnobValue, list[int]] = {}
+            for index in indices:
+                allocator = configurations[index].get("allocator", "")
+                by_allocator.setdefault(allocator, []).append(index)
+            for some in by_allocator.values():
+                groups.append(_Group(sized, tuple(some), tuple(configurations[n] for n in some)))
         self._trace_optimizers(groups)
         estimated = {index for group in groups for index in group.indices}
         in_full = {i: c for i, c in enumerate(configurations) if i not in estimated}

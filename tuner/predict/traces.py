@@ -16,6 +16,7 @@ from tuner.core.records import Configuration, Memory, MemoryCategory
 from tuner.core.setup.causal_lm import CAUSAL_LM, IN_BACKWARD, OFFLOAD_ACTIVATIONS
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.cost.allocator import AllocatorSettings
 from tuner.cost.as_arrays import to_arrays
 from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.memory import peak_memory
@@ -105,7 +106,7 @@ class Traces:
         self._sized: dict[Structure, SizedTimeline | None] = {}
         self._optimizers: dict[str, OptimizerSteps] = {}
         self._entries: dict[tuple[SizedTimeline, int, tuple[str, bool, bool]], str] = {}
-        self._memory: dict[tuple[Any, bool], Memory] = {}
+        self._memory: dict[tuple[Any, ...], Memory] = {}
 
     def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Training:
         """The training of a configuration, made once for all GPUs with the same kernels."""
@@ -232,11 +233,20 @@ class Traces:
         """Have these as the steps of an optimizer."""
         self._optimizers[entry] = steps
 
-    def memory(self, traced: Training, *, context_bytes: int, short: bool = False) -> Memory:
+    def memory(
+        self,
+        traced: Training,
+        *,
+        context_bytes: int,
+        settings: AllocatorSettings | None = None,
+        short: bool = False,
+    ) -> Memory:
         """`peak_memory` of one of these traces."""
-        key = next(name for name, kept in self._traces.items() if kept is traced), short
+        key = next(name for name, kept in self._traces.items() if kept is traced), settings, short
         if key not in self._memory:
-            self._memory[key] = peak_memory(traced.course, context_bytes=0, short=short)
+            self._memory[key] = peak_memory(
+                traced.course, context_bytes=0, settings=settings, short=short
+            )
         found = self._memory[key]
         context = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
         return replace(

@@ -215,6 +215,8 @@ class _Planner:
             if "micro_batch" in said:
                 said["micro_batch"] = int(str(said["micro_batch"])) * planned.sequences
             own = _started(program, planned, training, self.gpus)
+            if program.main and len(known := record(program, gpu=gpu).allocators) == 1:
+                own["allocator"] = known[0]
             knobs = {**planned.knobs, **own, **said}
             knobs |= _rounds(knobs, said)
             if said.get("padding") == "packed":

@@ -66,9 +66,11 @@ class Recorded:
     standins: Sequence[str] = ()
     absent: Sequence[str] = ()
     dropped: Sequence[Mapping[str, Any]] = ()
+    allocators: Sequence[str] = ()
+    """PYTORCH_ALLOC_CONF at the end of each run: yours, the command's or the program's own."""
 
 
-_LISTS = ("trainings", "loops", "asked", "files", "standins", "absent", "dropped")
+_LISTS = ("trainings", "loops", "asked", "files", "standins", "absent", "dropped", "allocators")
 _known: dict[tuple[str, str, int], tuple[list[object], Recorded]] = {}
 
 

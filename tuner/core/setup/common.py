@@ -60,7 +60,7 @@ class Batch(Group):
 
 @dataclass(frozen=True, slots=True)
 class Process(Group):
-    """Settings of the process, which predictions ignore."""
+    """Settings of the process: predictions know the allocator's."""
 
     compile: bool = knob(
         "torch_compile",
@@ -93,7 +93,6 @@ class Process(Group):
         kind="text",
         allowed=ALLOCATOR_OPTIONS,
         optional=True,
-        modelled=False,
     )
     cudnn_benchmark: bool = knob(
         "cudnn_benchmark",

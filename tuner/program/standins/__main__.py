@@ -196,6 +196,10 @@ def _files() -> list[str]:
     return [path for path in texts if path.startswith(roots)]
 
 
+_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+"""Variables of PyTorch's allocator, the one that counts first."""
+
+
 def _write(out: int, ended: dict[str, Any] | None) -> None:
     with _lock:
         done = {
@@ -208,6 +212,7 @@ def _write(out: int, ended: dict[str, Any] | None) -> None:
             "standins": list(record.STANDINS),
             "absent": list(record.ABSENT),
             "dropped": guard.DROPPED,
+            "allocators": [os.environ.get(n) for n in _ALLOCATOR if os.environ.get(n)][:1],
         }
         data = json.dumps(done).encode() + b"\n"
         while data:
