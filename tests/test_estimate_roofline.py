@@ -371,12 +371,17 @@ def test_fp32_products_have_the_share_of_their_generation():
     assert reached("h100_sxm") < reached("rtx6000") < reached("a100_80gb")
 
 
-@pytest.mark.parametrize("gpu_id", ["rtx_pro_6000", "l40s", "b200"])
-def test_a_dense_mask_costs_the_middle_where_no_run_had_one(gpu_id):
+@pytest.mark.parametrize(
+    ("gpu_id", "head", "slower"),
+    [("l40s", 128, 1.0), ("b200", 128, 1.0), ("rtx_pro_6000", 128, 1.8), ("rtx5090", 256, 1.0)],
+)
+def test_a_dense_mask_costs_the_middle_where_no_run_had_one(gpu_id, head, slower):
     work = Work(
-        "flash_efficient" + MASK, "attention", 10**13, (1,), "bfloat16", (64, 9, 9, 128), ()
+        "flash_efficient" + MASK, "attention", 10**13, (1,), "bfloat16", (64, 9, 9, head), ()
     )
     gpu = replace(get_gpu(gpu_id), power_w=None)
+    alone_s = kernel_s(work._replace(name="flash_efficient"), gpu)
+    assert kernel_s(work, gpu) == pytest.approx(alone_s / MASKED * MASKED_DIFFERS * slower)
     carried = replace(Efficiency(), masked_attention=MASKED * MASKED_DIFFERS)
     alone, middle = (kernel_s(work, gpu, efficiency=e) for e in (carried, Efficiency()))
     assert middle == pytest.approx(alone * MASKED_DIFFERS)

@@ -208,6 +208,9 @@ CUDNN_HEADS: Mapping[int, int] = {9: 256, 10: 128}
 """Largest heads in 16 bits that PyTorch 2.13 gives to cuDNN, by major compute capability."""
 MASKED = 0.55
 MASKED_MEASURED: tuple[_Capability, ...] = ((8, 0), (9, 0))
+MASKED_SLOWER: Mapping[_Capability, tuple[int, float]] = {(12, 0): (128, 1.8)}
+"""Largest head size that takes more time still with a mask, and how many times. 12.0: seven
+published steps on an RTX PRO 6000 and an RTX 5090 took 1.6 to 2.0 times; with heads of 256 none."""
 MASKED_DIFFERS = 2**0.5
 """On generations without such runs a dense mask may cost nothing more, or twice the time: they are
 charged the middle. With the A100's share, published 16-bit steps with masks on an RTX PRO 6000 were
@@ -250,6 +253,7 @@ def attention_flops_per_s(works: WorkArrays, gpu: Gpu, *, masked: float = MASKED
     `masked` is what a dense mask leaves of a kernel's rate where that was measured.
     """
     masked_here = masked / (1.0 if measured_masked(gpu) else MASKED_DIFFERS)
+    largest, slower = MASKED_SLOWER.get(gpu.compute_capability, (0, 1.0))
     rates = np.empty(works.flops.shape)
     for row, (name, dtype, has_shape) in enumerate(
         zip(works.names.tolist(), works.dtypes.tolist(), works.has_shape.tolist(), strict=True)
@@ -257,7 +261,8 @@ def attention_flops_per_s(works: WorkArrays, gpu: Gpu, *, masked: float = MASKED
         if has_shape:
             head, keys = works.shapes[row, 3], works.shapes[row, 2]
             rates[row] = [_rate(name, dtype, int(size), gpu) for size in head]
-            rates[row] *= masked_here if name.endswith(MASK) else 1.0
+            if name.endswith(MASK):
+                rates[row] *= masked_here / np.where(head <= largest, slower, 1.0)
             rates[row] /= 1.0 + half_rate_tokens(name, dtype, int(head[0]), gpu) / keys
         else:
             rates[row] = _peak(gpu, dtype) * _WITHOUT_SHAPE
