@@ -10,12 +10,12 @@ import pytest
 from cli_samples import SPACE, make_trial, write_samples
 from shared_cases.tiny_model import CONFIG as MODEL_CONFIG
 
+from tuner.app.applying import same_architecture
 from tuner.app.cli.main import run
 from tuner.core.errors import InputError
 from tuner.searches.store import ResultsFolder
 from tuner.space import load_space
 from tuner.space.format import read_space
-from tuner.space.models.same import same_architecture
 
 ROOT = Path(__file__).parents[2]
 APPLY = ["apply", "--space", "tiny.yaml", "--gpu", "a6000"]

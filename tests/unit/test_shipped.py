@@ -8,7 +8,7 @@ import base_install
 import numpy as np
 import pytest
 
-from tuner.app.programs import check
+from tuner.app.programs import ProgramOptions, check
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration
 from tuner.cost.as_arrays import to_arrays
@@ -65,7 +65,7 @@ SFTTrainer(model, args, peft_config=lora).train()
 
 def test_a_change_without_a_timeline_is_a_note_and_costs_no_verdict(without_torch, tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    checked = check([str(tmp_path / "train.py")], get_gpu("rtx4090"), predict=True)
+    checked = check([str(tmp_path / "train.py")], get_gpu("rtx4090"), ProgramOptions(predict=True))
     assert checked.found.fits
     assert any("not among the timelines" in note for note in checked.notes)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tuner.core.aliases import PROGRAM_NAMES
-from tuner.core.errors import InputError, Problem
+from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.program.changes import Change, FileSetting, by_hand, change
@@ -19,7 +21,7 @@ from tuner.program.trainer import trainer_of
 from tuner.program.training import named_models
 from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import is_meant, read_key, show_path
-from tuner.space.models.same import same_architecture
+from tuner.space.models.catalogue import get_entry, resolve_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +201,33 @@ def _batch_notes(before: Mapping[str, object], after: Configuration) -> Iterator
 def _batch(values: Mapping[str, object]) -> int:
     size, rounds = values.get("micro_batch"), values.get("grad_accum")
     return size * rounds if isinstance(size, int) and isinstance(rounds, int) else 0
+
+
+_SIZES = re.compile(r"(size|layers?|heads?|experts?|dim|rank|depth|width)$|^(n|d)_[a-z]+$")
+"""Fields of a configuration that shape its weights; lengths and ids of tokens do not."""
+
+
+def same_architecture(one: str, other: str) -> bool | None:
+    """True if the weights of both have the same shapes; None if one of them is unknown.
+
+    A name is one of the catalogue, a folder, or one of the hub's.
+    """
+    entries = [get_entry(name) for name in (one, other)]
+    if one == other or (entries[0] is not None and entries[0] == entries[1]):
+        return True
+    try:
+        return _shapes(one) == _shapes(other)
+    except (InputError, UnavailableError):
+        return None
+
+
+def _shapes(name: str) -> dict[str, Any]:
+    config = resolve_config(name)
+    text = config.get_text_config()
+    fields = {**config.to_dict(), **text.to_dict()}
+    shapes = {
+        key: value
+        for key, value in fields.items()
+        if _SIZES.search(key) and isinstance(value, int) and not isinstance(value, bool)
+    }
+    return {**shapes, "model_type": config.model_type}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,60 +29,84 @@ if TYPE_CHECKING:
     from tuner.app.checking import Answered, CheckedProgram
     from tuner.app.largest import Largest
     from tuner.app.program_front import ProgramFront
+    from tuner.app.program_oracle import ProgramPredictions
     from tuner.emulator.emulation import Emulation
 
 DEFAULT_TRIALS = 6
 Report = Callable[[str], None]
 
 
-def check(  # noqa: PLR0913 - one argument for each option
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOptions:
+    """Options of `tuner check`, of which `--largest` and `tuner tune --predict` take the first.
+
+    A `whole` run comes, shortened, to its evaluation, its saving and its end; it does not fit if it
+    takes more than `host_memory_bytes` of the host. Without `improve` no change is tried.
+    """
+
+    gpus: int | None = None
+    margin_fraction: float | None = None
+    model: str | None = None
+    settings: Mapping[str, KnobValue] | None = None
+    predict: bool = False
+    timeout_s: float | None = None
+    improve: bool = True
+    whole: bool = True
+    host_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None and self.gpus < 1:
+            raise InputError("--gpus is 1 or more")
+        if self.host_memory_bytes is not None and (self.predict or not self.whole):
+            raise InputError(
+                "--host-memory is of the whole emulated run",
+                hint="leave --predict and --steps-only out",
+            )
+
+    @property
+    def given(self) -> dict[str, KnobValue]:
+        """The settings by tuner's names."""
+        return translate(self.settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+
+    def predictions(self, program: Program, gpu: Gpu) -> ProgramPredictions:
+        """The predictions of `program` with these options."""
+        from tuner.app.program_oracle import ProgramPredictions  # numpy
+
+        of = (self.gpus, self.margin_fraction, self.given, self.model)
+        return ProgramPredictions(program, gpu, *of)
+
+
+def check(
     program: Sequence[str],
     gpu: Gpu,
-    *,
-    gpus: int | None = None,
-    margin_fraction: float | None = None,
-    timeout_s: float | None = None,
-    improve: bool = True,
-    whole: bool = True,
-    host_memory_bytes: int | None = None,
-    predict: bool = False,
-    model: str | None = None,
-    settings: Mapping[str, KnobValue] | None = None,
+    options: ProgramOptions,
     report: Report = lambda text: None,
     answered: Answered = lambda found, needed: None,
 ) -> CheckedProgram:
-    """Run `program` on an emulated `gpu`; predict it with `predict`, or where emulation fails.
+    """Run `program` on an emulated `gpu`; predict it if asked to, or where emulation fails.
 
-    A `whole` run comes, shortened, to its evaluation, its saving and its end; it does not
-    fit if it takes more than `host_memory_bytes` of the host. `answered` is called as soon as the
-    verdict is known, before changes are tried.
+    `answered` is called as soon as the verdict is known, before changes are tried.
     """
     from tuner.app.checking import check_program  # numpy
     from tuner.app.pinned import pinned_notes, with_pinned
-    from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
+    from tuner.app.program_oracle import ProgramRuns
 
-    if gpus is not None and gpus < 1:
-        raise InputError("--gpus is 1 or more")
-    if host_memory_bytes is not None and (predict or not whole):
-        raise InputError(
-            "--host-memory is of the whole emulated run",
-            hint="leave --predict and --steps-only out",
-        )
-    given = translate(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
+    told: Any = {"improve": options.improve, "report": report, "answered": answered}
     missing: UnavailableError | None = None
-    if not (predict or model is not None or given):
+    if not (options.predict or options.model is not None or options.given):
         try:
             read = read_program(program)
-            how = (margin_fraction, timeout_s, whole, host_memory_bytes)
-            with ProgramRuns(read, gpu, gpus, *how) as runs:
-                return check_program(runs, improve=improve, report=report, answered=answered)
+            limits = options.whole, options.host_memory_bytes
+            how = (options.gpus, options.margin_fraction, options.timeout_s, *limits)
+            with ProgramRuns(read, gpu, *how) as runs:
+                return check_program(runs, **told)
         except UnavailableError as error:
             missing = error
     read = read_program(program, is_run=False)
     try:
         with quiet_libraries():
-            predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-            found = check_program(predictions, improve=improve, report=report, answered=answered)
+            predictions = options.predictions(read, gpu)
+            found = check_program(predictions, **told)
     except UnsupportedError as error:
         if missing is not None:
             text = f"{missing.message}; without it: {error.message}"
@@ -102,15 +126,11 @@ def check(  # noqa: PLR0913 - one argument for each option
     )
 
 
-def largest(  # noqa: PLR0913 - one argument for each option
+def largest(
     program: Sequence[str],
     gpu: Gpu,
     name: str,
-    *,
-    gpus: int | None = None,
-    margin_fraction: float | None = None,
-    model: str | None = None,
-    settings: Mapping[str, KnobValue] | None = None,
+    options: ProgramOptions,
     report: Report = lambda text: None,
 ) -> Largest:
     """The largest value of `name` (one of `tuner.app.largest.NAMES`) with which `program` fits.
@@ -118,35 +138,23 @@ def largest(  # noqa: PLR0913 - one argument for each option
     It is predicted. Raises `InputError` as `find_largest` does.
     """
     from tuner.app.largest import find_largest  # numpy
-    from tuner.app.program_oracle import ProgramPredictions
 
-    given = translate(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
-    if name in given:
+    if name in options.given:
         raise InputError(f"--set {name} and --largest {name} contradict each other")
     read = read_program(program, is_run=False)
     with quiet_libraries():
-        predictions = ProgramPredictions(read, gpu, gpus, margin_fraction, given, model)
-        return find_largest(predictions, name, report=report)
+        return find_largest(options.predictions(read, gpu), name, report=report)
 
 
 def tune_predicted(
-    program: Sequence[str],
-    gpu: Gpu,
-    *,
-    knobs: Sequence[str] = (),
-    margin_fraction: float | None = None,
-    model: str | None = None,
-    settings: Mapping[str, KnobValue] | None = None,
+    program: Sequence[str], gpu: Gpu, options: ProgramOptions, knobs: Sequence[str] = ()
 ) -> ProgramFront:
     """Predict the front of the settings of `program`; see `predict_front`."""
     from tuner.app.program_front import predict_front  # numpy
-    from tuner.app.program_oracle import ProgramPredictions
 
-    given = translate(settings or {}, SCHEMAS[DEFAULT_WORKLOAD].terms)
     read = read_program(program, is_run=False)
     with quiet_libraries():
-        predictions = ProgramPredictions(read, gpu, None, margin_fraction, given, model)
-        return predict_front(predictions, knobs)
+        return predict_front(options.predictions(read, gpu), knobs)
 
 
 def emulate(

@@ -117,7 +117,7 @@ def nothing_fits_error(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Recommended:
     """The answer for one GPU type: its recommendation, or the reason why there is none."""
 
     gpu: Gpu
@@ -130,40 +130,42 @@ class Answer:
         return self.best.cost.epoch_usd if self.best and self.best.cost else None
 
 
-def answers(targets: Sequence[Target], recommended: Callable[[Target], BestTrial]) -> list[Answer]:
+def answers(
+    targets: Sequence[Target], recommended: Callable[[Target], BestTrial]
+) -> list[Recommended]:
     """The answers of all targets: the cheapest epoch first, then the fastest, then the rest."""
-    found: list[Answer] = []
+    found: list[Recommended] = []
     missing: list[UnavailableError] = []
     for target in targets:
         try:
-            found.append(Answer(target.gpu, recommended(target)))
+            found.append(Recommended(target.gpu, recommended(target)))
         except (NothingFitsError, UnavailableError) as error:
             # A target that was not searched yet must not hide the answers of the others.
-            found.append(Answer(target.gpu, None, error.message))
+            found.append(Recommended(target.gpu, None, error.message))
             missing += [error] if isinstance(error, UnavailableError) else []
     if len(missing) == len(targets):
         raise missing[0]
     return sorted(found, key=_order)
 
 
-def answers_found(found: Sequence[SearchedGpu | SkippedGpu]) -> list[Answer]:
+def answers_found(found: Sequence[SearchedGpu | SkippedGpu]) -> list[Recommended]:
     """The answers of a search of several GPU types, in the order of `answers`."""
     return sorted(map(_answer, found), key=_order)
 
 
-def _answer(found: SearchedGpu | SkippedGpu) -> Answer:
+def _answer(found: SearchedGpu | SkippedGpu) -> Recommended:
     from tuner.app.search.plan import SkippedGpu  # `tuner best` needs no search
 
     if isinstance(found, SkippedGpu):
-        return Answer(found.target.gpu, None, found.reason)
+        return Recommended(found.target.gpu, None, found.reason)
     plan, view = found.plan, found.view
     if view.best is not None:
-        return Answer(plan.target.gpu, view.best)
+        return Recommended(plan.target.gpu, view.best)
     met = [record for record in view.records if plan.meets(record.configuration)]
-    return Answer(plan.target.gpu, None, nothing_fits(plan.target, met, plan.conditions))
+    return Recommended(plan.target.gpu, None, nothing_fits(plan.target, met, plan.conditions))
 
 
-def require_an_answer(found: Sequence[Answer]) -> None:
+def require_an_answer(found: Sequence[Recommended]) -> None:
     """Raise `NothingFitsError` with all reasons if no GPU type has a recommendation."""
     if any(answer.best for answer in found):
         return
@@ -174,7 +176,7 @@ def require_an_answer(found: Sequence[Answer]) -> None:
     )
 
 
-def _order(answer: Answer) -> tuple[bool, float, float]:
+def _order(answer: Recommended) -> tuple[bool, float, float]:
     if answer.best is None:
         return (True, math.inf, math.inf)
     usd = answer.epoch_usd

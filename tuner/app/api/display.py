@@ -17,32 +17,21 @@ import click
 from rich.console import Console
 
 from tuner.app.checking import CheckedProgram
-from tuner.app.cli.checked_text import (
-    answer_of,
-    answer_source,
-    change_texts,
-    checked_lines,
-    memory_text_of,
-    notes_of,
-    pace_fields_of,
-    read_text,
-    run_fields_of,
-)
+from tuner.app.cli.answers import GPU_NUMBERS, gpu_cells
+from tuner.app.cli.checked_text import answer_fields, checked_lines
 from tuner.app.listener import Compiling, Listener, Searching
-from tuner.app.recommendation import Answer
+from tuner.app.recommendation import Recommended
 from tuner.app.search.plan import SkippedGpu
 from tuner.core.errors import UnavailableError
 from tuner.core.records import TrialRecord, Verdict
-from tuner.core.units import format_duration, format_size, significant
 from tuner.report.front_figure import objective_png
 from tuner.report.plot import pareto_png
 from tuner.report.table import value_text
+from tuner.report.terminal.front import MAIN_NUMBERS, front_numbers
 from tuner.report.terminal.progress import compiling, reporting
-from tuner.report.terminal.render import print_fields
-from tuner.report.terminal.tables import Sheet
-from tuner.report.terminal.verdict import verdict_texts
+from tuner.report.terminal.render import differing, print_fields, settings_text
+from tuner.report.terminal.verdict import ANSWER, CHANGE, NOTE, READ_AS
 from tuner.searches.cost import run_cost
-from tuner.searches.facts import times_text
 from tuner.searches.progress import Progress
 from tuner.searches.view import Kind, View
 
@@ -56,57 +45,31 @@ ROWS = 20
 
 def front_rows(view: View) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of the front: the recommended one has a star, then numbers and settings."""
-    knobs = view.space.knobs or view.knobs
-    varying = [n for n in knobs if len({str(r.configuration.get(n)) for r in view.front}) > 1]
-    rows = []
-    for record in view.front:
-        evidence = record.outcome.evidence
-        assert evidence is not None  # without numbers a trial is on no front
-        cost = run_cost(record, view.space, view.gpu)
-        best = view.best is not None and view.best.configuration == record.configuration
-        rows.append(
-            [
-                "*" if best else "",
-                format_size(evidence.memory.device_bytes),
-                significant(evidence.speed.samples_per_s),
-                format_duration(cost.epoch_s) if cost else "?",
-                *(value_text(record.configuration.get(name)) for name in varying),
-            ]
-        )
-    return ["", "memory", "samples/s", "epoch", *varying], rows
+    names = view.space.knobs or view.knobs
+    varying, _ = differing(names, [record.configuration for record in view.front])
+    best = view.best and view.best.configuration
+    rows = [
+        [
+            "*" if record.configuration == best else "",
+            *front_numbers(record, view)[: len(MAIN_NUMBERS)],
+            *(value_text(record.configuration.get(name)) for name in varying),
+        ]
+        for record in view.front
+    ]
+    return ["", *MAIN_NUMBERS, *varying], rows
 
 
-def comparison_rows(answers: Sequence[Answer]) -> tuple[list[str], list[list[str]]]:
+def comparison_rows(answers: Sequence[Recommended]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of a comparison of GPU types."""
     rows = []
     for answer in answers:
         best = answer.best
         if best is None:
-            rows.append([answer.gpu.id, "", "", "", "", answer.reason])
+            rows.append([answer.gpu.id, *[""] * len(GPU_NUMBERS), answer.reason])
             continue
         knobs = best.space.knobs or tuple(best.configuration)
-        settings = " ".join(f"{n}={value_text(best.configuration.get(n))}" for n in knobs)
-        rows.append(
-            [
-                times_text(best.gpus, answer.gpu.id),
-                "?" if answer.epoch_usd is None else f"{answer.epoch_usd:,.2f}",
-                format_duration(best.cost.epoch_s) if best.cost else "?",
-                significant(best.evidence.speed.samples_per_s),
-                format_size(best.evidence.memory.device_bytes),
-                settings,
-            ]
-        )
-    return ["GPU", "USD/epoch", "epoch", "samples/s", "memory", "settings"], rows
-
-
-def front_table(view: View) -> Sheet:
-    """The front for rich."""
-    return _table(*front_rows(view), title=_title(view))
-
-
-def comparison_table(answers: Sequence[Answer]) -> Sheet:
-    """A comparison of GPU types for rich."""
-    return _table(*comparison_rows(answers), title="the cheapest epoch first")
+        rows.append([*gpu_cells(answer, best), settings_text(best.configuration, knobs)])
+    return ["GPU", *GPU_NUMBERS, "settings"], rows
 
 
 def result_html(view: View) -> str:
@@ -123,7 +86,7 @@ def result_html(view: View) -> str:
     )
 
 
-def results_html(answers: Sequence[Answer], views: Sequence[View]) -> str:
+def results_html(answers: Sequence[Recommended], views: Sequence[View]) -> str:
     """The comparison of the GPU types, then the front of each."""
     parts = [f"<p><b>the cheapest epoch first</b></p>{_html_table(*comparison_rows(answers))}"]
     parts += [
@@ -135,18 +98,18 @@ def results_html(answers: Sequence[Answer], views: Sequence[View]) -> str:
 
 def check_text(checked: CheckedProgram) -> str:
     """The short answer of `tuner check`, without colours."""
-    first = ": ".join(verdict_texts(answer_of(checked.found, checked.needed)))
+    first = answer_fields(checked)[0][1]
     return click.unstyle("\n".join([first, *checked_lines(checked)]))
 
 
 def check_html(checked: CheckedProgram) -> str:
     """The answer of `tuner check`: the verdict, the change as a diff, numbers and notes."""
-    answer = answer_of(checked.found, checked.needed)
-    words, rest = map(html.escape, verdict_texts(answer))
-    parts = [f'<p><b style="{_TINTS[answer.verdict]}">&nbsp;{words}&nbsp;</b> {rest}</p>']
-    read = read_text(checked.needed or checked.found)
-    lines = [f"read as {read}"] if read else []
-    parts += [f"<p>{html.escape(text)}</p>" for text in (*lines, *change_texts(checked))]
+    fields = [(label, html.escape(text)) for label, text in answer_fields(checked) if text]
+    words, _, rest = fields[0][1].partition(": ")
+    tint = _TINTS[checked.found.verdict]
+    parts = [f'<p><b style="{tint}">&nbsp;{words}&nbsp;</b> {rest}</p>']
+    parts += [f"<p>{label} {text}</p>" for label, text in fields if label == READ_AS]
+    parts += [f"<p>{text}</p>" for label, text in fields if label == CHANGE]
     if checked.suggestion is not None:
         shown = "".join(
             # Pages of Jupyter give a span the letters of prose.
@@ -156,22 +119,16 @@ def check_html(checked: CheckedProgram) -> str:
             if not line.startswith("+++ ")  # the name once more
         )
         parts.append(f'<pre style="line-height:1.35">{shown}</pre>')
-    rows = [
-        ("memory", memory_text_of(checked)),
-        *run_fields_of(checked),
-        *pace_fields_of(checked),
-        ("source", answer_source(checked.found).rpartition(";")[0]),
-    ]
     cell = '<td style="text-align:left;white-space:normal">'
     body = "".join(
-        f"<tr>{cell}{html.escape(label)}</td>{cell}{html.escape(value)}</td></tr>"
-        for label, value in rows
-        if value
+        f"<tr>{cell}{label}</td>{cell}{text}</td></tr>"
+        for label, text in fields
+        if label not in (ANSWER, READ_AS, CHANGE, NOTE)
     )
     parts.append(f'<table style="color:inherit"><tbody>{body}</tbody></table>')
-    notes = list(notes_of(checked))
+    notes = [text for label, text in fields if label == NOTE]
     is_open = " open" if any(not note.startswith("assumed: ") for note in notes) else ""
-    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    items = "".join(f"<li>{note}</li>" for note in notes)
     if items:
         parts.append(f"<details{is_open}><summary>notes</summary><ul>{items}</ul></details>")
     return "".join(parts)
@@ -206,13 +163,6 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Sheet:
-    sheet = Sheet(columns, title=title)
-    for row in rows:
-        sheet.add_row(*row)
-    return sheet
 
 
 def frame_of(view: View) -> pandas.DataFrame:

@@ -71,9 +71,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     command; `changes=False` only checks the program as it is. No file is written before `apply`.
     """
     device = get_gpu(gpu, memory_bytes=as_bytes(gpu_memory, "gpu_memory"))
-    found = programs.check(
-        _words(program),
-        device,
+    options = programs.ProgramOptions(
         gpus=gpus,
         margin_fraction=parse_margin(as_share(margin, "margin"), device),
         timeout_s=timeout_s,
@@ -82,6 +80,7 @@ def check(  # noqa: PLR0913 - one argument for each option
         model=model,
         settings=settings,
     )
+    found = programs.check(_words(program), device, options)
     return Check(*(getattr(found, each.name) for each in fields(found)))
 
 

@@ -7,19 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
-
 from tuner.app.api.display import (
-    comparison_table,
     frame_of,
-    front_table,
     joined,
     result_html,
     results_html,
 )
 from tuner.app.api.recommended import Recommendation
 from tuner.app.api.values import as_bytes, as_share, as_texts
-from tuner.app.recommendation import Answer, Criteria, answers, recommended_of, require_an_answer
+from tuner.app.recommendation import (
+    Criteria,
+    Recommended,
+    answers,
+    recommended_of,
+    require_an_answer,
+)
 from tuner.app.search.plan import SkippedGpu
 from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target, check_conditions, require_records
@@ -206,9 +208,6 @@ class SearchResult:
             f"configurations, {len(self.front)} on the front, {speed} ({self.source})>"
         )
 
-    def __rich__(self) -> RenderableType:
-        return front_table(self._view)
-
     def _repr_html_(self) -> str:
         return result_html(self._view)
 
@@ -253,7 +252,7 @@ class SearchResults(Mapping[str, SearchResult]):
         """Why a GPU type ran no trial, by its id."""
         return {gpu: one.reason for gpu, one in self._refused.items()}
 
-    def comparison(self, **choice: Any) -> tuple[Answer, ...]:
+    def comparison(self, **choice: Any) -> tuple[Recommended, ...]:
         """The recommendation of each type, the cheapest epoch first, then the fastest.
 
         `choice` are arguments of `SearchResult.best`. Types without a recommendation come last,
@@ -261,7 +260,7 @@ class SearchResults(Mapping[str, SearchResult]):
         """
         targets = [result._target for result in self.values()]
         compared = answers(targets, lambda target: self[target.gpu.id].best(**choice))
-        left = [Answer(one.target.gpu, None, one.reason) for one in self._refused.values()]
+        left = [Recommended(one.target.gpu, None, one.reason) for one in self._refused.values()]
         return (*compared, *left)
 
     def best(self, **choice: Any) -> Recommendation:
@@ -280,9 +279,6 @@ class SearchResults(Mapping[str, SearchResult]):
         lines = [*map(repr, self.values())]
         lines += [f"<{gpu}: not searched: {reason}>" for gpu, reason in self.refused.items()]
         return "\n".join(lines)
-
-    def __rich__(self) -> RenderableType:
-        return comparison_table(self.comparison())
 
     def _repr_html_(self) -> str:
         return results_html(self.comparison(), [one._view for one in self.values()])

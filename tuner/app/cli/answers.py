@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.app.recommendation import (
     ANY_THAT_FITS,
-    Answer,
     Criteria,
+    Recommended,
     answers_found,
     nothing_fits,
     require_an_answer,
@@ -213,7 +213,7 @@ def answer_dict(found: SearchedGpu) -> dict[str, Any]:
     }
 
 
-def print_answers(found: Sequence[Answer], *, as_json: bool) -> None:
+def print_answers(found: Sequence[Recommended], *, as_json: bool) -> None:
     """The comparison as a table. Raises `NothingFitsError` where no type fits anything."""
     require_an_answer(found)
     if as_json:
@@ -227,7 +227,7 @@ def print_answers(found: Sequence[Answer], *, as_json: bool) -> None:
     print_comparison_of(found)
 
 
-def print_comparison_of(found: Sequence[Answer]) -> None:
+def print_comparison_of(found: Sequence[Recommended]) -> None:
     """The recommendations side by side, and why a type has none."""
     if any(answer.best for answer in found):
         _print_gpus([answer for answer in found if answer.best])
@@ -237,30 +237,33 @@ def print_comparison_of(found: Sequence[Answer]) -> None:
         echo(f"no offer was found of {', '.join(unpriced)}: --price of one type, or your gpus.yaml")
 
 
-def _print_gpus(found: Sequence[Answer]) -> None:
+def _print_gpus(found: Sequence[Recommended]) -> None:
     bests = [answer.best for answer in found if answer.best]
     varying, same = differing(bests[0].space.knobs, [best.configuration for best in bests])
     sources = [str(source) for source in Source if source in {best.source for best in bests}]
     echo(f"{bests[0].space.name}, the cheapest epoch first ({' and '.join(sources)})")
     print_fields([("all with", settings_text(bests[0].configuration, same))])
     echo()
-    numbers = ("USD/epoch", "epoch", "samples/s", "GiB of")
     more = ["source"] if len(sources) > 1 else []
     print_settings(
-        ("GPU", *numbers, *more),
+        ("GPU", *GPU_NUMBERS, *more),
         [
-            ((*_gpu_cells(answer, best), *([str(best.source)] if more else [])), best.configuration)
+            ((*gpu_cells(answer, best), *([str(best.source)] if more else [])), best.configuration)
             for answer, best in zip(found, bests, strict=True)
         ],
         varying,
-        right=numbers,
+        right=GPU_NUMBERS,
         drop=("source", "epoch"),
     )
     if any(best.gpus > 1 for best in bests):
         echo(f"of several GPUs {OF_ONE}")
 
 
-def _gpu_cells(answer: Answer, best: BestTrial) -> tuple[str, ...]:
+GPU_NUMBERS = ("USD/epoch", "epoch", "samples/s", "GiB of")
+
+
+def gpu_cells(answer: Recommended, best: BestTrial) -> tuple[str, ...]:
+    """A GPU type and its numbers."""
     size, cost, usd = best.evidence.memory.device_bytes, best.cost, answer.epoch_usd
     return (
         times_text(best.gpus, answer.gpu.id),

@@ -20,7 +20,7 @@ from tuner.app.cli.options import (
     subcommand,
     verbose_option,
 )
-from tuner.app.programs import check, largest
+from tuner.app.programs import ProgramOptions, check, largest
 from tuner.core.errors import InputError, verdict_code
 from tuner.core.records import parse_margin
 from tuner.report.terminal.progress import Waiting
@@ -138,25 +138,21 @@ def command(  # noqa: PLR0913 - one argument for each option
             )
         raise click.exceptions.Exit(show_everywhere(found, verbose=verbose, as_json=as_json))
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    fraction = parse_margin(margin, gpu)
+    options = ProgramOptions(margin_fraction=parse_margin(margin, gpu), **how)
     if largest_of is not None:
-        if not how["predict"]:
+        if not options.predict:
             raise InputError("--largest is predicted, not run", hint="add --predict")
-        how = {name: how[name] for name in ("gpus", "model", "settings")}
         with Waiting(quiet=quiet) as waiting:
-            most = largest(
-                program, gpu, largest_of, margin_fraction=fraction, report=waiting, **how
-            )
+            most = largest(program, gpu, largest_of, options, waiting)
         print_json(largest_to_dict(most)) if as_json else print_largest(most, verbose=verbose)
         raise click.exceptions.Exit(verdict_code(most.found is not None))
     with Waiting(quiet=quiet) as waiting:
 
         def answered(found: RunAnswer, needed: RunAnswer | None) -> None:
-            with waiting.paused():
-                print_found(found, needed)
+            if not as_json:
+                with waiting.paused():
+                    print_found(found, needed)
 
-        if not as_json:
-            how["answered"] = answered
-        checked = check(program, gpu, margin_fraction=fraction, report=waiting, **how)
+        checked = check(program, gpu, options, waiting, answered)
     print_json(checked_to_dict(checked)) if as_json else print_checked(checked, verbose=verbose)
     raise click.exceptions.Exit(checked.found.exit_code)

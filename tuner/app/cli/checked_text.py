@@ -34,16 +34,20 @@ from tuner.program.planned import read_as
 from tuner.report.terminal.evidence import print_evidence
 from tuner.report.terminal.render import echo, is_in_notebook, print_fields, prose, settings_text
 from tuner.report.terminal.verdict import (
+    ANSWER,
+    CHANGE,
     LINES,
     NOTE,
     NOTEBOOK_LINES,
     READ_AS,
     UNKNOWN_SPEED,
     Answer,
+    Field,
     Pace,
     bound_text,
     difference_lines,
     field_lines,
+    fields_dict,
     gpu_text,
     interval_text,
     least_lines,
@@ -53,6 +57,8 @@ from tuner.report.terminal.verdict import (
     print_lines,
     print_verdict,
     source_text,
+    verdict_texts,
+    with_more,
 )
 from tuner.searches.facts import counted_gpus
 from tuner.space.gpus import load_catalogue
@@ -144,12 +150,28 @@ def _with_pinned(checked: CheckedProgram) -> str:
     return shlex.join([*checked.with_pinned, "tuner", command, *predict, *words])
 
 
+def answer_fields(checked: CheckedProgram) -> list[Field]:
+    """The answer, which notebooks, JSON and MCP show whole, and a screen in part."""
+    of = checked.needed or checked.found
+    return [
+        (ANSWER, ": ".join(verdict_texts(answer_of(checked.found, checked.needed)))),
+        (READ_AS, read_text(of)),
+        (CHANGE, " ".join(change_texts(checked))),
+        ("memory", _memory_text(of)),
+        *_run_fields(checked),
+        *_pace_fields(checked),
+        ("source", answer_source(checked.found)),
+        *((NOTE, note) for note in notes_of(checked)),
+    ]
+
+
 def checked_lines(checked: CheckedProgram) -> list[str]:
     """The lines below the verdict, as many as a short answer has."""
-    found = checked.found
-    notes = list(notes_of(checked))
-    memory = field_lines([("memory", "" if found.fits else memory_text_of(checked))])
-    numbers = field_lines([*run_fields_of(checked), *pace_fields_of(checked)])
+    found, fields = checked.found, answer_fields(checked)
+    notes = [text for label, text in fields if label == NOTE]
+    apart = (ANSWER, READ_AS, CHANGE, "memory", "source", NOTE)
+    memory = field_lines(field for field in fields if field[0] == "memory" and not found.fits)
+    numbers = field_lines(field for field in fields if field[0] not in apart)
     is_whole = is_in_notebook()
     room = (NOTEBOOK_LINES if is_whole else LINES) - 2 - len(numbers)
     room -= len(read_lines(checked.needed or found))
@@ -160,11 +182,11 @@ def checked_lines(checked: CheckedProgram) -> list[str]:
     first = field_lines(shown, most=min(9 if is_whole else 2, spare - len(memory)))
     change = _change_lines(checked, room - len(memory) - len(first))
     more = 0 if is_whole else len(notes) - bool(first)
-    source = field_lines([("source", answer_source(checked.found, more=more))])
+    source = field_lines([("source", with_more(answer_source(found), more))])
     return [*memory, *change, *numbers, *source, *first]
 
 
-def run_fields_of(checked: CheckedProgram) -> list[tuple[str, str]]:
+def _run_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
     """The phases of a whole run."""
     found, needed = checked.found, checked.needed
     if isinstance(found, PredictedProgram):
@@ -229,15 +251,14 @@ def _title(checked: CheckedProgram, found: BetterChange) -> str:
     return f"With this change it is {faster}: {size}"
 
 
-def memory_text_of(checked: CheckedProgram) -> str:
+def _memory_text(of: RunAnswer) -> str:
     """The largest parts of the memory."""
-    of = checked.needed or checked.found
     if isinstance(of, PredictedProgram):
         return memory_text(of.prediction.memory.breakdown)
     return memory_text(of.limiting.breakdown) if of.limiting else ""
 
 
-def pace_fields_of(checked: CheckedProgram) -> list[tuple[str, str]]:
+def _pace_fields(checked: CheckedProgram) -> list[tuple[str, str]]:
     """Speed, time and cost, with the change where the program does not fit without it."""
     base = checked.needed or checked.found
     pace, change = pace_of(base), checked.suggestion
@@ -271,12 +292,12 @@ def _versions(found: RunAnswer) -> dict[str, str]:
     return predicted_stack()
 
 
-def answer_source(found: RunAnswer, *, more: int = 0) -> str:
+def answer_source(found: RunAnswer) -> str:
     """The source of an answer, with the versions that it depends on."""
     if isinstance(found, Emulation):
         how = f"emulated, {found.steps} optimizer step{'s' * (found.steps != 1)} ran"
-        return source_text(how, _versions(found), more=more)
-    return source_text("predicted", _versions(found), more=more)
+        return source_text(how, _versions(found))
+    return source_text("predicted", _versions(found))
 
 
 def notes_of(checked: CheckedProgram) -> Iterator[str]:
@@ -403,6 +424,7 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
     found = checked.suggestion
     return {
         "source": checked.source,
+        "answer": fields_dict(answer_fields(checked)),
         "fits": checked.found.fits,
         "verdict": str(checked.found.verdict),
         "program": checked.found.to_dict(),

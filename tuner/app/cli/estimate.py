@@ -45,20 +45,25 @@ from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_fields, print_json, settings_text
 from tuner.report.terminal.verdict import (
+    ANSWER,
     LINES,
     NOTE,
     READ_AS,
     UNKNOWN_SPEED,
     Answer,
+    Field,
     Pace,
     bound_text,
     field_lines,
+    fields_dict,
     gpu_text,
     memory_text,
     pace_fields,
     print_lines,
     print_verdict,
     source_text,
+    verdict_texts,
+    with_more,
 )
 from tuner.searches.cost import cost_of
 from tuner.searches.facts import SpaceFacts, counted_gpus, gpus_text, paid_gpus, stage_rows
@@ -134,10 +139,10 @@ def command(  # noqa: PLR0913 - one argument for each option
         each = None
         with contextlib.suppress(UnavailableError):
             each = None if as_json else exchanging_each(found, profile)
-    if as_json:
-        print_json(found.to_dict())
-        return
     chosen = _chosen_text(model, settings) if space is None else ""
+    if as_json:
+        print_json({**found.to_dict(), "answer": fields_dict(_fields(found, chosen, ""))})
+        return
     hint = ""
     if each is not None:
         hint = _unsharded_text(found, each)
@@ -168,38 +173,49 @@ def _unsharded_text(found: Estimate, each: Estimate) -> str:
     )
 
 
-def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
-    """The verdict, then speed, time and cost; everything with `verbose`."""
-    prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
-    gpus = paid_gpus(configuration, gpu)
-    facts = SpaceFacts.of(found.space)
+def _answer_of(found: Estimate) -> Answer:
+    """The verdict and its numbers."""
+    prediction = found.prediction
     answer = Answer(
         prediction.verdict,
         prediction.memory.device_bytes,
         prediction.budget,
-        gpu_text(gpu, counted_gpus(configuration)),
+        gpu_text(found.gpu, counted_gpus(found.configuration)),
         prediction.intervals.get("device_bytes"),
     )
     if answer.verdict is Verdict.UNKNOWN:
         answer = replace(answer, reason=bound_text(answer))
-    print_verdict(answer)
+    return answer
+
+
+def _fields(found: Estimate, chosen: str, hint: str) -> list[Field]:
+    """The short answer."""
+    prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
+    limiting = found.stages.limiting if found.stages is not None else ""
+    corrected_by = _correction_text(found)
+    corrected_by = corrected_by and f"corrected {corrected_by}"
+    cost = cost_of(prediction, configuration, SpaceFacts.of(found.space), gpu)
+    gpus, pace = paid_gpus(configuration, gpu), Pace.of(prediction)
+    notes = [*found.findings, corrected_by, chosen, hint, _unmodelled_text(found)]
+    return [
+        (ANSWER, ": ".join(verdict_texts(_answer_of(found)))),
+        (READ_AS, found.read_as),
+        ("memory", "" if found.fits else memory_text(prediction.memory.breakdown)),
+        ("stage", f"{limiting} needs the most memory" if limiting else ""),
+        *(pace_fields(pace, gpu, gpus=gpus, cost=cost) or [("speed", UNKNOWN_SPEED)]),
+        ("source", source_text(str(prediction.source), predicted_stack())),
+        *((NOTE, note) for note in notes),
+    ]
+
+
+def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
+    """The verdict, then speed, time and cost; everything with `verbose`."""
+    prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
+    print_verdict(_answer_of(found))
     if not verbose:
-        parts = "" if found.fits else memory_text(prediction.memory.breakdown)
-        limiting = found.stages.limiting if found.stages is not None else ""
-        corrected_by = _correction_text(found)
-        corrected_by = corrected_by and f"corrected {corrected_by}"
-        notes = [*found.findings, *filter(None, (corrected_by, chosen, hint))]
-        notes += filter(None, [_unmodelled_text(found)])
-        cost, pace = cost_of(prediction, configuration, facts, gpu), Pace.of(prediction)
+        fields = _fields(found, chosen, hint)[1:]
         lines = field_lines(
-            [
-                (READ_AS, found.read_as),
-                ("memory", parts),
-                ("stage", f"{limiting} needs the most memory" if limiting else ""),
-                *(pace_fields(pace, gpu, gpus=gpus, cost=cost) or [("speed", UNKNOWN_SPEED)]),
-                ("source", source_text(str(prediction.source), predicted_stack())),
-                *((NOTE, note) for note in notes),
-            ]
+            (label, with_more(text) if label == "source" else text) for label, text in fields
         )
         print_lines(lines[: LINES - 1])
         return
@@ -216,7 +232,7 @@ def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
     )
     print_evidence(prediction, prediction.budget, fits=found.fits, versions=predicted_stack())
     if found.stages is not None:
-        print_staged(found.stages, configuration, facts)
+        print_staged(found.stages, configuration, SpaceFacts.of(found.space))
 
 
 def _unmodelled_text(found: Estimate) -> str:

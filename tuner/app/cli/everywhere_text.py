@@ -19,6 +19,7 @@ from tuner.report.terminal.verdict import (
     print_lines,
     source_text,
     usd_text,
+    with_more,
 )
 from tuner.searches.facts import times_text
 
@@ -62,7 +63,7 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     left = [answer for answer in fitting if answer not in shown]
     lines = [
         ("", f"time and USD per {per}"),
-        ("source", source_text("predicted", predicted_stack())),
+        ("source", with_more(source_text("predicted", predicted_stack()))),
         *((NOTE, each) for each in found.at_least),
         (NOTE, f"{len(left)} more types fit: --verbose" if left else ""),
     ]

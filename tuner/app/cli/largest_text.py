@@ -22,6 +22,7 @@ from tuner.report.terminal.verdict import (
     field_lines,
     pace_fields,
     print_lines,
+    with_more,
 )
 
 
@@ -41,7 +42,7 @@ def print_largest(found: Largest, *, verbose: bool) -> None:
         echo("\n".join(("", change, *(f"note: {note}" for note in _notes(found)))))
         return
     fields = pace_fields(pace_of(answer), answer.gpu, gpus=gpus_of(answer)) if found.found else []
-    fields.append(("source", answer_source(answer)))
+    fields.append(("source", with_more(answer_source(answer))))
     fields += [(NOTE, note) for note in list(_notes(found))[:1]]
     below = field_lines(fields)
     print_lines((*difference_lines(change, LINES - 2 - len(below)), *below))

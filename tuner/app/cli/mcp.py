@@ -14,7 +14,7 @@ import signal
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,6 @@ import click
 import tuner
 from tuner.app.cli.helping import subcommand
 from tuner.app.cli.main import load
-from tuner.app.cli.mcp_text import TEXTS
 from tuner.app.targets import ALL
 from tuner.core.environment import own_python
 from tuner.core.errors import (
@@ -42,6 +41,7 @@ from tuner.core.expressions import show
 from tuner.core.supervised import ProgramTask, run_supervised
 from tuner.program.program import ONLY_BELOW
 from tuner.report.terminal.render import echo
+from tuner.report.terminal.verdict import ANSWER, CHANGE
 
 Schema = dict[str, Any]
 
@@ -316,7 +316,7 @@ NOTED = ("ignored: ", "warning: ")
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """A paragraph, and what the command printed with `--json`: None for an error."""
+    """What the command shows a person, and what it printed with `--json`: None for an error."""
 
     text: str
     data: dict[str, Any] | None = None
@@ -343,11 +343,20 @@ def answered(
     except ValueError:  # it was killed, or printed more than is read
         return _failed(EXIT_UNAVAILABLE, f"{said}\nerror: the answer is too long, or not whole")
     notes = [f"{line}." for line in said.splitlines() if line.startswith(NOTED)]
-    text = " ".join((TEXTS[tool.command](data), *notes))
+    text = "\n".join((*_answer(data), *notes))
     if not Draft202012Validator(tool.output_schema()).is_valid(data):  # clients would refuse it
-        return _failed(code, f"{text} Its JSON is left out: a fault of tuner's own.")
+        return _failed(code, f"{text}\nIts JSON is left out: a fault of tuner's own.")
     text = text[:MOST_CHARS]
-    return ToolAnswer(text if code == EXIT_FOUND else f"{text} {_code_text(code)}", data)
+    return ToolAnswer(text if code == EXIT_FOUND else f"{text}\n{_code_text(code)}", data)
+
+
+def _answer(data: Mapping[str, Any]) -> Iterator[str]:
+    """The fields that the command shows a person, with the difference of its change."""
+    for label, text in ((row["label"], row["text"]) for row in data["answer"]):
+        yield text if label in (ANSWER, CHANGE) else f"{label}: {text}"
+        if label == CHANGE and data["suggestion"]:
+            yield data["suggestion"]["difference"]
+    yield from (f"use: `{command}`" for command in data.get("use", ()))
 
 
 def _asked(

@@ -21,8 +21,9 @@ from tuner.report.terminal.front import (
     print_front,
     record_dict,
 )
-from tuner.report.terminal.recommendation import print_recommendation
+from tuner.report.terminal.recommendation import print_recommendation, recommended_fields
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
+from tuner.report.terminal.verdict import fields_dict
 from tuner.searches.best import check_text
 from tuner.searches.facts import gpus_text
 from tuner.searches.objectives import require_known
@@ -59,7 +60,9 @@ def best(
     use = use_commands(target, criteria)
     measure = measure_command(target, best)
     if as_json:
-        print_json({"by_gpus": [], **best.to_dict(), "use": list(use), "measure": measure})
+        commands = {"use": list(use), "measure": measure}
+        answer = fields_dict(recommended_fields(best))
+        print_json({"by_gpus": [], **best.to_dict(), **commands, "answer": answer})
         return
     echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
     if target.known != target.folder:

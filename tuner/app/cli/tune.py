@@ -17,7 +17,7 @@ from tuner.app.cli.options import (
     subcommand,
 )
 from tuner.app.cli.search import run_search
-from tuner.app.programs import DEFAULT_TRIALS, tune_predicted, write_space
+from tuner.app.programs import DEFAULT_TRIALS, ProgramOptions, tune_predicted, write_space
 from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.targets import load_targets
 from tuner.core.records import parse_margin
@@ -112,14 +112,9 @@ def command(  # noqa: PLR0913 - one argument for each option
 
         _refuse_of_trials()
         gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-        found = tune_predicted(
-            program,
-            gpu,
-            knobs=knobs,
-            margin_fraction=parse_margin(margin, gpu),
-            model=model,
-            settings=settings,
-        )
+        fraction = parse_margin(margin, gpu)
+        options = ProgramOptions(margin_fraction=fraction, model=model, settings=settings)
+        found = tune_predicted(program, gpu, options, knobs)
         print_json(found.to_dict()) if as_json else print_program_front(found)
         return found.exit_code
     if model is not None or settings:
@@ -135,8 +130,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         report=lambda text: None if quiet else echo(text, err=True),
     )
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
-    options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
-    return run_search(targets, options, as_json=as_json, quiet=quiet)
+    how = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
+    return run_search(targets, how, as_json=as_json, quiet=quiet)
 
 
 def _refuse_of_trials() -> None:

@@ -1,23 +1,19 @@
-"""The Pareto front as a table and as a picture of characters, and how the trials ended."""
+"""The Pareto front as a table, and how the trials ended."""
 
 from __future__ import annotations
 
-import sys
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tuner.core.records import Source, Status, TrialRecord
-from tuner.core.units import GIB, format_duration, format_size, printable, significant
-from tuner.report.front_figure import axes_of, points_of
-from tuner.report.plot import memory_range_gib
+from tuner.core.units import format_duration, format_size, significant
 from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
-from tuner.report.terminal.render import differing, echo, print_fields, say, settings_text, width
+from tuner.report.terminal.render import differing, echo, print_fields, say, settings_text
 from tuner.report.terminal.tables import print_rows, print_settings
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import OF_ONE, counted_gpus
 from tuner.searches.front import UNDECIDED, room_bytes
-from tuner.searches.view import Kind, View
+from tuner.searches.view import View
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
 
@@ -25,12 +21,12 @@ _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epo
 _SHOWN_OBJECTIVES = ("device_bytes", "samples_per_s", "tokens_per_s", "step_s", "epoch_usd")
 
 
-_MAIN_NUMBERS = _NUMBERS[:3]
+MAIN_NUMBERS = _NUMBERS[:3]
 """Numbers that fit beside the settings in 80 columns."""
 
 
 def print_front(view: View) -> None:
-    """The front as a table and as a picture: what differs between its configurations, in numbers.
+    """The front as a table: what differs between its configurations, in numbers.
 
     The knobs are columns where the screen is wide enough, else one column of settings.
     """
@@ -51,14 +47,14 @@ def print_front(view: View) -> None:
         mark = "*" if view.best and view.best.configuration == record.configuration else ""
         mark += "?" if record in undecided else ""
         others = [significant(o.value(record) or 0.0) for o in more]
-        rows.append(((mark, *_numbers(record, view), *others), record.configuration))
+        rows.append(((mark, *front_numbers(record, view), *others), record.configuration))
     print_settings(
         ("", *_NUMBERS, *labels),
         rows,
         varying,
         right=(*_NUMBERS, *labels),
         drop=("epoch", *reversed(labels)),
-        wide_only=_NUMBERS[len(_MAIN_NUMBERS) :],
+        wide_only=_NUMBERS[len(MAIN_NUMBERS) :],
     )
     if view.best is not None:
         echo("* recommended")
@@ -66,7 +62,6 @@ def print_front(view: View) -> None:
         say(f"? {UNDECIDED}")
     if any(counted_gpus(record.configuration) > 1 for record in view.front):
         echo(f"of several GPUs {OF_ONE}")
-    print_plot(view)
 
 
 def _front_text(view: View) -> str:
@@ -76,7 +71,8 @@ def _front_text(view: View) -> str:
     return f"no configuration is better in {labels}"
 
 
-def _numbers(record: TrialRecord, view: View) -> list[str]:
+def front_numbers(record: TrialRecord, view: View) -> list[str]:
+    """The numbers of a configuration of the front, as in the columns of the table."""
     evidence = record.outcome.evidence
     assert evidence is not None  # without numbers a trial is on no front
     cost = run_cost(record, view.space, view.gpu)
@@ -126,86 +122,3 @@ def counts_text(records: Sequence[TrialRecord]) -> str:
     parts += [f"{oom:,} don't"]
     parts += [f"{failed} failed"] if failed else []
     return f"{len(records):,} configurations: {', '.join(parts)}"
-
-
-HEIGHT = 16
-
-
-MAX_WIDTH = 80
-
-
-LEAST_POINTS = 3
-"""Fewer points say no more than the table above them."""
-
-
-_MARKS: Mapping[Kind, tuple[str, str]] = {  # how it is drawn, and what it is called
-    Kind.BEST: ("*", "recommended"),
-    Kind.FRONT: ("o", "front"),
-    Kind.FITS: (".", "fits"),
-    Kind.OUTSIDE: (",", "fits, excluded"),
-    Kind.UNTRIED: (",", "predicted to fit"),
-    Kind.TOO_LARGE: ("x", "does not fit"),
-    Kind.FAILED: ("!", "failed"),
-}
-
-
-# What plotext draws its frame with, in the characters that every encoding has.
-_ASCII = str.maketrans("─│┌┐└┘├┤┬┴┼╷╵╴╶", "-|+++++++++||--")
-
-
-def print_plot(view: View) -> None:
-    """Every trial as a character, with a legend; nothing where there is too little to see."""
-    text = plot_text(view, columns=min(width(), MAX_WIDTH), is_ascii=not _can_draw())
-    if text:
-        echo(f"\n{text}")
-
-
-def plot_text(view: View, *, columns: int, is_ascii: bool) -> str:
-    """The picture, without colour or any control character; empty where there is too little."""
-    import plotext  # 40 ms, where a front is shown
-
-    across, up = axes_of(view)
-    drawn = points_of(view)
-    low, high = memory_range_gib(view) if across.objective.name == "device_bytes" else (None, None)
-    shown = {
-        points.kind: [
-            (x, y) for x, y in zip(points.xs, points.ys, strict=True) if high is None or x <= high
-        ]
-        for points in drawn
-    }
-    if len({point for found in shown.values() for point in found}) < LEAST_POINTS:
-        return ""
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(columns, HEIGHT)
-    limit = view.gpu.memory_bytes / GIB
-    has_limit = high is not None and limit < high
-    if high is not None:
-        plotext.xlim(low, high)
-    if has_limit:
-        plotext.vline(limit)
-    for kind, found in shown.items():  # the recommended one comes last, over all others
-        if found:
-            xs, ys = zip(*found, strict=True)
-            plotext.scatter(xs, ys, marker=_MARKS[kind][0])
-    lines = [line.rstrip() for line in plotext.uncolorize(plotext.build()).splitlines()]
-    title = f"{up.title} over {across.title}, {view.drawn_source}"
-    picture = "\n".join([textwrap.fill(title, columns), *lines])
-    if is_ascii:
-        picture = picture.translate(_ASCII)
-    kinds = [kind for kind in _MARKS if shown.get(kind)]
-    return f"{printable(picture)}\n{_legend(kinds, has_limit=has_limit)}"
-
-
-def _legend(kinds: list[Kind], *, has_limit: bool) -> str:
-    named = [" ".join(_MARKS[kind]) for kind in kinds]
-    return "  ".join([*named, *(["| the GPU's memory"] if has_limit else [])])
-
-
-def _can_draw() -> bool:
-    """True if stdout can show the characters of a frame."""
-    try:
-        "─│┌┐└┘┤┬".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -9,21 +9,15 @@ from tuner.core.units import format_duration, format_size, significant
 from tuner.report.terminal.evidence import print_stages
 from tuner.report.terminal.render import count, differing, echo, print_fields, say, settings_text
 from tuner.report.terminal.tables import print_rows
+from tuner.report.terminal.verdict import ANSWER, Field
 from tuner.searches.best import BestTrial, close_calls_text, not_measured_text
 from tuner.searches.cost import COLUMNS, RunCost, row_texts, trade_text
 from tuner.searches.facts import OF_ONE, gpus_text, ranks_text
 
 
-def print_recommendation(
-    best: BestTrial, *, use: Sequence[str] = (), measure: str = "", verify: str = ""
-) -> None:
-    """The recommended configuration with what it needs and what follows from it.
-
-    `use` are commands that bring it to where training is configured, `measure` the one whose
-    trials decide between it and what may be as fast, and `verify` the one that tries it.
-    """
+def recommended_fields(best: BestTrial) -> list[Field]:
+    """The recommended configuration with what it needs and what follows from it."""
     speed, memory = best.evidence.speed, best.evidence.memory
-    say(f"Recommended ({best.source}): {best.title}")
     free = f"{format_size(best.free_bytes)} free"
     around = best.device_bytes_interval
     size = format_size(memory.device_bytes) + (f" ({around.text(format_size)})" if around else "")
@@ -31,32 +25,46 @@ def print_recommendation(
     # Code of the user's own need not count tokens.
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
     names = best.space.knobs or tuple(best.configuration)
+    return [
+        (ANSWER, f"Recommended ({best.source}): {best.title}"),
+        ("GPUs", gpus_text(best.configuration, best.gpu) if best.gpus > 1 else ""),
+        ("set", settings_text(best.configuration, names)),
+        ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
+        (
+            "memory",
+            f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
+            f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}",
+        ),
+        ("ranks", ranks_text(best.evidence)),
+        (
+            "speed",
+            f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
+            f"{format_duration(speed.step_s)} an optimizer step{mfu}",
+        ),
+        ("verified", best.verified_text),
+        ("time", _time_text(best.cost)),
+        ("cost", _cost_text(best.cost)),
+        ("vs. baseline", _gain_text(best)),
+        ("chosen", best.chosen_from),
+        ("close calls", close_calls_text(best)),
+        ("unmeasured", not_measured_text(best)),
+    ]
+
+
+def print_recommendation(
+    best: BestTrial, *, use: Sequence[str] = (), measure: str = "", verify: str = ""
+) -> None:
+    """The fields of a recommendation, and the commands to go on with.
+
+    `use` are commands that bring it to where training is configured, `measure` the one whose
+    trials decide between it and what may be as fast, and `verify` the one that tries it.
+    """
+    (_, title), *fields = recommended_fields(best)
+    say(title)
     is_of_file = best.space.model and any(line.endswith(" train.py") for line in use)
     own = f"(train.py is your file that trains {best.space.model})" if is_of_file else ""
     print_fields(
-        [
-            ("GPUs", gpus_text(best.configuration, best.gpu) if best.gpus > 1 else ""),
-            ("set", settings_text(best.configuration, names)),
-            ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
-            (
-                "memory",
-                f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
-                f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}",
-            ),
-            ("ranks", ranks_text(best.evidence)),
-            (
-                "speed",
-                f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
-                f"{format_duration(speed.step_s)} an optimizer step{mfu}",
-            ),
-            ("verified", best.verified_text),
-            ("time", _time_text(best.cost)),
-            ("cost", _cost_text(best.cost)),
-            ("vs. baseline", _gain_text(best)),
-            ("chosen", best.chosen_from),
-            ("close calls", close_calls_text(best)),
-            ("unmeasured", not_measured_text(best)),
-        ],
+        fields,
         indent=2,
         commands=[
             ("verify", verify),

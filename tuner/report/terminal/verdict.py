@@ -41,17 +41,11 @@ UNKNOWN_SPEED = "unknown under torch.compile: `tuner check` runs it on the emula
 
 SETTINGS, NOTE, READ_AS = "with", "note", "read as"
 """Labels of fields with two lines."""
+ANSWER, CHANGE = "answer", "change"
+"""Labels of the verdict and of what a change does, which a screen shows without them."""
 
-SHOWN = (
-    "micro_batch",
-    "max_length",
-    "precision",
-    "lora_rank",
-    "gradient_checkpointing",
-    "optimizer",
-    "attention",
-)
-"""Settings that decide most of the memory."""
+Field = tuple[str, str]
+"""The label of a part of an answer, and its text."""
 
 Ends = tuple[float, float]
 
@@ -228,11 +222,21 @@ def usd_text(amount: float) -> str:
     return f"{amount:,.2f}" if amount >= 1 else significant(amount, 2)
 
 
-def source_text(how: str, versions: Mapping[str, str], *, more: int = 0) -> str:
-    """The sources of the answer; `more` notes are left out."""
+def source_text(how: str, versions: Mapping[str, str]) -> str:
+    """The sources of an answer."""
     first = {name: versions[name] for name in ("torch", "CUDA", "transformers") if name in versions}
+    return "; ".join(filter(None, (how, versions_text(first))))
+
+
+def with_more(source: str, more: int = 0) -> str:
+    """The sources, and the option that shows the `more` notes which are left out."""
     notes = f"{more} more note{'s' * (more != 1)}" if more else "more"
-    return f"{'; '.join(filter(None, (how, versions_text(first))))}; {notes}: --verbose"
+    return f"{source}; {notes}: --verbose"
+
+
+def fields_dict(fields: Iterable[Field]) -> list[dict[str, str]]:
+    """An answer's fields as JSON: what `tuner mcp` says of them."""
+    return [{"label": label, "text": text} for label, text in fields if text]
 
 
 def versions_text(versions: Mapping[str, str]) -> str:
