@@ -5,14 +5,12 @@ The driver is a fake with the errors of the real one (`pynvml.NVMLError`).
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pynvml
 import pytest
 from nvml_fakes import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, FakeNvml
 
-from tuner.app.cli.main import run
 from tuner.app.device import local_gpus, lost_gpus
 from tuner.app.doctor import examine
 from tuner.core import nvml
