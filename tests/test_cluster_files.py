@@ -11,13 +11,20 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 from ray.autoscaler._private.kuberay import autoscaling_config
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
 
 from tuner.app.cli.main import cli
 from tuner.core.units import GIB
-from tuner.space.gpus import load_catalogue, match_device
+from tuner.searches.nodes import ACCELERATOR
+from tuner.space.gpus import (
+    accelerator_names,
+    accelerator_types,
+    load_catalogue,
+    match_device,
+)
 
 ROOT = Path(__file__).parents[1]
 CLOUD, ON_PREMISE, KUBERAY, KUBERAY_JOB = (
@@ -71,7 +78,10 @@ def test_every_gpu_type_of_the_cloud_starts_from_nothing():
 def test_instance_has_the_gpus_that_its_type_promises(gpu_id):
     found = worker_types()[gpu_id]
     number, name, gigabytes, cpus = INSTANCES[found["node_config"]["InstanceType"]]
-    assert found["resources"] == {"CPU": cpus, "GPU": number, gpu_id: number}
+    assert {k: found["resources"][k] for k in ("CPU", "GPU")} == {"CPU": cpus, "GPU": number}
+    assert gpu_id in accelerator_types(found["labels"][ACCELERATOR])
+    # A running A100 has the same name for Ray, whatever its memory.
+    assert found["resources"].get(gpu_id) == (number if gpu_id.startswith("a100") else None)
     gpu = load_catalogue()[gpu_id]
     assert name in gpu.device_names
     assert match_device(name, gpu.memory_bytes).id == gpu_id
@@ -95,7 +105,7 @@ def test_commands_and_options_in_it_exist(path):
     config = read(path)
     text = "\n".join(commands_of(config))
     said = re.findall(r"\btuner ([a-z-]+)", text + path.read_text())
-    assert "node-resources" in said
+    assert "search" in said
     assert {word for word in said if cli.get_command(None, word) is None} == set()
     used = set(re.findall(r"^#   ray ([a-z-]+)", path.read_text(), re.MULTILINE))
     assert {"job", "rsync-down"} <= used <= set(ray_cli.commands)
@@ -110,9 +120,8 @@ def _ray_starts(config: dict) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [CLOUD, ON_PREMISE])
-def test_workers_say_what_they_have_and_nothing_is_opened(path):
+def test_nothing_is_opened(path):
     config = read(path)
-    assert '--resources="$(tuner node-resources)"' in config["worker_start_ray_commands"][-1]
     head = config["head_start_ray_commands"][-1]
     assert "--dashboard-host=127.0.0.1" in head
     assert "RAY_JOB_STOP_WAIT_TIME_S=120" in head
@@ -222,9 +231,8 @@ def test_ray_reads_the_kubernetes_cluster():
     for name, each in workers.items():
         gpu_id = name.replace("-", "_")
         offered.add(gpu_id)
-        assert (each["min_workers"], each["resources"]["GPU"], each["resources"][gpu_id]) == (
-            0, 1, 1,
-        ), name  # fmt: skip
+        assert (each["min_workers"], each["resources"]["GPU"]) == (0, 1), name
+        assert gpu_id in accelerator_types(each["labels"][ACCELERATOR])
         assert each["max_workers"] > 0
         assert gpu_id in load_catalogue()
     assert offered == WANTED_IN_CLOUD | {"a6000", "titan_rtx"}
@@ -235,14 +243,14 @@ def test_pods_go_to_nodes_with_exactly_their_gpu():
         gpu = load_catalogue()[group["groupName"].replace("-", "_")]
         label = group["template"]["spec"]["nodeSelector"]["nvidia.com/gpu.product"]
         assert label in {name.replace(" ", "-") for name in gpu.device_names}
-        # In quotes for a shell, and again for YAML.
-        assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {gpu.id: 1}
+        assert group["labels"][ACCELERATOR] in accelerator_names(gpu)
 
 
 def test_kubernetes_cluster_opens_nothing_and_mounts_what_it_declares():
     spec = ray_cluster()["spec"]
     head = spec["headGroupSpec"]
     assert spec["enableInTreeAutoscaling"] is True
+    assert spec["autoscalerOptions"]["version"] == "v2"  # the first one knows no labels
     assert spec["authOptions"] == ray_job()["spec"]["rayClusterSpec"]["authOptions"]
     assert spec["authOptions"] == {"mode": "token"}
     assert head["rayStartParams"]["dashboard-host"] == "127.0.0.1"
@@ -262,3 +270,11 @@ def test_results_on_kubernetes_lie_on_a_volume_that_stays():
     assert f"--results {mounted['mountPath']}\n" in KUBERAY.read_text()
     assert pod["securityContext"]["fsGroup"]  # else the volume is root's
     assert {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": "120"} in pod["containers"][0]["env"]
+
+
+def test_every_name_that_ray_gives_to_a_gpu_means_its_type():
+    for gpu in load_catalogue().values():
+        for device in gpu.device_names:
+            name = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(device)
+            assert gpu.id in accelerator_types(name), device
+            assert accelerator_names(gpu), device

@@ -7,13 +7,14 @@ import csv
 import pytest
 from search_fakes import InProcess, let_emulate, write_wide
 
+from tuner.app import targets
 from tuner.app.cli.main import run
 from tuner.app.search.run import batches
 from tuner.app.targets import load_targets
 from tuner.core.errors import UnavailableError
 from tuner.searches.journal import read_journal
 from tuner.searches.progress import StoppedBy
-from tuner.searches.ray import cluster
+from tuner.searches.ray import nodes
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.store import ResultsFolder
 from tuner.space.gpus import get_gpu
@@ -126,20 +127,19 @@ class TestNames:
         for part in parts:
             assert part in error
 
-    @pytest.mark.parametrize(
-        ("offered", "found"),
-        [
-            ({"h100_sxm": 1.0, "GPU": 1.0}, "h100_sxm"),
-            ({"h100_pcie": 2.0, "GPU": 2.0}, "h100_pcie"),
-        ],
-    )
+    @pytest.mark.parametrize("there", ["h100_sxm", "h100_pcie"])
     def test_a_name_of_several_types_means_the_one_that_the_cluster_has(
-        self, searches, monkeypatch, offered, found
+        self, searches, monkeypatch, there
     ):
-        monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer(offered))
+        def survey(address, needs):
+            met = tuple(need for need in needs if need.gpu.id == there)
+            return nodes.Survey(met, grows=False, emulated=False, missing=None)
+
+        monkeypatch.setattr(nodes, "survey", survey)
+        monkeypatch.setattr(targets, "checked_address", lambda address: address)
         (target,) = load_targets("wide.yaml", ["h100"], address="10.0.0.1:6379")
-        assert target.gpu.id == found
-        assert target.arguments[:4] == ("--space", "wide.yaml", "--gpu", found)
+        assert target.gpu.id == there
+        assert target.arguments[:4] == ("--space", "wide.yaml", "--gpu", there)
 
 
 class TestBatches:

@@ -70,7 +70,7 @@ EXPECTED = {
     "host_oom": Expected(Status.OOM, "forward", None, Exhausted.HOST, "SIGKILL"),
     "segfault": Expected(Status.CRASHED, "backward", text="SIGSEGV"),
     "hang": Expected(Status.TIMEOUT, "forward", text="killed after 300 s"),
-    "killed": Expected(Status.CRASHED, "optimizer", text="SIGKILL"),
+    "killed": Expected(Status.INTERRUPTED, "optimizer", text="SIGKILL"),
     "poisoned": Expected(Status.CRASHED, "backward", text="illegal memory access"),
     "asserted": Expected(Status.CRASHED, "forward", text="device-side assert"),
     "disk_full": Expected(Status.CRASHED, "optimizer", text="No space left on device"),

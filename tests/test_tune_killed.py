@@ -103,7 +103,8 @@ class Search:
         return [
             pid
             for pid, text in self.processes().items()
-            if text.startswith("ray::") and "Trainable" in text.partition(" ")[0]
+            if text.startswith("ray::")
+            and any(word in text for word in ("TrialWorker", "./model on cpu", "#"))
         ]
 
 

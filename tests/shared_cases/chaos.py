@@ -286,7 +286,7 @@ class Journals:
             searcher="random",
             trials=1000,
             versions={"tuner": "chaos"},
-            resources_per_trial={"GPU": 1, gpu_id: 1, "CPU": 1},
+            resources_per_trial={"GPU": 1, "CPU": 1},
             address=address,
         )
 

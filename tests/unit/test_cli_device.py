@@ -7,15 +7,18 @@ import math
 
 import pytest
 from device_fakes import A6000, H200, T4, UNKNOWN, pretend, profile_of
+from node_fakes import answer_of, node_of
 
+from tuner.app import measuring
 from tuner.app.cli.main import run
 from tuner.app.device import find_gpu, local_gpus
-from tuner.app.measuring import Measuring, Predicting, decide
+from tuner.app.measuring import Measuring, OnCluster, Predicting, decide
 from tuner.app.search.options import Mode
 from tuner.core import host
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import GIB
 from tuner.cost.speed.profile import profile_path
+from tuner.searches.nodes import ACCELERATOR, NODE_GROUP, Node, Nodes
 from tuner.space.gpus import LIMIT_OF_TYPE, get_gpu
 
 
@@ -146,35 +149,68 @@ class TestDecide:
         with pytest.raises(InputError, match="2 trials at once on one processor"):
             decide(Mode.AUTO, find_gpu("cpu"), workers=2)
         with pytest.raises(InputError, match="--address names another machine"):
-            decide(Mode.AUTO, find_gpu("cpu"), address="auto")
+            decide(Mode.AUTO, find_gpu("cpu"), on=OnCluster("auto"))
+
+    def surveyed(self, monkeypatch, *nodes: Node, gpu="a6000", **need):
+        """What a search for a GPU type decides on a cluster of these nodes."""
+        from tuner.searches.ray import nodes as of_ray
+
+        def survey(address, needs):
+            found = Nodes(lambda: nodes, answer_of)
+            found.refresh(wait=True)
+            met = tuple(need for need in needs if found.usable(need))
+            return of_ray.Survey(met, found.grows(), found.emulated, found.missing(needs[0]))
+
+        monkeypatch.setattr(of_ray, "survey", survey)
+        monkeypatch.setattr(measuring, "checked_address", lambda address: address)
+        return decide(Mode.AUTO, get_gpu(gpu), on=OnCluster("10.0.0.1:6379", **need))
 
     @pytest.mark.parametrize(
-        ("offered", "measures"),
+        "node",
         [
-            ({"CPU": 8.0, "GPU": 1.0, "a6000": 1.0}, True),
-            ({"CPU": 8.0, "GPU": 1.0}, False),
-            ({"CPU": 8.0, "a6000": 1.0}, False),
+            node_of("NVIDIA RTX A6000", labels={ACCELERATOR: "RTX-A6000"}),
+            node_of("NVIDIA RTX A6000", **{"accelerator_type:A6000": 1.0}),
+            node_of("NVIDIA RTX A6000", a6000=1.0),
+            node_of("NVIDIA RTX A6000", labels={ACCELERATOR: "pool-7"}),
+            node_of("NVIDIA RTX A6000"),
+        ],
+        ids=["label", "accelerator type", "resource", "label of others", "nothing"],
+    )
+    def test_cluster_measures_however_its_node_names_the_gpu(self, monkeypatch, node):
+        found = self.surveyed(monkeypatch, node)
+        assert isinstance(found, Measuring)
+        assert (found.resources, found.awaited) == ({"GPU": 1.0, "CPU": 1.0}, False)
+        assert found.names == get_gpu("a6000").device_names
+
+    @pytest.mark.parametrize(
+        ("node", "why"),
+        [
+            (node_of("NVIDIA RTX A6000", labels={ACCELERATOR: "L4"}), "has L4"),
+            (node_of("NVIDIA L4", labels={ACCELERATOR: "RTX-A6000"}), "has NVIDIA L4 (22.0"),
+            (node_of("NVIDIA RTX A6000", CPU=0.0), "has 0 CPU"),
+            (node_of(None), "has no NVIDIA driver"),
+            (node_of("NVIDIA RTX A6000", torch="1.0"), "has torch 1.0, and this search "),
+            (node_of("NVIDIA RTX A6000", torch=None), "has no torch, and this search "),
         ],
     )
-    def test_cluster_measures_where_a_node_offers_the_type(self, monkeypatch, offered, measures):
-        from tuner.searches.ray import cluster
+    def test_a_cluster_without_a_fitting_node_ends_with_what_it_has(self, monkeypatch, node, why):
+        with pytest.raises(UnavailableError, match="which needs 1 GPU") as raised:
+            self.surveyed(monkeypatch, node)
+        assert why in raised.value.message
+        assert "ray start --address" in raised.value.hint
 
-        monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer(offered))
-        found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")
-        if measures:
-            assert isinstance(found, Measuring)
-            assert found.resources == {"GPU": 1.0, "a6000": 1.0, "CPU": 1.0}
-            assert found.names == get_gpu("a6000").device_names
-        else:
-            assert isinstance(found, Predicting)
-            assert "no node of the cluster has a GPU and the resource 'a6000'" in found.why
-            assert "tuner node-resources" in found.why
+    def test_only_nodes_with_the_labels_and_the_memory_count(self, monkeypatch):
+        node = node_of("NVIDIA RTX A6000", labels={"team": "vision"}, memory=8e9)
+        found = self.surveyed(monkeypatch, node, labels={"team": "vision"}, memory_bytes=10**9)
+        assert isinstance(found, Measuring)
+        assert found.resources["memory"] == 1e9
+        for need in ({"labels": {"team": "nlp"}}, {"memory_bytes": 10**10}):
+            with pytest.raises(UnavailableError, match=r"has no label team=nlp|has .* memory"):
+                self.surveyed(monkeypatch, node, **need)
 
     def test_a_cluster_that_grows_is_asked_for_the_type(self, monkeypatch):
-        from tuner.searches.ray import cluster
-
-        monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer({"CPU": 4.0}, True))
-        found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")
+        head = Node("h", "head", {"CPU": 4.0}, {NODE_GROUP: "head"})
+        found = self.surveyed(monkeypatch, head)
         assert isinstance(found, Measuring)
         assert found.awaited
         assert "has to start a node first" in found.text(get_gpu("a6000"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tuner.core.errors import UnavailableError
-from tuner.searches.ray.cluster import TOKEN_BYTES, keep_private
+from tuner.searches.joining import TOKEN_BYTES, keep_private
 
 
 @pytest.fixture

@@ -226,7 +226,8 @@ def test_a_kill_by_the_kernel_for_want_of_memory_needs_evidence(code):
     assert (killed.status, killed.exhausted) == (Status.OOM, Exhausted.HOST)
     for kills in (0, None):
         unknown = classify(Ending(device="cuda:0", exit_code=code, oom_kills=kills))
-        assert (unknown.status, unknown.exhausted) == (Status.CRASHED, None)
+        status = Status.CRASHED if code is None else Status.INTERRUPTED  # from outside
+        assert (unknown.status, unknown.exhausted) == (status, None)
 
 
 def test_a_helper_that_the_kernel_killed_is_the_hosts_memory():
@@ -246,7 +247,7 @@ def test_a_helper_that_the_kernel_killed_is_the_hosts_memory():
         (-signal.SIGABRT, "free(): invalid pointer", Status.CRASHED),
         # A signal from a bug or from outside: the log's shortage was survived.
         (-signal.SIGSEGV, CUDA_OOM, Status.CRASHED),
-        (-signal.SIGKILL, CUDA_OOM, Status.CRASHED),
+        (-signal.SIGKILL, CUDA_OOM, Status.INTERRUPTED),
         (0, "", Status.CRASHED),
         (-60, "", Status.CRASHED),
     ],

@@ -15,6 +15,7 @@ from tuner.searches import watch
 from tuner.searches.front import hypervolume, pareto_front
 from tuner.searches.progress import Progress
 from tuner.searches.ranking import Ranking
+from tuner.searches.ray import metrics as of_ray
 from tuner.searches.ray.metrics import (
     COUNTERS,
     GAUGES,
@@ -28,34 +29,41 @@ REFERENCE = (0.0, float(GPU.memory_bytes))
 
 
 class Noted:
-    """Instruments that note what they are told."""
+    """Stands in for an instrument of Ray, and notes what it is told."""
 
-    def __init__(self) -> None:
-        self.counted: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
-        self.shown: dict[str, float] = {}
-        self.observed: list[tuple[str, float]] = []
+    counted: Counter[tuple[str, tuple[tuple[str, str], ...]]]
+    shown: dict[str, float]
+    observed: list[tuple[str, float]]
 
-    def count(self, name, value, tags):
-        assert name in COUNTERS
-        self.counted[name, tuple(sorted(tags.items()))] += value
+    def __init__(self, name, *_):
+        assert name in {*COUNTERS, *GAUGES, *HISTOGRAMS}
+        self.name = name
 
-    def show(self, name, value, tags):
-        assert name in GAUGES
-        if value is not None:
-            self.shown[name] = value
+    def inc(self, value, tags):
+        self.counted[self.name, tuple(sorted(tags.items()))] += value
 
-    def observe(self, name, value, tags):
-        assert name in HISTOGRAMS
-        self.observed.append((name, value))
+    def set(self, value, tags):
+        self.shown[self.name] = value
+
+    def observe(self, value, tags):
+        self.observed.append((self.name, value))
+
+
+@pytest.fixture
+def noted(monkeypatch) -> type[Noted]:
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(of_ray, kind, Noted)
+    Noted.counted, Noted.shown, Noted.observed = Counter(), {}, []
+    return Noted
 
 
 def measured(configuration) -> Measurement:
     return measurement_of(outcome_of(configuration).prediction, device="Testium 9", factor=1.1)
 
 
-def metrics(noted, clock=lambda: 0.0) -> SearchMetrics:
+def metrics(clock=lambda: 0.0) -> SearchMetrics:
     request = SearchRequest(space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(), run_id="r1")
-    told = SearchMetrics([request], instruments=lambda: noted, clock=clock)
+    told = SearchMetrics([request], clock=clock)
     told.begin()
     return told
 
@@ -64,9 +72,8 @@ def progress(done: int) -> Progress:
     return Progress(done, 2, 0, 0, 0, 40, None, 5.0, None)
 
 
-def test_gauges_are_of_the_front_and_of_all_trials_and_counters_of_new_ones():
-    noted = Noted()
-    told = metrics(noted)
+def test_gauges_are_of_the_front_and_of_all_trials_and_counters_of_new_ones(noted):
+    told = metrics()
     known, new = (
         record_of(c, Outcome(Status.OK, measurement=measured(c))) for c in CONFIGURATIONS[:2]
     )
@@ -90,9 +97,9 @@ def test_gauges_are_of_the_front_and_of_all_trials_and_counters_of_new_ones():
     assert noted.shown["tuner_predicted_saved_gpu_seconds"] == 1800.0
 
 
-def test_gauges_are_set_once_a_second_and_at_the_end():
-    noted, now = Noted(), [100.0]
-    told = metrics(noted, clock=lambda: now[0])
+def test_gauges_are_set_once_a_second_and_at_the_end(noted):
+    now = [100.0]
+    told = metrics(clock=lambda: now[0])
     for time_s, expected in ((100.0, 1), (100.5, 1), (101.1, 3), (101.2, 3)):
         now[0] = time_s
         told.progress([progress(expected if time_s in (100.0, 101.1) else 99)])
@@ -101,9 +108,8 @@ def test_gauges_are_set_once_a_second_and_at_the_end():
     assert noted.shown["tuner_trials_done"] == 7
 
 
-def test_predictions_are_compared_with_measurements():
-    noted = Noted()
-    told = metrics(noted)
+def test_predictions_are_compared_with_measurements(noted):
+    told = metrics()
     configuration = CONFIGURATIONS[0]
     predicted = outcome_of(configuration).prediction
     found_out = measured(configuration)

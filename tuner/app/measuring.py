@@ -7,9 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus, no_gpu
 from tuner.app.search.options import Mode, SearchOptions
@@ -41,14 +39,12 @@ SMALLER = 0.95
 class OnCluster:
     """A Ray cluster for the trials, and the demands on their nodes besides the GPU.
 
-    `labels` are of Ray's nodes, `memory_bytes` is the main memory that a trial reserves, and
-    `runtime_env` is Ray's environment of the trials' processes.
+    `labels` are of Ray's nodes, and `memory_bytes` is the main memory that a trial reserves.
     """
 
     address: str
     labels: Mapping[str, str] = field(default_factory=dict)
     memory_bytes: int | None = None
-    runtime_env: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, options: SearchOptions) -> OnCluster | None:
@@ -58,18 +54,8 @@ class OnCluster:
         pairs = [label.partition("=") for label in options.labels]
         if wrong := [key + middle + value for key, middle, value in pairs if not (key and value)]:
             raise InputError(f"--label {wrong[0]!r} is no KEY=VALUE", hint="write team=vision")
-        path, environment = options.runtime_env, None
-        if path is not None:
-            try:
-                environment = yaml.safe_load(path.read_text())
-            except (OSError, ValueError, yaml.YAMLError) as error:
-                raise InputError(f"cannot read --runtime-env {str(path)!r}: {error}") from error
-            if not isinstance(environment, dict):
-                raise InputError(
-                    f"--runtime-env {str(path)!r} is no mapping", hint="write {pip: [...]}"
-                )
         labels = {key: value for key, _, value in pairs}
-        return cls(options.address, labels, options.host_memory, environment)
+        return cls(options.address, labels, options.host_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +291,7 @@ def _in_cluster(gpu: Gpu, memory_limit: int | None, gpus: int, on: OnCluster) ->
     resources = {"GPU": float(gpus), "CPU": float(gpus)}
     if on.memory_bytes is not None:
         resources["memory"] = float(on.memory_bytes)
-    need = Need(resources, gpu, on.labels, runtime_env=on.runtime_env).asking()
+    need = Need(resources, gpu, on.labels).asking()
     found = survey(on.address, [need])
     if not found.met and not found.grows:
         raise found.missing

@@ -78,9 +78,12 @@ RANK = "rank"
 """The fact that says which rank of a trial on several GPUs ended it."""
 
 _FROM_OUTSIDE = tuple(
-    -number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    code
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    for code in (-number, 128 + number)
 )
-"""Exit codes by signals that no trial sends to itself: the configuration is not the cause."""
+"""Exit codes by signals that no trial sends to itself, also by way of a shell: the configuration is
+not the cause."""
 
 _KILLED_HELPER = re.compile(r"killed by signal: Killed")  # torch.utils.data, a worker
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
@@ -16,6 +15,7 @@ from tuner.core.units import format_gib
 from tuner.searches.request import SearchRequest
 from tuner.space.gpus import accelerator_types
 from tuner.trial.base import outcome_versions
+from tuner.trial.factories import Facts
 
 Resources = Mapping[str, float]
 Identify = Callable[[], nvml.DeviceIdentity | None]
@@ -45,7 +45,6 @@ class Need:
     gpu: Gpu | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    runtime_env: Mapping[str, Any] | None = None
     identify: Identify = nvml.device_identity
 
     @classmethod
@@ -54,13 +53,7 @@ class Need:
         resources, joins = dict(request.resources_per_trial), request.address is not None
         typed = joins and resources.get("GPU", 0) > 0
         identify = getattr(request.runner_factory, "identify", None) or nvml.device_identity
-        need = cls(
-            resources,
-            request.gpu if typed else None,
-            request.labels,
-            runtime_env=request.runtime_env,
-            identify=identify,
-        )
+        need = cls(resources, request.gpu if typed else None, request.labels, identify=identify)
         return need.asking() if joins else need
 
     def asking(self) -> Need:
@@ -93,15 +86,6 @@ class Node:
         named = [n for n in self.resources if n.startswith(ACCELERATOR_RESOURCE)]
         known = named[0].removeprefix(ACCELERATOR_RESOURCE) if named else ""
         return self.labels.get(ACCELERATOR, known)
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A node's own answer: its first GPU, None without a driver, and its libraries."""
-
-    identity: nvml.DeviceIdentity | None
-    versions: Mapping[str, str]
-    emulated: bool
 
 
 def fits_on(resources: Resources, wanted: Resources) -> int:

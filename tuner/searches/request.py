@@ -120,8 +120,7 @@ class SearchRequest:
     - `verify` adds a verification of the recommendation, beyond the budget of trials.
     - `max_concurrent` trials run at once; None means as many as the cluster has room for.
     - `resources_per_trial` are Ray resources by name, `memory` in bytes. A trial gets as many
-      threads as CPUs. On a cluster, its node has a GPU of the type and the `labels`, and its
-      process the `runtime_env` of Ray.
+      threads as CPUs. On a cluster, its node has a GPU of the type and the `labels`.
     - `title` names what is trained, for Ray's dashboard.
     - `node_wait_s` is the time to wait for a node for the trials, in seconds. None depends on the
       cluster: no time at first on a fixed one, half an hour on one that starts nodes on demand
@@ -159,7 +158,6 @@ class SearchRequest:
     local_gpus: Sequence[int] = ()
     resources_per_trial: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     labels: Mapping[str, str] = field(default_factory=dict)
-    runtime_env: Mapping[str, Any] | None = None
     title: str = ""
     run_id: str = ""
     watch: Watch = field(default_factory=Watch)

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
 from tuner.core.units import format_gib
+from tuner.emulator.here import is_emulated
 from tuner.space.gpus import MEMORY_TOLERANCE
-from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob, TrialRunner
+from tuner.trial.base import (
+    MeasureOptions,
+    RunnerFactory,
+    TrialJob,
+    TrialRunner,
+    outcome_versions,
+)
 from tuner.trial.isolated import IsolatedRunner
 
 if TYPE_CHECKING:
@@ -88,3 +95,17 @@ class VerifiedFactory:
                 hint="start that node of the cluster with the resource of its own GPU type",
             )
         return self.make()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A machine's own answer: its first GPU, None without a driver, and its libraries."""
+
+    identity: nvml.DeviceIdentity | None
+    versions: Mapping[str, str]
+    emulated: bool
+
+
+def look(identify: Callable[[], nvml.DeviceIdentity | None]) -> Facts:
+    """The facts of this machine; runs on a node of a cluster, before its first trial."""
+    return Facts(identify(), outcome_versions(), is_emulated())

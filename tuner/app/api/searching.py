@@ -44,7 +44,6 @@ class SearchArguments(TypedDict, total=False):
     address: str | None
     labels: str | Sequence[str]
     host_memory: int | str | None
-    runtime_env: str | Path | None
     workers: int | None
     seed: int
     searcher: str
@@ -120,8 +119,8 @@ def search(
     - `mode` "measure" insists on real trials, "emulate" runs them on emulated GPUs, "predict" runs
       none, and "auto", the default, measures where there is such a GPU. `workers` trials run at
       once. `verify=False` leaves out the verification.
-    - On a cluster, `labels` ("team=vision") choose nodes, `host_memory` is what a trial reserves of
-      its node's memory, and `runtime_env` is a YAML file with Ray's for the trials.
+    - On a cluster, `labels` ("team=vision") choose nodes, and a trial reserves `host_memory` of its
+      node's memory. A Ray job's `runtime_env` holds for its trials.
     - The budget: `trials` configurations of each type, by default 40, known ones included;
       `time_limit_s` for all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a
       fraction) for each. `searcher` proposes them, by default "guided", with the random `seed` 0.
@@ -306,7 +305,7 @@ def _as_option(name: str, value: Any) -> Any:
             value = LIMIT_OF_TYPE if value == "auto" else as_bytes(value, name)
         case "host_memory":
             value = as_bytes(value, name)
-        case "study" | "runtime_env":
+        case "study":
             value = None if value is None else Path(value)
     return value
 

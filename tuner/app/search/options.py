@@ -173,14 +173,6 @@ class SearchOptions:
         rare=True,
         of_trials=True,
     )
-    runtime_env: Path | None = _field(  # noqa: RUF009 - frozen values
-        "--runtime-env",
-        "file",
-        "YAML file with Ray's runtime_env for trials on a cluster.",
-        "FILE",
-        rare=True,
-        of_trials=True,
-    )
     mode: Mode = _field(  # noqa: RUF009 - frozen values
         "--mode",
         "mode",

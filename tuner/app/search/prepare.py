@@ -136,7 +136,7 @@ def _request(
             "verify": options.verify and job.command is None,
         }
     if (on := OnCluster.of(options)) is not None:
-        how |= {"labels": on.labels, "runtime_env": on.runtime_env}
+        how["labels"] = on.labels
     if predictions:
         how["predictions"] = {
             configuration.key: prediction

@@ -13,19 +13,16 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tuner.core.errors import UnavailableError
-from tuner.emulator.here import is_emulated
 from tuner.searches.nodes import (
     ACCELERATOR,
     ACCELERATOR_RESOURCE,
-    Facts,
-    Identify,
     Need,
     Node,
     Nodes,
 )
 from tuner.searches.ray.cluster import connected, quiet
 from tuner.space.gpus import accelerator_names
-from tuner.trial.base import outcome_versions
+from tuner.trial.factories import Facts, look
 
 ASK_WITHIN_S = 60.0
 """Time for all nodes to say what they have: each has to start a process for it."""
@@ -39,11 +36,6 @@ def nodes_of_ray() -> Nodes:
     return Nodes(alive_nodes, ask)
 
 
-def look(identify: Identify) -> Facts:
-    """The facts of this node; runs there as a task."""
-    return Facts(identify(), outcome_versions(), is_emulated())
-
-
 def alive_nodes() -> list[Node]:
     """The nodes that Ray considers alive."""
     return [
@@ -54,13 +46,12 @@ def alive_nodes() -> list[Node]:
 
 
 def ask(node: Node, need: Need) -> Future[Facts]:
-    """Ask a node for its facts; the answer is that of a task with the need's environment."""
+    """Ask a node for its facts."""
     question = ray.remote(look).options(
         name="which GPU?",
         num_cpus=0,
         num_gpus=ASKED_GPU if need.resources.get("GPU") else 0,
         max_retries=0,
-        runtime_env=options_of(need)["runtime_env"],
         scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
     ).remote(need.identify)  # fmt: skip
     answer: Future[Facts] = question.future()
@@ -76,7 +67,6 @@ def options_of(need: Need) -> dict[str, Any]:
         "num_gpus": need.resources.get("GPU", 0),
         "memory": need.resources.get("memory"),
         "resources": custom or None,
-        "runtime_env": dict(need.runtime_env) if need.runtime_env else None,
     }
 
 
