@@ -92,7 +92,9 @@ class Cluster:
             **{k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
             "PYTHONPATH": str(ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_raylet_start_wait_time_s": "180",  # a busy machine is slow
+            # On a busy machine Ray's own processes need longer than Ray waits for them.
+            "RAY_raylet_start_wait_time_s": "300",
+            "RAY_agent_register_timeout_ms": "300000",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": "a-token-of-the-benchmark-0123456789",
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,8 +14,8 @@ LOCALHOST = "127.0.0.1"
 class Watch:
     """Options for watching a search.
 
-    - `metrics_port`: port of localhost on which the search's own cluster serves metrics for
-      Prometheus; 0 is any free port. A joined cluster serves them on the ports of its nodes.
+    - `metrics_port`: 0 if the search's own cluster serves metrics for Prometheus, on a port that
+      Ray chooses. A joined cluster serves them on the ports of its nodes.
     - `dashboard`: start Ray's dashboard on localhost, with the search's own cluster.
     - `tell` is called with a line for each address to look at.
     """
@@ -32,7 +31,7 @@ class Watch:
 
 
 def check_metrics_port(port: int | None, address: str | None) -> None:
-    """Raise `InputError` if metrics cannot be served on this port of localhost."""
+    """Raise `InputError` unless Ray can serve metrics so: a cluster of its own chooses the port."""
     if port is None:
         return
     if address is not None:
@@ -41,12 +40,8 @@ def check_metrics_port(port: int | None, address: str | None) -> None:
             f"{address!r} offers the metrics of searches where it offers Ray's",
             hint="leave the port out, and scrape the ports of that cluster's nodes",
         )
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOCALHOST, port))
-        except OSError as error:
-            raise InputError(
-                f"port {port} of {LOCALHOST} cannot be used for metrics: {error.strerror}",
-                hint="name another port, or 0 for any that is free",
-            ) from error
+    if port:
+        raise InputError(
+            f"--metrics-port {port}: Ray chooses the port of its metrics",
+            hint="--metrics-port 0 serves them, and prints their address",
+        )

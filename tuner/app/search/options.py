@@ -112,7 +112,7 @@ class SearchOptions:
     metrics_port: int | None = _field(
         "--metrics-port",
         "port",
-        "Serve metrics for Prometheus on this port of localhost; 0: any.",
+        "Serve metrics for Prometheus; 0: on a port that Ray chooses.",
         "PORT",
         rare=True,
         of_trials=True,

@@ -140,6 +140,9 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
         # Collecting metrics takes processor time from trials.
         "RAY_enable_metrics_collection": str(int(watch.metrics)),
         "RAY_metrics_report_interval_ms": METRICS_PERIOD_MS,
+        # On a busy machine Ray's helpers need longer than Ray waits for them.
+        "RAY_raylet_start_wait_time_s": "120",
+        "RAY_agent_register_timeout_ms": "120000",
         **_visible(gpus),
     }
     with environment(own):
