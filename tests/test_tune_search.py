@@ -179,23 +179,13 @@ def state_of(**changes) -> SearchState:
     return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
 
 
-def lose_twice(state: SearchState, name: str, message: str) -> None:
-    """Two workers take the trial, and both are lost."""
-    state.start(name)
-    state.lose(name, message)
-    assert state.failure is None
-    again = f"{name}-again"
-    assert state.propose(again) is not None
-    state.start(again)
-    state.lose(again, message)
-
-
 def test_search_ends_when_each_of_the_first_workers_is_lost():
     state = state_of()
     for name in "abc":
         assert state.failure is None
         assert state.propose(name) is not None
-        lose_twice(state, name, "ImportError: no libcuda")
+        state.start(name)
+        state.lose(name, "ImportError: no libcuda")
     assert isinstance(state.failure, UnavailableError)
     assert "first 3 trials" in str(state.failure)
     assert "no libcuda" in str(state.failure)
@@ -203,21 +193,26 @@ def test_search_ends_when_each_of_the_first_workers_is_lost():
     assert (state.over, state.result().stopped_by) == (True, StoppedBy.FAILED)
 
 
-def test_lost_workers_among_good_trials_do_not_end_a_search():
-    state = state_of()
+def test_lost_workers_among_good_trials_end_no_search_and_run_again_after_all_others():
+    state = state_of(trials=6)
+    proposed = {}
     for name in "abcdef":
-        configuration = state.propose(name)
-        if name == "b":
-            state.start(name)
-            state.end(name, outcome_of(configuration))
+        proposed[name] = state.propose(name)
+        state.start(name)
+        if name == "a":
+            state.end(name, outcome_of(proposed[name]))
         else:
-            lose_twice(state, name, "killed")
+            state.lose(name, "killed")
+    for name in "bcdef":
+        assert state.propose(f"{name}-again") == proposed[name]
+        state.start(f"{name}-again")
+        state.lose(f"{name}-again", "killed")
     assert state.failure is None
     assert [r.trial_id for r in state.records] == [f"r-00{i}" for i in range(1, 7)]
 
 
-def test_trial_of_a_lost_run_is_the_same_trial_and_comes_first():
-    state = state_of()
+def test_trial_of_a_lost_run_is_the_same_trial():
+    state = state_of(trials=2)
     first, second = state.propose("a"), state.propose("b")
     state.start("a")
     state.lose("a", "killed")
@@ -233,7 +228,7 @@ def test_trial_of_a_lost_run_is_the_same_trial_and_comes_first():
 
 
 def test_lost_nodes_are_no_fault_of_a_trial_and_idle_workers_even_less():
-    state = state_of()
+    state = state_of(trials=1)
     wanted = state.propose("run")
     names = (f"run{number}" for number in range(100))
     name = "run"

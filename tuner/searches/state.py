@@ -295,16 +295,17 @@ class SearchState:
         if self.halted or ray_id not in self.open:
             return
         begun = not self.open.is_waiting(ray_id)
+        self._lost += begun and not with_node
         if self.open.lose(ray_id, with_node=with_node):
             if begun:
                 self._warnings.append(f"a trial was tried again: {message}")
-            return
-        if self.open[ray_id].unbegun:
+        elif self.open[ray_id].unbegun:
             self.fail(_no_worker(f"workers end before they begin with a trial: {message}"))
-            return
-        self._lost += 1
-        self.end(ray_id, Outcome(status=Status.CRASHED, message=f"{LOST}: {message}"))
-        if self._lost == self._new_count == LOSSES_THAT_END_A_SEARCH:
+        else:
+            self.end(ray_id, Outcome(status=Status.CRASHED, message=f"{LOST}: {message}"))
+        own = self._tracker.records[self.reused :]
+        nothing_else = all(LOST in (record.outcome.message or "") for record in own)
+        if self._lost >= LOSSES_THAT_END_A_SEARCH and nothing_else:
             self.fail(
                 _no_worker(f"each of the first {self._lost} trials lost its worker: {message}")
             )
