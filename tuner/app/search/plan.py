@@ -224,9 +224,9 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
 
 
 def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measuring | Predicting:
-    """The device of the trials: none where nobody asks for trials, and a library is missing.
+    """The device of the trials; none by `auto` where a library of trials is not installed.
 
-    Raises `UnavailableError` where trials are asked for, or nothing else answers.
+    Raises `UnavailableError` for the library if trials are asked for, or nothing is predicted.
     """
     names = (*("torch", "transformers") * space.predictable, "ray", "optuna")
     missing = next((name for name in names if find_spec(name) is None), None)
