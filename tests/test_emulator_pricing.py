@@ -21,6 +21,7 @@ from tests.emulating import needs_emulator
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import GIB, MIB
 from tuner.cost.parallel import Exchange, Links, waited_s
+from tuner.cost.speed.host import RECOMPUTED, TRAINED
 from tuner.cost.speed.roofline import Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.inside.core import KernelLaunch
@@ -129,6 +130,19 @@ def test_an_operator_is_counted_each_time_and_moves_the_clock_by_the_roofline(pr
     expected = Roofline().seconds(WorkArrays.of_works([work]), A100, allow_tf32=False)[0, 0]
     assert program.device.device_ns == pytest.approx(3 * expected * 1e9)
     assert program.device.host_ns == pytest.approx(3 * LAUNCH_S * 1e9)
+
+
+@needs_emulator
+def test_the_host_takes_longer_for_what_is_recomputed_and_for_each_updated_parameter(program):
+    def body() -> None:
+        program.pricer.recomputing = True
+        torch.mm(gpu_tensor(256, 512), gpu_tensor(512, 1024))
+        program.pricer.recomputing = False
+
+    program.run(body, "backward")
+    assert program.device.host_ns == pytest.approx(RECOMPUTED * LAUNCH_S * 1e9)
+    program.pricer.begin("optimizer", 0, trained=7)
+    assert program.device.host_ns == pytest.approx((RECOMPUTED + 7 * TRAINED) * LAUNCH_S * 1e9)
 
 
 @needs_emulator  # tensors that say they are on a GPU need PyTorch's CUDA build

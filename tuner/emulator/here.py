@@ -25,12 +25,12 @@ def is_emulated() -> bool:
     return bool(os.environ.get(DEVICE_VARIABLE))
 
 
-def begin_phase(phase: str, step: int) -> None:
-    """Tell this process's pricer, if any, that a phase of a training step begins."""
+def begin_phase(phase: str, step: int, trained: int) -> None:
+    """Tell this process's pricer, if any, that a phase begins of a step of `trained` parameters."""
     activate = sys.modules.get("tuner.emulator.inside.activate")
     pricer = activate.ACTIVE.get("pricer") if activate is not None else None
     if pricer is not None:
-        pricer.begin(phase, step)
+        pricer.begin(phase, step, trained)
 
 
 @functools.cache

@@ -109,6 +109,7 @@ class RealEnvironment:
         self.peak_reserved_bytes = 0
         self.loaded_bytes: int | None = None
         self.recording = True
+        self._trained = 0
         self._emulated = is_emulated() and self._torch_device.type == "cuda"
 
     @property
@@ -119,6 +120,7 @@ class RealEnvironment:
     def materialize(self, model: Any, on_host: Sequence[Any] = ()) -> None:
         """Synthetic weights on the device; of the modules in `on_host`, in host memory."""
         fill(model, self.device, on_host=on_host)
+        self._trained = sum(parameter.requires_grad for parameter in model.parameters())
 
     def autocast(self, dtype: Any) -> contextlib.AbstractContextManager[None]:
         """PyTorch's autocast for the device."""
@@ -134,7 +136,7 @@ class RealEnvironment:
     def enter(self, phase: Phase, micro_step: int) -> None:
         """A phase begins; the peak of the one before is noted."""
         if self._emulated:
-            begin_phase(str(phase), 0)
+            begin_phase(str(phase), 0, self._trained)
         if self.on_enter is not None:
             self.on_enter(phase, micro_step)
         if self.recording:

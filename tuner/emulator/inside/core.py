@@ -72,6 +72,7 @@ class Shared(ctypes.Structure):
         ("recomputing", ctypes.c_int8),
         ("host", ctypes.c_int8),
         ("watched", ctypes.c_int8),
+        ("recomputed", ctypes.c_double),
     )
 
 

@@ -186,7 +186,8 @@ class Follower:
             # The time of a step is that of the first ones.
             counts = phase not in AFTER_STEPS and (not self._steps or self._done < self._steps)
             timed = FORWARD if phase == REFERENCE else phase
-            self._pricer.begin(timed if counts else END, self._done)
+            trained = self._memory.owners.trained
+            self._pricer.begin(timed if counts else END, self._done, trained)
 
     def _wait_for_forward(self) -> None:
         import torch

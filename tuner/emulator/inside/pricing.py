@@ -21,6 +21,7 @@ import torch
 
 from tuner.core.gpu import Gpu
 from tuner.cost.operators.timeline import Work
+from tuner.cost.speed.host import RECOMPUTED, TRAINED
 from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, Shared, readable
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.repeats import Repeats
@@ -100,16 +101,20 @@ class Pricer:
     # -- calls from the program -------------------------------------------------------------------
 
     @guarded("the time of a phase")
-    def begin(self, phase: str, step: int) -> None:
-        """Begin a phase of an optimizer step, to which the operators from now on belong."""
+    def begin(self, phase: str, step: int, trained: int = 0) -> None:
+        """Begin a phase of an optimizer step, to which the operators from now on belong.
+
+        An optimizer updates `trained` parameters, which is what its launches take of the host.
+        """
         if self._launch_count() != self._shared.seen and not self._running:
             self._look_at_launches()
         self._take_repeats()
         self.phase, self.step = phase, step
         self._shared.in_backward = phase == BACKWARD
-        # A multi-tensor optimizer launches few kernels for many tensors. As in a trace, its
-        # launches cost no host time.
         self._shared.host = phase != OPTIMIZER
+        self._shared.recomputed = RECOMPUTED
+        if phase == OPTIMIZER:
+            self._work(TRAINED * trained * self._prices.launch_s * _NS, 0.0)
         if not self._discarded:
             self._plain = self.counts.setdefault((step, phase, False), {})
             self._again = self.counts.setdefault((step, phase, True), {})
@@ -304,7 +309,8 @@ class Pricer:
         again = self._shared.recomputing or (self._shared.in_backward and torch.is_grad_enabled())
         counts = self._again if again else self._plain
         counts[price.number] = counts.get(price.number, 0) + 1
-        self._work(price.host_ns if self._shared.host else 0.0, price.device_ns)
+        host_ns = price.host_ns if self._shared.host else 0.0
+        self._work(host_ns * RECOMPUTED if again else host_ns, price.device_ns)
 
     def _learn(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
