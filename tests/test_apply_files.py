@@ -239,9 +239,9 @@ def test_merges_beyond_what_people_write_are_refused(tmp_path):
         ('a: "4\n  5"\n', "a", NO_VALUE),
         ("a: !!int 4\n", "a", NO_VALUE),
         ("a: {b: 4}\n", "a", NO_VALUE),
-        ("a: [b, 4]\n", "a", "would become the number 7"),
-        ("a: true\n", "a", "holds true and would become the number 7"),
-        ("a: auto\n", "a", "holds auto and would become the number 7"),
+        ("a: [b, 4]\n", "a", "the number 7 can't take its place"),
+        ("a: true\n", "a", "says true, kept: the number 7 can't take its place"),
+        ("a: auto\n", "a", "says auto, kept: the number 7 can't take its place"),
         ("a: [1, 2\n", "a", "config.yaml:2: broken YAML"),
         ("a: 1\t# tab\n", "a", "broken YAML"),
         ("b: 1\n", "a", "not set there: a_knob = 7"),
@@ -255,9 +255,9 @@ def test_yaml_that_is_refused(tmp_path, text, key, reason):
 @pytest.mark.parametrize(
     ("text", "value", "reason"),
     [
-        ("a: 4\n", True, "holds 4 and would become True"),
-        ("a: 4\n", "nf4", "holds 4 and would become the text 'nf4'"),
-        ("a: 4\n", ("b", "c"), "holds 4 and would become a list"),
+        ("a: 4\n", True, "says 4, kept: True can't take its place"),
+        ("a: 4\n", "nf4", "says 4, kept: the text 'nf4' can't take its place"),
+        ("a: 4\n", ("b", "c"), "says 4, kept: a list can't take its place"),
         ("a:\n- b\n- c\n", ("b", "d"), NO_VALUE),
     ],
 )
@@ -356,7 +356,7 @@ def test_half_a_character_is_written_nowhere(tmp_path, suffix):
         ("train.x", "is there 2 times"),
         (".logging_steps", "is computed"),
         ("TRAINING_CONFIG", NO_VALUE),
-        (".target_modules", "would become the number 7"),
+        (".target_modules", "the number 7 can't take its place"),
     ],
 )
 def test_python_that_is_refused(tmp_path, key, reason):

@@ -147,7 +147,7 @@ def test_json_has_what_was_measured_and_nothing_of_a_search(machine, capsys):
         (Outcome(Status.CRASHED, message="signal 11"), 3, "signal 11"),
         (Outcome(Status.INVALID, message="no such module"), 2, "no such module"),
         (Outcome(Status.INTERRUPTED), 130, "interrupted"),
-        (measured_outcome(81.0), 1, "fits        no: 7.91 GiB of 8.00 GiB"),
+        (measured_outcome(81.0), 1, "verdict     tight (within headroom): 7.91 GiB of 8.00 GiB"),
     ],
 )
 def test_exit_code_says_how_it_ended(machine, capsys, outcome, code, says):

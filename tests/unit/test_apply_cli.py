@@ -216,7 +216,7 @@ def test_committed_result_goes_into_the_program_of_the_readme(capsys, monkeypatc
         text = text.replace(old, new)
     assert script.read_text() == text
     said = capsys.readouterr().err
-    assert 'target_modules: holds "all-linear" and would become a list' in said
+    assert 'target_modules: says "all-linear", kept: a list' in said
     assert "lora_dropout = 0.05" in said
 
 

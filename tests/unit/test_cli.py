@@ -183,7 +183,7 @@ class TestBestAndShow:
         assert shown["fits"] is True
         assert run(["show", *TARGET, journal[2].trial_id]) == 0
         text = capsys.readouterr().out
-        assert "no: 60.00 GiB of 47.40 GiB, 12.60 GiB too much" in text
+        assert "does not fit: 60.00 GiB of 47.40 GiB, 12.60 GiB too much" in text
         assert "weights" in text
 
     def test_results_for_other_memory_are_not_taken_for_these(self, journal, capsys):

@@ -66,7 +66,7 @@ class TestObjectives:
     def test_first_one_decides_what_is_best(self, folder, capsys):
         assert run(["best", *TARGET, "--objective", "device_bytes"]) == 0
         out = capsys.readouterr().out
-        assert "the best in peak device memory" in out
+        assert "best in peak device memory" in out
         assert "micro_batch=1" in out
 
     def test_unknown_one_is_refused(self, folder, capsys):

@@ -1,9 +1,11 @@
-"""What is said beside "fits"."""
+"""The verdict with the arithmetic behind it."""
 
 from __future__ import annotations
 
+import pytest
+
 from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
-from tuner.report.terminal.evidence import fits_text
+from tuner.report.terminal.evidence import verdict_text
 
 GIB = 1 << 30
 BUDGET = MemoryBudget(24 * GIB, GIB)
@@ -22,13 +24,7 @@ def prediction(high_bytes: int) -> Prediction:
     )  # fmt: skip
 
 
-def test_an_interval_that_reaches_past_the_card_is_named() -> None:
-    text = fits_text(prediction(25 * GIB), BUDGET, fits=True)
-    assert text == (
-        "yes: 22.00 GiB of 24.00 GiB, 2.00 GiB free, margin 1.00 GiB; "
-        "at the upper end of its interval, 25.00 GiB, it does not"
-    )
-
-
-def test_an_interval_within_the_card_needs_no_word() -> None:
-    assert fits_text(prediction(23 * GIB), BUDGET, fits=True).endswith("1.00 GiB")
+@pytest.mark.parametrize(("high", "words"), [(25, "tight (likely fits)"), (23, "fits")])
+def test_an_interval_that_reaches_past_the_card_makes_it_tight(high: int, words: str) -> None:
+    rest = "22.00 GiB of 24.00 GiB, 2.00 GiB free, headroom 1.00 GiB"
+    assert verdict_text(prediction(high * GIB), BUDGET) == f"{words}: {rest}"

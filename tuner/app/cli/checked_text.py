@@ -486,4 +486,4 @@ def print_predicted(found: PredictedProgram) -> None:
         ]
     )
     prediction = found.prediction
-    print_evidence(prediction, prediction.budget, fits=prediction.fits, versions=predicted_stack())
+    print_evidence(prediction, prediction.budget, predicted_stack())

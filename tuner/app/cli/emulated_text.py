@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tuner.core.expressions import show
 from tuner.core.outcome import signal_name
+from tuner.core.records import MemoryBudget, Verdict
 from tuner.core.units import GIB, format_duration, format_range, format_size, significant
 from tuner.emulator.emulation import (
     BRANCH,
@@ -23,6 +24,7 @@ from tuner.emulator.ending import OUT_OF_MEMORY, Afterwards, Ended, ProgramError
 from tuner.report.terminal.evidence import print_breakdown
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
+from tuner.report.terminal.verdict import Answer, room_text
 
 _ROWS = 12
 """Lines of code that are shown; `--json` has more."""
@@ -70,7 +72,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("ended", _ended_text(refused or found)),
             ("steps", steps_by_text(found).removeprefix("steps ")),
             ("fault", _fault_text(found)),
-            ("fits", _fits_text(found)),
+            ("verdict", _verdict_text(found)),
             ("memory", _memory_text(found, use) if use else ""),
             ("processes", _holders_text(found)),
             ("refused", refusals_text(found)),
@@ -311,22 +313,16 @@ def so_far_text(found: Emulation) -> str:
     return "fits, as far as it ran" if found.fits is None and is_left else ""
 
 
-def _fits_text(found: Emulation) -> str:
+def _verdict_text(found: Emulation) -> str:
     limit = found.gpu.memory_bytes
     if found.fits is False and found.host_is_full:
-        return f"no: {_host_text(found)}"
+        return f"{Verdict.DOES_NOT_FIT}: {_host_text(found)}"
     if found.ended is Ended.OOM and found.fits is False:
-        return f"no: out of memory on {format_size(limit)}"
-    use = found.limiting
-    if found.fits is None or use is None:
-        return f"{so_far_text(found) or 'unknown'}: {_why_unknown(found)}"
-    margin = f"margin {format_size(found.margin_bytes)}"
-    used = found.used_bytes
-    needs = f"{format_size(used)} of {format_size(limit)}"
-    if found.fits:
-        return f"yes: {needs}, {format_size(limit - used)} free, {margin}"
-    over = used + found.margin_bytes - limit
-    return f"no: {needs}, {format_size(over)} too much; {margin}"
+        return f"{Verdict.DOES_NOT_FIT}: out of memory on {format_size(limit)}"
+    if found.fits is None or found.limiting is None:
+        return f"{so_far_text(found) or Verdict.UNKNOWN}: {_why_unknown(found)}"
+    budget = MemoryBudget(limit, found.margin_bytes)
+    return room_text(Answer(found.verdict, found.used_bytes, budget, found.gpu.id))
 
 
 def _why_unknown(found: Emulation) -> str:

@@ -230,7 +230,7 @@ def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
             ("corrected", _correction_text(found)),
         ]
     )
-    print_evidence(prediction, prediction.budget, fits=found.fits, versions=predicted_stack())
+    print_evidence(prediction, prediction.budget, predicted_stack())
     if found.stages is not None:
         print_staged(found.stages, configuration, SpaceFacts.of(found.space))
 

@@ -160,7 +160,7 @@ def _show_trial(
     )
     if outcome.evidence is not None:
         echo()
-        print_evidence(outcome.evidence, record.budget, fits=record.fits)
+        print_evidence(outcome.evidence, record.budget)
         print_stages(record, target.facts)
     ran = outcome.ran
     if ran is not None and outcome.prediction is not None:

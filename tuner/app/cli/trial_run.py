@@ -43,18 +43,19 @@ from tuner.core.records import (
     MemoryBudget,
     Status,
     TrialRecord,
+    Verdict,
     parse_margin,
 )
 from tuner.core.setup.distributed_knobs import gpus_per_trial, machines
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
 from tuner.report.terminal.evidence import (
-    fits_text,
     more_text,
     params_text,
     print_comparison,
     print_ran,
     print_stages,
+    verdict_text,
 )
 from tuner.report.terminal.render import echo, print_fields, settings_text
 from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
@@ -239,7 +240,7 @@ def print_trial(trial: Trial) -> None:
             ("numbers", trial.trials_on.text(trial.gpu)),
             ("status", f"{ended}, after {format_duration(outcome.duration_s)}"),
             ("message", outcome.message),
-            ("fits", _fits_text(trial)),
+            ("verdict", _verdict_text(trial)),
             ("ranks", ranks_text(ran) if ran else ""),
             ("parameters", params_text(ran) if ran else ""),
             ("more", more_text(ran) if ran else ""),
@@ -255,8 +256,8 @@ def print_trial(trial: Trial) -> None:
         print_ran(ran)
 
 
-def _fits_text(trial: Trial) -> str:
+def _verdict_text(trial: Trial) -> str:
     record, ran = trial.record, trial.record.outcome.ran
     if ran is None:
-        return "no" if record.outcome.status is Status.OOM else ""
-    return fits_text(ran, record.budget, fits=record.fits)
+        return str(Verdict.DOES_NOT_FIT) if record.outcome.status is Status.OOM else ""
+    return verdict_text(ran, record.budget)

@@ -93,18 +93,23 @@ class Location:
         if isinstance(value, int | float):
             return self._number(value)
         if self.value is not None and not isinstance(self.value, str):
-            raise NotWritableError(f"holds {self.raw} and would become the text {value!r}")
+            raise self._kept(f"the text {value!r}")
         return self._spaced(self._text(value, self.quote))
+
+    def _kept(self, other: str) -> NotWritableError:
+        """The reason why a value of another kind is not written."""
+        text = f"says {self.raw or 'nothing'}, kept: {other} can't take its place"
+        return NotWritableError(text)
 
     def _list(self, items: tuple[str, ...]) -> str:
         if self.kind != "list":
-            raise NotWritableError(f"holds {self.raw or 'nothing'} and would become a list")
+            raise self._kept("a list")
         texts = [self._text(item, self.quote) for item in items]
         return f"{self.raw[0]}{', '.join(texts)}{self.raw[-1]}"
 
     def _boolean(self, value: bool) -> str:
         if self.value is not None and not isinstance(self.value, bool):
-            raise NotWritableError(f"holds {self.raw} and would become {value}")
+            raise self._kept(str(value))
         old = self.raw.strip("\"'")
         pair = _pair_of(old)
         if pair is None:
@@ -117,12 +122,12 @@ class Location:
     def _number(self, value: float) -> str:
         text = number_text(value)
         if isinstance(self.value, bool) or self.kind == "list":
-            raise NotWritableError(f"holds {self.raw} and would become the number {text}")
+            raise self._kept(f"the number {text}")
         if isinstance(self.value, float) and not math.isnan(self.value) and text.isdigit():
             text += ".0"
         if isinstance(self.value, str):
             if not _NUMBER.fullmatch(self.value):
-                raise NotWritableError(f"holds {self.raw} and would become the number {text}")
+                raise self._kept(f"the number {text}")
             return self._text(text, self.quote)  # a number in quotes stays one
         return self._spaced(text)
 

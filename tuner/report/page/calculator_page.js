@@ -33,7 +33,7 @@
     return pair ? pair.join(" of ") : `all ${gib(limit)}`;
   };
   const leaning = ({ verdict, fits, device_bytes, gpu }) => verdict !== "tight" ? ""
-    : fits ? " (likely fits)" : device_bytes > gpu.limit_bytes ? " (likely not)" : " (within margin)";
+    : fits ? " (likely fits)" : device_bytes > gpu.limit_bytes ? " (likely not)" : " (within headroom)";
   const usd = (amount) => (amount >= 1 ? amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }) : significant(amount, 2));
 
   const options = (select, values) => values.forEach(([value, text]) => (element("option", text, select).value = value));

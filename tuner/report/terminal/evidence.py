@@ -6,11 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tuner.core.records import Measurement, MemoryBudget, Prediction, Source, TrialRecord
+from tuner.core.records import (
+    Measurement,
+    MemoryBudget,
+    Prediction,
+    Source,
+    TrialRecord,
+    Verdict,
+)
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
-from tuner.report.terminal.verdict import UNKNOWN_SPEED, versions_text
+from tuner.report.terminal.verdict import UNKNOWN_SPEED, Answer, room_text, versions_text
 from tuner.searches.facts import SpaceFacts, StageRow, ranks_text, rows_of
 
 Evidence = Prediction | Measurement
@@ -20,8 +27,6 @@ NO_VERSIONS: Mapping[str, str] = MappingProxyType({})
 def print_evidence(
     evidence: Evidence,
     budget: MemoryBudget,
-    *,
-    fits: bool,
     versions: Mapping[str, str] = NO_VERSIONS,
 ) -> None:
     """The verdict, memory and time by purpose, and the speed.
@@ -35,7 +40,7 @@ def print_evidence(
         [
             ("source", str(evidence.source)),
             ("releases", versions_text(versions)),
-            ("fits", fits_text(evidence, budget, fits=fits)),
+            ("verdict", verdict_text(evidence, budget)),
             ("memory", _memory_text(evidence)),
             ("ranks", ranks_text(evidence)),
             ("speed", UNKNOWN_SPEED if is_compiled else _speed_text(evidence)),
@@ -71,20 +76,12 @@ _IN_WORDS = {
 """Parts of a step's time that need a word more."""
 
 
-def fits_text(evidence: Evidence, budget: MemoryBudget, *, fits: bool) -> str:
-    """The answer with the arithmetic behind it; see `print_evidence`."""
-    used_bytes = evidence.memory.device_bytes
-    limit_bytes, margin_bytes = budget.limit_bytes, budget.margin_bytes
-    free_bytes = limit_bytes - used_bytes
-    numbers = f"{format_size(used_bytes)} of {format_size(limit_bytes)}"
-    if free_bytes < 0:
-        return f"no: {numbers}, {format_size(-free_bytes)} too much"
-    margin = f"margin {format_size(margin_bytes)}" if margin_bytes else "no margin asked"
-    text = f"{'yes' if fits else 'no'}: {numbers}, {format_size(free_bytes)} free, {margin}"
-    _, high_bytes = evidence.intervals.get("device_bytes", (0.0, 0.0))
-    if fits and high_bytes > limit_bytes:
-        text += f"; at the upper end of its interval, {format_size(int(high_bytes))}, it does not"
-    return text
+def verdict_text(evidence: Evidence, budget: MemoryBudget) -> str:
+    """The verdict on numbers, with the arithmetic behind it."""
+    used_bytes, ends = evidence.memory.device_bytes, evidence.intervals.get("device_bytes")
+    is_bound = isinstance(evidence, Prediction) and evidence.verdict is Verdict.UNKNOWN
+    verdict = Verdict.UNKNOWN if is_bound else budget.verdict(used_bytes, ends)
+    return room_text(Answer(verdict, used_bytes, budget, ""))
 
 
 def _memory_text(evidence: Evidence) -> str:

@@ -13,7 +13,14 @@ import click
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import MemoryBudget, Prediction, RunTime, Verdict
-from tuner.core.units import GIB, format_duration, format_range, printable, significant
+from tuner.core.units import (
+    GIB,
+    format_duration,
+    format_range,
+    format_size,
+    printable,
+    significant,
+)
 from tuner.report.terminal.render import is_coloured, prose, width
 from tuner.searches.facts import times_text
 
@@ -123,12 +130,22 @@ def verdict_words(answer: Answer) -> str:
         return f"{answer.verdict} (likely fits)"
     if answer.used_bytes > answer.budget.limit_bytes:
         return f"{answer.verdict} (likely not)"
-    return f"{answer.verdict} (within margin)"
+    return f"{answer.verdict} (within headroom)"
 
 
 def numbers_text(answer: Answer) -> str:
     """Used and available memory, with as many digits as tell the two apart."""
     return f"{_of(answer.used_bytes, answer.budget.limit_bytes)} GiB on {answer.gpu}"
+
+
+def room_text(answer: Answer) -> str:
+    """The verdict with the arithmetic behind it."""
+    used_bytes, budget = answer.used_bytes, answer.budget
+    free_bytes, margin_bytes = budget.limit_bytes - used_bytes, budget.margin_bytes
+    rest = f"{format_size(abs(free_bytes))} {'free' if free_bytes >= 0 else 'too much'}"
+    headroom = f", headroom {format_size(margin_bytes)}" if margin_bytes else ""
+    of = f"{format_size(used_bytes)} of {format_size(budget.limit_bytes)}"
+    return f"{verdict_words(answer)}: {of}, {rest}{headroom}"
 
 
 def _of(used_bytes: float, limit_bytes: float) -> str:
