@@ -169,16 +169,13 @@ SHOW = ["-m", "tuner", "show", "--space", "tiny.yaml", "--gpu", "a6000"]
 
 
 class TestAnswers:
-    def test_a_terminal_shows_bold_headers_and_a_picture(self, folder):
-        text = in_terminal(*SHOW)
-        assert "\x1b[1m" in text
-        assert "┌" in text
+    def test_a_terminal_shows_bold_headers(self, folder):
+        assert "\x1b[1m" in in_terminal(*SHOW)
 
     def test_an_encoding_without_lines_gets_ascii(self, folder):
         text = in_pipe(*SHOW, PYTHONIOENCODING="ascii", COLUMNS="60")
         assert text.isascii()
         assert "* recommended" in text
-        assert "+---" in text
 
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202etxt"
