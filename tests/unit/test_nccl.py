@@ -39,6 +39,9 @@ def test_each_channel_has_two_neighbours_and_a_switch(gpu: str, ranks: int, mib:
 )
 def test_a_context_has_the_size_that_was_read(gpu: str, precision: str, mib: int) -> None:
     assert context_bytes(get_gpu(gpu), Configuration({"precision": precision})) == mib * MIB
+    eager = Configuration({"precision": precision, "attention": "eager"})
+    without = 16 if gpu == "h100_sxm" else 0
+    assert context_bytes(get_gpu(gpu), eager) == (mib - without) * MIB
 
 
 def test_what_no_log_tells_is_unknown() -> None:

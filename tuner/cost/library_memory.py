@@ -37,10 +37,18 @@ INT8_KERNELS_BYTES = {"h100_sxm": 64 * MIB}
 of 758 (driver 580.159.04, CUDA 13.0, bitsandbytes 0.50.2). Other types are unknown."""
 
 
+FUSED_ATTENTION_BYTES = {"h100_sxm": 16 * MIB}
+"""The part of the context that eager attention is without, by GPU type: 742 MiB in place of 758."""
+
+
 def context_bytes(gpu: Gpu, configuration: Configuration) -> int:
     """The context of a process that trains `configuration`, by the catalogue."""
-    is_int8 = configuration["precision"] == "int8"
-    return gpu.context_bytes + (INT8_KERNELS_BYTES.get(gpu.id, 0) if is_int8 else 0)
+    found = gpu.context_bytes
+    if configuration["precision"] == "int8":
+        found += INT8_KERNELS_BYTES.get(gpu.id, 0)
+    if configuration.get("attention") == "eager":
+        found -= FUSED_ATTENTION_BYTES.get(gpu.id, 0)
+    return found
 
 
 CONNECTION_BYTES = 12 * MIB
