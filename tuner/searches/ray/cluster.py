@@ -28,8 +28,9 @@ OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store. Trials exchange a few kilobytes, and Ray's default is 30 % of the
 host's memory."""
 
-STARTS = 2
-"""Number of attempts to start Ray: a machine that is too busy is often free a minute later."""
+STARTS = 3
+"""Number of attempts to start Ray, which gives itself 30 s: a machine that is too busy is often free
+a minute later. The last one is without the dashboard."""
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -109,7 +110,7 @@ def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float
 
 
 def _started(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
-    """Start a cluster as `_start` does: again if that fails, and then without its dashboard."""
+    """Start a cluster as `_start` does: again if that fails, and at last without its dashboard."""
     for left in reversed(range(STARTS)):
         try:
             return _start(folder, cpus, gpus, watch)
@@ -124,7 +125,7 @@ def _started(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
                     hint="the machine is likely overloaded or short of memory: try again with "
                     "fewer --workers or when it is less busy; --address uses a running cluster",
                 ) from error
-            if watch.dashboard:
+            if watch.dashboard and left == 1:
                 watch.tell(f"warning: no dashboard: {said}")
                 watch = replace(watch, dashboard=False)
     raise AssertionError  # unreachable: the last attempt returns or raises
@@ -140,9 +141,6 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
         # Collecting metrics takes processor time from trials.
         "RAY_enable_metrics_collection": str(int(watch.metrics)),
         "RAY_metrics_report_interval_ms": METRICS_PERIOD_MS,
-        # On a busy machine Ray's helpers need longer than Ray waits for them.
-        "RAY_raylet_start_wait_time_s": "120",
-        "RAY_agent_register_timeout_ms": "120000",
         **_visible(gpus),
     }
     with environment(own):
