@@ -13,15 +13,16 @@ import time
 from pathlib import Path
 
 import pytest
+from device_fakes import measurement_of
 from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of
 
 from tuner.core.errors import UnavailableError
-from tuner.core.records import Source, Status, TrialRecord
+from tuner.core.records import Outcome, Source, Status, TrialRecord
 from tuner.searches.candidates import Candidates
 from tuner.searches.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
 from tuner.searches.proposer import Proposer
 from tuner.searches.ray.driver import search
-from tuner.searches.request import SearchOutcome, SearchRequest, StoppedBy
+from tuner.searches.request import SearchOutcome, SearchRequest, StoppedBy, TrialDevice
 from tuner.searches.state import SearchState
 
 SPACE = FakeSpace()
@@ -144,7 +145,7 @@ class TestSearch:
             if r.outcome.status is Status.CRASHED
         }
         assert set(crashed) == {deadly, broken}
-        assert crashed[broken] == "RuntimeError: a bug in the runner"
+        assert "RuntimeError: a bug in the runner" in crashed[broken]
         assert "died" in crashed[deadly]
         assert not any(r.fits for r in result.records if r.configuration in crashed)
         assert len(result.records) == 6
@@ -179,13 +180,18 @@ def state_of(**changes) -> SearchState:
     return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
 
 
+def lose(state: SearchState, name: str, message: str, **how) -> None:
+    """A worker takes the trial, and is lost."""
+    state.start(name)
+    state.lose(name, message, **how)
+
+
 def test_search_ends_when_each_of_the_first_workers_is_lost():
     state = state_of()
     for name in "abc":
         assert state.failure is None
         assert state.propose(name) is not None
-        state.start(name)
-        state.lose(name, "ImportError: no libcuda")
+        lose(state, name, "ImportError: no libcuda")
     assert isinstance(state.failure, UnavailableError)
     assert "first 3 trials" in str(state.failure)
     assert "no libcuda" in str(state.failure)
@@ -193,38 +199,64 @@ def test_search_ends_when_each_of_the_first_workers_is_lost():
     assert (state.over, state.result().stopped_by) == (True, StoppedBy.FAILED)
 
 
-def test_lost_workers_among_good_trials_end_no_search_and_run_again_after_all_others():
+def test_lost_workers_among_good_trials_do_not_end_a_search():
     state = state_of(trials=6)
-    proposed = {}
     for name in "abcdef":
-        proposed[name] = state.propose(name)
-        state.start(name)
-        if name == "a":
-            state.end(name, outcome_of(proposed[name]))
+        configuration = state.propose(name)
+        if name == "b":
+            state.start(name)
+            state.end(name, outcome_of(configuration))
         else:
-            state.lose(name, "killed")
-    for name in "bcdef":
-        assert state.propose(f"{name}-again") == proposed[name]
-        state.start(f"{name}-again")
-        state.lose(f"{name}-again", "killed")
-    assert state.failure is None
-    assert [r.trial_id for r in state.records] == [f"r-00{i}" for i in range(1, 7)]
+            lose(state, name, "killed")
+    again = 0
+    while state.propose(f"again{again}") is not None:
+        lose(state, f"again{again}", "killed")
+        again += 1
+    assert (state.failure, again, state.over) == (None, 5, True)
+    assert sorted(r.trial_id for r in state.records) == [f"r-00{i}" for i in range(1, 7)]
+    assert [r.outcome.status for r in state.records].count(Status.CRASHED) == 5
 
 
-def test_trial_of_a_lost_run_is_the_same_trial():
-    state = state_of(trials=2)
+def test_trial_of_a_lost_run_is_the_same_trial_and_comes_last():
+    state = state_of(trials=3)
     first, second = state.propose("a"), state.propose("b")
-    state.start("a")
-    state.lose("a", "killed")
-    assert state.propose("c") == first
+    lose(state, "a", "killed")
+    third = state.propose("c")
+    assert third not in (first, second)
     state.end("a", outcome_of(first))  # too late: that run is lost
     assert not state.records
-    state.end("c", outcome_of(first))
-    state.end("c", outcome_of(first))
+    assert state.propose("d") == first
+    state.end("d", outcome_of(first))
+    state.end("d", outcome_of(first))
     state.end("b", outcome_of(second))
     assert [(r.trial_id, r.configuration) for r in state.records] == [
         ("r-001", first), ("r-002", second)
     ]  # fmt: skip
+    assert not state.over
+
+
+def test_the_time_limit_keeps_a_share_for_the_verification_and_gives_up_what_is_late(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    state = state_of(time_limit_s=100.0, verify=True, trial_device=TrialDevice("Testium 9"))
+    tried = 0
+    while (configuration := state.propose(str(tried))) and not state.instructions(
+        str(tried)
+    ).verify:
+        now_s[0] += 10
+        ran = measurement_of(outcome_of(configuration).prediction, device="Testium 9", factor=1)
+        state.start(str(tried))
+        state.end(str(tried), Outcome(Status.OK, measurement=ran, duration_s=10.0))
+        tried += 1
+    # Ten seconds a trial, thirty-five for the verification.
+    assert (tried, now_s[0]) == (6, 60)
+    assert state.instructions(str(tried)).verify
+    now_s[0] = 99.0
+    state.give_up_late()
+    assert not state.over
+    now_s[0] = 101.0
+    state.give_up_late()
+    assert (state.over, state.stopped_by) == (True, StoppedBy.TIME_LIMIT)
 
 
 def test_lost_nodes_are_no_fault_of_a_trial_and_idle_workers_even_less():
@@ -237,12 +269,10 @@ def test_lost_nodes_are_no_fault_of_a_trial_and_idle_workers_even_less():
             state.lose(name, "died")
             name = next(names)
             assert state.propose(name) == wanted
-        state.start(name)
-        state.lose(name, "its node has died", with_node=True)
+        lose(state, name, "its node has died", with_node=True)
         name = next(names)
         assert state.propose(name) == wanted
-    state.start(name)
-    state.lose(name, "its node has died", with_node=True)
+    lose(state, name, "its node has died", with_node=True)
     assert [r.outcome.status for r in state.records] == [Status.CRASHED]
 
 
@@ -285,6 +315,7 @@ def test_what_ends_after_an_interrupt_counts_and_what_is_killed_does_not():
 INTERRUPTED = """
 import gc, json, sys
 from pathlib import Path
+from device_fakes import measurement_of
 from tune_fakes import GPU, FakeFactory, FakeSpace
 from tuner.searches.ray.driver import search
 from tuner.searches.state import SearchState

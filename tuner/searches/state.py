@@ -264,8 +264,7 @@ class SearchState:
         if self.failure is not None or self.broken is not None or ray_id not in self.open:
             return
         if outcome.status is Status.INTERRUPTED and not self.halted:
-            if self.open.lose(ray_id, with_node=False):
-                self._warnings.append(f"a trial was tried again: {outcome.message}")
+            if self._runs_again(ray_id, outcome.message):
                 return
             outcome = dataclasses.replace(outcome, message=f"{LOST}: {outcome.message}")
         record = record_of(self._request, *self.open.close(ray_id), outcome, node)
@@ -294,21 +293,26 @@ class SearchState:
             return
         if self.halted or ray_id not in self.open:
             return
-        begun = not self.open.is_waiting(ray_id)
-        self._lost += begun and not with_node
-        if self.open.lose(ray_id, with_node=with_node):
-            if begun:
-                self._warnings.append(f"a trial was tried again: {message}")
-        elif self.open[ray_id].unbegun:
+        if self._runs_again(ray_id, message, with_node=with_node):
+            return
+        if self.open[ray_id].unbegun:
             self.fail(_no_worker(f"workers end before they begin with a trial: {message}"))
-        else:
-            self.end(ray_id, Outcome(status=Status.CRASHED, message=f"{LOST}: {message}"))
-        own = self._tracker.records[self.reused :]
-        nothing_else = all(LOST in (record.outcome.message or "") for record in own)
-        if self._lost >= LOSSES_THAT_END_A_SEARCH and nothing_else:
-            self.fail(
-                _no_worker(f"each of the first {self._lost} trials lost its worker: {message}")
-            )
+            return
+        self.end(ray_id, Outcome(status=Status.CRASHED, message=f"{LOST}: {message}"))
+
+    def _runs_again(self, ray_id: str, message: str, *, with_node: bool = False) -> bool:
+        """True if a trial that was lost runs again; the search ends if all the first are lost."""
+        begun = not self.open.is_waiting(ray_id)
+        if not self.open.lose(ray_id, with_node=with_node):
+            return False
+        if begun:
+            self._warnings.append(f"a trial was tried again: {message}")
+            self._lost += not with_node
+            if self._lost == LOSSES_THAT_END_A_SEARCH and not self.has_outcomes:
+                self.fail(
+                    _no_worker(f"each of the first {self._lost} trials lost its worker: {message}")
+                )
+        return True
 
     def refuse(self, ray_id: str, error: TunerError) -> None:
         """Handle a worker that can run no trial: its trial goes to another worker."""

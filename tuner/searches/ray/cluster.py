@@ -29,8 +29,8 @@ OBJECT_STORE_BYTES = 100_000_000
 host's memory."""
 
 STARTS = 3
-"""Number of attempts to start Ray, which gives itself 30 s: a machine that is too busy is often free
-a minute later. The last one is without the dashboard."""
+"""Number of attempts to start Ray, which gives itself 30 s: a machine that is too busy is often
+free a minute later. The last one is without the dashboard."""
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
