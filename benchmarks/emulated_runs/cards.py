@@ -4,7 +4,7 @@ cards.csv has a line for each run: measured values, which are given, and those o
 of the prediction, which are filled in. Sizes are in GB of 10^9 bytes, times in ms.
 
 - h100_sxm: tuner's own trials on an H100 SXM (November 2026, torch 2.11.0, transformers 5.17.0,
-  peft 0.21.0); `run` has the settings.
+  peft 0.21.0), those with effective_batch=128 by a search; `run` has the settings.
 - a6000: peaks that another estimator published of its loop on an RTX A6000; `run` has the
   arguments of loop.py. Its releases are not known: transformers 5 keeps less for attention.
 
@@ -127,20 +127,23 @@ def memory_table(lines: Sequence[Line]) -> list[str]:
 
 
 def step_table(lines: Sequence[Line]) -> list[str]:
-    """The table of docs/accuracy.md: step times of each run that has one, worst first."""
+    """The table of docs/accuracy.md: step times of each run that has one, the worst first."""
     table = ["| run | measured | predicted | emulated |", "|---|---:|---:|---:|"]
-    for line in sorted(lines, key=lambda line: difference(line, "step_ms") or 0.0):
-        if measured := line["measured_step_ms"]:
-            of = dict(setting.split("=", 1) for setting in line["run"].split())
-            method = "full" if of["lora_rank"] == "0" else "LoRA"
-            again = ", checkpointing" * (of["gradient_checkpointing"] == "true")
-            dtype = "autocast" if of.get("mixed_precision") == "bf16" else of["precision"]
-            run = f"{line['model']}, {method}, {dtype}, "
-            run += f"{of['micro_batch']} x {int(of['max_length']):,}{again}"
-            cells = [run, f"{float(measured):,.0f} ms"]
-            for source in ("predicted", "emulated"):
-                cells.append(f"{100 * (difference(line, 'step_ms', source) or 0.0):+.1f} %")
-            table.append(f"| {' | '.join(cells)} |")
+    timed = [line for line in lines if line["measured_step_ms"]]
+    for line in sorted(timed, key=lambda one: -abs(difference(one, "step_ms", "predicted") or 0.0)):
+        of = dict(setting.split("=", 1) for setting in line["run"].split())
+        method = "full" if of["lora_rank"] == "0" else "LoRA"
+        dtype = "autocast" if of.get("mixed_precision") == "bf16" else of["precision"]
+        rounds = int(of["effective_batch"]) // int(of["micro_batch"])
+        sizes = f"{of['micro_batch']} x {int(of['max_length']):,}"
+        words = [line["model"], method, dtype, f"{rounds} x {sizes}" if rounds > 1 else sizes]
+        words += ["checkpointing"] * (of["gradient_checkpointing"] == "true")
+        words += ["eager attention"] * (of.get("attention") == "eager")
+        cells = [", ".join(words), f"{float(line['measured_step_ms']):,.0f} ms"]
+        for source in ("predicted", "emulated"):
+            off = difference(line, "step_ms", source)
+            cells.append("" if off is None else f"{100 * off:+.1f} %")
+        table.append(f"| {' | '.join(cells)} |")
     return table
 
 
