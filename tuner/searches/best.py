@@ -225,7 +225,7 @@ class BestTrial:
             "undecided": {
                 "may_be_as_fast": len(self.rivals),
                 "measure": [{"settings": self._of_knobs(c.to_dict())} for c in self.to_measure],
-                "not_measured": not_measured_text(self),
+                **({"not_measured": text} if (text := not_measured_text(self)) else {}),
             },
             "trial": {
                 "id": self.record.trial_id,

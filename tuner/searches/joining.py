@@ -147,8 +147,8 @@ def no_token(address: str) -> UnavailableError:
 
 def _job(dashboard: str) -> str:
     return (
-        f"`ray job submit --address {dashboard} -- tuner search ... --address auto` runs the "
-        "search on its cluster"
+        f"`ray job submit --address {dashboard} --` in front of this command, with --address "
+        "auto, runs the search on its cluster"
     )
 
 
