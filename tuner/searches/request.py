@@ -124,7 +124,7 @@ class SearchRequest:
     - `title` names what is trained, for Ray's dashboard.
     - `node_wait_s` is the time to wait for a node for the trials, in seconds. None depends on the
       cluster: no time at first on a fixed one, half an hour on one that starts nodes on demand
-      (`tuner.searches.ray.rooms`).
+      (`tuner.searches.crew`).
     - `address` is that of a running Ray cluster; None starts one here and stops it afterwards, with
       the GPUs of this machine that `local_gpus` lists by index.
     - `study_path` is a file for a copy of the Optuna study for other Optuna tools; each search
