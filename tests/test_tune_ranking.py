@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import random
@@ -24,7 +25,7 @@ from tuner.searches.ray.driver import proposer_of, search
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.state import SearchState
 from tuner.searches.strategies import Knowledge
-from tuner.trial.base import PLAIN, Instructions
+from tuner.trial.base import PLAIN, GiveUp, Instructions
 
 SPACE = FakeSpace()
 NF4 = [c for c in SPACE.configurations() if c["precision"] == "nf4" and c["lora_rank"] == 16]
@@ -321,3 +322,8 @@ def test_the_standing_is_that_of_all_records_whatever_runs_again():
             for r in fitting
             if (ends := r.outcome.measurement.samples_per_s_interval) and ends[1] >= reach
         }
+
+
+def test_instructions_are_not_copied():
+    instructions = Instructions(give_up=GiveUp(1, ((1, 2.0),)))
+    assert copy.deepcopy({"instructions": instructions})["instructions"] is instructions
