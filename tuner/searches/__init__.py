@@ -1,1 +1,1 @@
-"""Search on Ray with Optuna: the only package that imports either."""
+"""Search on Ray Tune with Optuna: the only package that imports either."""

@@ -85,6 +85,10 @@ class Instructions:
     give_up: GiveUp | None = None
     verify: bool = False
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Instructions:
+        """Itself, because it is immutable. Ray Tune copies its arguments for each trial."""
+        return self
+
 
 PLAIN = Instructions()
 
