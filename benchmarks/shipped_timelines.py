@@ -220,8 +220,10 @@ def main() -> int:
         for gpu in GPUS[: 1 if is_space else None]:
             made = traced(model, configurations(get_gpu(gpu)), gpu, {*there, *of_model}, said)
             of_model |= made
-            for sized in {id(one): one for one in made.values()}.values():
-                steps_of_model |= steps_of(sized, names, gpu, {*known_steps, *steps_of_model})
+            for key, sized in made.items():
+                scaled = said[key].get("mixed_precision") == "fp16"
+                have = {*known_steps, *steps_of_model}
+                steps_of_model |= steps_of(sized, names, have, scaled=scaled)
         print(
             f"{model}: {len(of_model)} more structures, {len(steps_of_model)} more optimizers, "
             f"{time.monotonic() - began:.0f} s",
@@ -254,16 +256,15 @@ def traced(
 
 
 def steps_of(
-    sized: SizedTimeline, names: Collection[str], gpu: str, there: Collection[str]
+    sized: SizedTimeline, names: Collection[str], there: Collection[str], *, scaled: bool
 ) -> Mapping[str, Steps]:
     """The steps of optimizers over the parameters of a timeline, less those that are `there`.
 
-    Gradients are scaled on a T4 alone.
+    Gradients are `scaled` where the passes are in fp16.
     """
     trained = {rank: sized.parameters((1, 1, rank, 1)) for rank in RANKS}
     # All weights are trained at rank 0 alone.
     ranks = RANKS if trained[RANKS[0]] != trained[RANKS[1]] else (0,)
-    scaled = gpu == "t4"
     keys = {name: optimizer_key(name, sized, clip=True, scaled=scaled) for name in names}
     missing = [(name, rank) for name in names for rank in ranks if keys[name] not in there]
     made = in_forks(_steps, missing, (trained, scaled), workers=default_workers())
