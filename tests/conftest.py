@@ -58,6 +58,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["RAY_AUTH_TOKEN"] = TOKEN
 
 
+# Ray reads this while it is imported: a cluster of its own listens on loopback alone.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than there are processors: tests wait for Ray, for processes and for disks."""
     return (os.cpu_count() or 1) + 1

@@ -88,7 +88,7 @@ def _check_service(address: str, host: str, port: int) -> None:
 
 
 def _answer(host: str, port: int, method: str) -> str:
-    """The name of the gRPC status of the answer to an empty request; OK if nobody can ask."""
+    """The name of the gRPC status of the answer to an empty request; OK if it cannot be asked."""
     try:
         import grpc  # comes with ray[default]
     except ImportError:

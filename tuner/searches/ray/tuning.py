@@ -44,7 +44,7 @@ CLOSE_WITHIN_S = 10.0
 ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # The errors of trials whose actors are ended on purpose are nobody's to handle.
+    # Errors of trials whose actors are ended on purpose need no handling.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     # The search has its own journal, progress and handling of Ctrl-C.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
