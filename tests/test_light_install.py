@@ -107,7 +107,7 @@ def test_the_extra_has_the_packages_of_these_modules():
 def test_every_module_that_a_base_install_lacks_is_known():
     """But for those of other extras, and of programs, which are asked for before their import."""
     elsewhere = (
-        "anyio deepspeed jsonschema liger_kernel mcp mcp_types pandas pytest safetensors trl"
+        "anyio deepspeed grpc jsonschema liger_kernel mcp mcp_types pandas pytest safetensors trl"
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     base = {canonicalize_name(Requirement(one).name) for one in project["dependencies"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 from pathlib import Path
 from statistics import fmean
@@ -10,13 +11,14 @@ from statistics import fmean
 import pytest
 import yaml
 
-from benchmarks.emulated_runs.cards import difference, memory_table, read, step_table
 from tuner.app.cli.main import run
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.space import load_space
 from tuner.space.gpus import get_gpu
 
 ROOT = Path(__file__).parents[2]
+CARDS = runpy.run_path(str(ROOT / "benchmarks" / "emulated_runs" / "cards.py"))
+"""The script that makes the tables of the pages."""
 BEST = ["best", "--space", "qlora27b", "--gpu", "a6000"]
 FROM = "from the results that come with tuner"
 
@@ -84,15 +86,16 @@ def test_a_page_says_of_published_runs_what_the_evidence_says(page):
 
 
 def test_pages_say_of_real_cards_what_their_runs_say():
-    lines = read()
-    for page, table in (("docs/emulator.md", memory_table), ("docs/accuracy.md", step_table)):
-        assert "\n".join(table(lines)) in (ROOT / page).read_text(encoding="utf-8")
+    lines = CARDS["read"]()
+    tables = (("docs/emulator.md", "memory_table"), ("docs/accuracy.md", "step_table"))
+    for page, table in tables:
+        assert "\n".join(CARDS[table](lines)) in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_steps_of_a_real_h100_are_predicted_within_15_percent():
-    timed = [line for line in read() if line["measured_step_ms"]]
+    timed = [line for line in CARDS["read"]() if line["measured_step_ms"]]
     assert len(timed) == 18  # eleven trials, and the seven of a search that ran to their end
-    errors = [abs(difference(line, "step_ms", "predicted") or 0.0) for line in timed]
+    errors = [abs(CARDS["difference"](line, "step_ms", "predicted") or 0.0) for line in timed]
     assert max(errors) < 0.15
     assert fmean(errors) < 0.06
     # Timelines of these come with tuner: the column has what is predicted now.

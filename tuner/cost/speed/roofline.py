@@ -250,7 +250,8 @@ class Roofline:
         """Seconds (W, P) of traffic; the L2 cache keeps the share `kept` of a small kernel's."""
         kinds = np.where(works.names == BLOCKWISE, BLOCKWISE, works.kinds).tolist()
         rates = {kind: self.traffic_bytes_per_s(gpu, kind) for kind in set(kinds)}
-        seconds: Floats = works.bytes_moved / np.array([[rates[kind]] for kind in kinds])
+        rate = np.array([rates[kind] for kind in kinds]).reshape(-1, 1)
+        seconds: Floats = works.bytes_moved / rate
         return seconds * left_by_l2(works, gpu, kept)
 
 
