@@ -100,7 +100,7 @@ def test_a_training_that_an_answer_decides_is_unsure():
 def test_runs_are_joined_where_they_agree(runs, joined):
     def run(value: Any) -> dict[str, Any]:
         trainer = {"class": "T", "where": "T", "given": value}
-        lists = dict.fromkeys(("loops", "files", "standins", "absent", "dropped"), ())
+        lists = dict.fromkeys(("loops", "files", "standins", "absent", "dropped", "allocators"), ())
         asked = [{"what": "len(x)", "where": "L"}]
         return {"trainings": [{"trainer": trainer}], "asked": asked, "ended": None, **lists}
 

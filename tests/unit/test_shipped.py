@@ -78,14 +78,14 @@ def test_a_folder_with_the_shape_of_a_model_has_its_timelines(without_torch, tmp
     (tmp_path / "train.py").write_text(PROGRAM.replace("Qwen/Qwen3-0.6B", str(folder)))
     (tmp_path / "theirs.py").write_text(PROGRAM)
     found = [
-        check([str(tmp_path / name)], get_gpu("rtx4090"), predict=True).found
+        check([str(tmp_path / name)], get_gpu("rtx4090"), ProgramOptions(predict=True)).found
         for name in ("train.py", "theirs.py")
     ]
     assert found[0].prediction.memory == found[1].prediction.memory
     assert found[0].plan.model == str(folder)
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 1152}))
     with pytest.raises(UnavailableError, match="transformers"):
-        check([str(tmp_path / "train.py")], get_gpu("rtx4090"), predict=True)
+        check([str(tmp_path / "train.py")], get_gpu("rtx4090"), ProgramOptions(predict=True))
 
 
 def test_a_damaged_file_is_said_with_its_path(tmp_path):
