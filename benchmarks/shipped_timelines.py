@@ -211,12 +211,10 @@ def main() -> int:
         began, digest = time.monotonic(), architecture(model).digest
         of_model = found[is_space].setdefault(digest, {})
         steps_of_model = optimizers.setdefault(digest, {})
-        there = (
-            {*known.structures(digest, of_spaces=is_space)}
-            if keep and not arguments.anew
-            else set()
-        )
-        known_steps = {*known.optimizers(digest)} if keep and not arguments.anew else set()
+        there, known_steps = set[str](), set[str]()
+        if keep and not arguments.anew:
+            there = {*known.structures(digest, of_spaces=is_space)}
+            known_steps = {*known.optimizers(digest)}
         for gpu in GPUS[: 1 if is_space else None]:
             made = traced(model, configurations(get_gpu(gpu)), gpu, {*there, *of_model}, said)
             of_model |= made

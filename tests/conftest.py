@@ -21,6 +21,7 @@ from whole_tables import checked
 
 from tuner.emulator.toolchain import unavailable
 from tuner.report.terminal.tables import Sheet
+from tuner.searches.joining import AT_IMPORT_OF_RAY
 
 settings.register_profile(
     "tuner",
@@ -59,7 +60,7 @@ os.environ["RAY_AUTH_TOKEN"] = TOKEN
 
 
 # Ray reads this while it is imported: a cluster of its own listens on loopback alone.
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ.update(AT_IMPORT_OF_RAY)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

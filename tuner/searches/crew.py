@@ -14,7 +14,6 @@ from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.records import Configuration, Outcome
 from tuner.searches.nodes import SILENT_S, Need, Node, Nodes, fits_on
 from tuner.searches.open_trials import Proposed
-from tuner.searches.progress import StoppedBy
 from tuner.searches.request import SearchRequest
 from tuner.searches.state import SearchState, first_broken
 from tuner.searches.worker import WorkerPlan
@@ -93,21 +92,22 @@ class Crew:
         """True if all searches are over."""
         return first_broken(self.states) is not None or all(state.over for state in self.states)
 
-    @property
-    def interrupted(self) -> bool:
-        """True if the user ended the searches."""
-        return all(state.stopped_by is StoppedBy.INTERRUPTED for state in self.states)
-
     def given_up(self) -> list[str]:
         """The runs of searches that are over, and those whose node is gone before they began."""
-        living = {node.id for node in self._nodes.alive}
-        found = []
-        for run, one in self._runs.items():
-            state = self.states[one.index]
-            waits = run in state.open and state.open.is_waiting(run)
-            if self.over or state.over or (waits and one.node.id not in living):
-                found.append(run)
-        return found
+        over = self.over
+        return [
+            run
+            for run, one in self._runs.items()
+            if over or self.states[one.index].over or (self._waits(run) and self._is_gone(one.node))
+        ]
+
+    def _waits(self, run: str) -> bool:
+        """True if no worker has begun the run."""
+        state = self.states[self._runs[run].index]
+        return run in state.open and state.open.is_waiting(run)
+
+    def _is_gone(self, node: Node) -> bool:
+        return all(other.id != node.id for other in self._nodes.alive)
 
     def step(self) -> None:
         """Look at the nodes and the time. Raises `UnavailableError` if Ray is lost."""
@@ -140,13 +140,12 @@ class Crew:
 
     def lose(self, run: str, said: str, *, preempted: bool = False) -> None:
         """Take the loss of the run's worker, of which Ray says this."""
-        one = self._runs.pop(run, None)
-        if one is None:
+        if run not in self._runs:
             return
-        state = self.states[one.index]
         self._nodes.refresh(wait=True)
-        gone = all(node.id != one.node.id for node in self._nodes.alive)
-        if gone and run in state.open and state.open.is_waiting(run):
+        waits, one = self._waits(run), self._runs.pop(run)
+        state, gone = self.states[one.index], self._is_gone(one.node)
+        if gone and waits:
             state.recall(run)
             return
         state.lose(run, _loss_text(said, one.node, gone=gone, preempted=preempted), with_node=gone)

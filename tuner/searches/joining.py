@@ -20,6 +20,12 @@ from tuner.core.errors import InputError, UnavailableError
 TIMEOUT_S = 2.0
 """A server that is silent for this long is none of Ray's."""
 
+AT_IMPORT_OF_RAY = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its own cluster listens on loopback only
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers import from where this process does
+}
+"""Settings that Ray reads while it is imported, for a cluster of its own."""
+
 GCS_PORT, CLIENT_PORT, DASHBOARD_PORT = 6379, 10001, 8265
 """Ports on which a head node listens by default (Ray, "Configuring Ray", ports)."""
 

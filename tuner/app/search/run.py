@@ -25,6 +25,7 @@ from tuner.app.verifying import verify_all
 from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.core.meanwhile import environment
 from tuner.core.records import TrialRecord
+from tuner.searches.joining import AT_IMPORT_OF_RAY
 from tuner.searches.journal import JournalWriter
 from tuner.searches.progress import Progress
 from tuner.searches.request import SearchOutcome, SearchRequest, write_pruned
@@ -34,13 +35,6 @@ HINT = "lower the floors with --where, allow smaller values in the space, or cho
 
 LEAST_TIME_S = 1e-3
 """Time limit of a search whose time is over: no trial starts, but known results are shown."""
-
-
-AT_IMPORT_OF_RAY = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its own cluster listens on loopback only
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers import from where this process does
-}
-"""Settings that Ray reads while it is imported, for a cluster of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,9 +184,11 @@ def get_entry(name: str) -> ModelEntry | None:
 
 def entry_like(name: str) -> ModelEntry | None:
     """The entry that a name means, or that a local folder has the shape, length and dtype of."""
-    entry, path = get_entry(name), _existing_path(name)
-    if entry is not None or path is None or not (path / "config.json").is_file():
+    if (entry := get_entry(name)) is not None:
         return entry
+    path = _existing_path(name)
+    if path is None or not (path / "config.json").is_file():
+        return None
     try:
         fields = json.loads(read_file(path / "config.json", MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):  # `resolve_config` says what is wrong
