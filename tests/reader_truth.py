@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from reader_programs import INSTALLED, UNKNOWN, Generated
 
@@ -64,11 +63,11 @@ def plain(value: Any) -> Any:
 def read(program: Generated, folder: Path) -> list[dict[str, Any]] | str:
     """The settings of each training that the reader sees, or why it sees none."""
     program.write(folder)
-    with mock.patch.dict(os.environ, program.env):
-        try:
-            recorded = record(read_program(["train.py", *program.argv], folder))
-        except TunerError as error:
-            return f"{error} ({error.hint})"
+    try:  # the environment is the program's own: others are read in threads beside it
+        read_as = read_program(["train.py", *program.argv], folder)
+        recorded = record(replace(read_as, environment=program.env))
+    except TunerError as error:
+        return f"{error} ({error.hint})"
     if any("unsure" in training for training in recorded.trainings):
         return "not sure whether it trains"
     return [flat(training) for training in recorded.trainings]
