@@ -59,6 +59,10 @@ PREPARED: Settings = {"kbit_preparation": "peft"}
 QUERIES: Settings = {"lora_targets": ["q_proj", "v_proj"]}
 ATTENTION: Settings = {"lora_targets": ["k_proj", "o_proj", "q_proj", "v_proj"]}
 EVALUATED: Settings = {"eval_batch": 2}
+PACKED: Settings = {"padding": "packed", **FLASH}
+DORA: Settings = {"adapter": "dora"}
+IN_FP16: Settings = {"precision": "fp16"}
+UNMIXED: Settings = {"mixed_precision": "no"}
 REFERENCE: Settings = {"reference_pass": True}
 TRAINER: Settings = {"kbit_preparation": "none", **REENTRANT, **MIXED, **CHECKPOINTED}
 """LLaMA-Factory's settings, Axolotl's and Unsloth's: none widens weights before training."""
@@ -75,7 +79,7 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
         {**NF4, "double_quant": True},
         (
             *with_dropout(USUAL, FLASH, KEPT, PREPARED, QUERIES, ATTENTION, EVALUATED, REFERENCE),
-            *with_dropout({**PREPARED, **FLASH}),
+            *with_dropout({**PREPARED, **FLASH}, PACKED, DORA),
             {**EAGER, **DROPOUT},
             {**REENTRANT, **DROPOUT},
         ),
@@ -89,12 +93,13 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
         "trl",
         LORA,
         (
-            *with_dropout(USUAL, KEPT, QUERIES),
+            *with_dropout(USUAL, KEPT, QUERIES, FLASH, ATTENTION, EVALUATED, PACKED, EAGER, DORA),
+            *with_dropout(SCALED, UNMIXED),
             REFERENCE,
-            *({**each, **DROPOUT} for each in (FLASH, ATTENTION, EVALUATED)),
         ),
     ),
-    ("trl", FULL, (USUAL, KEPT, FLASH, EVALUATED)),
+    ("trl", IN_FP16, with_dropout(SCALED, QUERIES)),
+    ("trl", FULL, (USUAL, KEPT, FLASH, EVALUATED, PACKED, EAGER)),
     ("trl", INT8, (USUAL, DROPOUT, {**PREPARED, **DROPOUT})),
     ("trl", LORA_FP32, (USUAL, QUERIES)),
     ("trl", FULL_FP32, (USUAL,)),
@@ -143,6 +148,8 @@ ON_OLDER = (USUAL,)
 """The changes that are covered on GPU types without bf16, too, but for full training."""
 MORE_OPTIMIZERS = ("lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit", "rmsprop")
 """Optimizers beside those of the calculator."""
+UNCLIPPED = ("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit")
+"""Optimizers that ship without clipping, too, which `max_grad_norm=0` leaves out."""
 BATCHES = (1, 2)
 """A micro-batch of one has a structure of its own."""
 SHORT, LONG = 256, 8192
@@ -263,21 +270,26 @@ def steps_of(
     trained = {rank: sized.parameters((1, 1, rank, 1)) for rank in RANKS}
     # All weights are trained at rank 0 alone.
     ranks = RANKS if trained[RANKS[0]] != trained[RANKS[1]] else (0,)
-    keys = {name: optimizer_key(name, sized, clip=True, scaled=scaled) for name in names}
-    missing = [(name, rank) for name in names for rank in ranks if keys[name] not in there]
+    wanted = [(name, True) for name in names] + [(name, False) for name in UNCLIPPED]
+    keys = {
+        (name, clip): optimizer_key(name, sized, clip=clip, scaled=scaled)
+        for name, clip in wanted
+        if name in names
+    }
+    missing = [(*one, rank) for one, key in keys.items() for rank in ranks if key not in there]
     made = in_forks(_steps, missing, (trained, scaled), workers=default_workers())
     found: dict[str, dict[int, OptimizerSteps]] = {}
-    for (name, rank), steps in sorted(made, key=lambda one: one[0]):
-        found.setdefault(keys[name], {})[rank] = steps
+    for (name, clip, rank), steps in sorted(made, key=lambda one: one[0]):
+        found.setdefault(keys[name, clip], {})[rank] = steps
     return found
 
 
 def _steps(
-    known: tuple[Mapping[int, tuple[tuple[int, str], ...]], bool], wanted: tuple[str, int]
+    known: tuple[Mapping[int, tuple[tuple[int, str], ...]], bool], wanted: tuple[str, bool, int]
 ) -> OptimizerSteps:
-    (trained, scaled), (name, rank) = known, wanted
+    (trained, scaled), (name, clip, rank) = known, wanted
     parameters = trained.get(rank, trained[RANKS[0]])
-    return optimizer_steps(name, parameters, clip=True, scaled=scaled)
+    return optimizer_steps(name, parameters, clip=clip, scaled=scaled)
 
 
 if __name__ == "__main__":
