@@ -22,10 +22,11 @@ from benchmarks.accuracy.coverage import (
     interval_of,
     program_prior,
 )
+from benchmarks.accuracy.memory_intervals import doubts_of
 from benchmarks.accuracy.report import Comparison, rank_correlation
-from tuner.cost.calibrate import PROGRAM_PRIOR, prior_of
+from tuner.cost.calibrate import PROGRAM_PRIOR, STEP_DOUBTS, prior_of
 from tuner.cost.correction import STEP as STEP_QUANTITY
-from tuner.cost.interval import Calibration, Interval
+from tuner.cost.interval import Calibration, Interval, in_quadrature
 from tuner.searches.front import PAIR_ERROR
 
 TRIALS, DRAWS = 5, 20
@@ -93,6 +94,8 @@ def _interval(
     predicted = comparison.predicted
     step_s = predicted.held_out_step_s if held_out else predicted.step_s
     unknown = predicted.held_out_unknown if held_out else predicted.unknown
+    doubted = (STEP_DOUBTS.get(doubt, (1.0, 1.0)) for doubt in doubts_of(comparison.case))
+    unknown = in_quadrature(unknown, *doubted)
     measured = comparison.case.measured.step_s
     assert measured is not None
     return interval_of(calibration, step_s, unknown), measured

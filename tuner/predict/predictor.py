@@ -3,8 +3,8 @@
 Configurations fall into a few dozen structures, whose timelines are traced once each (seconds, in
 parallel processes) and kept on disk. Times and allocated memory of all configurations follow. What
 the allocator holds beside that takes a replay: `REPLAYED` configurations of each structure get one,
-and the others lie between them. A structure without such a timeline is traced for each
-configuration.
+and the others lie between them; none does where nothing of a structure can fit. A structure without
+such a timeline is traced for each configuration.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue, Memory, Prediction
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
+from tuner.cost.memory_interval import MEMORY_ERRORS
 from tuner.cost.parallel import replicas
 from tuner.cost.rank_memory import with_nccl
 from tuner.cost.sized import SizedTimeline
@@ -45,6 +46,10 @@ METHOD = "timeline of all sizes at full depth, reserved memory between replays"
 REPLAYED = 3
 """Configurations of a structure that are replayed, of those that fit: the smallest, the largest and
 one between."""
+
+NEVER_FITS = 1.02
+"""Allocated memory over that of the GPU from which no replay is asked: estimates of it are less
+than 0.5 % off, and what the allocator holds comes on top."""
 
 FEW = 8
 """Up to this number of configurations, each is replayed itself."""
@@ -283,8 +288,10 @@ class _Group:
         return {_optimizer_of(one): one for one in self.configurations}
 
     def to_replay(self) -> list[Configuration]:
-        """The smallest that fits, the largest and some between; the smallest if none fits."""
+        """The smallest that fits, the largest and some between; the smallest if it nearly fits."""
         sizes = [one.peak_allocated_bytes for one in self.memory]
+        if min(sizes) > NEVER_FITS * self.gpu.memory_bytes:
+            return []
         names = [one.key for one in self.configurations]
         order = sorted(range(len(sizes)), key=lambda place: (sizes[place], names[place]))
         fitting = [place for place in order if sizes[place] <= self.gpu.memory_bytes] or order[:1]
@@ -292,7 +299,15 @@ class _Group:
         return [self.configurations[place] for place in dict.fromkeys(fitting[n] for n in chosen)]
 
     def between(self, traced: Mapping[str, Prediction]) -> list[Memory]:
-        """The memory of each, with overheads on lines between those of the ones that are traced."""
+        """The memory of each, with overheads on lines between those of the ones that are traced.
+
+        Where none is, what the allocator holds is the least that it holds in published runs.
+        """
+        if not traced:
+            held = MEMORY_ERRORS.least_gap / (1.0 - MEMORY_ERRORS.least_gap)
+            return [
+                with_overhead(one, 0, round(held * one.peak_allocated_bytes)) for one in self.memory
+            ]
         known = {}
         for one, estimate in zip(self.configurations, self.memory, strict=True):
             if (exact := traced.get(_alone(one).key)) is not None:

@@ -298,7 +298,9 @@ def write(
         }
         for name in sorted({*groups, *kept}):
             if name in groups:
-                every = {f"{key}.{n}": a for key, one in groups[name].items() for n, a in one.items()}
+                every = {
+                    f"{key}.{n}": a for key, one in groups[name].items() for n, a in one.items()
+                }
                 buffer = io.BytesIO()
                 np.savez(buffer, **{array: every[array] for array in sorted(every, key=_alike)})
                 _add(archive, name, buffer.getvalue())
