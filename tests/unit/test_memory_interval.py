@@ -11,8 +11,8 @@ from results_samples import make_memory, make_record
 
 from tuner.core.records import Configuration, Doubt, Memory
 from tuner.core.units import GIB, MIB
-from tuner.cost.calibrate import widened
-from tuner.cost.correction import ALLOCATED, DEVICE, RESERVED
+from tuner.cost.calibrate import prior_intervals, widened
+from tuner.cost.correction import ALLOCATED, DEVICE, RESERVED, STEP, TOKENS
 from tuner.cost.memory_interval import MEMORY_ERRORS
 from tuner.predict.predict import doubts_of
 from tuner.program.planned import ASSUMES, ProgramPlan
@@ -80,6 +80,17 @@ def test_a_prediction_is_widened_as_if_the_doubt_had_been_known():
     for name in names:
         assert found.intervals[name] == pytest.approx(wide[name], abs=1)
     assert widened(found, ()) is found
+
+
+def test_releases_before_pytorch_2_widen_the_time_of_a_step_too():
+    prediction = make_record(device_bytes=20 * GIB).outcome.prediction
+    of = prediction.memory, prediction.speed, prediction.method
+    plain = prediction.intervals | prior_intervals(*of)
+    wide = prior_intervals(*of, doubts=[Doubt.OLD_RELEASES])
+    assert wide[STEP][1] > 1.1 * plain[STEP][1]
+    found = widened(replace(prediction, intervals=plain), [Doubt.OLD_RELEASES])
+    for name in (STEP, TOKENS):
+        assert found.intervals[name] == pytest.approx(wide[name])
 
 
 def test_allocated_memory_is_the_most_certain():
