@@ -25,7 +25,7 @@ from tuner.predict.compiler.alignment import (
     shared_rule,
 )
 from tuner.predict.predict import step_work
-from tuner.predict.traces import Traces, resolve_subject
+from tuner.predict.traces import Traces, is_sized, resolve_subject
 from tuner.predict.tracing.trace import trace
 
 LAYERS = 18
@@ -171,6 +171,17 @@ def test_one_structure_is_traced_once_for_all_sizes_and_optimizers(tmp_path, dep
         asked = Configuration({**configuration, **sizes, "lora_rank": 8 + number})
         require_same(subject, asked, gpu, traces=traces)
     assert depths == 3 * REPEATED  # an evaluation that keeps logits has a structure of its own
+
+
+@pytest.mark.parametrize("rows", [(2, 8), (8, 2), (1, 8)])
+def test_an_evaluation_may_fill_tiles_that_a_step_does_not(tmp_path, depths, rows):
+    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
+    sizes = {"micro_batch": rows[0], "eval_batch": rows[1], "max_length": 1500}
+    asked = Configuration({**configuration, **sizes, "loss": "chunked"})
+    assert is_sized(asked)
+    require_same(subject, asked, gpu)
+    assert max(depths) == REPEATED[-1]
 
 
 def test_an_answer_from_disk_is_the_same(tmp_path, monkeypatch, depths):

@@ -28,7 +28,6 @@ from tuner.predict.compiler.structure import (
     Point,
     Structure,
     differences,
-    in_one_tile,
     kernels_like,
 )
 from tuner.predict.shipped import can_trace, shipped
@@ -321,13 +320,7 @@ def _lacking(subject: Subject, structure: Structure) -> str:
 
 def is_sized(configuration: Configuration) -> bool:
     """True if a timeline of all sizes has the configuration: of text, on one GPU."""
-    batches = ("micro_batch", "eval_batch") if configuration.get("eval_batch") else ("micro_batch",)
-    tiles = {in_one_tile(configuration, name) for name in batches}
-    return (
-        Parallelism.of(configuration).ranks == 1
-        and len(tiles) == 1
-        and has_polynomial_sizes(configuration)
-    )
+    return Parallelism.of(configuration).ranks == 1 and has_polynomial_sizes(configuration)
 
 
 def has_polynomial_sizes(configuration: Configuration) -> bool:

@@ -72,6 +72,8 @@ class Structure:
     """Batches whose logits an evaluation behind the steps keeps; None without an evaluation."""
     single_evaluation: bool = False
     """True if an evaluation has one row at a time."""
+    evaluated_in_one_tile: bool | None = None
+    """As `in_one_tile`, of the evaluation's rows; None without one."""
 
     @classmethod
     def of(
@@ -112,6 +114,7 @@ class Structure:
             in_one_tile=in_one_tile(configuration, "micro_batch"),
             kept_by_evaluation=_whole(configuration.get("eval_kept", 0)) if evaluated else None,
             single_evaluation=evaluated == 1,
+            evaluated_in_one_tile=in_one_tile(configuration, "eval_batch") if evaluated else None,
         )
 
     def configuration(self, probe: Probe) -> Configuration:
@@ -155,7 +158,8 @@ class Structure:
                 unit //= 2
         check_step = 11 if self.beyond_window or several_tiles else 3 if steps == (5, 7) else 1
         is_limited = self.window is not None and self.settings.get("attention") != "eager"
-        if not (is_limited or self.in_one_tile) and (self.positions or 37 * 128) >= 37 * 128:
+        has_one_tile = self.in_one_tile or self.evaluated_in_one_tile
+        if not (is_limited or has_one_tile) and (self.positions or 37 * 128) >= 37 * 128:
             unit, steps, check_step = 128, (29, 31), 37
         batches = (11, 7, 5)
         if self.in_one_tile:
@@ -167,6 +171,8 @@ class Structure:
         negatives = (19, 23, 5) if self.has_negatives else (0, 0, 0)
         if self.kept_by_evaluation is not None:
             evaluated = (5, 4, 5) if self.in_one_tile else (19, 23, 3)
+            if self._is_evaluated_otherwise:
+                evaluated = (5, 4, 2) if self.evaluated_in_one_tile else (43, 41, 47)
             negatives = (1, 1, 1) if self.single_evaluation else evaluated
         return (
             (
@@ -183,6 +189,11 @@ class Structure:
             and self.settings.get("attention") == "sdpa"
             and self.settings.get("padding") != "max_length"
         )
+
+    @property
+    def _is_evaluated_otherwise(self) -> bool:
+        """True if the tokens of a step and those of an evaluation fill tiles differently."""
+        return self.evaluated_in_one_tile not in (None, self.in_one_tile)
 
     @property
     def key(self) -> str:
@@ -207,6 +218,7 @@ class Structure:
                     if self.kept_by_evaluation is None
                     else [self.kept_by_evaluation, self.single_evaluation]
                 ),
+                *([self.evaluated_in_one_tile] if self._is_evaluated_otherwise else []),
             ],
             sort_keys=True,
         )
@@ -233,6 +245,9 @@ class Structure:
         if self.kept_by_evaluation is not None:
             found["eval_batch"] = "1" if self.single_evaluation else "2 or more"
             found["eval_kept"] = self.kept_by_evaluation
+        if self._is_evaluated_otherwise:
+            of_all = "at most" if self.evaluated_in_one_tile else "more than"
+            found["eval_batch x max_length"] = f"{of_all} {TILE_TOKENS}"
         return found
 
     @property
