@@ -59,6 +59,8 @@ PREPARED: Settings = {"kbit_preparation": "peft"}
 QUERIES: Settings = {"lora_targets": ["q_proj", "v_proj"]}
 ATTENTION: Settings = {"lora_targets": ["k_proj", "o_proj", "q_proj", "v_proj"]}
 EVALUATED: Settings = {"eval_batch": 2}
+EVALUATED_AT_ONCE: Settings = {"eval_batch": 64}
+"""Rows of an evaluation that fill several tiles where those of a step fill one."""
 PACKED: Settings = {"padding": "packed", **FLASH}
 DORA: Settings = {"adapter": "dora"}
 IN_FP16: Settings = {"precision": "fp16"}
@@ -79,6 +81,7 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
         {**NF4, "double_quant": True},
         (
             *with_dropout(USUAL, FLASH, KEPT, PREPARED, QUERIES, ATTENTION, EVALUATED, REFERENCE),
+            *with_dropout(EVALUATED_AT_ONCE),
             *with_dropout({**PREPARED, **FLASH}, PACKED, DORA),
             {**EAGER, **DROPOUT},
             {**REENTRANT, **DROPOUT},
@@ -94,12 +97,12 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
         LORA,
         (
             *with_dropout(USUAL, KEPT, QUERIES, FLASH, ATTENTION, EVALUATED, PACKED, EAGER, DORA),
-            *with_dropout(SCALED, UNMIXED),
+            *with_dropout(SCALED, UNMIXED, EVALUATED_AT_ONCE),
             REFERENCE,
         ),
     ),
     ("trl", IN_FP16, with_dropout(SCALED, QUERIES)),
-    ("trl", FULL, (USUAL, KEPT, FLASH, EVALUATED, PACKED, EAGER)),
+    ("trl", FULL, (USUAL, KEPT, FLASH, EVALUATED, EVALUATED_AT_ONCE, PACKED, EAGER)),
     ("trl", INT8, (USUAL, DROPOUT, {**PREPARED, **DROPOUT})),
     ("trl", LORA_FP32, (USUAL, QUERIES)),
     ("trl", FULL_FP32, (USUAL,)),
