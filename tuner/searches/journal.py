@@ -92,7 +92,7 @@ def read_journal(path: Path) -> JournalContents:
         ) from error
     if data.count(b"\n") > MAX_LINES:
         raise InputError(
-            f"{str(path)!r} has more than {MAX_LINES:,} lines; no search writes so many"
+            f"{str(path)!r} has more than {MAX_LINES:,} lines: more than any search writes"
         )
     with without_collection():  # a hundred thousand records have no cycles
         return _contents(path, data)
