@@ -163,13 +163,14 @@ class Shipped:
 
     def packed(self, folder: str, model: str, key: str) -> dict[str, Any]:
         """Arrays as they are in the file; empty if they are not there."""
-        member = self._member_of[folder].get((model, key), "")
-        content = self.read(member) if member and self._last[0] != member else None
-        if content is not None:
-            self._last = member, np.load(io.BytesIO(content), allow_pickle=False)
-        of, arrays = self._last
-        if not member or of != member:
+        member = self._member_of[folder].get((model, key))
+        if member is None:
             return {}
+        of, arrays = self._last
+        if of != member:
+            content = self.read(member) or b""
+            arrays = np.load(io.BytesIO(content), allow_pickle=False)
+            self._last = member, arrays
         start = f"{key}."
         return {n.removeprefix(start): arrays[n] for n in arrays.files if n.startswith(start)}
 
