@@ -282,6 +282,8 @@ _ALLOCATED_BY = (
     ("fsdp/_fully_shard/_fsdp_param.py", ("to_accumulated_grad_if_needed",), UNSHARDED),
     ("fsdp/_flat_param.py", ("_alloc_padded_unsharded_flat_param",), WEIGHTS),
     ("fsdp/_runtime_utils.py", ("_reduce_grad", "_get_reduce_scatter_tensors"), GRADIENT),
+    # Tiles of the vocabulary in TRL 1.16's losses (SFT's chunked one, GRPO's fused head).
+    ("trl/kernels/chunked_logprob.py", ("forward", "backward", "_forward_tile"), LOGITS),
 )
 """Ends of file names, functions, and the kind they allocate, in PyTorch 2.8 to 2.13."""
 
