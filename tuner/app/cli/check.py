@@ -117,8 +117,13 @@ def command(  # noqa: PLR0913 - one argument for each option
     Exit codes: 0 fits, 1 doesn't fit (tight: the more likely of the two), 2 the program failed,
     3 can't be emulated or predicted, 4 unknown.
     """
-    from tuner.app.cli.checked_text import checked_to_dict, print_checked, print_found  # numpy
-    from tuner.app.cli.largest_text import largest_to_dict, print_largest
+    from tuner.app.cli.checked_text import (  # numpy
+        checked_to_dict,
+        largest_to_dict,
+        print_checked,
+        print_found,
+        print_largest,
+    )
 
     if gpu_name is None:
         from tuner.app.cli.everywhere_text import show_everywhere

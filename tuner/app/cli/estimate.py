@@ -56,7 +56,6 @@ from tuner.report.terminal.verdict import (
     bound_text,
     field_lines,
     fields_dict,
-    gpu_text,
     memory_text,
     pace_fields,
     print_lines,
@@ -66,7 +65,14 @@ from tuner.report.terminal.verdict import (
     with_more,
 )
 from tuner.searches.cost import cost_of
-from tuner.searches.facts import SpaceFacts, counted_gpus, gpus_text, paid_gpus, stage_rows
+from tuner.searches.facts import (
+    SpaceFacts,
+    counted_gpus,
+    gpus_text,
+    paid_gpus,
+    stage_rows,
+    times_text,
+)
 from tuner.space.models.trainable import model_defaults
 
 
@@ -180,7 +186,7 @@ def _answer_of(found: Estimate) -> Answer:
         prediction.verdict,
         prediction.memory.device_bytes,
         prediction.budget,
-        gpu_text(found.gpu, counted_gpus(found.configuration)),
+        times_text(counted_gpus(found.configuration), found.gpu.id),
         prediction.intervals.get("device_bytes"),
     )
     if answer.verdict is Verdict.UNKNOWN:

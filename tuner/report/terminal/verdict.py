@@ -22,7 +22,6 @@ from tuner.core.units import (
     significant,
 )
 from tuner.report.terminal.render import is_coloured, prose, width
-from tuner.searches.facts import times_text
 
 if TYPE_CHECKING:
     from tuner.searches.cost import RunCost  # numpy
@@ -119,7 +118,8 @@ def print_answer(words: str, rest: str, colour: str) -> None:
 
 def print_lines(lines: Iterable[str]) -> None:
     """Lines of this module: their text is spelled out for the screen before it is coloured."""
-    click.echo("\n".join(lines))
+    if shown := "\n".join(lines):
+        click.echo(shown)
 
 
 def verdict_words(answer: Answer) -> str:
@@ -351,8 +351,3 @@ def _common_start(texts: Sequence[str]) -> str:
 def painted(text: str, **style: object) -> str:
     """`text` in colour on a terminal; as it is in a pipe and under NO_COLOR."""
     return click.style(text, **style) if is_coloured(sys.stdout) else text  # type: ignore[arg-type]
-
-
-def gpu_text(gpu: Gpu, gpus: int) -> str:
-    """The GPU type as it is typed, with the number of GPUs if there are several."""
-    return times_text(gpus, gpu.id)
