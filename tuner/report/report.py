@@ -13,10 +13,9 @@ from tuner.core.expressions import all_of
 from tuner.core.records import MemoryCategory, TrialRecord
 from tuner.core.units import GIB, MIB, format_duration, format_gib, format_size, significant
 from tuner.report.figures import knobs_figure
-from tuner.report.front_figure import axes_of, front_figure, objective_figure
 from tuner.report.html import all_shown, page_environment, plotlyjs
 from tuner.report.memory_timeline import timeline_figure
-from tuner.report.plot import labels, subtitle
+from tuner.report.plot import axes_of, axis_title, front_figure, labels, subtitle
 from tuner.report.table import front_row, level_rows, stage_rows, value_text
 from tuner.searches.best import BestTrial, close_calls_text
 from tuner.searches.cost import COLUMNS, row_texts, trade_text
@@ -71,7 +70,7 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
     page = {
         "trials": all_shown(_trials(view)),
         "figures": {
-            "front": front_figure(view) if view.is_default else objective_figure(view),
+            "front": front_figure(view),
             **{name: figure for name, figure in more.items() if figure},
         },
     }
@@ -237,8 +236,8 @@ def _cell(value: Any) -> object:
 def _front_title(view: View) -> str:
     if view.is_default:
         return "Throughput against memory"
-    across, up = axes_of(view)
-    return f"{up.title[:1].upper()}{up.title[1:]} against {across.title}"
+    across, up = map(axis_title, axes_of(view))
+    return f"{up[:1].upper()}{up[1:]} against {across}"
 
 
 def _estimate_command(view: View) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tuner.report.front_figure import objective_png
 from tuner.report.memory_timeline import TimelineOf, load_or_trace, timeline_json
 from tuner.report.plot import pareto_png
 from tuner.report.report import report_html
@@ -31,8 +30,7 @@ def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | N
         notes=view.notes,
     )
     write_atomically(folder.best_yaml, utf8(text))
-    draw = pareto_png if view.is_default else objective_png
-    write_atomically(folder.pareto_png, draw(view))
+    write_atomically(folder.pareto_png, pareto_png(view))
     timeline = None
     if view.best is not None and timeline_of is not None:
         timeline = load_or_trace(folder.memory_timeline, view.best, timeline_of)

@@ -24,7 +24,6 @@ from tuner.app.recommendation import Recommended
 from tuner.app.search.plan import SkippedGpu
 from tuner.core.errors import UnavailableError
 from tuner.core.records import TrialRecord, Verdict
-from tuner.report.front_figure import objective_png
 from tuner.report.plot import pareto_png
 from tuner.report.table import value_text
 from tuner.report.terminal.front import MAIN_NUMBERS, front_numbers
@@ -75,8 +74,7 @@ def comparison_rows(answers: Sequence[Recommended]) -> tuple[list[str], list[lis
 def result_html(view: View) -> str:
     """The front as a table and as a picture."""
     columns, rows = front_rows(view)
-    png = pareto_png(view) if view.is_default else objective_png(view)
-    picture = base64.b64encode(png).decode("ascii")
+    picture = base64.b64encode(pareto_png(view)).decode("ascii")
     more = f"<p>{len(rows) - ROWS} more are in <code>front</code></p>" if len(rows) > ROWS else ""
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in view.notes)
     return (
