@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.core.environment import this_python
 from tuner.core.errors import InputError
 from tuner.core.supervised import Tail
 from tuner.emulator import Machine
@@ -198,8 +197,3 @@ def _lines(allocations: Sequence[EmulatedAllocation]) -> tuple[int, ...]:
     ordered = sorted(allocations, key=lambda one: -one.bytes)
     numbers = [(one.where or one.line).rpartition(":")[2] for one in ordered]
     return tuple(int(number) for number in dict.fromkeys(numbers) if number.isdigit())
-
-
-def this_stack() -> Path:
-    """The environment that this program itself runs in."""
-    return Path(this_python())

@@ -14,17 +14,19 @@ from tuner.core.records import MemoryCategory, TrialRecord
 from tuner.core.units import GIB, MIB, format_duration, format_gib, format_size, significant
 from tuner.report.figures import knobs_figure
 from tuner.report.html import all_shown, page_environment, plotlyjs
-from tuner.report.memory_timeline import timeline_figure
-from tuner.report.plot import axes_of, axis_title, front_figure, labels, subtitle
-from tuner.report.table import front_row, level_rows, stage_rows, value_text
-from tuner.searches.best import BestTrial, close_calls_text
+from tuner.report.memory_timeline import TimelineOf, load_or_trace, timeline_figure, timeline_json
+from tuner.report.plot import axes_of, axis_title, front_figure, labels, pareto_png, subtitle
+from tuner.report.table import front_row, level_rows, pareto_csv, stage_rows, value_text
+from tuner.searches.best import BestTrial, best_yaml, close_calls_text
 from tuner.searches.cost import COLUMNS, row_texts, trade_text
 from tuner.searches.facts import gpus_text, ranks_text
 from tuner.searches.front import UNDECIDED
+from tuner.searches.store import ResultsFolder, utf8, write_atomically
 from tuner.searches.view import SHOWN_LEVELS, View, levels
 
 if TYPE_CHECKING:
     from tuner.cost.step_details import MemoryTimeline
+
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",
@@ -302,3 +304,31 @@ def _versions(view: View) -> list[tuple[str, str]]:
         for name, version in record.versions.items():
             seen.setdefault(name, set()).add(version)
     return [(name, ", ".join(sorted(versions))) for name, versions in sorted(seen.items())]
+
+
+def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | None = None) -> None:
+    """Write table, best, picture and report of what `view` shows.
+
+    `timeline_of` works out the memory over a step of what is recommended.
+
+    The small files come first. Each replaces its predecessor in one step, so whoever
+    reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
+    disk refuses one.
+    """
+    write_atomically(folder.pareto_csv, utf8(pareto_csv(view)))
+    text = best_yaml(
+        view.best,
+        view.space,
+        view.gpu,
+        trials=len(view.records),
+        command=view.command,
+        notes=view.notes,
+    )
+    write_atomically(folder.best_yaml, utf8(text))
+    write_atomically(folder.pareto_png, pareto_png(view))
+    timeline = None
+    if view.best is not None and timeline_of is not None:
+        timeline = load_or_trace(folder.memory_timeline, view.best, timeline_of)
+        if timeline is not None:
+            write_atomically(folder.memory_timeline, utf8(timeline_json(timeline, view.best)))
+    write_atomically(folder.report_html, utf8(report_html(view, timeline=timeline)))

@@ -126,8 +126,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     )
 
     if gpu_name is None:
-        from tuner.app.cli.everywhere_text import show_everywhere
-        from tuner.app.everywhere import program_everywhere
+        from tuner.app.everywhere import program_everywhere, show_everywhere
 
         require_gpu("--gpu-memory", gpu_memory)
         require_gpu("--largest", largest_of)

@@ -123,8 +123,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     if space is None and model is None:
         raise click.UsageError("Missing option '--space' or '--model'.")
     if gpu_name is None:
-        from tuner.app.cli.everywhere_text import show_everywhere
-        from tuner.app.everywhere import space_everywhere
+        from tuner.app.everywhere import show_everywhere, space_everywhere
 
         with Waiting() as waiting, quiet_libraries():
             waiting("predicting the configuration for every GPU type")

@@ -87,10 +87,9 @@ FIRST = frozenset({
 """The commands of `tuner --help`; `tuner --help-all` lists the others too."""
 
 _SHARED = {
-    "apply": ("apply", "export"),
     "catalogues": ("gpus", "spaces"),
     "machine": ("calibrate", "doctor"),
-    "results": ("best", "show", "report"),
+    "results": ("best", "show", "report", "apply", "export"),
 }
 """Modules of several commands, which have the names of these; others have one, `command`."""
 

@@ -28,7 +28,7 @@ from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
 from tuner.cost.speed.profile import DeviceProfile, find_profile
 from tuner.report.memory_timeline import TimelineOf
-from tuner.report.writing import write_view
+from tuner.report.report import write_view
 from tuner.searches.best import BestTrial
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.journal import JournalWriter, read_journal
