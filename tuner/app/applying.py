@@ -57,7 +57,11 @@ def applying(space: SearchSpace, configuration: Configuration, words: Sequence[s
         and knob not in taken
         and (knob in settings or ((knob, "") not in spoken and knob not in space.defaulted))
     }
-    can = {n: v for n, v in values.items() if _can_get(settings, n, v)}
+    can = {
+        n: v
+        for n, v in values.items()
+        if (n in settings and is_wanted(settings[n].value, v)) or settings.can_change(n)
+    }
     refused = [problem for problem in obstacles.values() if problem is not None]
     refused += [by_hand(settings, n, values[n]) for n in values if n in settings and n not in can]
     unset = {n: v for n, v in values.items() if n not in settings and n not in can}
@@ -77,11 +81,6 @@ def applying(space: SearchSpace, configuration: Configuration, words: Sequence[s
     before |= {one.expression: one.place.value for one in table}
     notes = (*_other_models(space, program), *_batch_notes(before, configuration))
     return Applying(made, lacking, tuple(map(str, [*unread, *refused])), notes)
-
-
-def _can_get(settings: Settings, knob: str, value: KnobValue) -> bool:
-    has_it = knob in settings and is_wanted(settings[knob].value, value)
-    return has_it or settings.can_change(knob)
 
 
 def _program(space: SearchSpace, words: Sequence[str]) -> Program:

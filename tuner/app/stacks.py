@@ -101,9 +101,10 @@ def compare_stacks(
     where it cannot be emulated.
     """
     before, after = (_run(_interpreter(stack), program, machine, steps) for stack in stacks)
-    return StackDifference(
-        before, after, _differing(before.packages, after.packages), _code(before, after)
-    )
+    names = sorted({*before.packages, *after.packages}, key=str.lower)
+    pairs = {name: (before.packages.get(name), after.packages.get(name)) for name in names}
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return StackDifference(before, after, differing, _code(before, after))
 
 
 def _interpreter(stack: Path) -> Path:
@@ -158,16 +159,6 @@ def _packages(python: Path) -> dict[str, str]:
         timeout=_ANSWER_WITHIN_S,
     )
     return dict(json.loads(answer.stdout))
-
-
-def _differing(
-    before: Mapping[str, str], after: Mapping[str, str]
-) -> dict[str, tuple[str | None, str | None]]:
-    return {
-        name: (before.get(name), after.get(name))
-        for name in sorted({*before, *after}, key=str.lower)
-        if before.get(name) != after.get(name)
-    }
 
 
 def _code(before: StackRun, after: StackRun) -> tuple[CodeMemory, ...]:

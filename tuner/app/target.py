@@ -13,7 +13,7 @@ from tuner.app.device import find_gpu
 from tuner.app.plausible import Excluded, excluded_text, say, sorted_out
 from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import MemoryBudget, Outcome, Prediction, Source, TrialRecord
+from tuner.core.records import MemoryBudget, Outcome, Source, TrialRecord
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_gib
 from tuner.searches.facts import SpaceFacts
@@ -201,17 +201,12 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
     if outcome.ran is None and record.source is not Source.PREDICTED and before < now:
         return None  # it may have failed for lack of memory that is available now
     if outcome.prediction is not None:
-        judged = _judged(outcome.prediction, now / before)
+        was, share = outcome.prediction.budget, now / before  # of ranks, which may share it
+        budget = MemoryBudget(round(was.limit_bytes * share), round(was.margin_bytes * share))
+        judged = dataclasses.replace(outcome.prediction, budget=budget)
         status = Outcome.predicted(judged).status if record.source is Source.PREDICTED else None
         outcome = dataclasses.replace(outcome, prediction=judged, status=status or outcome.status)
     return dataclasses.replace(record, gpu_memory_bytes=now, outcome=outcome)
-
-
-def _judged(prediction: Prediction, share: float) -> Prediction:
-    """The prediction for ranks that have `share` times the memory they had."""
-    was = prediction.budget
-    budget = MemoryBudget(round(was.limit_bytes * share), round(was.margin_bytes * share))
-    return dataclasses.replace(prediction, budget=budget)
 
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:

@@ -63,6 +63,9 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
     page asks nothing of the network, and its content security policy forbids it to.
     """
     every_level = levels(view)
+    seen: dict[str, set[str]] = {}
+    for name, version in (pair for r in view.records for pair in r.versions.items()):
+        seen.setdefault(name, set()).add(version)
     more = {
         "timeline": timeline_figure(timeline, view.best.memory_bytes, MEMORY_COLORS)
         if timeline and view.best
@@ -106,7 +109,7 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
             estimate_command=_estimate_command(view),
             use_commands=_use_commands(view),
             runs=_runs(view),
-            versions=_versions(view),
+            versions=[(name, ", ".join(sorted(found))) for name, found in sorted(seen.items())],
             plotlyjs=library,
             value_text=value_text,
             format_duration=format_duration,
@@ -296,14 +299,6 @@ def _device_text(record: TrialRecord) -> str:
     if name and record.memory_limit_bytes is not None:
         return f"{name}, at most {format_gib(record.memory_limit_bytes)} of it"
     return name
-
-
-def _versions(view: View) -> list[tuple[str, str]]:
-    seen: dict[str, set[str]] = {}
-    for record in view.records:
-        for name, version in record.versions.items():
-            seen.setdefault(name, set()).add(version)
-    return [(name, ", ".join(sorted(versions))) for name, versions in sorted(seen.items())]
 
 
 def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | None = None) -> None:

@@ -100,7 +100,12 @@ def print_searched(found: SearchedGpu, *, as_json: bool) -> None:
         echo()
         measure = measure_command(plan.target, view.best)
         verify = verify_command(plan.target, view.best)
-        print_recommendation(view.best, use=_use(plan), measure=measure, verify=verify)
+        # Under what this search asked for.
+        own = plan.target.space.conditions(())
+        where = tuple(text for text in plan.all_conditions if text not in own)
+        criteria = Criteria(where=where, objectives=plan.options.objectives)
+        use = use_commands(plan.target, criteria)
+        print_recommendation(view.best, use=use, measure=measure, verify=verify)
     print_prediction_error(view.records)
     folder = plan.target.folder
     files = f"{folder.path}/: best.yaml, pareto.csv, pareto.png, report.html, {folder.journal.name}"
@@ -132,7 +137,12 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
 
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     for one in ran:
-        _print_part(one)
+        echo(f"\n{one.plan.target.gpu.id}: {one.plan.target.gpu.name}")
+        echo(_done_text(one))
+        echo(sources_text(one.view.records))
+        if one.view.best is not None:
+            print_front(one.view)
+        print_prediction_error(one.view.records)
     echo()
     print_comparison_of(answers)
     folders = "/, ".join(str(one.plan.target.folder.path) for one in ran)
@@ -144,17 +154,6 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
         f"best.yaml, pareto.csv, pareto.png, report.html and trials.jsonl in {folders}/",
         best.target.command("best") if best else "",
     )
-
-
-def _print_part(found: SearchedGpu) -> None:
-    """The front of one GPU type of several."""
-    plan, view = found.plan, found.view
-    echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}")
-    echo(_done_text(found))
-    echo(sources_text(view.records))
-    if view.best is not None:
-        print_front(view)
-    print_prediction_error(view.records)
 
 
 def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:
@@ -171,15 +170,6 @@ def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:
         "best": None,
         "front": [],
     }
-
-
-def _use(plan: SearchPlan) -> tuple[str, ...]:
-    """The commands that bring the recommendation to use, under what this search asked for."""
-    own = plan.target.space.conditions(())
-    where = [text for text in plan.all_conditions if text not in own]
-    return use_commands(
-        plan.target, Criteria(where=tuple(where), objectives=plan.options.objectives)
-    )
 
 
 def answer_dict(found: SearchedGpu) -> dict[str, Any]:

@@ -111,6 +111,11 @@ def _print(found: StackDifference) -> None:
             ("source", "emulated"),
         ]
     )
+    one, other = before.needed.time, after.needed.time
+    step = []
+    if one is not None and other is not None:
+        times = one.step_s, other.step_s
+        step.append(("step", *map(format_duration, times), _change(*times)))
     echo()
     print_rows(
         ["", "before", "after", "change"],
@@ -118,7 +123,7 @@ def _print(found: StackDifference) -> None:
             ("fits", _fits(before), _fits(after), ""),
             _sizes("device memory", before, after, "used_bytes"),
             _sizes("allocated", before, after, "peak_allocated_bytes"),
-            *_times(before, after),
+            *step,
         ],
         right=("before", "after", "change"),
     )
@@ -149,14 +154,6 @@ def _sizes(label: str, before: StackRun, after: StackRun, name: str) -> tuple[st
 
 def _change(before: float, after: float) -> str:
     return f"{after / before - 1:+.1%}" if before and after else ""
-
-
-def _times(before: StackRun, after: StackRun) -> list[tuple[str, ...]]:
-    one, other = before.needed.time, after.needed.time
-    if one is None or other is None:
-        return []
-    change = _change(one.step_s, other.step_s)
-    return [("step", format_duration(one.step_s), format_duration(other.step_s), change)]
 
 
 def _print_code(code: tuple[CodeMemory, ...], whole_bytes: int) -> None:

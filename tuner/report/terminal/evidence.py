@@ -159,11 +159,14 @@ def print_comparison(
 
     `source` says of what kind the numbers of the trial are, or would have been.
     """
-    print_rows(
-        ["", "predicted", str(source), "ratio"],
-        _compared_rows(predicted, ran),
-        right=("predicted", str(source), "ratio"),
-    )
+    rows = []
+    for label, value, text in _compared_numbers(predicted, ran):
+        said, seen = value(predicted), value(ran) if ran else None
+        if said is not None or seen is not None:
+            ratio = f"{said / seen:.3f}" if said and seen else ""
+            rows.append([label, *("" if n is None else text(n) for n in (said, seen)), ratio])
+    columns = ("predicted", str(source), "ratio")
+    print_rows(["", *columns], rows, right=columns)
 
 
 def print_ran(ran: Measurement) -> None:
@@ -171,19 +174,6 @@ def print_ran(ran: Measurement) -> None:
     source = str(ran.source)
     numbers = ((label, value(ran), text) for label, value, text in _compared_numbers(None, ran))
     print_rows(["", source], [(label, text(n)) for label, n, text in numbers if n], right=[source])
-
-
-def _compared_rows(predicted: Prediction, ran: Measurement | None) -> Iterator[list[str]]:
-    for label, value, text in _compared_numbers(predicted, ran):
-        said, seen = value(predicted), value(ran) if ran else None
-        if said is None and seen is None:
-            continue
-        ratio = f"{said / seen:.3f}" if said and seen else ""
-        yield [label, _text(said, text), _text(seen, text), ratio]
-
-
-def _text(number: float | None, text: Callable[[float], str]) -> str:
-    return "" if number is None else text(number)
 
 
 def _compared_numbers(
@@ -206,12 +196,12 @@ def _compared_numbers(
     yield "optimizer step", lambda e: e.speed.step_s, format_duration
     yield "samples/s", lambda e: e.speed.samples_per_s, significant
     yield "tokens/s", lambda e: e.speed.tokens_per_s, significant
-    yield "micro-steps/s", _micro_steps_per_s, significant
+    yield (
+        "micro-steps/s",
+        lambda e: e.speed.it_per_s if e.speed.counts_micro_steps else None,
+        significant,
+    )
     yield "MFU", lambda e: e.speed.mfu, lambda share: f"{share:.1%}"
-
-
-def _micro_steps_per_s(evidence: Evidence) -> float | None:
-    return evidence.speed.it_per_s if evidence.speed.counts_micro_steps else None
 
 
 def params_text(ran: Measurement) -> str:
