@@ -79,8 +79,13 @@ def applying(space: SearchSpace, configuration: Configuration, words: Sequence[s
     made = change(settings, can, written)
     before = {n: setting.value for n, setting in settings.items()}
     before |= {one.expression: one.place.value for one in table}
-    notes = (*_other_models(space, program), *_batch_notes(before, configuration))
-    return Applying(made, lacking, tuple(map(str, [*unread, *refused])), notes)
+    notes, old, new = [*_other_models(space, program)], _batch(before), _batch(configuration)
+    if old and new and old != new:
+        notes.append(
+            f"the effective batch of a GPU changes from {old} to {new}: the learning rate that "
+            "suited the one may not suit the other"
+        )
+    return Applying(made, lacking, tuple(map(str, [*unread, *refused])), tuple(notes))
 
 
 def _program(space: SearchSpace, words: Sequence[str]) -> Program:
@@ -186,15 +191,6 @@ def _other_models(space: SearchSpace, program: Program) -> Iterator[str]:
                 f"{one.where} trains {one.name}, and the recommendation is for {space.model}: "
                 f"search with --model {one.name}"
             )
-
-
-def _batch_notes(before: Mapping[str, object], after: Configuration) -> Iterator[str]:
-    old, new = _batch(before), _batch(after)
-    if old and new and old != new:
-        yield (
-            f"the effective batch of a GPU changes from {old} to {new}: the learning rate that "
-            "suited the one may not suit the other"
-        )
 
 
 def _batch(values: Mapping[str, object]) -> int:

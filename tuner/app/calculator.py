@@ -149,9 +149,14 @@ def _structures(
 ) -> Iterable[tuple[str, Structure, bool]]:
     """Each structure of the page with its key: the words by which the page finds it."""
     found = architecture(model)
+    # Lengths by whether they are beyond the window and in one tile of the loss.
+    short, long, window = 256, 2 * TILE_TOKENS, found.sliding_window
     lengths = {
-        (beyond, in_one): length for length, beyond, in_one in _lengths(found.sliding_window)
+        (window is not None and short >= window, True): short,
+        (window is not None and long >= window, False): long,
     }
+    if window is not None and window > long:
+        lengths[True, False] = window
     for (method, (*_, settings)), (place, kind), checkpointing, batch, (
         of,
         length,
@@ -171,15 +176,6 @@ def _structures(
         )
         words = (method, place, int(checkpointing), int(batch == 1), *map(int, of))
         yield "/".join(map(str, words)), structure, configuration["mixed_precision"] == "fp16"
-
-
-def _lengths(window: int | None) -> Iterable[tuple[int, bool, bool]]:
-    """Lengths, each with whether it is beyond the window and in one tile of the loss."""
-    short, long = 256, 2 * TILE_TOKENS
-    yield from ((short, window is not None and short >= window, True),)
-    yield from ((long, window is not None and long >= window, False),)
-    if window is not None and window > long:
-        yield window, True, False
 
 
 def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> dict[str, Any]:

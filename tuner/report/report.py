@@ -63,6 +63,8 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
     page asks nothing of the network, and its content security policy forbids it to.
     """
     every_level = levels(view)
+    across, up = map(axis_title, axes_of(view))
+    title = f"{up[:1].upper()}{up[1:]} against {across}"
     seen: dict[str, set[str]] = {}
     for name, version in (pair for r in view.records for pair in r.versions.items()):
         seen.setdefault(name, set()).add(version)
@@ -104,7 +106,7 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
             levels=level_rows(view, every_level[:SHOWN_LEVELS]),
             level_count=len(every_level),
             stages=stage_rows(view),
-            front_title=_front_title(view),
+            front_title=title if not view.is_default else "Throughput against memory",
             page=page,
             estimate_command=_estimate_command(view),
             use_commands=_use_commands(view),
@@ -218,7 +220,9 @@ def _trials(view: View) -> dict[str, Any]:
 
 def _trial_row(view: View, record: TrialRecord, verdict: str) -> list[object]:
     evidence, outcome = record.outcome.evidence, record.outcome
-    settings = list(map(_cell, record.configuration.values_of(view.knobs)))
+    # Numbers stay numbers, so that a column sorts by size; the rest becomes words.
+    values = record.configuration.values_of(view.knobs)
+    settings = [v if type(v) in (int, float) else value_text(v) for v in values]
     first: list[object] = [None, None]
     more: list[object] = [None, None]
     if evidence is not None:
@@ -230,19 +234,6 @@ def _trial_row(view: View, record: TrialRecord, verdict: str) -> list[object]:
     source = str(evidence.source) if evidence else ""
     stage = [outcome.limiting_stage or ""] if view.space.stages else []
     return [*first, verdict, *settings, *more, ended, source, record.trial_id, *stage]
-
-
-def _cell(value: Any) -> object:
-    """Numbers stay numbers, so that a column sorts by size; the rest becomes words."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else value_text(value)
-
-
-def _front_title(view: View) -> str:
-    if view.is_default:
-        return "Throughput against memory"
-    across, up = map(axis_title, axes_of(view))
-    return f"{up[:1].upper()}{up[1:]} against {across}"
 
 
 def _estimate_command(view: View) -> str:

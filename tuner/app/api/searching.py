@@ -140,11 +140,19 @@ def search(
     unknown argument. If trials ran and none fits, the result has an empty front.
     """
     given: dict[str, Any] = dict(arguments)
-    _check_names(given)
+    for name in given:
+        if name not in SearchArguments.__annotations__:  # as Python says it
+            close = nearest(name, SearchArguments.__annotations__)
+            meant = f"did you mean {close!r}?" if close else "help(tuner.search) lists them"
+            raise TypeError(f"search() got an unexpected keyword argument {name!r}; {meant}")
     listener = listener_of(given.pop("progress", None), given.pop("on_progress", None))
     call = _call(space, gpu, given)
     names, several = _gpu_names(gpu)
-    folder, kept = _folder(results)
+    kept = None
+    if results is None:  # temporary files, removed with the result
+        kept = tempfile.TemporaryDirectory(prefix="tuner-results-", ignore_cleanup_errors=True)
+        results = kept.name
+    folder = Path(results)
     targets = load_targets(
         _named(space),
         names,
@@ -271,23 +279,6 @@ def _gpu_names(gpu: str | Sequence[str]) -> tuple[list[str], bool]:
     if not names:
         raise InputError("gpu names no GPU type", hint="`tuner gpus` lists them")
     return names, True
-
-
-def _folder(results: str | Path | None) -> tuple[Path, tempfile.TemporaryDirectory[str] | None]:
-    """The folder of the files; by default a temporary one, removed with the result."""
-    if results is not None:
-        return Path(results), None
-    kept = tempfile.TemporaryDirectory(prefix="tuner-results-", ignore_cleanup_errors=True)
-    return Path(kept.name), kept
-
-
-def _check_names(given: Mapping[str, object]) -> None:
-    """Raise `TypeError` for an argument that there is none of, as Python does."""
-    for name in given:
-        if name not in SearchArguments.__annotations__:
-            close = nearest(name, SearchArguments.__annotations__)
-            meant = f"did you mean {close!r}?" if close else "help(tuner.search) lists them"
-            raise TypeError(f"search() got an unexpected keyword argument {name!r}; {meant}")
 
 
 def _as_option(name: str, value: Any) -> Any:

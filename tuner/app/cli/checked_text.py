@@ -56,6 +56,7 @@ from tuner.report.terminal.verdict import (
     room_text,
     source_text,
     verdict_texts,
+    with_details,
     with_more,
 )
 from tuner.searches.facts import times_text
@@ -308,11 +309,9 @@ def _print_all(checked: CheckedProgram) -> None:
     """Every number, what it rests on, and the change as a diff that can be applied."""
     found, better = checked.found, checked.suggestion
     of = found if checked.needed is None or checked.needed.fits is None else checked.needed
-    fields = _details(of, answer_of(found, checked.needed))
-    told = {label for label, text in fields if text} | {ANSWER, READ_AS, CHANGE}
-    fields += [field for field in answer_fields(checked) if field[0] not in told]
+    fields = [one for one in answer_fields(checked) if one[0] not in (ANSWER, READ_AS, CHANGE)]
     echo()
-    print_fields(fields)
+    print_fields(with_details(fields, _details(of, answer_of(found, checked.needed))))
     time = of.time
     if of.memory is not None:
         print_parts(of.source, of.memory, time.breakdown_s if time else {})

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -113,7 +113,8 @@ class CommandTool:
                 words += [f"{option}={name}={show(each)}" for name, each in value.items()]
             elif value is not None:
                 # One word: no value is taken for an option.
-                words += [f"{option}={each}" for each in _listed(value)]
+                several = value if isinstance(value, list) else [value]
+                words += [f"{option}={each}" for each in several]
         if self.command == "check" and not arguments.get("run"):
             words.append("--predict")
         words.append("--json")
@@ -145,10 +146,6 @@ def _opened(schema: Any) -> Any:
         if not (key == "additionalProperties" and value is False)
         and not (key == "required" and isinstance(value, list))
     }
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _name(option: str) -> str:
@@ -423,10 +420,8 @@ def _run(words: Sequence[str], stopped: Callable[[], bool]) -> tuple[int, str, s
         end = run_supervised(task, output=out, errors=err, stopped=stopped)
         if end.stopped_by == "timeout":
             return EXIT_UNAVAILABLE, "", f"error: no answer after {CALL_S / 60:.0f} minutes"
-        printed, said = (_start_of(file) for file in (out, err))
+        out.seek(0)
+        err.seek(0)
+        both = (file.read(MOST_JSON_BYTES).decode(errors="replace") for file in (out, err))
+        printed, said = both
     return end.exit_status, printed, said
-
-
-def _start_of(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read(MOST_JSON_BYTES).decode(errors="replace")

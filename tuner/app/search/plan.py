@@ -196,7 +196,15 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     lengths = options.lengths if runs else None
     if lengths == "data":
         require_lengths(space)
-    _check_budget(options, target)
+    check_min_gain(options.min_gain, options.searcher)
+    Budget(  # of valid limits
+        trials=options.trials,
+        time_limit_s=options.time_limit_s,
+        gpu_hours=options.gpu_hours,
+        max_cost_usd=options.max_cost_usd,
+        usd_per_hour=target.gpu.price_usd_per_hour,
+        min_gain=options.min_gain,
+    )
     objectives = _objectives(options, target)
     space.require_configurations(options.where)
     target.folder.check_writable()
@@ -264,19 +272,6 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
         check_objectives(names, searcher)
     usual = not found or {o.name for o in found} == {o.name for o in DEFAULT_OBJECTIVES}
     return () if usual or searcher != DEFAULT_SEARCHER else found
-
-
-def _check_budget(options: SearchOptions, target: Target) -> None:
-    """Raise `InputError` for invalid limits, such as a negative time."""
-    check_min_gain(options.min_gain, options.searcher)
-    Budget(
-        trials=options.trials,
-        time_limit_s=options.time_limit_s,
-        gpu_hours=options.gpu_hours,
-        max_cost_usd=options.max_cost_usd,
-        usd_per_hour=target.gpu.price_usd_per_hour,
-        min_gain=options.min_gain,
-    )
 
 
 def check_study(path: Path | None) -> None:

@@ -251,6 +251,12 @@ def with_more(source: str, more: int = 0) -> str:
     return f"{source}; {notes}: --verbose"
 
 
+def with_details(fields: Iterable[Field], details: list[Field]) -> list[Field]:
+    """The details of an answer, then those of its fields that they do not tell."""
+    told = {label for label, text in details if text}
+    return [*details, *(field for field in fields if field[0] not in told)]
+
+
 def fields_dict(fields: Iterable[Field]) -> list[dict[str, str]]:
     """An answer's fields as JSON: what `tuner mcp` says of them."""
     return [{"label": label, "text": text} for label, text in fields if text]
