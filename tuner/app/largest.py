@@ -96,10 +96,7 @@ class _Answers:
 
 
 def find_largest(
-    predictions: ProgramPredictions,
-    name: str,
-    *,
-    report: Report = lambda text: None,
+    predictions: ProgramPredictions, name: str, *, report: Report = lambda text: None
 ) -> Largest:
     """The largest value of the setting `name` that fits, predicted.
 

@@ -52,11 +52,7 @@ def recommended(target: Target, criteria: Criteria = ANY_THAT_FITS) -> BestTrial
     return recommended_of(target, latest(require_records(target)), criteria)
 
 
-def recommended_of(
-    target: Target,
-    records: Sequence[TrialRecord],
-    criteria: Criteria,
-) -> BestTrial:
+def recommended_of(target: Target, records: Sequence[TrialRecord], criteria: Criteria) -> BestTrial:
     """The recommendation from `records`, which hold one record per configuration.
 
     Raises `NothingFitsError`, which says how much memory is missing.

@@ -44,11 +44,7 @@ class StackRun:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
-        return {
-            "python": self.python,
-            "fits": self.found.fits,
-            "needed": self.needed.to_dict(),
-        }
+        return {"python": self.python, "fits": self.found.fits, "needed": self.needed.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)

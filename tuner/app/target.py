@@ -84,12 +84,7 @@ def load_target(
     """
     chosen, selected = selected_space(space, model)
     return target_of(
-        chosen,
-        gpu_name,
-        selected=selected,
-        results=results,
-        gpu_memory=gpu_memory,
-        price=price,
+        chosen, gpu_name, selected=selected, results=results, gpu_memory=gpu_memory, price=price
     )
 
 

@@ -335,12 +335,7 @@ def _dress(axes: Axes, view: View) -> None:
     axes.ticklabel_format(style="plain", useOffset=False)
     handles, names = axes.get_legend_handles_labels()
     axes.figure.legend(
-        handles[::-1],
-        names[::-1],
-        loc="outside lower center",
-        ncols=6,
-        frameon=False,
-        fontsize=9,
+        handles[::-1], names[::-1], loc="outside lower center", ncols=6, frameon=False, fontsize=9
     )
 
 

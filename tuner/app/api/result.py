@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.app.api.display import (
-    frame_of,
-    joined,
-    result_html,
-    results_html,
-)
+from tuner.app.api.display import frame_of, joined, result_html, results_html
 from tuner.app.api.recommended import Recommendation
 from tuner.app.api.values import as_bytes, as_share, as_texts
 from tuner.app.recommendation import (

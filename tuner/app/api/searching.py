@@ -11,12 +11,7 @@ from tuner.app.api.display import listener_of
 from tuner.app.api.result import SearchResult, SearchResults
 from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, profile_for
-from tuner.app.estimate import (
-    Estimate,
-    asked,
-    corrected,
-    estimate_asked,
-)
+from tuner.app.estimate import Estimate, asked, corrected, estimate_asked
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import make_plans

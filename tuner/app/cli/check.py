@@ -43,11 +43,7 @@ if TYPE_CHECKING:
 @gpus_option
 @margin_option
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=DURATION,
-    metavar="TIME",
-    help="Stop each run after this time.",
+    "--timeout", "timeout_s", type=DURATION, metavar="TIME", help="Stop each run after this time."
 )
 @click.option(
     "--no-changes",
@@ -80,11 +76,7 @@ if TYPE_CHECKING:
     cls=RareOption,
     help="Memory of the host, e.g. 64GiB.",
 )
-@click.option(
-    "--predict",
-    is_flag=True,
-    help="Predict from the settings, without the emulator.",
-)
+@click.option("--predict", is_flag=True, help="Predict from the settings, without the emulator.")
 @model_option("With --predict: the model, if the program doesn't name it.")
 @set_option
 @click.option("--quiet", is_flag=True, help="Print the answer only.")

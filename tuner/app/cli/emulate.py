@@ -30,9 +30,7 @@ from tuner.space.gpus import get_gpu
 @emulated_gpu_options
 @gpus_option
 @click.option(
-    "--all-ranks",
-    is_flag=True,
-    help="Run every rank. By default rank 0 stands for all of them.",
+    "--all-ranks", is_flag=True, help="Run every rank. By default rank 0 stands for all of them."
 )
 @click.option(
     "--steps",

@@ -26,13 +26,7 @@ from tuner.app.cli.options import (
     verbose_option,
 )
 from tuner.app.device import find_gpu, profile_for
-from tuner.app.estimate import (
-    Estimate,
-    asked,
-    corrected,
-    estimate_asked,
-    exchanging_each,
-)
+from tuner.app.estimate import Estimate, asked, corrected, estimate_asked, exchanging_each
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, MemoryCategory, Verdict, parse_margin

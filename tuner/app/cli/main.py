@@ -23,12 +23,7 @@ from typing import Any
 import click
 
 from tuner import __version__
-from tuner.app.cli.helping import (
-    examples,
-    help_all,
-    shows_all,
-    with_help_all,
-)
+from tuner.app.cli.helping import examples, help_all, shows_all, with_help_all
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES_TEXT,

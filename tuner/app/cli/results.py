@@ -35,11 +35,7 @@ from tuner.core.records import TrialRecord
 from tuner.core.units import format_size
 from tuner.program.export import FORMATS
 from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
-from tuner.report.terminal.front import (
-    counts_text,
-    print_front,
-    record_dict,
-)
+from tuner.report.terminal.front import counts_text, print_front, record_dict
 from tuner.report.terminal.recommendation import print_recommendation, recommended_fields
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.report.terminal.verdict import fields_dict
@@ -102,12 +98,7 @@ def criteria_options(function: _Decorated) -> _Decorated:
 @target_options()
 @criteria_options
 @json_option
-def best(
-    *,
-    selected: Selected,
-    criteria: Criteria,
-    as_json: bool,
-) -> None:
+def best(*, selected: Selected, criteria: Criteria, as_json: bool) -> None:
     """Print the fastest configuration that fits, from a finished search.
 
     --gpu all compares every searched GPU type, --gpu a6000,t4 the named ones. Exit code 1 if
@@ -257,12 +248,7 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
 @target_options()
 @where_option
 @json_option
-def report(
-    *,
-    selected: Selected,
-    where: tuple[str, ...],
-    as_json: bool,
-) -> int:
+def report(*, selected: Selected, where: tuple[str, ...], as_json: bool) -> int:
     """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
 
     Runs no trial. Without --where, the search's conditions stay. --gpu all draws every searched GPU
@@ -340,11 +326,7 @@ def apply(*, selected: Selected, criteria: Criteria, yes: bool, program: tuple[s
 @target_options()
 @criteria_options
 @click.option(
-    "--format",
-    "name",
-    required=True,
-    metavar="NAME",
-    help=f"One of {', '.join(FORMATS)}.",
+    "--format", "name", required=True, metavar="NAME", help=f"One of {', '.join(FORMATS)}."
 )
 @click.option(
     "--output",
@@ -352,13 +334,7 @@ def apply(*, selected: Selected, criteria: Criteria, yes: bool, program: tuple[s
     metavar="FILE",
     help="New file to write.  [default: print]",
 )
-def export(
-    *,
-    selected: Selected,
-    criteria: Criteria,
-    name: str,
-    output: Path | None,
-) -> None:
+def export(*, selected: Selected, criteria: Criteria, name: str, output: Path | None) -> None:
     """Print the recommended configuration as the settings of another tool.
 
     Settings that the tool does not have are named in a comment and on stderr.

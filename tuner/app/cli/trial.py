@@ -20,15 +20,7 @@ from tuner.app.cli.options import (
     space_option,
     subcommand,
 )
-from tuner.app.device import (
-    AUTO,
-    CPU,
-    LocalGpu,
-    find_gpu,
-    is_cpu,
-    local_gpus,
-    profile_for,
-)
+from tuner.app.device import AUTO, CPU, LocalGpu, find_gpu, is_cpu, local_gpus, profile_for
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.app.listener import quiet_libraries
 from tuner.app.measuring import (

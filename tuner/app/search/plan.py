@@ -48,11 +48,7 @@ from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
 from tuner.searches.names import DEFAULT_SEARCHER
 from tuner.searches.objectives import objectives_of
 from tuner.searches.progress import Budget
-from tuner.searches.request import (
-    TrialDevice,
-    check_min_gain,
-    check_objectives,
-)
+from tuner.searches.request import TrialDevice, check_min_gain, check_objectives
 from tuner.searches.watch import check_metrics_port
 from tuner.space import SearchSpace, pin
 from tuner.trial.base import TrialJob, outcome_versions
@@ -289,6 +285,5 @@ def check_study(path: Path | None) -> None:
         start = file.readline(1000)
     if start and b'"op_code"' not in start:  # in each line of Optuna's journal files
         raise InputError(
-            f"--study {str(path)!r} exists and is not an Optuna study",
-            hint="name a new file",
+            f"--study {str(path)!r} exists and is not an Optuna study", hint="name a new file"
         )

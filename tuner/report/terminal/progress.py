@@ -159,11 +159,7 @@ class PlainLines:
     """Prints a line when there is something new to say, and not too often."""
 
     def __init__(
-        self,
-        *,
-        err: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        label: str = "",
+        self, *, err: bool = False, clock: Callable[[], float] = time.monotonic, label: str = ""
     ) -> None:
         self._err = err
         self._label = label

@@ -13,14 +13,7 @@ import click
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import MemoryBudget, Prediction, RunTime, Verdict
-from tuner.core.units import (
-    GIB,
-    format_duration,
-    format_range,
-    format_size,
-    printable,
-    significant,
-)
+from tuner.core.units import GIB, format_duration, format_range, format_size, printable, significant
 from tuner.report.terminal.render import is_coloured, prose, width
 
 if TYPE_CHECKING:
