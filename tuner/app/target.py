@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tuner.app.device import find_gpu
 from tuner.app.plausible import Excluded, excluded_text, say, sorted_out
@@ -18,6 +18,7 @@ from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_gib
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.store import ResultsFolder, shipped
+from tuner.searches.view import View, build_view
 from tuner.space import SearchSpace, load_space
 from tuner.space.load import is_shipped
 from tuner.space.models.catalogue import get_entry
@@ -52,6 +53,20 @@ class Target:
     def facts(self) -> SpaceFacts:
         """The facts of the space that are needed to write results."""
         return SpaceFacts.of(self.space)
+
+    def view(self, records: Sequence[TrialRecord], where: tuple[str, ...], **more: Any) -> View:
+        """The view of `records` under the conditions in force; `more` are those of `build_view`.
+
+        Raises `InputError` for an invalid condition.
+        """
+        return build_view(
+            records,
+            self.facts,
+            self.gpu,
+            where=lambda configuration: self.space.matches(configuration, where),
+            conditions=check_conditions(self, where),
+            **more,
+        )
 
     def command(self, name: str, *more: str) -> str:
         """A command line about this target, for people to copy."""

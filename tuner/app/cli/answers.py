@@ -10,8 +10,7 @@ from tuner.app.recommendation import (
     ANY_THAT_FITS,
     Criteria,
     Recommended,
-    answers_found,
-    nothing_fits,
+    by_cost,
     require_an_answer,
 )
 from tuner.app.search.options import SearchOptions
@@ -92,8 +91,7 @@ def print_searched(found: SearchedGpu, *, as_json: bool) -> None:
     echo(sources_text(view.records))
     echo()
     if view.best is None:
-        met = [r for r in view.records if plan.meets(r.configuration)]
-        echo(nothing_fits(plan.target, met, plan.conditions))
+        echo(found.answer.reason)
         echo("Lower the minimums with --where, widen the space, or choose a larger GPU.")
     else:
         print_front(view)
@@ -127,14 +125,15 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
 
     The list is in the order of the comparison: the cheapest epoch first.
     """
-    answers = answers_found(found)
-    if as_json:
-        order = [answer.gpu.id for answer in answers]
-        dicts = {(one["gpu"]): one for one in map(_any_dict, found)}
-        print_json([dicts[gpu] for gpu in order])
-        return
     from tuner.app.search.run import SearchedGpu
 
+    found = sorted(found, key=lambda one: by_cost(one.answer))
+    answers = [one.answer for one in found]
+    if as_json:
+        print_json(
+            [answer_dict(one) if isinstance(one, SearchedGpu) else one.to_dict() for one in found]
+        )
+        return
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     for one in ran:
         echo(f"\n{one.plan.target.gpu.id}: {one.plan.target.gpu.name}")
@@ -154,22 +153,6 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
         f"best.yaml, pareto.csv, pareto.png, report.html and trials.jsonl in {folders}/",
         best.target.command("best") if best else "",
     )
-
-
-def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:
-    from tuner.app.search.run import SearchedGpu
-
-    if isinstance(found, SearchedGpu):
-        return answer_dict(found)
-    target = found.target
-    return {
-        "space": target.space.name,
-        "model": target.space.model,
-        "gpu": target.gpu.id,
-        "reason": found.reason,
-        "best": None,
-        "front": [],
-    }
 
 
 def answer_dict(found: SearchedGpu) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Printer(Listener):
     def refused(self, refused: SkippedGpu) -> None:
         """A field named after the GPU type."""
         if not self._quiet:
-            print_fields([refused.field], err=self._err)
+            text = f"not searched: {refused.reason}"
+            print_fields([(refused.target.gpu.id, text)], err=self._err)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[Compiling]:

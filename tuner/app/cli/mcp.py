@@ -125,9 +125,8 @@ class CommandTool:
 
     def output_schema(self) -> Schema:
         """The schema of `--json`; an emulated answer has fields of its own."""
-        written: Schema = _opened(
-            json.loads((schemas_folder() / f"{self.command}.json").read_text("utf-8"))
-        )
+        name = f"{self.command}.json"
+        written: Schema = _opened(json.loads(_shipped(f"schemas/{name}", f"docs/schemas/{name}")))
         if self.command != "check":
             return written
         predicted = {"properties": {"source": {"const": "predicted"}}}
@@ -216,7 +215,7 @@ def command(*, may_run: bool, as_skill: bool) -> None:
     takes programs below this folder; with --allow-run, it emulates one if asked to.
     """
     if as_skill:
-        echo(skill_file().read_text("utf-8"), nl=False)
+        echo(_shipped("SKILL.md", "skills/tuner/SKILL.md"), nl=False)
         return
     try:
         import mcp.server.stdio  # noqa: F401
@@ -234,20 +233,11 @@ def command(*, may_run: bool, as_skill: bool) -> None:
     anyio.run(_serve, tools(may_run=may_run))
 
 
-def schemas_folder() -> Path:
-    """The schemas of `--json`, in the package or in the source tree."""
-    return _shipped("schemas", "docs/schemas")
-
-
-def skill_file() -> Path:
-    """SKILL.md, in the package or in the source tree."""
-    return _shipped("SKILL.md", "skills/tuner/SKILL.md")
-
-
-def _shipped(packaged: str, in_source: str) -> Path:
+def _shipped(packaged: str, in_source: str) -> str:
+    """The text of a file in the package, or in the source tree."""
     package = Path(tuner.__file__).parent
     found = package / packaged
-    return found if found.exists() else package.parent / in_source
+    return (found if found.exists() else package.parent / in_source).read_text("utf-8")
 
 
 async def _serve(offered: Mapping[str, CommandTool]) -> None:

@@ -27,7 +27,7 @@ from tuner.app.cli.options import (
 )
 from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
-from tuner.app.target import Target, check_conditions, load_target, stale_text, usable
+from tuner.app.target import Target, load_target, stale_text, usable
 from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
 from tuner.core.expressions import all_of
@@ -43,7 +43,7 @@ from tuner.searches.best import check_text
 from tuner.searches.facts import gpus_text
 from tuner.searches.objectives import require_known
 from tuner.searches.store import write_atomically
-from tuner.searches.view import View, build_view
+from tuner.searches.view import View
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -150,14 +150,7 @@ def show(
     if trial_id is not None:
         _show_trial(target, _find((*old, *records), trial_id), old, as_json=as_json)
         return
-    view = build_view(
-        records,
-        target.facts,
-        target.gpu,
-        where=lambda configuration: target.space.matches(configuration, where),
-        conditions=check_conditions(target, where),
-        objectives=objectives,
-    )
+    view = target.view(records, where, objectives=objectives)
     require_known(view.records, view.objectives)
     if as_json:
         print_json(_front_dict(target, view))

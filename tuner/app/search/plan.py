@@ -11,6 +11,7 @@ from typing import Any
 
 from tuner.app.device import profile_for
 from tuner.app.measuring import Measuring, OnCluster, Predicting, decide
+from tuner.app.recommendation import Recommended
 from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
@@ -139,9 +140,15 @@ class SkippedGpu:
         return f"{self.error.message}: {listed}" if listed else self.error.message
 
     @property
-    def field(self) -> tuple[str, str]:
-        """The GPU type and the reason why it is not searched: a field for people."""
-        return self.target.gpu.id, f"not searched: {self.reason}"
+    def answer(self) -> Recommended:
+        """The answer for this GPU type: nothing is recommended."""
+        return Recommended(self.target.gpu, None, self.reason)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types, with the names of a search that ran."""
+        space, gpu = self.target.space, self.target.gpu
+        named = {"space": space.name, "model": space.model, "gpu": gpu.id}
+        return {**named, "reason": self.reason, "best": None, "front": []}
 
 
 def make_plans(targets: Sequence[Target], options: SearchOptions) -> list[SearchPlan | SkippedGpu]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
 from tuner.app.plausible import excluded_text
+from tuner.app.recommendation import Recommended, nothing_fits
 from tuner.app.search.options import without_effect
 from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
 from tuner.app.search.prepare import Predictors, Prepared, prepare
@@ -44,6 +45,14 @@ class SearchedGpu:
     plan: SearchPlan
     result: SearchOutcome
     view: View
+
+    @property
+    def answer(self) -> Recommended:
+        """The recommendation, or the reason why there is none."""
+        plan, view = self.plan, self.view
+        met = [record for record in view.records if plan.meets(record.configuration)]
+        reason = "" if view.best else nothing_fits(plan.target, met, plan.conditions)
+        return Recommended(plan.target.gpu, view.best, reason)
 
 
 @dataclass(frozen=True, slots=True)

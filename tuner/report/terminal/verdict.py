@@ -128,7 +128,12 @@ def verdict_words(answer: Answer) -> str:
 
 def numbers_text(answer: Answer) -> str:
     """Used and available memory, with as many digits as tell the two apart."""
-    return f"{_of(answer.used_bytes, answer.budget.limit_bytes)} GiB on {answer.gpu}"
+    sizes = answer.used_bytes / GIB, answer.budget.limit_bytes / GIB
+    for digits in (3, 4, 5):
+        used, limit = (significant(size, digits) for size in sizes)
+        if used != limit:
+            return f"{used} of {limit} GiB on {answer.gpu}"
+    return f"all {significant(sizes[1])} GiB on {answer.gpu}"
 
 
 def room_text(answer: Answer) -> str:
@@ -139,15 +144,6 @@ def room_text(answer: Answer) -> str:
     headroom = f", headroom {format_size(margin_bytes)}" if margin_bytes else ""
     of = f"{format_size(used_bytes)} of {format_size(budget.limit_bytes)}"
     return f"{verdict_words(answer)}: {of}, {rest}{headroom}"
-
-
-def _of(used_bytes: float, limit_bytes: float) -> str:
-    pairs = (
-        (significant(used_bytes / GIB, digits), significant(limit_bytes / GIB, digits))
-        for digits in (3, 4, 5)
-    )
-    used, limit = next((pair for pair in pairs if pair[0] != pair[1]), ("?", "?"))
-    return f"{used} of {limit}" if used != limit else f"all {significant(limit_bytes / GIB)}"
 
 
 def bound_text(answer: Answer) -> str:
