@@ -205,12 +205,10 @@ def _on_all(on: Callable[[Gpu], OnGpu]) -> tuple[OnGpu, ...]:
             found.append(OnGpu(gpu, None, error.reason, is_unknown=is_unknown))
     if len(errors) == len(found):
         raise errors[-1]
-    return tuple(sorted(found, key=_order))
-
-
-def _order(answer: OnGpu) -> tuple[float, float]:
-    price = answer.gpu.price_usd_per_hour
-    return answer.gpu.memory_bytes, float("inf") if price is None else price
+    worst = float("inf")  # a price that isn't known
+    prices = {gpu.id: gpu.price_usd_per_hour for gpu in load_catalogue().values()}
+    prices = {name: worst if price is None else price for name, price in prices.items()}
+    return tuple(sorted(found, key=lambda one: (one.gpu.memory_bytes, prices[one.gpu.id])))
 
 
 ROWS = 15

@@ -13,7 +13,7 @@ from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import Estimate, asked, corrected, estimate_asked
 from tuner.app.listener import quiet_libraries
-from tuner.app.search.options import SearchOptions
+from tuner.app.search.options import OPTIONS, SearchOptions
 from tuner.app.search.plan import make_plans
 from tuner.app.search.run import run_plans
 from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
@@ -278,20 +278,20 @@ def _gpu_names(gpu: str | Sequence[str]) -> tuple[list[str], bool]:
 
 def _as_option(name: str, value: Any) -> Any:
     """The value of an argument as `SearchOptions` has it. Raises `InputError` for what is none."""
-    match name:
-        case "where" | "objectives" | "labels":
+    match OPTIONS[name].kind:
+        case _ if name == "margin":
+            value = as_share(value, name)
+        case "texts" | "objective":
             value = as_texts(value)
-        case "settings":
+        case "setting":
             value = dict(value or {})
         case "mode":
             value = as_mode(value)
-        case "margin":
-            value = as_share(value, name)
-        case "memory_limit":
-            value = LIMIT_OF_TYPE if value == "auto" else as_bytes(value, name)
-        case "host_memory":
+        case "limit" if value == "auto":
+            value = LIMIT_OF_TYPE
+        case "limit" | "size":
             value = as_bytes(value, name)
-        case "study":
+        case "file":
             value = None if value is None else Path(value)
     return value
 

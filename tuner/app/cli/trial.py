@@ -298,6 +298,7 @@ def print_trial(trial: Trial) -> None:
     if outcome.requested_bytes is not None:
         ended += f", {format_size(outcome.requested_bytes)} asked for"
     ran = outcome.ran
+    misfit = Verdict.DOES_NOT_FIT if outcome.status is Status.OOM else ""
     command = trial.space.subject_of(record.configuration) if trial.space.command else ""
     print_fields(
         [
@@ -308,7 +309,7 @@ def print_trial(trial: Trial) -> None:
             ("numbers", trial.trials_on.text(trial.gpu)),
             ("status", f"{ended}, after {format_duration(outcome.duration_s)}"),
             ("message", outcome.message),
-            ("verdict", _verdict_text(trial)),
+            ("verdict", verdict_text(ran, record.budget) if ran else str(misfit)),
             ("ranks", ranks_text(ran) if ran else ""),
             ("parameters", params_text(ran) if ran else ""),
             ("more", more_text(ran) if ran else ""),
@@ -322,10 +323,3 @@ def print_trial(trial: Trial) -> None:
     elif ran is not None:
         echo()
         print_ran(ran)
-
-
-def _verdict_text(trial: Trial) -> str:
-    record, ran = trial.record, trial.record.outcome.ran
-    if ran is None:
-        return str(Verdict.DOES_NOT_FIT) if record.outcome.status is Status.OOM else ""
-    return verdict_text(ran, record.budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import textwrap
@@ -327,20 +328,14 @@ def _fitted(lines: Sequence[str]) -> list[str]:
     """Changed lines without their common indent; of long ones the part that changes."""
     bare = textwrap.dedent("\n".join(line[1:] for line in lines)).split("\n")
     if max(map(len, bare)) >= width():
-        found = _AT_WORD.match(_common_start(bare)) if len(bare) > 1 else None
+        common = os.path.commonprefix(bare)  # noqa: RUF071 - texts, by character
+        found = _AT_WORD.match(common) if len(bare) > 1 else None
         same = found.end() if found else 0
         bare = [f"... {text[same:]}" if same > 4 else text for text in bare]
     return [
         line[0] + (text if len(text) < width() else f"{text[: width() - 5]} ...")
         for line, text in zip(lines, bare, strict=True)
     ]
-
-
-def _common_start(texts: Sequence[str]) -> str:
-    """The longest text that all of them begin with."""
-    first, last = min(texts), max(texts)
-    pairs = enumerate(zip(first, last, strict=False))
-    return next((first[:number] for number, (a, b) in pairs if a != b), first)
 
 
 def painted(text: str, **style: object) -> str:
