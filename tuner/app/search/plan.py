@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.device import profile_for
-from tuner.app.measuring import Measuring, OnCluster, Predicting, decide
+from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.recommendation import Recommended
 from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.supported import (
@@ -246,11 +246,8 @@ def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measurin
     if needed and not may_predict and options.mode is not Mode.PREDICT:
         raise needed
     found = decide(
-        options.mode,
+        options,
         gpu,
-        memory_limit=options.memory_limit,
-        on=OnCluster.of(options),
-        workers=options.workers,
         gpus_per_trial=most_gpus_per_trial(space.choices, space.fixed),
         machines=most_machines(space.choices, space.fixed) if space.predictable else 1,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.app.device import CPU
 from tuner.app.listener import SILENT, Compiling, Listener
-from tuner.app.measuring import Measuring, OnCluster
+from tuner.app.measuring import Measuring, labels_of
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import has_program_prior, is_predicted
@@ -142,8 +142,6 @@ def _request(
             # Any trial of a command already runs its worst case.
             "verify": options.verify and job.command is None,
         }
-    if (on := OnCluster.of(options)) is not None:
-        how["labels"] = on.labels
     if predictions:
         how["predictions"] = {
             configuration.key: prediction
@@ -154,6 +152,7 @@ def _request(
         space=plan.part,
         gpu=plan.target.gpu,
         study_path=options.study,
+        labels=labels_of(options),
         watch=Watch(
             metrics_port=options.metrics_port, dashboard=options.dashboard, tell=listener.say
         ),
