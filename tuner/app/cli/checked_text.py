@@ -309,7 +309,8 @@ def _print_all(checked: CheckedProgram) -> None:
     """Every number, what it rests on, and the change as a diff that can be applied."""
     found, better = checked.found, checked.suggestion
     of = found if checked.needed is None or checked.needed.fits is None else checked.needed
-    fields = [one for one in answer_fields(checked) if one[0] not in (ANSWER, READ_AS, CHANGE)]
+    as_it_is = answer_fields(replace(checked, suggestion=None))
+    fields = [field for field in as_it_is if field[0] not in (ANSWER, READ_AS, CHANGE)]
     echo()
     print_fields(with_details(fields, _details(of, answer_of(found, checked.needed))))
     time = of.time
