@@ -23,7 +23,7 @@ from tuner.core.records import (
 )
 from tuner.core.units import GIB
 from tuner.report.memory_timeline import TimelineOf
-from tuner.report.writing import write_view
+from tuner.report.report import write_view
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import View, build_view

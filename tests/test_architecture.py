@@ -179,7 +179,7 @@ def test_one_module_starts_python():
     assert naming(r"\bsys\.executable\b|from sys import|\b_base_executable\b") == {home}
     assert naming(r"\bthis_python\b") == {
         home,
-        "tuner.app.stacks",
+        "tuner.app.cli.diff",
         "tuner.core.host",
         "tuner.emulator.machine",
         "tuner.emulator.toolchain",

@@ -314,11 +314,11 @@ def test_settings_of_the_allocator_are_replayed_and_proposed_where_free_blocks_d
     said = of(PROGRAM)
     said.given = {"allocator": value}
     assert command.plan.configuration["allocator"] == value
-    assert command.free_bytes < usual.free_bytes < split.free_bytes
+    assert command.memory.free_bytes < usual.memory.free_bytes < split.memory.free_bytes
     assert said.as_it_is().used_bytes == command.used_bytes
 
     runs = of(own)
-    runs.gpu = replace(gpu, memory_bytes=split.used_bytes - split.free_bytes // 3)
+    runs.gpu = replace(gpu, memory_bytes=split.used_bytes - split.memory.free_bytes // 3)
     runs.margin_fraction = 0.0
     notes = check_program(runs).notes
     saved = format_size(split.used_bytes - command.used_bytes)

@@ -13,7 +13,7 @@ from device_fakes import A6000, measurement_of, pretend
 from results_samples import make_memory, make_speed
 
 from tuner.app import measuring
-from tuner.app.cli import trial_run
+from tuner.app.cli import trial
 from tuner.app.cli.main import run
 from tuner.app.estimate import Estimate
 from tuner.app.search.supported import require_supported
@@ -55,7 +55,7 @@ def machine(tmp_path, monkeypatch):
         def close(self) -> None:
             asked.closed += 1
 
-    monkeypatch.setattr(trial_run, "estimate_configuration", predicted)
+    monkeypatch.setattr(trial, "estimate_configuration", predicted)
     monkeypatch.setattr(measuring, "IsolatedRunner", Runner)
     return asked
 

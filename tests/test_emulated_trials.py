@@ -12,7 +12,7 @@ from emulating import TRAINING, needs_emulator
 from tuner.app import measuring, verifying
 from tuner.app.cli.main import run
 from tuner.app.measuring import decide
-from tuner.app.search.options import Mode
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Exhausted, Status
 from tuner.searches.journal import read_journal
@@ -50,12 +50,12 @@ class TestMode:
             "tuner.app.measuring.unavailable", lambda: "there is no compiler: install one"
         )
         with pytest.raises(UnavailableError, match="cannot run here: there is no compiler"):
-            decide(Mode.EMULATE, get_gpu("a6000"))
+            decide(SearchOptions(mode=Mode.EMULATE), get_gpu("a6000"))
 
     def test_the_device_is_of_the_asked_type(self, monkeypatch):
         monkeypatch.setattr("tuner.app.measuring.unavailable", lambda: None)
         gpu = get_gpu("a6000", memory_bytes=24 << 30)
-        found = decide(Mode.EMULATE, gpu, gpus_per_trial=2)
+        found = decide(SearchOptions(mode=Mode.EMULATE), gpu, gpus_per_trial=2)
         assert (found.device, found.names) == ("cuda:0", ("NVIDIA RTX A6000",))
         assert (found.gpus, found.local, found.sizes_bytes) == (2, (), (24 << 30,))
         assert found.trial_device.emulated

@@ -25,7 +25,7 @@ from documents import blocks, commands
 from mcp import Client, StdioServerParameters
 
 from tuner.app.cli.main import run
-from tuner.app.cli.mcp import answered, skill_file, tools
+from tuner.app.cli.mcp import answered, tools
 from tuner.core.errors import MODULES, install_command
 
 ROOT = Path(__file__).parents[1]
@@ -328,8 +328,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
 
 def test_the_skill_is_printed(capsys):
     assert run(["mcp", "--skill"]) == 0
-    assert capsys.readouterr().out == skill_file().read_text()
-    assert skill_file().read_text().startswith("---\nname: tuner\ndescription: ")
+    skill = Path(__file__).parents[1] / "skills/tuner/SKILL.md"
+    assert capsys.readouterr().out == skill.read_text()
+    assert skill.read_text().startswith("---\nname: tuner\ndescription: ")
 
 
 def test_an_interrupt_ends_a_server_that_waits(project):

@@ -12,8 +12,8 @@ from node_fakes import answer_of, node_of
 from tuner.app import measuring
 from tuner.app.cli.main import run
 from tuner.app.device import find_gpu, local_gpus
-from tuner.app.measuring import Measuring, OnCluster, Predicting, decide
-from tuner.app.search.options import Mode
+from tuner.app.measuring import Measuring, Predicting
+from tuner.app.search.options import Mode, SearchOptions
 from tuner.core import host
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import GIB
@@ -30,6 +30,10 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "usable_memory_bytes", lambda: 8 * GIB)
     monkeypatch.setattr(host, "usable_cpus", lambda: 2)
     pretend(monkeypatch)
+
+
+def decide(mode, gpu, **options):
+    return measuring.decide(SearchOptions(mode=mode, **options), gpu)
 
 
 class TestProcessor:
@@ -149,7 +153,7 @@ class TestDecide:
         with pytest.raises(InputError, match="2 trials at once on one processor"):
             decide(Mode.AUTO, find_gpu("cpu"), workers=2)
         with pytest.raises(InputError, match="--address names another machine"):
-            decide(Mode.AUTO, find_gpu("cpu"), on=OnCluster("auto"))
+            decide(Mode.AUTO, find_gpu("cpu"), address="auto")
 
     def surveyed(self, monkeypatch, *nodes: Node, gpu="a6000", **need):
         """What a search for a GPU type decides on a cluster of these nodes."""
@@ -163,7 +167,7 @@ class TestDecide:
 
         monkeypatch.setattr(of_ray, "survey", survey)
         monkeypatch.setattr(measuring, "checked_address", lambda address: address)
-        return decide(Mode.AUTO, get_gpu(gpu), on=OnCluster("10.0.0.1:6379", **need))
+        return decide(Mode.AUTO, get_gpu(gpu), address="10.0.0.1:6379", **need)
 
     @pytest.mark.parametrize(
         "node",
@@ -201,10 +205,10 @@ class TestDecide:
 
     def test_only_nodes_with_the_labels_and_the_memory_count(self, monkeypatch):
         node = node_of("NVIDIA RTX A6000", labels={"team": "vision"}, memory=8e9)
-        found = self.surveyed(monkeypatch, node, labels={"team": "vision"}, memory_bytes=10**9)
+        found = self.surveyed(monkeypatch, node, labels=("team=vision",), host_memory=10**9)
         assert isinstance(found, Measuring)
         assert found.resources["memory"] == 1e9
-        for need in ({"labels": {"team": "nlp"}}, {"memory_bytes": 10**10}):
+        for need in ({"labels": ("team=nlp",)}, {"host_memory": 10**10}):
             with pytest.raises(UnavailableError, match=r"has no label team=nlp|has .* memory"):
                 self.surveyed(monkeypatch, node, **need)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.app.cli.emulated_text import print_emulation
+from tuner.app.cli.checked_text import print_found
 from tuner.core.errors import EXIT_CODES, EXIT_UNKNOWN
 from tuner.core.units import GIB
 from tuner.emulator.emulation import BRANCH, EmulatedDeviceUse, Emulation, UnknownValues
@@ -253,5 +253,5 @@ def test_0_is_for_what_trained_and_fits(found: Emulation) -> None:
 )
 def test_a_program_that_wants_more_gpus_is_told_how(capsys, message: str) -> None:
     error = ProgramError("x.MisconfigurationException", message, "train.py:3")
-    print_emulation(emulation(ended=Ended.ERROR, error=error, exit_status=1))
+    print_found(emulation(ended=Ended.ERROR, error=error, exit_status=1), None)
     assert "More GPUs are emulated with --gpus N" in " ".join(capsys.readouterr().out.split())

@@ -10,7 +10,7 @@ from results_samples import GPU, SPACE, make_record, make_search, write_all
 
 from tuner.core.errors import UnavailableError
 from tuner.report import report
-from tuner.report.front_figure import points_of
+from tuner.report.plot import layers
 from tuner.report.report import report_html
 from tuner.searches.objectives import NAMES, coverage, objectives_of, require_known
 from tuner.searches.store import ResultsFolder
@@ -72,7 +72,7 @@ class TestFiles:
         page = folder.report_html.read_text()
         assert "Examples not truncated (share) against cost per epoch (USD)" in page
         assert "Fronts by level" in page
-        drawn = {i for points in points_of(view) for i in points.indices}
+        drawn = {i for points in layers(view) for i in points.indices}
         assert drawn == set(range(80))
 
 

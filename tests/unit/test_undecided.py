@@ -13,7 +13,7 @@ from tuner.app.cli.answers import measure_command
 from tuner.app.target import load_target
 from tuner.core.records import Configuration
 from tuner.core.units import GIB
-from tuner.report.front_figure import front_figure
+from tuner.report.plot import front_figure
 from tuner.report.report import report_html
 from tuner.report.terminal.front import print_front
 from tuner.report.terminal.recommendation import print_recommendation

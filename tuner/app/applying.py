@@ -57,7 +57,11 @@ def applying(space: SearchSpace, configuration: Configuration, words: Sequence[s
         and knob not in taken
         and (knob in settings or ((knob, "") not in spoken and knob not in space.defaulted))
     }
-    can = {n: v for n, v in values.items() if _can_get(settings, n, v)}
+    can = {
+        n: v
+        for n, v in values.items()
+        if (n in settings and is_wanted(settings[n].value, v)) or settings.can_change(n)
+    }
     refused = [problem for problem in obstacles.values() if problem is not None]
     refused += [by_hand(settings, n, values[n]) for n in values if n in settings and n not in can]
     unset = {n: v for n, v in values.items() if n not in settings and n not in can}
@@ -75,13 +79,13 @@ def applying(space: SearchSpace, configuration: Configuration, words: Sequence[s
     made = change(settings, can, written)
     before = {n: setting.value for n, setting in settings.items()}
     before |= {one.expression: one.place.value for one in table}
-    notes = (*_other_models(space, program), *_batch_notes(before, configuration))
-    return Applying(made, lacking, tuple(map(str, [*unread, *refused])), notes)
-
-
-def _can_get(settings: Settings, knob: str, value: KnobValue) -> bool:
-    has_it = knob in settings and is_wanted(settings[knob].value, value)
-    return has_it or settings.can_change(knob)
+    notes, old, new = [*_other_models(space, program)], _batch(before), _batch(configuration)
+    if old and new and old != new:
+        notes.append(
+            f"the effective batch of a GPU changes from {old} to {new}: the learning rate that "
+            "suited the one may not suit the other"
+        )
+    return Applying(made, lacking, tuple(map(str, [*unread, *refused])), tuple(notes))
 
 
 def _program(space: SearchSpace, words: Sequence[str]) -> Program:
@@ -187,15 +191,6 @@ def _other_models(space: SearchSpace, program: Program) -> Iterator[str]:
                 f"{one.where} trains {one.name}, and the recommendation is for {space.model}: "
                 f"search with --model {one.name}"
             )
-
-
-def _batch_notes(before: Mapping[str, object], after: Configuration) -> Iterator[str]:
-    old, new = _batch(before), _batch(after)
-    if old and new and old != new:
-        yield (
-            f"the effective batch of a GPU changes from {old} to {new}: the learning rate that "
-            "suited the one may not suit the other"
-        )
 
 
 def _batch(values: Mapping[str, object]) -> int:

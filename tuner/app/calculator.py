@@ -26,31 +26,13 @@ from tuner.cost.allocator import (
     SMALL_SEGMENT_BYTES,
 )
 from tuner.cost.calibrate import step_factors
-from tuner.cost.library_memory import (
-    context_bytes,
-    cublas_workspace_bytes,
-)
+from tuner.cost.library_memory import context_bytes, cublas_workspace_bytes
 from tuner.cost.memory_interval import MEMORY_ERRORS
 from tuner.cost.speed.host import RECOMPUTED, TRAINED
-from tuner.cost.speed.rates import (
-    BOARDS_DIFFER,
-    matmul_peak,
-    power_limit,
-    rate_of,
-)
-from tuner.cost.speed.roofline import (
-    CACHED,
-    KEPT,
-    KEPT_ENDS,
-    Efficiency,
-    Roofline,
-)
+from tuner.cost.speed.rates import BOARDS_DIFFER, matmul_peak, power_limit, rate_of
+from tuner.cost.speed.roofline import CACHED, KEPT, KEPT_ENDS, Efficiency, Roofline
 from tuner.cost.work_arrays import SEGMENTS
-from tuner.predict.compiler.structure import (
-    TILE_TOKENS,
-    Structure,
-    kernels_like,
-)
+from tuner.predict.compiler.structure import TILE_TOKENS, Structure, kernels_like
 from tuner.predict.portable import (
     PHASES,
     Arrays,
@@ -149,9 +131,14 @@ def _structures(
 ) -> Iterable[tuple[str, Structure, bool]]:
     """Each structure of the page with its key: the words by which the page finds it."""
     found = architecture(model)
+    # Lengths by whether they are beyond the window and in one tile of the loss.
+    short, long, window = 256, 2 * TILE_TOKENS, found.sliding_window
     lengths = {
-        (beyond, in_one): length for length, beyond, in_one in _lengths(found.sliding_window)
+        (window is not None and short >= window, True): short,
+        (window is not None and long >= window, False): long,
     }
+    if window is not None and window > long:
+        lengths[True, False] = window
     for (method, (*_, settings)), (place, kind), checkpointing, batch, (
         of,
         length,
@@ -171,15 +158,6 @@ def _structures(
         )
         words = (method, place, int(checkpointing), int(batch == 1), *map(int, of))
         yield "/".join(map(str, words)), structure, configuration["mixed_precision"] == "fp16"
-
-
-def _lengths(window: int | None) -> Iterable[tuple[int, bool, bool]]:
-    """Lengths, each with whether it is beyond the window and in one tile of the loss."""
-    short, long = 256, 2 * TILE_TOKENS
-    yield from ((short, window is not None and short >= window, True),)
-    yield from ((long, window is not None and long >= window, False),)
-    if window is not None and window > long:
-        yield window, True, False
 
 
 def _gpu(gpu: Gpu, model: str, kernels: list[tuple[int, int]], words: Words) -> dict[str, Any]:

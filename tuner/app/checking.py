@@ -21,7 +21,7 @@ from tuner.emulator.emulation import FEW
 from tuner.program.changes import Change, change
 from tuner.program.edit.place import is_same
 from tuner.program.program import Program
-from tuner.program.settings import Settings
+from tuner.program.settings import Setting
 
 LEAST_GAIN = 0.02
 """Faster changes are suggested from this gain on."""
@@ -53,8 +53,8 @@ class CheckRun:
         time = self.found.time
         if time is None:
             return None
-        updating_s = time.phases_s.get("optimizer", 0.0)
-        return (time.step_s - updating_s) * accumulation / self.accumulation + updating_s
+        again_s = (time.step_s - time.updating_s) * accumulation / self.accumulation
+        return again_s + time.updating_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class CheckedProgram:
     """The check of a program; every number is *emulated*, or every one is *predicted*.
 
     - `found` is the unchanged program; `needed` the same with more memory, if it ran out.
-    - `settings` are those in its files and command; `ignored` those without effect.
+    - `settings` are those in its files and command; `ignored` says which have no effect.
     - `evaluation` is the number of samples of an evaluation's batch with which it fits, where the
       evaluation alone does not, and the answer with it.
     - `suggestion` fits and trains the same model; it is faster, if the program fits.
@@ -87,16 +87,16 @@ class CheckedProgram:
     - `notes` say why no better change was searched for.
     """
 
-    program: Program
     found: RunAnswer
-    needed: RunAnswer | None
-    settings: Settings
-    ignored: tuple[tuple[str, KnobValue, KnobValue], ...]
-    suggestion: BetterChange | None
-    least_bytes: int | None
-    runs: int
-    notes: tuple[str, ...]
-    log_tail: str
+    needed: RunAnswer | None = None
+    program: Program | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    suggestion: BetterChange | None = None
+    least_bytes: int | None = None
+    runs: int = 0
+    notes: tuple[str, ...] = ()
+    log_tail: str = ""
     evaluation: tuple[int, RunAnswer] | None = None
     pinned: tuple[str, ...] = ()
     """Releases that the program's environment pins otherwise than the prediction has them."""
@@ -162,8 +162,8 @@ def check_program(
 
 def _in_segments(runs: ProgramOracle[Any], base: RunAnswer) -> str:
     """A sentence on expandable segments where free blocks decide that the program does not fit."""
-    lacking = base.used_bytes + base.margin_bytes - base.gpu.memory_bytes
-    if not 0 < lacking <= base.free_bytes:
+    lacking = base.used_bytes - base.budget.usable_bytes
+    if base.memory is None or not 0 < lacking <= base.memory.free_bytes:
         return ""
     try:
         found = runs.with_environment(SEGMENTS)
@@ -344,11 +344,10 @@ class _Search:
     def _promising(self) -> list[tuple[int, bool | None, float | None]]:
         """Changes that fit by the lines, fastest first: (micro-batch, checkpointing, step time)."""
         found = []
-        budget = self.base.gpu.memory_bytes - self.base.margin_bytes
         for way, runs in self._lines.items():
             for size in self._sizes:
                 used = _on_line([(r.micro_batch, float(r.found.used_bytes)) for r in runs], size)
-                if used is None or used > budget:
+                if used is None or not self.base.budget.fits(used):
                     continue
                 times = [(r.micro_batch, s) for r in runs if (s := r.step_s(1)) is not None]
                 micro_s = _on_line(times, size)

@@ -189,8 +189,16 @@ def _type_of(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu | 
         profile.memory_bytes,
         sources={"device": "the NVIDIA driver", "memory": _measured_at(profile)},
     )
-    gpu = replace(gpu, compute_capability=capability, context_bytes=profile.context_bytes or 0)
-    return _with_rates(gpu, profile)
+    rates = {p: profile.peak_flops_per_s(p) for p in ("fp32", "tf32", "fp16", "bf16", "int8")}
+    measured = _measured_at(profile)
+    return replace(
+        gpu,
+        compute_capability=capability,
+        context_bytes=profile.context_bytes or 0,
+        flops={p: rate for p, rate in rates.items() if rate is not None},
+        bandwidth_bytes_per_s=profile.bandwidth_bytes_per_s() or math.nan,
+        sources={**gpu.sources, "tflops": measured, "bandwidth": measured},
+    )
 
 
 def _gpu_of(gpu_id: str, name: str, memory_bytes: int, *, sources: Mapping[str, str]) -> Gpu:
@@ -210,18 +218,6 @@ def _gpu_of(gpu_id: str, name: str, memory_bytes: int, *, sources: Mapping[str, 
         price_date=None,
         sources=sources,
         context_bytes=0,
-    )
-
-
-def _with_rates(gpu: Gpu, profile: DeviceProfile) -> Gpu:
-    """`gpu` with the best rates measured on it."""
-    rates = {p: profile.peak_flops_per_s(p) for p in ("fp32", "tf32", "fp16", "bf16", "int8")}
-    measured = _measured_at(profile)
-    return replace(
-        gpu,
-        flops={p: rate for p, rate in rates.items() if rate is not None},
-        bandwidth_bytes_per_s=profile.bandwidth_bytes_per_s() or math.nan,
-        sources={**gpu.sources, "tflops": measured, "bandwidth": measured},
     )
 
 

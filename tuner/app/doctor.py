@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -72,7 +73,14 @@ def examine(report: Report) -> Iterator[Finding]:
 
 
 def _libraries() -> Iterator[Finding]:
-    least, fine = _least(), []
+    needed: list[Requirement] = []
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        needed += [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
+    # The oldest versions with which tuner works.
+    all_of = [one for one in needed if not one.marker or one.marker.evaluate({"extra": "all"})]
+    pairs = ((one.name, bound) for one in all_of for bound in one.specifier)
+    least = {name: bound.version for name, bound in pairs if bound.operator == ">="}
+    fine = []
     for name in LIBRARIES:
         try:
             version = metadata.version(name)
@@ -86,21 +94,6 @@ def _libraries() -> Iterator[Finding]:
             fine.append(f"{name} {version}")
     if fine:
         yield Finding("libraries", "ok", ", ".join(fine))
-
-
-def _least() -> dict[str, str]:
-    """The oldest version of each library with which tuner works."""
-    try:
-        needed = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
-    except metadata.PackageNotFoundError:
-        return {}
-    return {
-        one.name: bound.version
-        for one in needed
-        if one.marker is None or one.marker.evaluate({"extra": "all"})
-        for bound in one.specifier
-        if bound.operator == ">="
-    }
 
 
 def _no_gpu() -> Finding:

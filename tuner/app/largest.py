@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
 from tuner.core.errors import InputError
@@ -28,7 +28,6 @@ MODEL = "model"
 NAMES = (*MOST, MODEL)
 
 Report = Callable[[str], None]
-Ask = Callable[[KnobValue], PredictedProgram]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +74,8 @@ def highest(fits: Callable[[int], bool], start: int, end: int) -> int:
     return good
 
 
-@dataclass(slots=True)
-class _Answers:
-    """The answers of one oracle about values, each asked for once."""
-
-    values: Sequence[KnobValue]
-    ask: Ask
-    found: dict[int, PredictedProgram] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-
-    def fits(self, number: int) -> bool:
-        """True if the value of this number fits; a value that cannot be had does not."""
-        if number not in self.found and number not in self.refused:
-            try:
-                self.found[number] = self.ask(self.values[number])
-            except InputError as error:
-                problems = "; ".join(map(str, error.problems))
-                self.refused[number] = problems or error.message
-        return number in self.found and self.found[number].prediction.fits
-
-
 def find_largest(
-    predictions: ProgramPredictions,
-    name: str,
-    *,
-    report: Report = lambda text: None,
+    predictions: ProgramPredictions, name: str, *, report: Report = lambda text: None
 ) -> Largest:
     """The largest value of the setting `name` that fits, predicted.
 
@@ -118,9 +94,20 @@ def find_largest(
         own = plan.settings[name]
         change(predictions.settings, {name: values[0]})  # it can be written
         start = bisect.bisect(values, own) - 1
-    ask = _of_model(predictions) if name == MODEL else _predicted(predictions, name)
-    answers = _Answers(values, ask)
-    start = highest(answers.fits, start, len(values))
+    found: dict[int, PredictedProgram] = {}
+    refused: dict[int, str] = {}
+
+    def fits(number: int) -> bool:
+        """True if the value of this number fits; a value that cannot be had does not."""
+        if number not in found and number not in refused:
+            ask = _of_model if name == MODEL else _predicted
+            try:
+                found[number] = ask(predictions, name, values[number])
+            except InputError as error:
+                refused[number] = "; ".join(map(str, error.problems)) or error.message
+        return number in found and found[number].prediction.fits
+
+    start = highest(fits, start, len(values))
     value = values[start] if start >= 0 else None
     following = start + 1
     changed = None
@@ -130,11 +117,11 @@ def find_largest(
         name,
         own,
         value,
-        answers.found.get(start),
+        found.get(start),
         values[following] if following < len(values) else None,
-        answers.found.get(following),
+        found.get(following),
         changed,
-        answers.refused.get(following, ""),
+        refused.get(following, ""),
         predictions.count,
     )
 
@@ -158,21 +145,15 @@ def _values(name: str, model: str) -> Iterator[KnobValue]:
     yield from range(distance, most + 1, distance)
 
 
-def _predicted(predictions: ProgramPredictions, name: str) -> Ask:
-    def ask(value: KnobValue) -> PredictedProgram:
-        after = change(predictions.settings, {name: value}).after
-        plan = predictions.plan(after)
-        if plan.settings.get(name) != value:
-            raise InputError(f"{name}={show(value)} has no effect in this program")
-        return predictions.predicted([(after, plan)])[0]
-
-    return ask
+def _predicted(predictions: ProgramPredictions, name: str, value: KnobValue) -> PredictedProgram:
+    after = change(predictions.settings, {name: value}).after
+    plan = predictions.plan(after)
+    if plan.settings.get(name) != value:
+        raise InputError(f"{name}={show(value)} has no effect in this program")
+    return predictions.predicted([(after, plan)])[0]
 
 
-def _of_model(predictions: ProgramPredictions) -> Ask:
-    def ask(model: KnobValue) -> PredictedProgram:
-        other = dataclasses.replace(predictions, model=str(model), predictor=None)
-        predictions.count += 1
-        return other.as_it_is()
-
-    return ask
+def _of_model(predictions: ProgramPredictions, _: str, model: KnobValue) -> PredictedProgram:
+    other = dataclasses.replace(predictions, model=str(model), predictor=None)
+    predictions.count += 1
+    return other.as_it_is()

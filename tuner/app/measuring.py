@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus, no_gpu
@@ -35,27 +35,13 @@ SMALLER = 0.95
 """Memory below this share of the device's is a different size, not a driver difference."""
 
 
-@dataclass(frozen=True, slots=True)
-class OnCluster:
-    """A Ray cluster for the trials, and the demands on their nodes besides the GPU.
-
-    `labels` are of Ray's nodes, and `memory_bytes` is the main memory that a trial reserves.
-    """
-
-    address: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    memory_bytes: int | None = None
-
-    @classmethod
-    def of(cls, options: SearchOptions) -> OnCluster | None:
-        """The cluster that options name; None without one. Raises `InputError` for wrong ones."""
-        if options.address is None:
-            return None
-        pairs = [label.partition("=") for label in options.labels]
-        if wrong := [key + middle + value for key, middle, value in pairs if not (key and value)]:
-            raise InputError(f"--label {wrong[0]!r} is no KEY=VALUE", hint="write team=vision")
-        labels = {key: value for key, _, value in pairs}
-        return cls(options.address, labels, options.host_memory)
+def labels_of(options: SearchOptions) -> dict[str, str]:
+    """The labels of a cluster's nodes; empty without one. Raises `InputError` for wrong ones."""
+    labels = options.labels if options.address is not None else ()
+    pairs = [label.partition("=") for label in labels]
+    if wrong := [key + middle + value for key, middle, value in pairs if not (key and value)]:
+        raise InputError(f"--label {wrong[0]!r} is no KEY=VALUE", hint="write team=vision")
+    return {key: value for key, _, value in pairs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +143,7 @@ class Measuring:
 
 
 def decide(
-    mode: Mode,
-    gpu: Gpu,
-    *,
-    memory_limit: int | None = None,
-    workers: int | None = None,
-    gpus_per_trial: int = 1,
-    machines: int = 1,
-    on: OnCluster | None = None,
+    options: SearchOptions, gpu: Gpu, *, gpus_per_trial: int = 1, machines: int = 1
 ) -> Measuring | Predicting:
     """Measure if this machine has the requested device or a cluster is given, else predict.
 
@@ -174,8 +153,9 @@ def decide(
     Raises `UnavailableError` if measuring was requested, or a cluster was given, and there is no
     device for it, and `InputError` for a memory limit that makes no sense.
     """
+    mode, memory_limit, labels = options.mode, options.memory_limit, labels_of(options)
     if is_cpu(gpu):
-        return _on_this_processor(gpu, mode, memory_limit, workers, on)
+        return _on_this_processor(gpu, options)
     if mode is Mode.PREDICT:
         if memory_limit is not None:
             raise InputError(
@@ -184,13 +164,13 @@ def decide(
             )
         return Predicting("--mode predict")
     if machines > 1:
-        if mode is Mode.AUTO and on is None:
+        if mode is Mode.AUTO and options.address is None:
             return Predicting(f"no trial runs on several machines (machines {machines})")
         require_one_machine(machines)
     if mode is Mode.EMULATE:
         return emulating(gpu, memory_limit, gpus=gpus_per_trial)
-    if on is not None:
-        return _in_cluster(gpu, memory_limit, gpus_per_trial, on)
+    if options.address is not None:
+        return _in_cluster(gpu, options.address, options, labels, gpus_per_trial)
     found = _for_ranks(_on_local_gpu(gpu, memory_limit), gpus_per_trial)
     if isinstance(found, Predicting) and mode is Mode.MEASURE:
         raise UnavailableError(
@@ -253,24 +233,22 @@ def _for_ranks(found: Measuring | Predicting, count: int) -> Measuring | Predict
     return dataclasses.replace(found, resources=resources)
 
 
-def _on_this_processor(
-    gpu: Gpu, mode: Mode, memory_limit: int | None, workers: int | None, on: OnCluster | None
-) -> Measuring:
-    if mode is Mode.PREDICT:
+def _on_this_processor(gpu: Gpu, options: SearchOptions) -> Measuring:
+    if options.mode is Mode.PREDICT:
         raise not_predicted()
-    if mode is Mode.EMULATE:
+    if options.mode is Mode.EMULATE:
         emulating(gpu)  # raises
-    if on is not None:
+    if options.address is not None:
         raise InputError(
             "--gpu cpu is this machine's processor, but --address names another machine",
             hint="leave --address out",
         )
-    if workers is not None and workers > 1:
+    if options.workers is not None and options.workers > 1:
         raise InputError(
-            f"{workers} trials at once on one processor would disturb each other's timing",
+            f"{options.workers} trials at once on one processor would disturb each other's timing",
             hint="leave --workers out",
         )
-    return on_processor(gpu, memory_limit)
+    return on_processor(gpu, options.memory_limit)
 
 
 def on_processor(gpu: Gpu, memory_limit: int | None) -> Measuring:
@@ -283,16 +261,18 @@ def on_processor(gpu: Gpu, memory_limit: int | None) -> Measuring:
     return Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), resources, memory_limit_bytes=limit)
 
 
-def _in_cluster(gpu: Gpu, memory_limit: int | None, gpus: int, on: OnCluster) -> Measuring:
-    checked_address(on.address)
+def _in_cluster(
+    gpu: Gpu, address: str, options: SearchOptions, labels: Mapping[str, str], gpus: int
+) -> Measuring:
+    checked_address(address)
     from tuner.searches.nodes import Need
     from tuner.searches.ray.nodes import survey  # Ray: seconds to import
 
     resources = {"GPU": float(gpus), "CPU": float(gpus)}
-    if on.memory_bytes is not None:
-        resources["memory"] = float(on.memory_bytes)
-    need = Need(resources, gpu, on.labels).asking()
-    found = survey(on.address, [need])
+    if options.host_memory is not None:
+        resources["memory"] = float(options.host_memory)
+    need = Need(resources, gpu, labels).asking()
+    found = survey(address, [need])
     if not found.met and not found.grows:
         raise found.missing
     return Measuring(
@@ -300,7 +280,7 @@ def _in_cluster(gpu: Gpu, memory_limit: int | None, gpus: int, on: OnCluster) ->
         gpu.device_names,
         tuple(filter(None, (gpu.memory_bytes, gpu.ecc_memory_bytes))),
         resources,
-        memory_limit_bytes=limit_of(gpu, memory_limit, gpu.memory_bytes),
+        memory_limit_bytes=limit_of(gpu, options.memory_limit, gpu.memory_bytes),
         awaited=not found.met,
         emulated=found.emulated,
         gpus=gpus,

@@ -110,18 +110,15 @@ def _shown(path: Path) -> str:
 
 def _concerns(plan: ProgramPlan) -> Iterator[str]:
     configuration = plan.configuration
-    if configuration["precision"] in QUANTIZED and _has_experts(plan.model):
-        yield releases.EXPERTS
+    if configuration["precision"] in QUANTIZED:
+        entry = get_entry(plan.model)
+        known = (
+            entry.text_config if entry else resolve_config(plan.model).get_text_config().to_dict()
+        )
+        yield from (releases.EXPERTS,) if EXPERTS & known.keys() else ()
     if plan.trainer == _SFT:
         yield releases.SFT
     if configuration["loss"] == "transformers":
         yield releases.LOGITS
     if Parallelism.of(configuration).is_sharded:
         yield releases.FSDP2
-
-
-def _has_experts(model: str) -> bool:
-    entry = get_entry(model)
-    if entry is not None:
-        return bool(EXPERTS & entry.text_config.keys())
-    return bool(EXPERTS & resolve_config(model).get_text_config().to_dict().keys())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +64,17 @@ class SpacePredictor:
 
     def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
         """A prediction of each configuration, in their order; reserved memory is estimated."""
-        return self._predict(configurations, self._estimated)
+        how = functools.partial(self._predictor.predict, on_progress=self._on_progress)
+        return self._predict(configurations, how)
 
     def trace(self, configurations: Sequence[Configuration]) -> list[Predicted]:
         """As `predict`, with a replay of each: up to a second."""
-        return self._predict(configurations, self._traced)
+        return self._predict(configurations, self._predictor.traced)
 
-    def _predict(self, configurations: Sequence[Configuration], how: Predict) -> list[Predicted]:
+    def _predict(
+        self, configurations: Sequence[Configuration], ask: Callable[..., list[Prediction]]
+    ) -> list[Predicted]:
+        how: Predict = functools.partial(ask, gpu=self.gpu, **self._how)
         if not self.space.stages:
             found = how(configurations)
             return [Predicted(c, p) for c, p in zip(configurations, found, strict=True)]
@@ -78,14 +83,6 @@ class SpacePredictor:
             Predicted(configuration, each.overall, each)
             for configuration, each in zip(configurations, staged, strict=True)
         ]
-
-    def _traced(self, configurations: Sequence[Configuration]) -> list[Prediction]:
-        return self._predictor.traced(configurations, self.gpu, **self._how)
-
-    def _estimated(self, configurations: Sequence[Configuration]) -> list[Prediction]:
-        return self._predictor.predict(
-            configurations, self.gpu, on_progress=self._on_progress, **self._how
-        )
 
 
 def predictor_of(space: SearchSpace, *, workers: int = 0) -> Predictor:

@@ -108,9 +108,8 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
         else:
             notes.append(f"{_text(tried[key][0].values)}: {found.message.splitlines()[0]}")
     records[own.key] = _record(base)
-    facts = SpaceFacts(
-        name=_name(base), description="", model=base.plan.model, knobs=tuple(varied), baseline=own
-    )
+    name, model, knobs = Path(base.command[0]).stem, base.plan.model, tuple(varied)
+    facts = SpaceFacts(name=name, description="", model=model, knobs=knobs, baseline=own)
     view = build_view(list(records.values()), facts, base.gpu)
     key = view.best.configuration.key if view.best is not None else own.key
     made = tried[key][0] if key != own.key else None
@@ -150,17 +149,13 @@ def _combinations(
 
 def _record(found: PredictedProgram) -> TrialRecord:
     return TrialRecord.of(
-        _name(found),
+        Path(found.command[0]).stem,
         found.gpu,
         Configuration(found.plan.settings),
         Outcome.predicted(found.prediction),
         versions=outcome_versions(ran=False),
         searcher="predicted",
     )
-
-
-def _name(found: PredictedProgram) -> str:
-    return Path(found.command[0]).stem
 
 
 def _text(values: Values) -> str:

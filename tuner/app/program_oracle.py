@@ -13,8 +13,18 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tuner.app.pinned import Wanted, pinned_doubts, wanted_releases
 from tuner.core.errors import TunerError, UnavailableError, verdict_code
+from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue, Phase, Prediction, Verdict
+from tuner.core.records import (
+    Configuration,
+    KnobValue,
+    Memory,
+    MemoryBudget,
+    Phase,
+    Prediction,
+    Speed,
+    Verdict,
+)
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.cost.calibrate import widened
 from tuner.cost.rank_memory import loaded_whole
@@ -27,17 +37,10 @@ from tuner.program.launch import read_launch, runnable
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
 from tuner.program.settings import Setting, Settings, settings_of
+from tuner.searches.facts import counted_gpus
 
 AT_ONCE = 2
 """Number of programs that run side by side; each keeps about one processor busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedStepTime:
-    """The predicted time of an optimizer step, in seconds."""
-
-    step_s: float
-    phases_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +90,24 @@ class PredictedProgram:
         return self.prediction.memory.device_bytes
 
     @property
-    def free_bytes(self) -> int:
-        """Memory of blocks that PyTorch keeps and nothing is in."""
-        memory = self.prediction.memory
-        return memory.peak_reserved_bytes - memory.peak_allocated_bytes
+    def memory(self) -> Memory:
+        """Its peak memory, in bytes."""
+        return self.prediction.memory
 
     @property
-    def margin_bytes(self) -> int:
-        """The memory to keep free."""
-        return self.prediction.budget.margin_bytes
+    def budget(self) -> MemoryBudget:
+        """The memory that there is, and the margin."""
+        return self.prediction.budget
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The ends of the 90 % interval of the device memory."""
+        return self.prediction.intervals.get("device_bytes")
+
+    @property
+    def ranks(self) -> int:
+        """The number of GPUs."""
+        return counted_gpus(self.plan.configuration)
 
     @property
     def phases(self) -> dict[str, int]:
@@ -122,13 +134,9 @@ class PredictedProgram:
         return self.plan.settings
 
     @property
-    def time(self) -> PredictedStepTime | None:
+    def time(self) -> Speed | None:
         """The time of an optimizer step; None when unknown."""
-        if self.prediction.is_compiled:
-            return None
-        speed = self.prediction.speed
-        phases = {"optimizer": speed.breakdown_s.get("optimizer", 0.0)}
-        return PredictedStepTime(speed.step_s, phases)
+        return None if self.prediction.is_compiled else self.prediction.speed
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
@@ -363,12 +371,11 @@ class ProgramRuns(ProgramOracle[Emulation]):
         return dataclasses.replace(found, command=tuple(program.command))
 
 
-def ignored(
-    settings: Mapping[str, Setting], found: RunAnswer
-) -> list[tuple[str, KnobValue, KnobValue]]:
-    """Settings with no effect: (knob, value in the files, value that reached the trainer)."""
+def ignored(settings: Mapping[str, Setting], found: RunAnswer) -> list[str]:
+    """Settings that have no effect, with the value that reached the trainer."""
     return [
-        (knob, setting.value, found.settings[knob])
+        f"{setting.where}: {setting.name}={show(setting.value)} has no effect, the training has "
+        f"{show(found.settings[knob])}"
         for knob, setting in settings.items()
         if setting.value is not None
         and setting.is_given

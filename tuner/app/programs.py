@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -172,7 +173,9 @@ def emulate(
 
     if steps < 0 or (gpus is not None and gpus < 1):
         raise InputError("--steps is 0 or more, and --gpus 1 or more")
-    launch = _launch_of(program)
+    launch = Launch()
+    with contextlib.suppress(InputError):  # whatever it is, it is started as it stands
+        launch = read_launch(read_program(program, is_run=False))
     machine = Machine(
         gpu,
         gpus or launch.processes or 1,
@@ -186,14 +189,6 @@ def emulate(
         return machine.run(command, steps=steps, **how)
 
 
-def _launch_of(words: Sequence[str]) -> Launch:
-    """The processes that a program's launcher starts; one if it can't be read."""
-    try:
-        return read_launch(read_program(words, is_run=False))
-    except InputError:  # whatever it is, it is started as it stands
-        return Launch()
-
-
 def write_space(  # noqa: PLR0913 - one argument for each option
     program: Sequence[str],
     gpu_name: str,
@@ -205,7 +200,10 @@ def write_space(  # noqa: PLR0913 - one argument for each option
     path: Path | None = None,
     report: Report = lambda text: None,
 ) -> Path:
-    """Write the search space of a program's settings. Returns its path."""
+    """Write the search space of a program's settings. Returns its path.
+
+    Raises `InputError` for a program that reaches no step.
+    """
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory)
     if mode is Mode.EMULATE and is_cpu(gpu):
         raise InputError(
@@ -220,7 +218,16 @@ def write_space(  # noqa: PLR0913 - one argument for each option
     fits = True
     if mode is Mode.EMULATE or can_emulate(gpu):
         report("running the unchanged program ...")
-        base = _unchanged(read, gpu, margin_fraction(gpu))
+        from tuner.app.program_oracle import ProgramRuns  # numpy
+
+        with ProgramRuns(read, gpu, margin_fraction=margin_fraction(gpu)) as runs:
+            base = runs.as_it_is(on_larger_gpu=True)
+        if base.steps == 0:
+            why = f": {base.error.message}" if base.error else ""
+            raise InputError(
+                f"the program reached no optimizer step{why}",
+                hint=f"`tuner check` shows why; its last lines: {runs.log_tail[-600:].strip()}",
+            )
         arrived, fits = base.settings, bool(base.fits)
     else:
         report("settings are read from its files: nothing was run to see which take effect")
@@ -234,18 +241,3 @@ def write_space(  # noqa: PLR0913 - one argument for each option
         )
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def _unchanged(program: Program, gpu: Gpu, margin_fraction: float | None) -> Emulation:
-    """An emulated run of the program. Raises `InputError` if it reaches no step."""
-    from tuner.app.program_oracle import ProgramRuns  # numpy
-
-    with ProgramRuns(program, gpu, margin_fraction=margin_fraction) as runs:
-        base = runs.as_it_is(on_larger_gpu=True)
-    if base.steps == 0:
-        why = f": {base.error.message}" if base.error else ""
-        raise InputError(
-            f"the program reached no optimizer step{why}",
-            hint=f"`tuner check` shows why; its last lines: {runs.log_tail[-600:].strip()}",
-        )
-    return base

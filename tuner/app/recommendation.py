@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tuner.app.target import Target, check_conditions, require_records, with_margin
 from tuner.core.errors import NothingFitsError, UnavailableError
@@ -19,10 +18,6 @@ from tuner.searches.front import device_bytes
 from tuner.searches.journal import latest
 from tuner.searches.objectives import objectives_of, require_known
 from tuner.searches.view import source_label
-
-if TYPE_CHECKING:
-    from tuner.app.search.plan import SkippedGpu
-    from tuner.app.search.run import SearchedGpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +47,7 @@ def recommended(target: Target, criteria: Criteria = ANY_THAT_FITS) -> BestTrial
     return recommended_of(target, latest(require_records(target)), criteria)
 
 
-def recommended_of(
-    target: Target,
-    records: Sequence[TrialRecord],
-    criteria: Criteria,
-) -> BestTrial:
+def recommended_of(target: Target, records: Sequence[TrialRecord], criteria: Criteria) -> BestTrial:
     """The recommendation from `records`, which hold one record per configuration.
 
     Raises `NothingFitsError`, which says how much memory is missing.
@@ -145,24 +136,7 @@ def answers(
             missing += [error] if isinstance(error, UnavailableError) else []
     if len(missing) == len(targets):
         raise missing[0]
-    return sorted(found, key=_order)
-
-
-def answers_found(found: Sequence[SearchedGpu | SkippedGpu]) -> list[Recommended]:
-    """The answers of a search of several GPU types, in the order of `answers`."""
-    return sorted(map(_answer, found), key=_order)
-
-
-def _answer(found: SearchedGpu | SkippedGpu) -> Recommended:
-    from tuner.app.search.plan import SkippedGpu  # `tuner best` needs no search
-
-    if isinstance(found, SkippedGpu):
-        return Recommended(found.target.gpu, None, found.reason)
-    plan, view = found.plan, found.view
-    if view.best is not None:
-        return Recommended(plan.target.gpu, view.best)
-    met = [record for record in view.records if plan.meets(record.configuration)]
-    return Recommended(plan.target.gpu, None, nothing_fits(plan.target, met, plan.conditions))
+    return sorted(found, key=by_cost)
 
 
 def require_an_answer(found: Sequence[Recommended]) -> None:
@@ -176,7 +150,8 @@ def require_an_answer(found: Sequence[Recommended]) -> None:
     )
 
 
-def _order(answer: Recommended) -> tuple[bool, float, float]:
+def by_cost(answer: Recommended) -> tuple[bool, float, float]:
+    """Sorts answers: the cheapest epoch first, then the fastest, then the rest."""
     if answer.best is None:
         return (True, math.inf, math.inf)
     usd = answer.epoch_usd

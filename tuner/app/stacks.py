@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.core.environment import this_python
 from tuner.core.errors import InputError
 from tuner.core.supervised import Tail
 from tuner.emulator import Machine
@@ -45,11 +44,7 @@ class StackRun:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
-        return {
-            "python": self.python,
-            "fits": self.found.fits,
-            "needed": self.needed.to_dict(),
-        }
+        return {"python": self.python, "fits": self.found.fits, "needed": self.needed.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +97,10 @@ def compare_stacks(
     where it cannot be emulated.
     """
     before, after = (_run(_interpreter(stack), program, machine, steps) for stack in stacks)
-    return StackDifference(
-        before, after, _differing(before.packages, after.packages), _code(before, after)
-    )
+    names = sorted({*before.packages, *after.packages}, key=str.lower)
+    pairs = {name: (before.packages.get(name), after.packages.get(name)) for name in names}
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return StackDifference(before, after, differing, _code(before, after))
 
 
 def _interpreter(stack: Path) -> Path:
@@ -161,16 +157,6 @@ def _packages(python: Path) -> dict[str, str]:
     return dict(json.loads(answer.stdout))
 
 
-def _differing(
-    before: Mapping[str, str], after: Mapping[str, str]
-) -> dict[str, tuple[str | None, str | None]]:
-    return {
-        name: (before.get(name), after.get(name))
-        for name in sorted({*before, *after}, key=str.lower)
-        if before.get(name) != after.get(name)
-    }
-
-
 def _code(before: StackRun, after: StackRun) -> tuple[CodeMemory, ...]:
     """Files by how much more or less they hold: numbers of lines differ between versions."""
     first, second = _by_file(before.needed), _by_file(after.needed)
@@ -198,8 +184,3 @@ def _lines(allocations: Sequence[EmulatedAllocation]) -> tuple[int, ...]:
     ordered = sorted(allocations, key=lambda one: -one.bytes)
     numbers = [(one.where or one.line).rpartition(":")[2] for one in ordered]
     return tuple(int(number) for number in dict.fromkeys(numbers) if number.isdigit())
-
-
-def this_stack() -> Path:
-    """The environment that this program itself runs in."""
-    return Path(this_python())

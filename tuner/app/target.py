@@ -7,17 +7,18 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tuner.app.device import find_gpu
 from tuner.app.plausible import Excluded, excluded_text, say, sorted_out
 from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import MemoryBudget, Outcome, Prediction, Source, TrialRecord
+from tuner.core.records import MemoryBudget, Outcome, Source, TrialRecord
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_gib
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.store import ResultsFolder, shipped
+from tuner.searches.view import View, build_view
 from tuner.space import SearchSpace, load_space
 from tuner.space.load import is_shipped
 from tuner.space.models.catalogue import get_entry
@@ -53,6 +54,20 @@ class Target:
         """The facts of the space that are needed to write results."""
         return SpaceFacts.of(self.space)
 
+    def view(self, records: Sequence[TrialRecord], where: tuple[str, ...], **more: Any) -> View:
+        """The view of `records` under the conditions in force; `more` are those of `build_view`.
+
+        Raises `InputError` for an invalid condition.
+        """
+        return build_view(
+            records,
+            self.facts,
+            self.gpu,
+            where=lambda configuration: self.space.matches(configuration, where),
+            conditions=check_conditions(self, where),
+            **more,
+        )
+
     def command(self, name: str, *more: str) -> str:
         """A command line about this target, for people to copy."""
         return shlex.join(["tuner", name, *self.arguments, *more])
@@ -84,12 +99,7 @@ def load_target(
     """
     chosen, selected = selected_space(space, model)
     return target_of(
-        chosen,
-        gpu_name,
-        selected=selected,
-        results=results,
-        gpu_memory=gpu_memory,
-        price=price,
+        chosen, gpu_name, selected=selected, results=results, gpu_memory=gpu_memory, price=price
     )
 
 
@@ -201,17 +211,12 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
     if outcome.ran is None and record.source is not Source.PREDICTED and before < now:
         return None  # it may have failed for lack of memory that is available now
     if outcome.prediction is not None:
-        judged = _judged(outcome.prediction, now / before)
+        was, share = outcome.prediction.budget, now / before  # of ranks, which may share it
+        budget = MemoryBudget(round(was.limit_bytes * share), round(was.margin_bytes * share))
+        judged = dataclasses.replace(outcome.prediction, budget=budget)
         status = Outcome.predicted(judged).status if record.source is Source.PREDICTED else None
         outcome = dataclasses.replace(outcome, prediction=judged, status=status or outcome.status)
     return dataclasses.replace(record, gpu_memory_bytes=now, outcome=outcome)
-
-
-def _judged(prediction: Prediction, share: float) -> Prediction:
-    """The prediction for ranks that have `share` times the memory they had."""
-    was = prediction.budget
-    budget = MemoryBudget(round(was.limit_bytes * share), round(was.margin_bytes * share))
-    return dataclasses.replace(prediction, budget=budget)
 
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:

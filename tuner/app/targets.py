@@ -89,33 +89,6 @@ def offered_type(name: str, address: str) -> str:
     return there[0] if len(there) == 1 else name
 
 
-def named_targets(
-    space: str | SearchSpace,
-    gpu_name: str,
-    *,
-    model: str | None = None,
-    results: Path = DEFAULT_RESULTS,
-    gpu_memory: int | None = None,
-    price: float | None = None,
-) -> list[Target]:
-    """The types that `--gpu` names of results: "a6000", "a6000,t4", or "all" that were searched.
-
-    Raises `InputError` with everything that is wrong, `UnavailableError` for "all" of none.
-    """
-    if gpu_name == ALL:
-        if gpu_memory is not None or price is not None:
-            raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
-        return searched_targets(space, model, results)
-    return load_targets(
-        space,
-        gpu_names(gpu_name),
-        model=model,
-        results=results,
-        gpu_memory=gpu_memory,
-        price=price,
-    )
-
-
 def searched_targets(space: str | SearchSpace, model: str | None, results: Path) -> list[Target]:
     """The GPU types on which the space was searched. Raises `UnavailableError` for none."""
     settled, selected = selected_space(space, model)

@@ -18,7 +18,7 @@ from tuner.app.measuring import Predicting, emulating
 from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable, with_margin
 from tuner.core.errors import TunerError
-from tuner.core.records import Outcome, Source, Status, TrialRecord
+from tuner.core.records import Source, Status
 from tuner.core.setup.distributed_knobs import most_gpus_per_trial
 from tuner.emulator.toolchain import unavailable
 from tuner.searches.best import BestTrial
@@ -78,7 +78,7 @@ def _is_wanted(plan: SearchPlan, result: SearchOutcome) -> bool:
 
 def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener, until_s: float) -> None:
     """Verify the best, and the next best if it does not fit, at most `MOST_TRIES` times."""
-    gpu, run_id = plan.target.gpu, uuid.uuid4().hex[:8]
+    gpu, space, run_id = plan.target.gpu, plan.part.space, uuid.uuid4().hex[:8]
     for number in range(MOST_TRIES):
         best = _best(plan)
         if best is None or best.source is not Source.PREDICTED or best.record.verified_by:
@@ -92,11 +92,24 @@ def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener, until_s
             "(--no-verify leaves it out)"
         )
         try:
-            outcome = _run(plan, best, None if math.isinf(left_s) else left_s)
+            where = emulating(gpu, gpus=most_gpus_per_trial(space.choices, space.fixed))
+            how = where.options(timeout_s=None if math.isinf(left_s) else left_s)
+            trial = (space, best.configuration, best.record.outcome.prediction)
+            outcome = where.run(plan.job, how, trial, Instructions(verify=True))
         except TunerError as error:
             listener.warn(f"not verified: {error}")
             return
-        writer.append(_record(plan, best, outcome, trial_id=f"{run_id}-{number:03d}"))
+        writer.append(
+            plan.record(
+                best.configuration,
+                dataclasses.replace(outcome, prediction=best.record.outcome.prediction),
+                trial_id=f"{run_id}-{number:03d}",
+                searcher=plan.options.searcher,
+                emulated_device=where.names[0],
+                margin_bytes=plan.margin_bytes,
+                verification=True,
+            )
+        )
         if outcome.status is Status.INTERRUPTED:
             return
 
@@ -111,23 +124,3 @@ def _best(plan: SearchPlan) -> BestTrial | None:
         where=plan.meets,
         conditions=plan.all_conditions,
     ).best
-
-
-def _run(plan: SearchPlan, best: BestTrial, within_s: float | None) -> Outcome:
-    """The outcome of one emulated trial, in every stage where the space has some."""
-    space, record = plan.part.space, best.record
-    where = emulating(plan.target.gpu, gpus=most_gpus_per_trial(space.choices, space.fixed))
-    trial = (space, record.configuration, record.outcome.prediction)
-    return where.run(plan.job, where.options(timeout_s=within_s), trial, Instructions(verify=True))
-
-
-def _record(plan: SearchPlan, best: BestTrial, outcome: Outcome, *, trial_id: str) -> TrialRecord:
-    return plan.record(
-        best.configuration,
-        dataclasses.replace(outcome, prediction=best.record.outcome.prediction),
-        trial_id=trial_id,
-        searcher=plan.options.searcher,
-        emulated_device=emulating(plan.target.gpu).names[0],
-        margin_bytes=plan.margin_bytes,
-        verification=True,
-    )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.host import usable_memory_bytes
-from tuner.core.records import MemoryBudget, Phase, RunTime, Verdict
+from tuner.core.records import Memory, MemoryBudget, Phase, RunTime, Verdict
 from tuner.emulator.ending import (
     Afterwards,
     Ended,
@@ -375,7 +375,7 @@ class Emulation:
             return None
         if self._grows_too_much or self.host_is_full:
             return False
-        fits = self._budget.fits(self.used_bytes)
+        fits = self.budget.fits(self.used_bytes)
         if fits and self.survived:
             return None
         # The first step creates the optimizer's states, and only the second runs with them. A
@@ -387,7 +387,7 @@ class Emulation:
         return fits if self.steps >= enough or (self.steps and not fits) else None
 
     @property
-    def _budget(self) -> MemoryBudget:
+    def budget(self) -> MemoryBudget:
         """The GPU's memory; all of it where the program itself found out how much it can take."""
         adapts = any(one.afterwards is Afterwards.RECOVERED for one in self.refusals)
         return MemoryBudget(self.gpu.memory_bytes, 0 if adapts else self.margin_bytes)
@@ -430,7 +430,7 @@ class Emulation:
             return Verdict.UNKNOWN
         if self.ended is Ended.OOM or self._grows_too_much or self.host_is_full:
             return Verdict.DOES_NOT_FIT
-        return self._budget.verdict(self.used_bytes)
+        return self.budget.verdict(self.used_bytes)
 
     @property
     def exit_code(self) -> int:
@@ -460,10 +460,31 @@ class Emulation:
         return rows / self.time.step_s if rows and self.time is not None else None
 
     @property
-    def free_bytes(self) -> int:
-        """Memory of blocks that PyTorch keeps and nothing is in."""
+    def memory(self) -> Memory | None:
+        """The memory of the device with the most: of one process, `device_bytes` of all of them."""
         use = self.limiting
-        return use.peak_reserved_bytes - use.peak_allocated_bytes if use else 0
+        if use is None:
+            return None
+        parts = dict(use.breakdown)
+        if parts:
+            # Sizes of the history are rounded up as the allocator does; a rest that it does not
+            # split off belongs to the block.
+            parts["allocator_overhead"] = use.peak_reserved_bytes - sum(parts.values())
+            parts["context"] = use.device_bytes - use.peak_reserved_bytes
+        return Memory(
+            peak_allocated_bytes=use.peak_allocated_bytes,
+            peak_reserved_bytes=use.peak_reserved_bytes,
+            device_bytes=self.used_bytes,
+            loaded_bytes=use.loaded_bytes,
+            phase_peak_bytes=use.phase_peak_bytes,
+            peak_phase=use.peak_phase,
+            breakdown=parts,
+            paged_bytes=use.managed_bytes,
+        )
+
+    @property
+    def interval(self) -> None:
+        """None: the emulated memory is exact."""
 
     @property
     def used_bytes(self) -> int:

@@ -62,6 +62,11 @@ class EmulatedStepTime:
     estimated_share: float
     notes: tuple[str, ...]
 
+    @property
+    def updating_s(self) -> float:
+        """The time of the optimizer in a step, which accumulation does not repeat."""
+        return self.phases_s.get("optimizer", 0.0)
+
 
 def step_time(
     report: Mapping[str, Any],

@@ -56,7 +56,8 @@ def _points(view: View, name: str, column: Sequence[KnobValue | None]) -> list[_
         if value is not None and numbers and kind in _FITTING:
             fastest[value] = max(numbers[1], fastest.get(value, 0.0))
     alike: dict[str, list[KnobValue]] = {}
-    for value in sorted(fastest, key=_value_order):
+    words = {value: isinstance(value, str | tuple) for value in fastest}  # behind all numbers
+    for value in sorted(fastest, key=lambda v: (words[v], value_text(v) if words[v] else v)):
         alike.setdefault(significant(fastest[value]), []).append(value)
     best = view.best.configuration.get(name) if view.best else None
     found = [
@@ -130,10 +131,3 @@ def _labels(points: Sequence[_Point], width: float) -> list[tuple[str, str]]:
             ends[side] = point.samples_per_s + half
             found.append((point.label, side))
     return found
-
-
-def _value_order(value: KnobValue) -> tuple[bool, float, str]:
-    """Numbers by size, then words by letter."""
-    if isinstance(value, int | float):
-        return (False, float(value), "")
-    return (True, 0.0, value_text(value))

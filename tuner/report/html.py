@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from msgspec.json import encode
 
 from tuner.core.units import printable
 
@@ -24,13 +24,9 @@ def page_environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.policies["json.dumps_function"] = _json
+    # Of 100,000 trials, the standard library takes a second longer.
+    environment.policies["json.dumps_function"] = lambda value, **_: encode(value).decode()
     return environment
-
-
-def _json(value: Any, **_: Any) -> str:
-    """`value` as JSON; of 100,000 trials, the standard library takes a second longer."""
-    return msgspec.json.encode(value).decode()
 
 
 def _shown(value: Any) -> Any:

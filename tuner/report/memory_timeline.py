@@ -18,7 +18,7 @@ from tuner.searches.best import BestTrial
 from tuner.searches.view import Kind
 
 if TYPE_CHECKING:
-    from tuner.cost.step_details import MemoryTimeline, PhaseSpan
+    from tuner.cost.step_details import MemoryTimeline
 
 MAX_BYTES = 64 << 20
 
@@ -94,44 +94,22 @@ def timeline_figure(
     if limit < 2 * top:
         figure.add_hline(y=limit, line={"color": COLORS[Kind.TOO_LARGE], "width": 2})
         top = limit
+    end_s = timeline.spans[-1].end_s
     for number, span in enumerate(timeline.spans):
-        _add_span(figure, span, is_shaded=number % 2 == 1, is_wide=_share(timeline, span) > 0.08)
+        ends = {"x0": span.start_s, "x1": span.end_s}
+        if number % 2:
+            shade = {"fillcolor": "#8a94a6", "opacity": 0.12, "layer": "below", "line_width": 0}
+            figure.add_vrect(**ends, **shade)
+        if span.end_s - span.start_s > 0.08 * end_s:
+            at = {"x": (span.start_s + span.end_s) / 2, "y": 1.0, "yref": "paper"}
+            look = {"yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
+            figure.add_annotation(text=span.phase, **at, **look)
     figure.update_layout(
         template="none",
         hovermode="x unified",
-        xaxis={"title": {"text": "predicted time in the step, s"}, "range": [0, _end_s(timeline)]},
+        xaxis={"title": {"text": "predicted time in the step, s"}, "range": [0, end_s]},
         yaxis={"title": {"text": "GiB"}, "range": [0, top * 1.05]},
         legend={"orientation": "h", "y": -0.19, "yanchor": "top", "x": 0},
         margin={"l": 56, "r": 16, "t": 26, "b": 90},
     )
     return plotly_data(figure)
-
-
-def _add_span(figure: Any, span: PhaseSpan, *, is_shaded: bool, is_wide: bool) -> None:
-    if is_shaded:
-        figure.add_vrect(
-            x0=span.start_s,
-            x1=span.end_s,
-            fillcolor="#8a94a6",
-            opacity=0.12,
-            layer="below",
-            line_width=0,
-        )
-    if is_wide:
-        figure.add_annotation(
-            x=(span.start_s + span.end_s) / 2,
-            y=1.0,
-            yref="paper",
-            yanchor="bottom",
-            text=span.phase,
-            showarrow=False,
-            font={"size": 12},
-        )
-
-
-def _end_s(timeline: MemoryTimeline) -> float:
-    return timeline.spans[-1].end_s
-
-
-def _share(timeline: MemoryTimeline, span: PhaseSpan) -> float:
-    return (span.end_s - span.start_s) / max(_end_s(timeline), 1e-12)

@@ -1,4 +1,7 @@
-"""`pareto.png`: every trial as a point, the front, the GPU's memory and the best, in one look."""
+"""The front as a picture: `pareto.png`, and the figure of the report.
+
+Both draw the same layers: throughput against memory, or other objectives.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import html
 import io
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.expressions import all_of
 from tuner.core.records import Source, TrialRecord
 from tuner.core.units import GIB, format_gib, format_size, printable, significant
 from tuner.report.table import value_text
-from tuner.searches.front import device_bytes, samples_per_s
+from tuner.searches.facts import rounded
+from tuner.searches.front import DEVICE_MEMORY, Objective
 from tuner.searches.view import Kind, View
 
 if TYPE_CHECKING:
@@ -38,19 +43,59 @@ LABELS: Mapping[Kind, str] = {
     Kind.TOO_LARGE: "does not fit",
     Kind.FAILED: "failed",
 }
-UNDECIDED_LABEL = "order not certain"
-"""In the legend: points of the front that may be no faster than the next smaller one."""
-EMULATED_COLOR = "#7a4fd0"
-"""The ring around what was emulated, where a picture has numbers of other kinds too."""
 PLAIN_TICKS = {"exponentformat": "none", "separatethousands": True}
 """Ticks read 0.0005 and 12,000, where plotly.js would write 500μ and 12k."""
-_INK, _FAINT = "#1f2937", "#6b7280"
+_INK, _FAINT, _CLEAR, _WHITE = "#1f2937", "#6b7280", "#ffffff00", "#ffffff"
 HEADER_WIDTH = 115
 """Characters of a line above the axes."""
 FAR = 0.25
 """If no trial uses this share of the GPU's memory, the axis ends at the largest trial."""
 BEYOND = 1.35
 """The memory axis ends at this multiple of the GPU's memory; what lies beyond is counted."""
+CROWD = 500
+"""More points than this are drawn smaller and paler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The look of a point: matplotlib's marker and its area, plotly's symbol and its size."""
+
+    marker: str
+    area: float
+    symbol: str
+    size: float
+    opacity: float
+    color: str
+    edge: str
+    width: float = 0.0
+
+
+_RED, _GREEN = COLORS[Kind.TOO_LARGE], COLORS[Kind.FRONT]
+# From the bottom of the picture to its top.
+MARKS: Mapping[Kind, Mark] = {
+    Kind.TOO_LARGE: Mark("x", 26, "x-thin-open", 7, 0.8, _RED, _RED, 1.6),
+    Kind.FAILED: Mark("d", 26, "diamond", 7, 0.75, COLORS[Kind.FAILED], _CLEAR),
+    Kind.UNTRIED: Mark("o", 18, "circle", 6, 0.6, COLORS[Kind.UNTRIED], _CLEAR),
+    Kind.OUTSIDE: Mark("o", 18, "circle", 6, 0.45, COLORS[Kind.OUTSIDE], _CLEAR),
+    Kind.FITS: Mark("o", 30, "circle", 8, 0.75, COLORS[Kind.FITS], _CLEAR),
+    Kind.FRONT: Mark("o", 46, "circle", 11, 1.0, _GREEN, _WHITE, 1.0),
+    Kind.BEST: Mark("*", 330, "star", 19, 1.0, COLORS[Kind.BEST], _WHITE, 1.2),
+}
+EMULATED = Mark("o", 90, "circle", 14, 1.0, _CLEAR, "#7a4fd0", 1.1)
+"""The ring around what was emulated, where a picture has numbers of other kinds too."""
+UNDECIDED = Mark("o", 14, "circle", 5, 1.0, _WHITE, _GREEN, 0.6)
+"""A white centre in points of the front that may be no faster than the next smaller one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Points that look alike. `indices` are the places in the view's records of a kind's trials."""
+
+    name: str
+    mark: Mark
+    xs: list[float]
+    ys: list[float]
+    indices: list[int]
 
 
 def labels(view: View) -> Mapping[Kind, str]:
@@ -68,6 +113,80 @@ def emulated_among_others(view: View) -> list[int]:
     """The places of emulated trials in `view.records`; none where all numbers are emulated."""
     found = [i for i, r in enumerate(view.records) if r.source is Source.EMULATED]
     return [] if len(found) == len(view.records) else found
+
+
+def axes_of(view: View) -> tuple[Objective, Objective]:
+    """The second objective and the first; memory where there is only one."""
+    first, *more = view.objectives
+    return more[0] if more else DEVICE_MEMORY, first
+
+
+def axis_title(objective: Objective) -> str:
+    """The name of an axis: sizes are drawn in GiB."""
+    return objective.label.replace("(bytes)", "(GiB)")
+
+
+def _titles(view: View) -> tuple[str, str]:
+    if not view.is_default:
+        across, up = axes_of(view)
+        return axis_title(across), axis_title(up)
+    source = view.drawn_source
+    return f"peak device memory ({source}), GiB", f"throughput ({source}), samples/s"
+
+
+def _place(view: View, record: TrialRecord) -> tuple[float, float] | None:
+    """A trial's point, no finer than a screen can show; None without both numbers."""
+    found = [
+        rounded(value / (GIB if objective.name.endswith("_bytes") else 1))
+        for objective in axes_of(view)
+        if (value := objective.value(record)) is not None
+    ]
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def layers(view: View) -> list[Layer]:
+    """All that can be drawn, in the order of drawing."""
+    places = [_place(view, record) for record in view.records]
+    found = []
+
+    def add(name: str, mark: Mark, indices: Iterable[int], *, are_shown: bool = False) -> None:
+        drawn = [(place, i) for i in indices if (place := places[i]) is not None]
+        if drawn:
+            xs, ys = (list(axis) for axis in zip(*(place for place, _ in drawn), strict=True))
+            shown = [i for _, i in drawn] if are_shown else []
+            count = len(view.front) if mark is MARKS[Kind.FRONT] else len(drawn)
+            of = "" if mark is MARKS[Kind.BEST] else f" ({count})"
+            found.append(Layer(name + of, mark, xs, ys, shown))
+
+    for kind, mark in MARKS.items():
+        of_kind = (i for i, each in enumerate(view.kinds) if each is kind)
+        add(labels(view)[kind], mark, of_kind, are_shown=True)
+    if view.is_default:
+        add("emulated", EMULATED, emulated_among_others(view))
+    undecided = {record.configuration.key for record in view.undecided}
+    keys = (record.configuration.key for record in view.records)
+    add("order not certain", UNDECIDED, (i for i, key in enumerate(keys) if key in undecided))
+    return found
+
+
+def _steps(view: View) -> tuple[list[float], list[float]]:
+    """From each trial of the front on, its throughput is available up to the GPU's memory."""
+    found = [place for record in view.front if (place := _place(view, record)) is not None]
+    if not found or not view.is_default:
+        return [], []
+    end = (view.gpu.memory_bytes - view.margin_bytes) / GIB
+    return [*(x for x, _ in found), end], [*(y for _, y in found), found[-1][1]]
+
+
+def _limits(view: View) -> list[tuple[float, float, str, str]]:
+    """What the GPU's memory and the margin shade: from, to, their colour and words, in GiB."""
+    if not view.is_default or is_limit_far(view):
+        return []
+    limit, margin = view.gpu.memory_bytes / GIB, view.margin_bytes / GIB
+    end = max(memory_range_gib(view)[1], limit)
+    found = [(limit, end, _RED, f"memory {limit:.2f} GiB")]
+    text = f"limit with {margin:.2f} GiB margin"
+    return [*found, (limit - margin, limit, COLORS[Kind.BEST], text)] if margin > 0 else found
 
 
 def memory_range_gib(view: View) -> tuple[float, float]:
@@ -96,10 +215,27 @@ def throughput_range(view: View, end: float) -> tuple[float, float]:
     return max(0.0, low - pad), high + 1.6 * pad
 
 
-def count_beyond(view: View) -> int:
-    """The number of trials that need more memory than the axis shows."""
-    _, end = memory_range_gib(view)
-    return sum(numbers[0] / GIB > end for numbers in view.numbers if numbers)
+def subtitle(view: View) -> str:
+    """The view in one line: its trials, the number that fit, and the conditions."""
+    fitting = sum(k in (Kind.BEST, Kind.FRONT, Kind.FITS, Kind.OUTSIDE) for k in view.kinds)
+    untried = view.kinds.count(Kind.UNTRIED)
+    how = "predicted" if view.drawn_source == Source.PREDICTED else "tried"
+    number = len(view.records) - untried
+    parts = [f"{number:,} configurations {how}, {fitting:,} fit with the margin"]
+    if untried:
+        only = labels(view)[Kind.UNTRIED].partition(" to fit")[0]
+        parts.append(f"{untried:,} only {only} to fit")
+    if view.conditions:
+        parts.append("where " + all_of(view.conditions))
+    if is_limit_far(view):
+        parts.append(f"all far below the {format_gib(view.gpu.memory_bytes)} of memory")
+    end = memory_range_gib(view)[1] * GIB
+    if beyond := sum(numbers[0] > end for numbers in view.numbers if numbers):
+        parts.append(f"{beyond:,} need more than {format_gib(end)}")
+    return " · ".join(parts)
+
+
+# -- pareto.png ---------------------------------------------------------------------------------
 
 
 def pareto_png(view: View) -> bytes:
@@ -109,136 +245,64 @@ def pareto_png(view: View) -> bytes:
 
     figure = Figure(figsize=(10, 6.2), dpi=150, facecolor="white", layout="constrained")
     axes = figure.add_subplot()
-    _draw_limits(axes, view)
-    _draw_trials(axes, view)
-    _draw_best(axes, view)
+    for x, until, color, text in _limits(view):
+        is_margin = color != _RED
+        axes.axvspan(x, until, color=color, alpha=0.13 if is_margin else 0.07, lw=0)
+        axes.axvline(x, color=color, lw=1.4, ls="--" if is_margin else "-", zorder=2)
+        _say(axes, x, text, is_left=is_margin)
+    for number, layer in enumerate(layers(view)):
+        mark, crowd = layer.mark, 0.55 if len(layer.xs) > CROWD else 1.0
+        axes.scatter(
+            layer.xs,
+            layer.ys,
+            marker=mark.marker,
+            s=mark.area * crowd,
+            alpha=mark.opacity * crowd if mark.opacity < 1 else None,
+            facecolors=mark.edge if mark.marker == "x" else mark.color,
+            edgecolors=None if mark.marker == "x" else mark.edge,
+            linewidths=mark.width,
+            label=layer.name,
+            zorder=4 + number / 10,
+        )
+    axes.step(*_steps(view), where="post", color=_GREEN, lw=1.8, alpha=0.8, zorder=3)
+    if view.best is None:
+        axes.set_title("Nothing fits with its headroom", color="#b42318", fontsize=10, loc="right")
     _dress(axes, view)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-def _draw_limits(axes: Axes, view: View) -> None:
-    if is_limit_far(view):
-        return
-    limit = view.gpu.memory_bytes / GIB
-    margin = view.margin_bytes / GIB
-    end = memory_range_gib(view)[1]
-    axes.axvspan(limit, max(end, limit), color=COLORS[Kind.TOO_LARGE], alpha=0.07, lw=0)
-    axes.axvline(limit, color=COLORS[Kind.TOO_LARGE], lw=1.6, zorder=2)
-    _say(axes, limit, f"memory {limit:.2f} GiB", color="#b42318", side="left")
-    if margin > 0:
-        axes.axvspan(limit - margin, limit, color=COLORS[Kind.BEST], alpha=0.13, lw=0)
-        axes.axvline(limit - margin, color="#b7791f", lw=1.1, ls=(0, (5, 3)), zorder=2)
-        text = f"limit with {margin:.2f} GiB margin"
-        _say(axes, limit - margin, text, color="#8a5a0b", side="right")
-
-
-def _say(axes: Axes, x: float, text: str, *, color: str, side: str) -> None:
+def _say(axes: Axes, x: float, text: str, *, is_left: bool) -> None:
     """A line's name along the line, at the bottom, where a fast front leaves room."""
     from matplotlib.patheffects import withStroke
 
-    offset, align = ((4, "left"), (-4, "right"))[side == "right"]
     axes.annotate(
         _plain(text),
         (x, 0.02),
         xycoords=("data", "axes fraction"),
-        xytext=(offset, 0),
+        xytext=(-4 if is_left else 4, 0),
         textcoords="offset points",
         rotation=90,
-        ha=align,
+        ha="right" if is_left else "left",
         va="bottom",
         fontsize=8.5,
-        color=color,
+        color="#8a5a0b" if is_left else "#b42318",
         path_effects=[withStroke(linewidth=3, foreground="white")],
-        zorder=5,
-    )
-
-
-def _draw_trials(axes: Axes, view: View) -> None:
-    styles: Sequence[tuple[Kind, str, float, float]] = (
-        (Kind.TOO_LARGE, "x", 26, 0.75),
-        (Kind.FAILED, "d", 26, 0.75),
-        (Kind.OUTSIDE, "o", 18, 0.45),
-        (Kind.UNTRIED, "o", 18, 0.6),
-        (Kind.FITS, "o", 30, 0.75),
-        (Kind.FRONT, "o", 46, 1.0),
-    )
-    names = labels(view)
-    for kind, marker, size, alpha in styles:
-        points = _points(view, kind)
-        if points:
-            crowd = 0.55 if len(points) > 500 else 1.0
-            axes.scatter(
-                [x for x, _ in points],
-                [y for _, y in points],
-                marker=marker,
-                s=size * crowd,
-                alpha=alpha * crowd if kind is not Kind.FRONT else 1.0,
-                color=COLORS[kind],
-                linewidths=1.3 if marker == "x" else 0,
-                label=f"{names[kind]} ({len(view.front) if kind is Kind.FRONT else len(points)})",
-                zorder=4 if kind is Kind.FRONT else 3,
-            )
-    ringed = [view.records[i] for i in emulated_among_others(view)]
-    rings = [_point(r) for r in ringed if r.outcome.evidence is not None]
-    if rings:
-        axes.scatter(
-            [x for x, _ in rings],
-            [y for _, y in rings],
-            s=90,
-            facecolors="none",
-            edgecolors=EMULATED_COLOR,
-            linewidths=1.1,
-            label=f"emulated ({len(rings)})",
-            zorder=5,
-        )
-    _draw_undecided(axes, view)
-    front = [_point(r) for r in view.front]
-    if front:
-        # From each front trial on, its throughput is available up to the GPU's memory.
-        xs = [p[0] for p in front] + [view.gpu.memory_bytes / GIB - view.margin_bytes / GIB]
-        ys = [p[1] for p in front] + [front[-1][1]]
-        axes.step(xs, ys, where="post", color=COLORS[Kind.FRONT], lw=1.8, alpha=0.8, zorder=3)
-
-
-def _draw_undecided(axes: Axes, view: View) -> None:
-    """A white centre in points of the front whose order is not certain."""
-    points = [_point(r) for r in view.undecided]
-    if points:
-        axes.scatter(
-            [x for x, _ in points],
-            [y for _, y in points],
-            s=14,
-            color="white",
-            edgecolors=COLORS[Kind.FRONT],
-            linewidths=0.6,
-            label=f"{UNDECIDED_LABEL} ({len(points)})",
-            zorder=7,
-        )
-
-
-def _draw_best(axes: Axes, view: View) -> None:
-    if view.best is None:
-        axes.set_title("Nothing fits with its headroom", color="#b42318", fontsize=10, loc="right")
-        return
-    x, y = _point(view.best.record)
-    axes.scatter(
-        [x],
-        [y],
-        marker="*",
-        s=330,
-        color=COLORS[Kind.BEST],
-        edgecolors="white",
-        linewidths=1.2,
         zorder=6,
-        label="recommended",
     )
 
 
-def _header(view: View) -> list[str]:
-    """The lines between title and axes, where they can hide no trial."""
-    lines = [subtitle(view)]
+def _dress(axes: Axes, view: View) -> None:
+    across, up = _titles(view)
+    if view.is_default:
+        memory = memory_range_gib(view)
+        axes.set_xlim(*memory)
+        axes.set_ylim(*throughput_range(view, memory[1]))
+    axes.set_xlabel(across, color=_INK, fontsize=10.5)
+    axes.set_ylabel(up, color=_INK, fontsize=10.5)
+    title = f"{view.space.name} on {view.gpu.name}: {view.source}"
+    header = [subtitle(view)]
     best = view.best
     if best is not None:
         speed, size = best.evidence.speed, best.evidence.memory.device_bytes
@@ -246,20 +310,9 @@ def _header(view: View) -> list[str]:
         tokens = f" ({significant(speed.tokens_per_s)} tokens/s)" if speed.tokens_per_s else ""
         settings = [f"{name} {value_text(best.configuration.get(name))}" for name in view.knobs]
         stage = best.evidence.limiting_stage
-        memory = format_size(size) + (f" (stage {stage})" if stage else "")
-        text = f"\N{BLACK STAR} {samples}{tokens} in {memory}: {', '.join(settings)}"
-        lines += textwrap.wrap(text, HEADER_WIDTH, max_lines=3, placeholder=" ...")
-    return lines
-
-
-def _dress(axes: Axes, view: View) -> None:
-    memory = memory_range_gib(view)
-    axes.set_xlim(*memory)
-    axes.set_ylim(*throughput_range(view, memory[1]))
-    axes.set_xlabel(f"peak device memory ({view.drawn_source}), GiB", color=_INK, fontsize=10.5)
-    axes.set_ylabel(f"throughput ({view.drawn_source}), samples/s", color=_INK, fontsize=10.5)
-    title = f"{view.space.name} on {view.gpu.name}: {view.source}"
-    header = _header(view)
+        used = format_size(size) + (f" (stage {stage})" if stage else "")
+        text = f"\N{BLACK STAR} {samples}{tokens} in {used}: {', '.join(settings)}"
+        header += textwrap.wrap(text, HEADER_WIDTH, max_lines=3, placeholder=" ...")
     pad = 13 + 13 * len(header)
     axes.set_title(_plain(title), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=pad)
     axes.text(
@@ -279,55 +332,73 @@ def _dress(axes: Axes, view: View) -> None:
     axes.spines[["left", "bottom"]].set_color("#9ca3af")
     axes.tick_params(colors=_FAINT, labelsize=9)
     # As many digits as the distance of the ticks needs; no exponent or offset beside the axis.
-    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
-    handles, labels = axes.get_legend_handles_labels()
+    axes.ticklabel_format(style="plain", useOffset=False)
+    handles, names = axes.get_legend_handles_labels()
     axes.figure.legend(
-        handles[::-1],
-        labels[::-1],
-        loc="outside lower center",
-        ncols=6,
-        frameon=False,
-        fontsize=9,
+        handles[::-1], names[::-1], loc="outside lower center", ncols=6, frameon=False, fontsize=9
     )
-
-
-def subtitle(view: View) -> str:
-    """The view in one line: its trials, the number that fit, and the conditions."""
-    fitting = sum(k in (Kind.BEST, Kind.FRONT, Kind.FITS, Kind.OUTSIDE) for k in view.kinds)
-    untried = view.kinds.count(Kind.UNTRIED)
-    how = "predicted" if view.drawn_source == Source.PREDICTED else "tried"
-    number = len(view.records) - untried
-    parts = [f"{number:,} configurations {how}, {fitting:,} fit with the margin"]
-    if untried:
-        only = labels(view)[Kind.UNTRIED].partition(" to fit")[0]
-        parts.append(f"{untried:,} only {only} to fit")
-    if view.conditions:
-        parts.append("where " + all_of(view.conditions))
-    if is_limit_far(view):
-        parts.append(f"all far below the {format_gib(view.gpu.memory_bytes)} of memory")
-    beyond = count_beyond(view)
-    if beyond:
-        end = memory_range_gib(view)[1] * GIB
-        parts.append(f"{beyond:,} need more than {format_gib(end)}")
-    return " · ".join(parts)
-
-
-def _points(view: View, kind: Kind) -> list[tuple[float, float]]:
-    return [
-        (numbers[0] / GIB, numbers[1])
-        for numbers, k in zip(view.numbers, view.kinds, strict=True)
-        if k is kind and numbers
-    ]
-
-
-def _point(record: TrialRecord) -> tuple[float, float]:
-    return (device_bytes(record) or 0) / GIB, samples_per_s(record) or 0.0
 
 
 def _plain(text: str) -> str:
     """`text` so that matplotlib shows it as it is: no formula between dollar signs."""
     shown = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
     return shown.replace("$", r"\$")
+
+
+# -- the report ---------------------------------------------------------------------------------
+
+
+def front_figure(view: View) -> dict[str, Any]:
+    """The picture as data for plotly.js. Points carry their index into the table of trials."""
+    import plotly.graph_objects as go  # only where a report is written
+
+    figure = go.Figure()
+    xs, ys = _steps(view)
+    if xs:
+        line = {"shape": "hv", "color": _GREEN, "width": 2.5}
+        figure.add_scatter(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    for layer in layers(view):
+        mark, is_crowd = layer.mark, len(layer.xs) > CROWD
+        told = {"customdata": layer.indices, "hovertemplate": "%{text}<extra></extra>"}
+        figure.add_scatter(
+            x=layer.xs,
+            y=layer.ys,
+            mode="markers",
+            marker={
+                "symbol": mark.symbol,
+                "size": mark.size * (0.75 if is_crowd else 1),
+                "opacity": mark.opacity * (0.7 if is_crowd else 1),
+                "color": mark.color,
+                "line": {"color": mark.edge, "width": mark.width},
+            },
+            name=layer.name,
+            **(told if layer.indices else {"hoverinfo": "skip"}),
+        )
+    for x, until, color, text in _limits(view):
+        is_margin = color != _RED
+        far = until if is_margin else until * 4
+        area = {"layer": "below", "line_width": 0, "opacity": 0.13 if is_margin else 0.08}
+        figure.add_vrect(x0=x, x1=far, fillcolor=color, **area)
+        dash = "dash" if is_margin else "solid"
+        figure.add_vline(x=x, line={"color": color, "width": 1.5 if is_margin else 2, "dash": dash})
+        side = {"xanchor": "right" if is_margin else "left", "yanchor": "bottom", "textangle": -90}
+        at = {"x": x, "y": 0.015, "yref": "paper", "showarrow": False, "font": {"size": 12}}
+        figure.add_annotation(text=text, **at, **side)
+    across, up = _titles(view)
+    ranges: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    if view.is_default:
+        memory = memory_range_gib(view)
+        ranges = {"range": list(memory)}, {"range": list(throughput_range(view, memory[1]))}
+    figure.update_layout(
+        template="none",
+        xaxis={"title": {"text": across}, "exponentformat": "none", **ranges[0]},
+        yaxis={"title": {"text": up}, **PLAIN_TICKS, **ranges[1]},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "reversed"},
+        margin={"l": 64, "r": 16, "t": 40, "b": 52},
+        hovermode="closest",
+        dragmode="zoom",
+    )
+    return plotly_data(figure)
 
 
 def plotly_data(figure: Figure) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuner.core.records import Measurement, Prediction, Source, Status, TrialRecord
 
 Evidence = Prediction | Measurement
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A number that is both predicted and measured. `name` is that of its interval, too."""
 
     name: str
@@ -26,39 +26,8 @@ QUANTITIES = (
     Quantity("step_s", "optimizer step", lambda e: e.speed.step_s),
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One trial that was predicted beforehand and measured to its end."""
-
-    predicted: Prediction
-    measured: Measurement
-
-    def ratio(self, quantity: Quantity) -> float:
-        """Predicted over measured: 1.1 is a prediction that is 10 % too high."""
-        return quantity.value(self.predicted) / quantity.value(self.measured)
-
-    def is_covered(self, quantity: Quantity) -> bool | None:
-        """True when the prediction's 90 % interval holds the measured value; None without one."""
-        ends = self.predicted.intervals.get(quantity.name)
-        return None if ends is None else ends[0] <= quantity.value(self.measured) <= ends[1]
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionError:
-    """Predicted over measured for one quantity, over `count` trials.
-
-    `mean_error` is the mean of |ratio - 1|; `covered` the share of measured values inside the
-    prediction's 90 % interval, None where predictions have none.
-    """
-
-    quantity: Quantity
-    count: int
-    median_ratio: float
-    lowest_ratio: float
-    highest_ratio: float
-    mean_error: float
-    covered: float | None
+Pair = tuple[Prediction, Measurement]
+"""One trial that was predicted beforehand and measured to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +50,13 @@ class Verdicts:
 def pairs(records: Iterable[TrialRecord]) -> list[Pair]:
     """The trials that were predicted and measured, in their order."""
     return [
-        Pair(prediction, measurement)
+        (prediction, measurement)
         for record in records
         if record.outcome.status is Status.OK
         and (prediction := record.outcome.prediction) is not None
         and (measurement := record.outcome.measurement) is not None
         and all(quantity.value(measurement) > 0 for quantity in QUANTITIES)
     ]
-
-
-def prediction_errors(found: Sequence[Pair]) -> list[PredictionError]:
-    """One for each quantity; empty without trials."""
-    return [_error_of(found, quantity) for quantity in QUANTITIES] if found else []
 
 
 def verdicts(records: Iterable[TrialRecord]) -> Verdicts:
@@ -112,32 +76,26 @@ def verdicts(records: Iterable[TrialRecord]) -> Verdicts:
     )
 
 
-def _error_of(found: Sequence[Pair], quantity: Quantity) -> PredictionError:
-    ratios = [pair.ratio(quantity) for pair in found]
-    covered = [c for pair in found if (c := pair.is_covered(quantity)) is not None]
-    return PredictionError(
-        quantity=quantity,
-        count=len(ratios),
-        median_ratio=statistics.median(ratios),
-        lowest_ratio=min(ratios),
-        highest_ratio=max(ratios),
-        mean_error=statistics.fmean(abs(ratio - 1) for ratio in ratios),
-        covered=sum(covered) / len(covered) if covered else None,
-    )
-
-
 def prediction_error_rows(found: Sequence[Pair]) -> list[Mapping[str, str]]:
-    """`prediction_errors` in words, for tables: one row for each quantity, with the same keys."""
-    return [
-        {
-            "predicted / measured": error.quantity.label,
-            "median": f"{error.median_ratio:.3f}",
-            "range": f"{error.lowest_ratio:.3f} to {error.highest_ratio:.3f}",
-            "mean error": f"{error.mean_error:.1%}",
-            "in 90 % interval": "?" if error.covered is None else f"{error.covered:.0%}",
-        }
-        for error in prediction_errors(found)
-    ]
+    """Predicted over measured: a row for each quantity, in words; empty without trials."""
+    rows: list[Mapping[str, str]] = []
+    for quantity in QUANTITIES if found else ():
+        ratios = [quantity.value(said) / quantity.value(seen) for said, seen in found]
+        within = [
+            ends[0] <= quantity.value(seen) <= ends[1]
+            for said, seen in found
+            if (ends := said.intervals.get(quantity.name)) is not None
+        ]
+        rows.append(
+            {
+                "predicted / measured": quantity.label,
+                "median": f"{statistics.median(ratios):.3f}",
+                "range": f"{min(ratios):.3f} to {max(ratios):.3f}",
+                "mean error": f"{statistics.fmean(abs(ratio - 1) for ratio in ratios):.1%}",
+                "in 90 % interval": f"{sum(within) / len(within):.0%}" if within else "?",
+            }
+        )
+    return rows
 
 
 def verdict_text(found: Verdicts) -> str:

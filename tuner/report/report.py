@@ -13,19 +13,20 @@ from tuner.core.expressions import all_of
 from tuner.core.records import MemoryCategory, TrialRecord
 from tuner.core.units import GIB, MIB, format_duration, format_gib, format_size, significant
 from tuner.report.figures import knobs_figure
-from tuner.report.front_figure import axes_of, front_figure, objective_figure
 from tuner.report.html import all_shown, page_environment, plotlyjs
-from tuner.report.memory_timeline import timeline_figure
-from tuner.report.plot import labels, subtitle
-from tuner.report.table import front_row, level_rows, stage_rows, value_text
-from tuner.searches.best import BestTrial, close_calls_text
+from tuner.report.memory_timeline import TimelineOf, load_or_trace, timeline_figure, timeline_json
+from tuner.report.plot import axes_of, axis_title, front_figure, labels, pareto_png, subtitle
+from tuner.report.table import front_row, level_rows, pareto_csv, stage_rows, value_text
+from tuner.searches.best import BestTrial, best_yaml, close_calls_text
 from tuner.searches.cost import COLUMNS, row_texts, trade_text
 from tuner.searches.facts import gpus_text, ranks_text
 from tuner.searches.front import UNDECIDED
+from tuner.searches.store import ResultsFolder, utf8, write_atomically
 from tuner.searches.view import SHOWN_LEVELS, View, levels
 
 if TYPE_CHECKING:
     from tuner.cost.step_details import MemoryTimeline
+
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",
@@ -62,6 +63,11 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
     page asks nothing of the network, and its content security policy forbids it to.
     """
     every_level = levels(view)
+    across, up = map(axis_title, axes_of(view))
+    title = f"{up[:1].upper()}{up[1:]} against {across}"
+    seen: dict[str, set[str]] = {}
+    for name, version in (pair for r in view.records for pair in r.versions.items()):
+        seen.setdefault(name, set()).add(version)
     more = {
         "timeline": timeline_figure(timeline, view.best.memory_bytes, MEMORY_COLORS)
         if timeline and view.best
@@ -71,7 +77,7 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
     page = {
         "trials": all_shown(_trials(view)),
         "figures": {
-            "front": front_figure(view) if view.is_default else objective_figure(view),
+            "front": front_figure(view),
             **{name: figure for name, figure in more.items() if figure},
         },
     }
@@ -100,12 +106,12 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
             levels=level_rows(view, every_level[:SHOWN_LEVELS]),
             level_count=len(every_level),
             stages=stage_rows(view),
-            front_title=_front_title(view),
+            front_title=title if not view.is_default else "Throughput against memory",
             page=page,
             estimate_command=_estimate_command(view),
             use_commands=_use_commands(view),
             runs=_runs(view),
-            versions=_versions(view),
+            versions=[(name, ", ".join(sorted(found))) for name, found in sorted(seen.items())],
             plotlyjs=library,
             value_text=value_text,
             format_duration=format_duration,
@@ -214,7 +220,9 @@ def _trials(view: View) -> dict[str, Any]:
 
 def _trial_row(view: View, record: TrialRecord, verdict: str) -> list[object]:
     evidence, outcome = record.outcome.evidence, record.outcome
-    settings = list(map(_cell, record.configuration.values_of(view.knobs)))
+    # Numbers stay numbers, so that a column sorts by size; the rest becomes words.
+    values = record.configuration.values_of(view.knobs)
+    settings = [v if type(v) in (int, float) else value_text(v) for v in values]
     first: list[object] = [None, None]
     more: list[object] = [None, None]
     if evidence is not None:
@@ -226,19 +234,6 @@ def _trial_row(view: View, record: TrialRecord, verdict: str) -> list[object]:
     source = str(evidence.source) if evidence else ""
     stage = [outcome.limiting_stage or ""] if view.space.stages else []
     return [*first, verdict, *settings, *more, ended, source, record.trial_id, *stage]
-
-
-def _cell(value: Any) -> object:
-    """Numbers stay numbers, so that a column sorts by size; the rest becomes words."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else value_text(value)
-
-
-def _front_title(view: View) -> str:
-    if view.is_default:
-        return "Throughput against memory"
-    across, up = axes_of(view)
-    return f"{up.title[:1].upper()}{up.title[1:]} against {across.title}"
 
 
 def _estimate_command(view: View) -> str:
@@ -297,9 +292,29 @@ def _device_text(record: TrialRecord) -> str:
     return name
 
 
-def _versions(view: View) -> list[tuple[str, str]]:
-    seen: dict[str, set[str]] = {}
-    for record in view.records:
-        for name, version in record.versions.items():
-            seen.setdefault(name, set()).add(version)
-    return [(name, ", ".join(sorted(versions))) for name, versions in sorted(seen.items())]
+def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | None = None) -> None:
+    """Write table, best, picture and report of what `view` shows.
+
+    `timeline_of` works out the memory over a step of what is recommended.
+
+    The small files come first. Each replaces its predecessor in one step, so whoever
+    reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
+    disk refuses one.
+    """
+    write_atomically(folder.pareto_csv, utf8(pareto_csv(view)))
+    text = best_yaml(
+        view.best,
+        view.space,
+        view.gpu,
+        trials=len(view.records),
+        command=view.command,
+        notes=view.notes,
+    )
+    write_atomically(folder.best_yaml, utf8(text))
+    write_atomically(folder.pareto_png, pareto_png(view))
+    timeline = None
+    if view.best is not None and timeline_of is not None:
+        timeline = load_or_trace(folder.memory_timeline, view.best, timeline_of)
+        if timeline is not None:
+            write_atomically(folder.memory_timeline, utf8(timeline_json(timeline, view.best)))
+    write_atomically(folder.report_html, utf8(report_html(view, timeline=timeline)))

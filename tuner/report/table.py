@@ -15,19 +15,9 @@ from tuner.searches.front import room_bytes
 from tuner.searches.view import Level, View
 
 _NUMBERS = (
-    "device_gib",
-    "device_bytes",
-    "peak_reserved_bytes",
-    "peak_allocated_bytes",
-    "free_bytes",
-    "samples_per_s",
-    "tokens_per_s",
-    "it_per_s",
-    "step_s",
-    "mfu",
-    "epoch_s",
-    "epoch_usd",
-)
+    "device_gib", "device_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "free_bytes",
+    "samples_per_s", "tokens_per_s", "it_per_s", "step_s", "mfu", "epoch_s", "epoch_usd",
+)  # fmt: skip
 
 
 def pareto_csv(view: View) -> str:
@@ -74,28 +64,38 @@ def value_text(value: KnobValue | None) -> str:
     return "+".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _row(record: TrialRecord, view: View) -> dict[str, Any]:
+_SIZES = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
+_RATES = ("samples_per_s", "tokens_per_s", "step_s", "mfu")
+
+
+def numbers_of(record: TrialRecord, view: View) -> dict[str, float | None]:
+    """The numbers of a trial that has some: sizes in bytes, times in seconds, money in USD."""
     evidence = record.outcome.evidence
-    assert evidence is not None  # without numbers a trial is on no front
-    memory, speed = evidence.memory, evidence.speed
-    cost = run_cost(record, view.space, view.gpu)
-    best = view.best
-    is_best = best is not None and best.configuration == record.configuration
+    assert evidence is not None
+    memory, speed, cost = evidence.memory, evidence.speed, run_cost(record, view.space, view.gpu)
     return {
-        "recommended": value_text(is_best),
+        **{name: getattr(memory, name) for name in _SIZES},
+        **{name: getattr(speed, name) for name in _RATES},
+        "epoch_s": cost.epoch_s if cost else None,
+        "epoch_usd": cost.epoch_usd if cost else None,
+    }
+
+
+def _row(record: TrialRecord, view: View) -> dict[str, Any]:
+    evidence, best = record.outcome.evidence, view.best
+    assert evidence is not None  # without numbers a trial is on no front
+    numbers = {**numbers_of(record, view), "it_per_s": evidence.speed.it_per_s}
+    size = evidence.memory.device_bytes
+    digits = {"mfu": ".4f", "epoch_s": ".0f", "epoch_usd": ".2f"}
+    return {
+        "recommended": value_text(best is not None and best.configuration == record.configuration),
         "source": str(evidence.source),
-        "device_gib": f"{memory.device_bytes / GIB:.3f}",
-        "device_bytes": memory.device_bytes,
-        "peak_reserved_bytes": memory.peak_reserved_bytes,
-        "peak_allocated_bytes": memory.peak_allocated_bytes,
-        "free_bytes": room_bytes(record, view.gpu.memory_bytes) - memory.device_bytes,
-        "samples_per_s": f"{speed.samples_per_s:.6g}",
-        "tokens_per_s": f"{speed.tokens_per_s:.6g}",
-        "it_per_s": f"{speed.it_per_s:.6g}",
-        "step_s": f"{speed.step_s:.6g}",
-        "mfu": "" if speed.mfu is None else f"{speed.mfu:.4f}",
-        "epoch_s": "" if cost is None else f"{cost.epoch_s:.0f}",
-        "epoch_usd": "" if cost is None or cost.epoch_usd is None else f"{cost.epoch_usd:.2f}",
+        "device_gib": f"{size / GIB:.3f}",
+        "free_bytes": room_bytes(record, view.gpu.memory_bytes) - size,
+        **{
+            name: "" if n is None else n if name in _SIZES else f"{n:{digits.get(name, '.6g')}}"
+            for name, n in numbers.items()
+        },
         "trial_id": cell(record.trial_id),
     }
 

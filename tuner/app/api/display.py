@@ -19,19 +19,17 @@ from rich.console import Console
 from tuner.app.checking import CheckedProgram
 from tuner.app.cli.answers import GPU_NUMBERS, gpu_cells
 from tuner.app.cli.checked_text import answer_fields, checked_lines
-from tuner.app.listener import Compiling, Listener, Searching
+from tuner.app.cli.listening import Printer
+from tuner.app.listener import Listener, Searching
 from tuner.app.recommendation import Recommended
-from tuner.app.search.plan import SkippedGpu
+from tuner.app.search.plan import SearchPlan
 from tuner.core.errors import UnavailableError
 from tuner.core.records import TrialRecord, Verdict
-from tuner.report.front_figure import objective_png
 from tuner.report.plot import pareto_png
-from tuner.report.table import value_text
+from tuner.report.table import numbers_of, value_text
 from tuner.report.terminal.front import MAIN_NUMBERS, front_numbers
-from tuner.report.terminal.progress import compiling, reporting
-from tuner.report.terminal.render import differing, print_fields, settings_text
+from tuner.report.terminal.render import differing, settings_text
 from tuner.report.terminal.verdict import ANSWER, CHANGE, NOTE, READ_AS
-from tuner.searches.cost import run_cost
 from tuner.searches.progress import Progress
 from tuner.searches.view import Kind, View
 
@@ -75,8 +73,7 @@ def comparison_rows(answers: Sequence[Recommended]) -> tuple[list[str], list[lis
 def result_html(view: View) -> str:
     """The front as a table and as a picture."""
     columns, rows = front_rows(view)
-    png = pareto_png(view) if view.is_default else objective_png(view)
-    picture = base64.b64encode(png).decode("ascii")
+    picture = base64.b64encode(pareto_png(view)).decode("ascii")
     more = f"<p>{len(rows) - ROWS} more are in <code>front</code></p>" if len(rows) > ROWS else ""
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in view.notes)
     return (
@@ -191,22 +188,7 @@ def _trial_row(record: TrialRecord, kind: Kind, view: View) -> dict[str, Any]:
         "recommended": kind is Kind.BEST,
         **{name: record.configuration.get(name) for name in (*view.knobs, *view.fixed)},
     }
-    evidence = record.outcome.evidence
-    if evidence is None:
-        return row
-    memory, speed = evidence.memory, evidence.speed
-    cost = run_cost(record, view.space, view.gpu)
-    return row | {
-        "device_bytes": memory.device_bytes,
-        "peak_reserved_bytes": memory.peak_reserved_bytes,
-        "peak_allocated_bytes": memory.peak_allocated_bytes,
-        "samples_per_s": speed.samples_per_s,
-        "tokens_per_s": speed.tokens_per_s,
-        "step_s": speed.step_s,
-        "mfu": speed.mfu,
-        "epoch_s": cost.epoch_s if cost else None,
-        "epoch_usd": cost.epoch_usd if cost else None,
-    }
+    return row | numbers_of(record, view) if record.outcome.evidence is not None else row
 
 
 def _pandas() -> Any:
@@ -233,33 +215,29 @@ def listener_of(shown: bool | None, on_progress: OnProgress | None) -> Listener:
     return _ProgramListener(on_progress, is_shown=is_shown, err=not err.is_jupyter)
 
 
-class _ProgramListener(Listener):
+class _ProgramListener(Printer):
     """Passes on how far a search is; what was planned is in the result already."""
 
     def __init__(self, on_progress: OnProgress | None, *, is_shown: bool, err: bool) -> None:
+        super().__init__(err=err, quiet=not is_shown)
         self._on_progress = on_progress
-        self._is_shown = is_shown
-        self._err = err
+
+    def say(self, text: str) -> None:
+        """Nothing: the answer holds without it."""
+
+    note = say
+
+    def planned(self, plan: SearchPlan, known: tuple[TrialRecord, ...]) -> None:
+        """Nothing."""
 
     def warn(self, text: str) -> None:
         """As a warning of Python."""
         warnings.warn(text.removeprefix("warning: "), stacklevel=2)
 
-    def refused(self, refused: SkippedGpu) -> None:
-        """Shown, where progress is."""
-        if self._is_shown:
-            print_fields([refused.field], err=self._err)
-
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[Compiling]:
-        """Shown, where progress is."""
-        with compiling(err=self._err, quiet=not self._is_shown) as report:
-            yield report
-
     @contextlib.contextmanager
     def searching(self) -> Iterator[Searching]:
         """Shown, where progress is, and told."""
-        with reporting(err=self._err, quiet=not self._is_shown) as show:
+        with super().searching() as show:
 
             def report(states: Mapping[str, Progress]) -> None:
                 show(states)

@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.app.api.display import (
-    frame_of,
-    joined,
-    result_html,
-    results_html,
-)
+from tuner.app.api.display import frame_of, joined, result_html, results_html
 from tuner.app.api.recommended import Recommendation
 from tuner.app.api.values import as_bytes, as_share, as_texts
 from tuner.app.recommendation import (
@@ -27,7 +22,7 @@ from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target, check_conditions, require_records
 from tuner.core.gpu import Gpu
 from tuner.core.records import TrialRecord
-from tuner.searches.view import View, build_view
+from tuner.searches.view import View
 
 if TYPE_CHECKING:
     import pandas
@@ -68,15 +63,8 @@ class SearchResult:
     @classmethod
     def read(cls, target: Target, where: tuple[str, ...] = ()) -> SearchResult:
         """The result in the journal of `target`. Raises `UnavailableError` without one."""
-        conditions = check_conditions(target, where)
-        view = build_view(
-            require_records(target),
-            target.facts,
-            target.gpu,
-            where=lambda configuration: target.space.matches(configuration, where),
-            conditions=conditions,
-        )
-        return cls(target, view, where=where)
+        check_conditions(target, where)  # report invalid conditions first
+        return cls(target, target.view(require_records(target), where), where=where)
 
     @property
     def space(self) -> str:
@@ -260,7 +248,7 @@ class SearchResults(Mapping[str, SearchResult]):
         """
         targets = [result._target for result in self.values()]
         compared = answers(targets, lambda target: self[target.gpu.id].best(**choice))
-        left = [Recommended(one.target.gpu, None, one.reason) for one in self._refused.values()]
+        left = [one.answer for one in self._refused.values()]
         return (*compared, *left)
 
     def best(self, **choice: Any) -> Recommendation:

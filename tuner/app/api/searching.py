@@ -11,14 +11,9 @@ from tuner.app.api.display import listener_of
 from tuner.app.api.result import SearchResult, SearchResults
 from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, profile_for
-from tuner.app.estimate import (
-    Estimate,
-    asked,
-    corrected,
-    estimate_asked,
-)
+from tuner.app.estimate import Estimate, asked, corrected, estimate_asked
 from tuner.app.listener import quiet_libraries
-from tuner.app.search.options import SearchOptions
+from tuner.app.search.options import OPTIONS, SearchOptions
 from tuner.app.search.plan import make_plans
 from tuner.app.search.run import run_plans
 from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
@@ -140,11 +135,19 @@ def search(
     unknown argument. If trials ran and none fits, the result has an empty front.
     """
     given: dict[str, Any] = dict(arguments)
-    _check_names(given)
+    for name in given:
+        if name not in SearchArguments.__annotations__:  # as Python says it
+            close = nearest(name, SearchArguments.__annotations__)
+            meant = f"did you mean {close!r}?" if close else "help(tuner.search) lists them"
+            raise TypeError(f"search() got an unexpected keyword argument {name!r}; {meant}")
     listener = listener_of(given.pop("progress", None), given.pop("on_progress", None))
     call = _call(space, gpu, given)
     names, several = _gpu_names(gpu)
-    folder, kept = _folder(results)
+    kept = None
+    if results is None:  # temporary files, removed with the result
+        kept = tempfile.TemporaryDirectory(prefix="tuner-results-", ignore_cleanup_errors=True)
+        results = kept.name
+    folder = Path(results)
     targets = load_targets(
         _named(space),
         names,
@@ -273,39 +276,22 @@ def _gpu_names(gpu: str | Sequence[str]) -> tuple[list[str], bool]:
     return names, True
 
 
-def _folder(results: str | Path | None) -> tuple[Path, tempfile.TemporaryDirectory[str] | None]:
-    """The folder of the files; by default a temporary one, removed with the result."""
-    if results is not None:
-        return Path(results), None
-    kept = tempfile.TemporaryDirectory(prefix="tuner-results-", ignore_cleanup_errors=True)
-    return Path(kept.name), kept
-
-
-def _check_names(given: Mapping[str, object]) -> None:
-    """Raise `TypeError` for an argument that there is none of, as Python does."""
-    for name in given:
-        if name not in SearchArguments.__annotations__:
-            close = nearest(name, SearchArguments.__annotations__)
-            meant = f"did you mean {close!r}?" if close else "help(tuner.search) lists them"
-            raise TypeError(f"search() got an unexpected keyword argument {name!r}; {meant}")
-
-
 def _as_option(name: str, value: Any) -> Any:
     """The value of an argument as `SearchOptions` has it. Raises `InputError` for what is none."""
-    match name:
-        case "where" | "objectives" | "labels":
+    match OPTIONS[name].kind:
+        case _ if name == "margin":
+            value = as_share(value, name)
+        case "texts" | "objective":
             value = as_texts(value)
-        case "settings":
+        case "setting":
             value = dict(value or {})
         case "mode":
             value = as_mode(value)
-        case "margin":
-            value = as_share(value, name)
-        case "memory_limit":
-            value = LIMIT_OF_TYPE if value == "auto" else as_bytes(value, name)
-        case "host_memory":
+        case "limit" if value == "auto":
+            value = LIMIT_OF_TYPE
+        case "limit" | "size":
             value = as_bytes(value, name)
-        case "study":
+        case "file":
             value = None if value is None else Path(value)
     return value
 

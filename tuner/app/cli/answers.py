@@ -10,8 +10,7 @@ from tuner.app.recommendation import (
     ANY_THAT_FITS,
     Criteria,
     Recommended,
-    answers_found,
-    nothing_fits,
+    by_cost,
     require_an_answer,
 )
 from tuner.app.search.options import SearchOptions
@@ -92,15 +91,19 @@ def print_searched(found: SearchedGpu, *, as_json: bool) -> None:
     echo(sources_text(view.records))
     echo()
     if view.best is None:
-        met = [r for r in view.records if plan.meets(r.configuration)]
-        echo(nothing_fits(plan.target, met, plan.conditions))
+        echo(found.answer.reason)
         echo("Lower the minimums with --where, widen the space, or choose a larger GPU.")
     else:
         print_front(view)
         echo()
         measure = measure_command(plan.target, view.best)
         verify = verify_command(plan.target, view.best)
-        print_recommendation(view.best, use=_use(plan), measure=measure, verify=verify)
+        # Under what this search asked for.
+        own = plan.target.space.conditions(())
+        where = tuple(text for text in plan.all_conditions if text not in own)
+        criteria = Criteria(where=where, objectives=plan.options.objectives)
+        use = use_commands(plan.target, criteria)
+        print_recommendation(view.best, use=use, measure=measure, verify=verify)
     print_prediction_error(view.records)
     folder = plan.target.folder
     files = f"{folder.path}/: best.yaml, pareto.csv, pareto.png, report.html, {folder.journal.name}"
@@ -122,17 +125,23 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
 
     The list is in the order of the comparison: the cheapest epoch first.
     """
-    answers = answers_found(found)
-    if as_json:
-        order = [answer.gpu.id for answer in answers]
-        dicts = {(one["gpu"]): one for one in map(_any_dict, found)}
-        print_json([dicts[gpu] for gpu in order])
-        return
     from tuner.app.search.run import SearchedGpu
 
+    found = sorted(found, key=lambda one: by_cost(one.answer))
+    answers = [one.answer for one in found]
+    if as_json:
+        print_json(
+            [answer_dict(one) if isinstance(one, SearchedGpu) else one.to_dict() for one in found]
+        )
+        return
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     for one in ran:
-        _print_part(one)
+        echo(f"\n{one.plan.target.gpu.id}: {one.plan.target.gpu.name}")
+        echo(_done_text(one))
+        echo(sources_text(one.view.records))
+        if one.view.best is not None:
+            print_front(one.view)
+        print_prediction_error(one.view.records)
     echo()
     print_comparison_of(answers)
     folders = "/, ".join(str(one.plan.target.folder.path) for one in ran)
@@ -143,42 +152,6 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
         dict.fromkeys(note for one in ran for note in one.view.notes),
         f"best.yaml, pareto.csv, pareto.png, report.html and trials.jsonl in {folders}/",
         best.target.command("best") if best else "",
-    )
-
-
-def _print_part(found: SearchedGpu) -> None:
-    """The front of one GPU type of several."""
-    plan, view = found.plan, found.view
-    echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}")
-    echo(_done_text(found))
-    echo(sources_text(view.records))
-    if view.best is not None:
-        print_front(view)
-    print_prediction_error(view.records)
-
-
-def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:
-    from tuner.app.search.run import SearchedGpu
-
-    if isinstance(found, SearchedGpu):
-        return answer_dict(found)
-    target = found.target
-    return {
-        "space": target.space.name,
-        "model": target.space.model,
-        "gpu": target.gpu.id,
-        "reason": found.reason,
-        "best": None,
-        "front": [],
-    }
-
-
-def _use(plan: SearchPlan) -> tuple[str, ...]:
-    """The commands that bring the recommendation to use, under what this search asked for."""
-    own = plan.target.space.conditions(())
-    where = [text for text in plan.all_conditions if text not in own]
-    return use_commands(
-        plan.target, Criteria(where=tuple(where), objectives=plan.options.objectives)
     )
 
 

@@ -18,11 +18,7 @@ from tuner.space import SearchSpace, SpaceInfo, list_spaces, load_space
 from tuner.space.gpus import Gpu, load_catalogue
 
 
-@subcommand(
-    "gpus",
-    "tuner gpus",
-    "tuner gpus a6000",
-)
+@subcommand("gpus", "tuner gpus", "tuner gpus a6000")
 @click.argument("gpu_name", metavar="[GPU]", required=False)
 @json_option
 def gpus(*, gpu_name: str | None, as_json: bool) -> None:
@@ -102,11 +98,7 @@ def _print_gpu(gpu: Gpu) -> None:
     print_fields(gpu.sources.items(), indent=2)
 
 
-@subcommand(
-    "spaces",
-    "tuner spaces",
-    "tuner spaces qlora27b",
-)
+@subcommand("spaces", "tuner spaces", "tuner spaces qlora27b")
 @click.argument("space_name", metavar="[SPACE]", required=False)
 @json_option
 def spaces(*, space_name: str | None, as_json: bool) -> None:

@@ -43,11 +43,7 @@ if TYPE_CHECKING:
 @gpus_option
 @margin_option
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=DURATION,
-    metavar="TIME",
-    help="Stop each run after this time.",
+    "--timeout", "timeout_s", type=DURATION, metavar="TIME", help="Stop each run after this time."
 )
 @click.option(
     "--no-changes",
@@ -80,11 +76,7 @@ if TYPE_CHECKING:
     cls=RareOption,
     help="Memory of the host, e.g. 64GiB.",
 )
-@click.option(
-    "--predict",
-    is_flag=True,
-    help="Predict from the settings, without the emulator.",
-)
+@click.option("--predict", is_flag=True, help="Predict from the settings, without the emulator.")
 @model_option("With --predict: the model, if the program doesn't name it.")
 @set_option
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
@@ -117,12 +109,16 @@ def command(  # noqa: PLR0913 - one argument for each option
     Exit codes: 0 fits, 1 doesn't fit (tight: the more likely of the two), 2 the program failed,
     3 can't be emulated or predicted, 4 unknown.
     """
-    from tuner.app.cli.checked_text import checked_to_dict, print_checked, print_found  # numpy
-    from tuner.app.cli.largest_text import largest_to_dict, print_largest
+    from tuner.app.cli.checked_text import (  # numpy
+        checked_to_dict,
+        largest_to_dict,
+        print_checked,
+        print_found,
+        print_largest,
+    )
 
     if gpu_name is None:
-        from tuner.app.cli.everywhere_text import show_everywhere
-        from tuner.app.everywhere import program_everywhere
+        from tuner.app.everywhere import program_everywhere, show_everywhere
 
         require_gpu("--gpu-memory", gpu_memory)
         require_gpu("--largest", largest_of)

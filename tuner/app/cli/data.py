@@ -87,7 +87,9 @@ def command(*, space: str, settings: dict[str, str], data: DataFile, as_json: bo
     """
     of = load_space(space)
     of = pin(of, settings_for(of, settings))
-    lengths = data.lengths() or _stated(of)
+    lengths, stated = data.lengths(), of.data.token_lengths
+    if lengths is None and stated:
+        lengths = dataclasses.replace(stated, examples=of.data.examples)
     if lengths is None:
         raise InputError(
             f"search space {of.name!r} has no token lengths",
@@ -98,12 +100,6 @@ def command(*, space: str, settings: dict[str, str], data: DataFile, as_json: bo
         print_json({**report, "data": data.path})
     else:
         _print(report, lengths, str(data.path or f"as search space {of.name} states"))
-
-
-def _stated(space: SearchSpace) -> TokenLengths | None:
-    """The lengths that the space itself states."""
-    found = space.data.token_lengths
-    return dataclasses.replace(found, examples=space.data.examples) if found else None
 
 
 def _values(space: SearchSpace, name: str) -> list[int]:
@@ -183,7 +179,9 @@ def _print(report: dict[str, Any], lengths: TokenLengths, source: str) -> None:
     rows = report["max_lengths"]
     _print_truncation(rows)
     sizes = [entry["micro_batch"] for entry in rows[0]["padding"]["longest"]]
-    chosen = _some(len(sizes))
+    chosen = list(range(len(sizes)))
+    if len(sizes) > MAX_COLUMNS:  # evenly spread, both ends included
+        chosen = [round(i * (len(sizes) - 1) / (MAX_COLUMNS - 1)) for i in range(MAX_COLUMNS)]
     _print_by_batch(rows, [sizes[i] for i in chosen], chosen)
     if len(chosen) < len(sizes):
         echo(f"\n{len(sizes) - len(chosen)} more micro-batches: see --json, or --set one")
@@ -249,13 +247,6 @@ def _print_by_batch(rows: list[dict[str, Any]], sizes: list[int], chosen: list[i
         ],
         right=columns,
     )
-
-
-def _some(number: int) -> list[int]:
-    """Indices of at most `MAX_COLUMNS` of `number` things, evenly spread, both ends included."""
-    if number <= MAX_COLUMNS:
-        return list(range(number))
-    return [round(i * (number - 1) / (MAX_COLUMNS - 1)) for i in range(MAX_COLUMNS)]
 
 
 def _percent(bounds: dict[str, float | None]) -> str:

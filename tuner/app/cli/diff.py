@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.app.cli.options import emulated_gpu_options, json_option, margin_option, subcommand
+from tuner.core.environment import this_python
 from tuner.core.errors import EXIT_NOTHING_FITS, InputError
 from tuner.core.records import parse_margin
 from tuner.core.units import format_duration, format_size
@@ -70,7 +71,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     Exit codes: 0 it fits under the second, 1 it doesn't, 2 the program failed in one, 3 something
     isn't emulated, 4 unknown.
     """
-    from tuner.app.stacks import compare_stacks, this_stack
+    from tuner.app.stacks import compare_stacks
     from tuner.emulator import Machine
 
     if not 1 <= len(stacks) <= 2:
@@ -80,7 +81,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         )
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     machine = Machine(gpu, gpus, margin_fraction=parse_margin(margin, gpu))
-    named = (*stacks, this_stack())[:2]
+    named = (*stacks, Path(this_python()))[:2]
     found = compare_stacks(named, program, machine, steps=steps)
     if as_json:
         print_json(found.to_dict())
@@ -110,6 +111,11 @@ def _print(found: StackDifference) -> None:
             ("source", "emulated"),
         ]
     )
+    one, other = before.needed.time, after.needed.time
+    step = []
+    if one is not None and other is not None:
+        times = one.step_s, other.step_s
+        step.append(("step", *map(format_duration, times), _change(*times)))
     echo()
     print_rows(
         ["", "before", "after", "change"],
@@ -117,7 +123,7 @@ def _print(found: StackDifference) -> None:
             ("fits", _fits(before), _fits(after), ""),
             _sizes("device memory", before, after, "used_bytes"),
             _sizes("allocated", before, after, "peak_allocated_bytes"),
-            *_times(before, after),
+            *step,
         ],
         right=("before", "after", "change"),
     )
@@ -148,14 +154,6 @@ def _sizes(label: str, before: StackRun, after: StackRun, name: str) -> tuple[st
 
 def _change(before: float, after: float) -> str:
     return f"{after / before - 1:+.1%}" if before and after else ""
-
-
-def _times(before: StackRun, after: StackRun) -> list[tuple[str, ...]]:
-    one, other = before.needed.time, after.needed.time
-    if one is None or other is None:
-        return []
-    change = _change(one.step_s, other.step_s)
-    return [("step", format_duration(one.step_s), format_duration(other.step_s), change)]
 
 
 def _print_code(code: tuple[CodeMemory, ...], whole_bytes: int) -> None:

@@ -30,9 +30,7 @@ from tuner.space.gpus import get_gpu
 @emulated_gpu_options
 @gpus_option
 @click.option(
-    "--all-ranks",
-    is_flag=True,
-    help="Run every rank. By default rank 0 stands for all of them.",
+    "--all-ranks", is_flag=True, help="Run every rank. By default rank 0 stands for all of them."
 )
 @click.option(
     "--steps",
@@ -63,11 +61,16 @@ def command(
 
     Exit codes: 0 fits, 1 doesn't fit, 2 the program failed, 3 something isn't emulated, 4 unknown.
     """
-    from tuner.app.cli.emulated_text import print_emulation
+    from tuner.app.checking import CheckedProgram  # numpy
+    from tuner.app.cli.checked_text import print_checked, print_found
 
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     # The program's output must not mix with the JSON.
     output = sys.stderr if as_json else None
     found = emulate(program, gpu, margin_fraction=parse_margin(margin, gpu), output=output, **how)
-    print_json(found.to_dict()) if as_json else print_emulation(found)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_found(found, None)
+        print_checked(CheckedProgram(found), verbose=True)
     raise click.exceptions.Exit(found.exit_code)

@@ -1,15 +1,13 @@
-"""The result of an emulated run, printed."""
+"""The words for an emulated run: how it ended, what its phases took, and what stays unknown."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tuner.core.expressions import show
 from tuner.core.outcome import signal_name
-from tuner.core.records import MemoryBudget, Verdict
 from tuner.core.units import GIB, format_duration, format_range, format_size, significant
 from tuner.emulator.emulation import (
     BRANCH,
@@ -20,11 +18,11 @@ from tuner.emulator.emulation import (
     Emulation,
     UnknownValues,
 )
-from tuner.emulator.ending import OUT_OF_MEMORY, Afterwards, Ended, ProgramError, Refusal
-from tuner.report.terminal.evidence import print_breakdown
-from tuner.report.terminal.render import count, echo, print_fields
+from tuner.emulator.ending import OUT_OF_MEMORY, Afterwards, Ended, ProgramError
+from tuner.report.terminal.evidence import limit_text, peak_text
+from tuner.report.terminal.render import count, echo
 from tuner.report.terminal.tables import print_rows
-from tuner.report.terminal.verdict import Answer, room_text
+from tuner.report.terminal.verdict import Field
 
 _ROWS = 12
 """Lines of code that are shown; `--json` has more."""
@@ -38,11 +36,10 @@ _NEAR = 0.8
 _FEW_LINES = 3
 """Lines of the program that an answer names; `--json` has all."""
 
+_LEAST = 0.005
+"""Share of the memory from which on a line is shown."""
+
 _COMMAND_CHARS = 40
-_UNKNOWN = {
-    Ended.LATER: "a program that began after the training failed",
-    Ended.HOST: "this machine's own memory ended the run",
-}
 _LOG_LINES = 15
 _LINE_CHARS = 300
 _MORE_GPUS = "More GPUs are emulated with --gpus N"
@@ -51,85 +48,93 @@ _TOO_FEW_GPUS = re.compile(
     r"You requested gpu: .*But your machine only has|invalid device ordinal", re.DOTALL
 )
 
-_LEAST = 0.005
-"""Share of the memory from which on a line is shown."""
+
+# -- the verdict --------------------------------------------------------------------------------
 
 
-def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> None:
-    """The answer: whether it fits, what takes the memory, and how long a step takes.
+def reason_text(found: Emulation) -> str:
+    """Why it is unknown whether the program fits, or runs out of memory later; else empty."""
+    if found.fits is not None:
+        return growth_text(found) or _host_text(found) if found.fits is False else ""
+    if found.own_fault is not None:
+        return _fault_text(found)
+    return (found.ended in FAILED and ended_text(found)) or _why_unknown(found)
 
-    `refused` is the run that ran out of memory, where `found` is of a GPU with more.
+
+def so_far_text(found: Emulation) -> str:
+    """The verdict of a program that fits until the end of its run, and has code that did not run.
+
+    Empty for others.
     """
-    use = found.limiting
-    phases = use.phase_peak_bytes.items() if use else ()
-    trained = use.trainable_params if use else 0
-    echo()
-    print_fields(
-        [
-            ("program", shlex.join(found.command)),
-            ("GPU", _gpu_text(found)),
-            ("source", f"emulated: torch {found.torch}, after {_steps_text(found)}"),
-            ("ended", _ended_text(refused or found)),
-            ("steps", steps_by_text(found).removeprefix("steps ")),
-            ("fault", _fault_text(found)),
-            ("verdict", _verdict_text(found)),
-            ("memory", _memory_text(found, use) if use else ""),
-            ("processes", _holders_text(found)),
-            ("refused", refusals_text(found)),
-            ("phases", ", ".join(f"{name} {format_size(size)}" for name, size in phases)),
-            *run_fields(refused or found, found),
-            ("engine", engine_text(found)),
-            ("decode", "" if found.whole else decoding_text(found)),
-            ("not run", not_run_text(found).removeprefix("not run: ")),
-            ("ranks", _ranks_text(found)),
-            ("training", training_text(found)),
-            ("speed", _speed_text(found)),
-            ("run", _run_time_text(found)),
-            ("data", input_bound_text(found)),
-            ("limited by", _limit_text(found)),
-            ("trainable", f"{count(trained)} parameters" if trained else ""),
-            ("unknown", unknown_text(found)),
-            ("sizes", sizes_text(found.unknown_values)),
-            ("input", _asked_text(found)),
-            ("took", format_duration(found.duration_s)),
-        ]
+    is_left = bool(found.unreached) and found.sizes == "known" and not found.may_grow
+    is_left = is_left and not found.survived
+    return "fits, as far as it ran" if found.fits is None and is_left else ""
+
+
+def ended_text(found: Emulation) -> str:
+    """How the program ended, if not by itself or after the steps that were asked for."""
+    error = found.error
+    steps = f"{found.steps} optimizer step{'s' * (found.steps != 1)}"
+    if found.ended is Ended.OOM:
+        refused = found.refused
+        phase = f" in the {refused.phase}" if refused and refused.phase else ""
+        size = f": {format_size(refused.bytes)} asked for" if refused and refused.bytes else ""
+        if error is None or error.type == OUT_OF_MEMORY:
+            return f"out of memory{phase}{size}{_at(error)}"
+        return f"out of memory{phase}{size}; then {_error_text(error)}"
+    if error is not None:
+        if found.ended is Ended.UNSUPPORTED:
+            return f"it cannot be emulated: {error.message}{_at(error)}"
+        why = {
+            Ended.LATER: "a program that began after the training failed",
+            Ended.HOST: "this machine's own memory ended the run",
+        }.get(found.ended, "the program failed")
+        more = f". {_MORE_GPUS}" if _TOO_FEW_GPUS.search(error.message) else ""
+        return f"{why}: {_error_text(error)}{more}"
+    texts = {
+        Ended.CRASH: f"{signal_name(-found.exit_status)} ended the program: a fault of the "
+        "emulator, of the program, or too little memory in this machine",
+        Ended.ERROR: f"the program ended with exit status {found.exit_status} after {steps}",
+        Ended.TIMEOUT: f"stopped by --timeout, after {steps}",
+    }
+    return texts.get(found.ended, "")
+
+
+def _error_text(error: ProgramError) -> str:
+    return f"{error.type.removeprefix('builtins.')}: {error.message}{_at(error)}"
+
+
+def _at(error: ProgramError | None) -> str:
+    return f", at {error.line}" if error is not None and error.line else ""
+
+
+def _fault_text(found: Emulation) -> str:
+    return f"{found.own_fault}. Please report it; no number below can be relied on"
+
+
+def _why_unknown(found: Emulation) -> str:
+    """Why a run that did not fail decides nothing."""
+    steps = f"{found.steps} optimizer step{'s' * (found.steps != 1)}"
+    if found.engine is not None and found.engine.mode == "server" and found.steps:
+        return engine_text(found)
+    if not found.survived and found.sizes == "known" and found.steps:
+        if found.may_grow:
+            return f"{growth_text(found)}; the number of steps isn't known"
+        if found.unreached:
+            of = f"{found.steps:,} of {found.all_steps:,} steps" if found.all_steps else steps
+            first, more = found.unreached[:_FEW_LINES], len(found.unreached) - _FEW_LINES
+            return f"{of}; not reached: {', '.join(first)}{f' and {more} more' * (more > 0)}"
+    if found.ended is not Ended.OOM and not (found.steps and found.devices):
+        return "no optimizer step ran on the device"
+    sizes = {
+        "unknown": "sizes of tensors depend on values that are not emulated",
+        "at most": "sizes of tensors are upper bounds, and with these it does not fit",
+    }
+    return (
+        (refusals_text(found) if found.survived else "")
+        or sizes.get(found.sizes)
+        or f"{steps} ran, and the peak shows from the second on"
     )
-    if use is not None and use.breakdown:
-        _print_peak(found, use)
-
-
-def run_fields(found: Emulation, needed: Emulation | None) -> list[tuple[str, str]]:
-    """Of a whole run: where memory ran out, the peak of each phase, and the rows of the largest.
-
-    `needed` is the same run on a GPU with more memory.
-    """
-    of = found if needed is None else needed
-    use = of.limiting
-    if not (found.whole and found.steps) or use is None:
-        return []
-    ran = sorted(use.run_phases.items(), key=lambda phase: -phase[1][0])
-    shown = [f"{phase} {significant(allocated / GIB)}" for phase, (allocated, _) in ran]
-    return [
-        ("ends", _run_end_text(found)),
-        ("phases", f"{', '.join(shown)} GiB allocated" if shown else ""),
-        ("decode", decoding_text(of)),
-        ("host", host_phases_text(of)),
-        ("rows", data_text(of)),
-        ("grows", growth_text(of) if of.fits else ""),
-        ("failed", _failed_text(found)),
-    ]
-
-
-def host_phases_text(found: Emulation) -> str:
-    """The host memory of each phase, where it comes near its limit or the limit is stated."""
-    host = found.host
-    if host is None or not (host.is_stated or host.peak_bytes >= _NEAR * host.limit_bytes):
-        return ""
-    ordered = sorted(host.phases.items(), key=lambda phase: -phase[1])
-    shown = ", ".join(f"{phase} {significant(size / GIB)}" for phase, size in ordered)
-    whose = "" if host.is_stated else "this machine's "
-    text = f"{shown} of {whose}{significant(host.limit_bytes / GIB)} GiB"
-    return text if host.is_stated or not host.is_killed else f"{text}: Linux would kill it here"
 
 
 def _host_text(found: Emulation) -> str:
@@ -137,9 +142,11 @@ def _host_text(found: Emulation) -> str:
     host = found.host
     if host is None or not found.host_is_full:
         return ""
-    sizes = (significant(size / GIB) for size in (host.peak_bytes, host.limit_bytes))
-    text = f"host memory: {{}} GiB in {host.peak_phase}, of {{}} GiB".format(*sizes)
-    return f"{text}: Linux kills it (out-of-memory killer)"
+    peak, limit = (significant(size / GIB) for size in (host.peak_bytes, host.limit_bytes))
+    return (
+        f"host memory: {peak} GiB in {host.peak_phase}, of {limit} GiB: Linux kills it "
+        "(out-of-memory killer)"
+    )
 
 
 def growth_text(found: Emulation) -> str:
@@ -160,18 +167,98 @@ def growth_text(found: Emulation) -> str:
     )
 
 
-def _failed_text(found: Emulation) -> str:
-    """The failure after the first steps, which is not the verdict's: values are made up."""
-    if found.later_error is None:
-        return ""
-    return f"after the first steps: {_error_text(found.later_error)}"
+# -- fields -------------------------------------------------------------------------------------
 
 
-def _run_end_text(found: Emulation) -> str:
-    if found.ended is not Ended.OOM:
+def run_fields(found: Emulation, of: Emulation) -> list[Field]:
+    """Where memory ran out, the peak of each phase of a whole run, and the rows of the largest.
+
+    `of` is the same run, on a GPU with more memory if it ran out.
+    """
+    use = of.limiting
+    is_told = found.ended is Ended.TIMEOUT or (found.ended is Ended.OOM and of is not found)
+    ends = ("ends", ended_text(found) if is_told else "")
+    decode = ("decode", decoding_text(of))
+    if not (found.whole and found.steps) or use is None:
+        return [ends, decode]
+    ran = sorted(use.run_phases.items(), key=lambda phase: -phase[1][0])
+    shown = [f"{phase} {significant(allocated / GIB)}" for phase, (allocated, _) in ran]
+    later = found.later_error
+    return [
+        ends,
+        ("phases", f"{', '.join(shown)} GiB allocated" if shown else ""),
+        decode,
+        ("host", host_phases_text(of)),
+        ("rows", data_text(of)),
+        ("grows", growth_text(of) if of.fits else ""),
+        # This is not the verdict's: values are made up.
+        ("failed", f"after the first steps: {_error_text(later)}" if later else ""),
+    ]
+
+
+def more_fields(found: Emulation) -> list[Field]:
+    """The numbers of an emulated run that only --verbose shows."""
+    use, memory, time = found.limiting, found.memory, found.time
+    held = found.peak.holders if found.peak is not None else ()
+    holders = [f"{format_size(size)} {command[:_COMMAND_CHARS]}" for command, size in held[:3]]
+    holders += [f"{len(held) - 3} more"] * (len(held) > 3)
+    ranks = ""
+    if found.stands_for > 1:
+        ranks = f"rank 0, which stands for all {found.stands_for}; --all-ranks runs each"
+    elif len(found.devices) > 1:
+        sizes = [one.peak_allocated_bytes for one in found.devices]
+        ranks = f"{len(sizes)}, {format_range(min(sizes), max(sizes), format_size)} allocated; the "
+        ranks += "largest is shown"
+    peaks = use.phase_peak_bytes.items() if use else ()
+    retries, trained = (use.alloc_retries, use.trainable_params) if use else (0, 0)
+    more = f"; the allocator gave cached blocks back {retries} times" if retries else ""
+    slowest = [f"; most of all by {one.label}" for one in time.most_expensive[:1]] if time else ()
+    where = f" at {found.asked}" if found.asked else ""
+    return [
+        ("settings", training_text(found)),
+        ("memory", f"{peak_text(memory)}{more}" if memory else ""),
+        ("processes", f"at the peak {'; '.join(holders)}" if len(held) > 1 else ""),
+        ("peaks", ", ".join(f"{name} {format_size(size)}" for name, size in peaks)),
+        ("ranks", ranks),
+        ("limited by", limit_text(time.breakdown_s) + "".join(slowest) if time else ""),
+        ("parameters", f"{count(trained)} trainable" if trained else ""),
+        (
+            "input",
+            f"the program asked for input{where} and got end of file: answer in its arguments"
+            if found.asked is not None
+            else "",
+        ),
+        ("took", format_duration(found.duration_s)),
+    ]
+
+
+def emulated_notes(found: Emulation) -> Iterator[str]:
+    """Restrictions of the answer, the gravest first."""
+    time = found.time
+    texts = (
+        _fault_text(found) if found.own_fault is not None and found.fits is not None else "",
+        refusals_text(found) if found.fits is not None else "",
+        engine_text(found),
+        unknown_text(found),
+        sizes_text(found.unknown_values),
+        input_bound_text(found),
+        f"steps counted by {found.steps_by}: no optimizer was seen" if found.steps_by else "",
+        not_run_text(found),
+        *(time.notes if time else ()),
+    )
+    yield from filter(None, texts)
+
+
+def host_phases_text(found: Emulation) -> str:
+    """The host memory of each phase, where it comes near its limit or the limit is stated."""
+    host = found.host
+    if host is None or not (host.is_stated or host.peak_bytes >= _NEAR * host.limit_bytes):
         return ""
-    phase = found.refused.phase if found.refused else ""
-    return f"out of memory{f' in the {phase}' if phase else ''}{_at(found.error)}"
+    ordered = sorted(host.phases.items(), key=lambda phase: -phase[1])
+    shown = ", ".join(f"{phase} {significant(size / GIB)}" for phase, size in ordered)
+    whose = "" if host.is_stated else "this machine's "
+    text = f"{shown} of {whose}{significant(host.limit_bytes / GIB)} GiB"
+    return text if host.is_stated or not host.is_killed else f"{text}: Linux would kill it here"
 
 
 def refusals_text(found: Emulation) -> str:
@@ -180,16 +267,14 @@ def refusals_text(found: Emulation) -> str:
     ways = (Afterwards.RECOVERED, "got as much or less later"), (Afterwards.SURVIVED, "trained on")
     for afterwards, what in ways:
         refused = [one for one in found.refusals if one.afterwards is afterwards]
+        lines = dict.fromkeys(
+            f"{one.line or 'a line of a library'}{f' (thread {one.thread})' if one.thread else ''}"
+            for one in refused
+        )
+        times = f" {len(refused)} times" if len(refused) > 1 else ""
         if refused:
-            lines = dict.fromkeys(_asking(one) for one in refused)
-            times = f" {len(refused)} times" if len(refused) > 1 else ""
             texts.append(f"ran out of memory{times} at {', '.join(lines)}, and {what}")
     return "; ".join(texts)
-
-
-def _asking(refused: Refusal) -> str:
-    thread = f" (thread {refused.thread})" if refused.thread else ""
-    return f"{refused.line or 'a line of a library'}{thread}"
 
 
 def data_text(found: Emulation) -> str:
@@ -234,161 +319,6 @@ def not_run_text(found: Emulation) -> str:
     return f"not run: {', '.join(left)}" if left else ""
 
 
-def print_last_lines(log_tail: str, *, of: str = "the program", at_most: int = _LOG_LINES) -> None:
-    """The end of what a program printed that failed."""
-    echo(f"{of}'s last lines:")
-    for line in log_tail.splitlines()[-at_most:]:
-        echo(f"  {line[:_LINE_CHARS]}{'...' * (len(line) > _LINE_CHARS)}")
-
-
-def _gpu_text(found: Emulation) -> str:
-    number = f"{found.gpus} x " if found.gpus > 1 else ""
-    return f"{number}{found.gpu.name}, {format_size(found.gpu.memory_bytes)}"
-
-
-def _steps_text(found: Emulation) -> str:
-    return f"{found.steps} optimizer step{'' if found.steps == 1 else 's'}"
-
-
-def steps_by_text(found: Emulation) -> str:
-    """The sign by which steps were counted, where no optimizer was seen."""
-    return f"steps counted by {found.steps_by}: no optimizer was seen" if found.steps_by else ""
-
-
-def _ended_text(found: Emulation) -> str:
-    error = found.error
-    if found.ended is Ended.OOM:
-        asked_bytes = found.refused.bytes if found.refused else 0
-        size = f": {format_size(asked_bytes)} asked for" if asked_bytes else ""
-        if error is None or error.type == OUT_OF_MEMORY:
-            return f"out of memory{size}{_at(error)}"
-        return f"out of memory{size}; then {_error_text(error)}"
-    if error is not None and found.ended is Ended.UNSUPPORTED:
-        return f"it cannot be emulated: {error.message}{_at(error)}"
-    if error is not None and found.ended in _UNKNOWN:
-        return f"{_UNKNOWN[found.ended]}: {_error_text(error)}"
-    if error is not None:
-        more = f". {_MORE_GPUS}" if _TOO_FEW_GPUS.search(error.message) else ""
-        return f"the program failed: {_error_text(error)}{more}"
-    texts = {
-        Ended.CRASH: f"{signal_name(-found.exit_status)} ended the program: a fault of the "
-        "emulator, of the program, or too little memory in this machine",
-        Ended.ERROR: f"the program ended with exit status {found.exit_status} after "
-        f"{_steps_text(found)}",
-        Ended.TIMEOUT: f"stopped by --timeout, after {_steps_text(found)}",
-    }
-    nothing = "" if found.steps else "no optimizer step ran: the memory below is of what did"
-    return texts.get(found.ended, nothing)
-
-
-def _error_text(error: ProgramError) -> str:
-    return f"{error.type.removeprefix('builtins.')}: {error.message}{_at(error)}"
-
-
-def _at(error: ProgramError | None) -> str:
-    return f", at {error.line}" if error is not None and error.line else ""
-
-
-def _fault_text(found: Emulation) -> str:
-    if found.own_fault is None:
-        return ""
-    return f"{found.own_fault}. Please report it; no number below can be relied on"
-
-
-def reason_text(found: Emulation) -> str:
-    """Why it is unknown whether the program fits, or runs out of memory later; else empty."""
-    if found.fits is not None:
-        return growth_text(found) or _host_text(found) if found.fits is False else ""
-    failed = found.ended in (Ended.ERROR, Ended.CRASH, Ended.UNSUPPORTED, *_UNKNOWN)
-    return _fault_text(found) or (_ended_text(found) if failed else _why_unknown(found))
-
-
-def so_far_text(found: Emulation) -> str:
-    """The verdict of a program that fits until the end of its run, and has code that did not run.
-
-    Empty for others.
-    """
-    is_left = bool(found.unreached) and found.sizes == "known" and not found.may_grow
-    is_left = is_left and not found.survived
-    return "fits, as far as it ran" if found.fits is None and is_left else ""
-
-
-def _verdict_text(found: Emulation) -> str:
-    limit = found.gpu.memory_bytes
-    if found.fits is False and found.host_is_full:
-        return f"{Verdict.DOES_NOT_FIT}: {_host_text(found)}"
-    if found.ended is Ended.OOM and found.fits is False:
-        return f"{Verdict.DOES_NOT_FIT}: out of memory on {format_size(limit)}"
-    if found.fits is None or found.limiting is None:
-        return f"{so_far_text(found) or Verdict.UNKNOWN}: {_why_unknown(found)}"
-    budget = MemoryBudget(limit, found.margin_bytes)
-    return room_text(Answer(found.verdict, found.used_bytes, budget, found.gpu.id))
-
-
-def _why_unknown(found: Emulation) -> str:
-    sizes = {
-        "unknown": "sizes of tensors depend on values that are not emulated",
-        "at most": "sizes of tensors are upper bounds, and with these it does not fit",
-    }
-    if found.engine is not None and found.engine.mode == "server" and found.steps:
-        return engine_text(found)
-    is_partial = (
-        not found.survived and found.sizes == "known" and found.steps and found.ended not in FAILED
-    )
-    if is_partial and found.may_grow:
-        return f"{growth_text(found)}; the number of steps isn't known"
-    if is_partial and found.unreached:
-        return _so_far_reason(found)
-    reasons = {
-        Ended.ERROR: "the program failed",
-        Ended.CRASH: "the program failed",
-        Ended.FAULT: "tuner itself failed",
-        Ended.UNSUPPORTED: "it was not emulated to its end",
-        **_UNKNOWN,
-    }
-    why = reasons.get(found.ended)
-    if why is None and found.ended is not Ended.OOM and not (found.steps and found.devices):
-        why = "no optimizer step ran on the device"
-    return (
-        why
-        or (refusals_text(found) if found.survived else "")
-        or sizes.get(found.sizes)
-        or f"{_steps_text(found)} ran, and the peak shows from the second on"
-    )
-
-
-def _so_far_reason(found: Emulation) -> str:
-    """The steps that ran, and the lines that were not reached."""
-    of = f" of {found.all_steps:,}" if found.all_steps else ""
-    steps = f"{found.steps:,}{of} steps" if of else _steps_text(found)
-    first, more = found.unreached[:_FEW_LINES], len(found.unreached) - _FEW_LINES
-    others = f" and {more} more" if more > 0 else ""
-    return f"{steps}; not reached: {', '.join(first)}{others}"
-
-
-def _memory_text(found: Emulation, use: EmulatedDeviceUse) -> str:
-    text = (
-        f"device memory {format_size(found.used_bytes)}, peak of"
-        f" {format_size(use.peak_allocated_bytes)} allocated and"
-        f" {format_size(use.peak_reserved_bytes)} reserved, in the {use.peak_phase} phase"
-    )
-    if use.managed_bytes:
-        text += f"; {format_size(use.managed_bytes)} more in managed memory"
-    if use.alloc_retries:
-        text += f"; the allocator gave cached blocks back {use.alloc_retries} times"
-    return text
-
-
-def _holders_text(found: Emulation) -> str:
-    """The processes that held the memory at its peak, where there were several."""
-    held = found.peak.holders if found.peak is not None else ()
-    if len(held) < 2:
-        return ""
-    shown = [f"{format_size(size)} {command[:_COMMAND_CHARS]}" for command, size in held[:3]]
-    more = f" and {len(held) - 3} more" if len(held) > 3 else ""
-    return f"at the peak {'; '.join(shown)}{more}"
-
-
 def engine_text(found: Emulation) -> str:
     """The engine that generates, which is not emulated."""
     engine = found.engine
@@ -428,68 +358,16 @@ def training_text(found: Emulation) -> str:
         for (rows, tokens), number in shapes.most_common(3)
     ]
     more = f" and {len(shapes) - 3} other shapes" if len(shapes) > 3 else ""
-    off = [name for name, value in found.settings.items() if value is False]
-    if not found.settings.get("gradient_checkpointing"):
-        off.append("use_reentrant")  # a way to do what is not done
-    else:
-        off = [name for name in off if name != "use_reentrant"]
+    checkpoints = found.settings.get("gradient_checkpointing")
     settings = ", ".join(
         f"{name}={show(tuple(value) if isinstance(value, list) else value)}"
         for name, value in found.settings.items()
-        if name not in off or name == "gradient_checkpointing"
+        # Without checkpointing, its way is one to do what is not done.
+        if (checkpoints if name == "use_reentrant" else value is not False)
+        or name == "gradient_checkpointing"
     )
     inputs = f"{', '.join(texts)}{more} a step" if texts else ""
     return "; ".join(filter(None, (inputs, settings)))
-
-
-def _speed_text(found: Emulation) -> str:
-    time = found.time
-    if time is None:
-        return ""
-    low, high = time.interval_s
-    mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
-    rate = found.sequences_per_s
-    where = " on each GPU" if found.ranks > 1 else ""
-    each = f", {significant(rate)} sequences/s{where}" if rate is not None else ""
-    text = (
-        f"{format_duration(time.step_s)} an optimizer step (90 %: "
-        f"{format_range(low, high, format_duration)}){each}{mfu}"
-    )
-    return "; ".join((text, *time.notes))
-
-
-def _run_time_text(found: Emulation) -> str:
-    run = found.run_time
-    if run is None:
-        return ""
-    tests = f", {run.evaluations} evaluations" if run.evaluations else ", without evaluations"
-    of = "the training" if run.is_whole else "an epoch"
-    ends = format_range(*run.interval_s, format_duration)
-    return (
-        f"{format_duration(run.seconds)} (90 %: {ends}) for {of}: {run.steps:,} steps{tests}; "
-        "loading and saving are not in it"
-    )
-
-
-def _limit_text(found: Emulation) -> str:
-    if found.time is None:
-        return ""
-    kind, seconds = max(found.time.breakdown_s.items(), key=lambda item: item[1])
-    slowest = found.time.most_expensive[:1]
-    text = f"{kind} ({seconds / found.time.step_s:.0%} of the time)"
-    return text + "".join(f"; most of all by {one.label}" for one in slowest)
-
-
-def _ranks_text(found: Emulation) -> str:
-    if found.stands_for > 1:
-        return f"rank 0, which stands for all {found.stands_for}; --all-ranks runs each"
-    if len(found.devices) < 2:
-        return ""
-    sizes = [use.peak_allocated_bytes for use in found.devices]
-    return (
-        f"{len(sizes)}, {format_range(min(sizes), max(sizes), format_size)} allocated; the "
-        "largest is shown"
-    )
 
 
 def unknown_text(found: Emulation) -> str:
@@ -497,13 +375,6 @@ def unknown_text(found: Emulation) -> str:
     shown = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
     return f"not emulated: {', '.join(shown[:8])}{more}" if shown else ""
-
-
-def _asked_text(found: Emulation) -> str:
-    if found.asked is None:
-        return ""
-    where = f" at {found.asked}" if found.asked else ""
-    return f"the program asked for input{where} and got end of file: answer in its arguments"
 
 
 _TAKEN = {
@@ -527,16 +398,18 @@ def sizes_text(values: Sequence[UnknownValues]) -> str:
     return "; ".join(texts)
 
 
-def _print_peak(found: Emulation, use: EmulatedDeviceUse) -> None:
-    parts = dict(use.breakdown)
-    # Sizes of the history are rounded up as the allocator does; a rest that it does not split off
-    # belongs to the block.
-    overhead = use.peak_reserved_bytes - sum(parts.values())
-    parts["allocator_overhead"] = overhead
-    parts["context"] = use.device_bytes - use.peak_reserved_bytes
-    echo()
-    print_breakdown("device memory at the peak (emulated)", parts, format_size)
-    echo()
+# -- what stands below the fields ---------------------------------------------------------------
+
+
+def print_last_lines(log_tail: str, *, of: str = "the program", at_most: int = _LOG_LINES) -> None:
+    """The end of what a program printed that failed."""
+    echo(f"{of}'s last lines:")
+    for line in log_tail.splitlines()[-at_most:]:
+        echo(f"  {line[:_LINE_CHARS]}{'...' * (len(line) > _LINE_CHARS)}")
+
+
+def print_lines_of_code(use: EmulatedDeviceUse) -> None:
+    """A table of the lines of code that hold the memory at the peak."""
     shown = [row for row in use.allocations[:_ROWS] if row.bytes >= _LEAST * use.device_bytes]
     print_rows(
         ["", "kind", "allocated at (by your line)"],

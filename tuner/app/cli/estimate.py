@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,22 +26,15 @@ from tuner.app.cli.options import (
     verbose_option,
 )
 from tuner.app.device import find_gpu, profile_for
-from tuner.app.estimate import (
-    Estimate,
-    asked,
-    corrected,
-    estimate_asked,
-    exchanging_each,
-)
+from tuner.app.estimate import Estimate, asked, corrected, estimate_asked, exchanging_each
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, MemoryCategory, Verdict, parse_margin
 from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.units import format_duration, format_size
 from tuner.predict.releases import predicted_stack
-from tuner.predict.stages import StagedPrediction
 from tuner.program.loops import LOOPS
-from tuner.report.terminal.evidence import print_evidence, print_rows_of_stages
+from tuner.report.terminal.evidence import evidence_fields, print_parts, print_rows_of_stages
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_fields, print_json, settings_text
 from tuner.report.terminal.verdict import (
@@ -56,17 +49,24 @@ from tuner.report.terminal.verdict import (
     bound_text,
     field_lines,
     fields_dict,
-    gpu_text,
     memory_text,
     pace_fields,
     print_lines,
     print_verdict,
     source_text,
     verdict_texts,
+    with_details,
     with_more,
 )
 from tuner.searches.cost import cost_of
-from tuner.searches.facts import SpaceFacts, counted_gpus, gpus_text, paid_gpus, stage_rows
+from tuner.searches.facts import (
+    SpaceFacts,
+    counted_gpus,
+    gpus_text,
+    paid_gpus,
+    stage_rows,
+    times_text,
+)
 from tuner.space.models.trainable import model_defaults
 
 
@@ -100,7 +100,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpu_memory: int | None,
     price: float | None,
     loop: str | None,
-    settings: dict[str, str],
+    settings: dict[str, Any],
     margin: str | None,
     results: Path,
     verbose: bool,
@@ -117,8 +117,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     if space is None and model is None:
         raise click.UsageError("Missing option '--space' or '--model'.")
     if gpu_name is None:
-        from tuner.app.cli.everywhere_text import show_everywhere
-        from tuner.app.everywhere import space_everywhere
+        from tuner.app.everywhere import show_everywhere, space_everywhere
 
         with Waiting() as waiting, quiet_libraries():
             waiting("predicting the configuration for every GPU type")
@@ -128,6 +127,8 @@ def command(  # noqa: PLR0913 - one argument for each option
             )
         show_everywhere(every, verbose=verbose, as_json=as_json)
         return
+    from tuner.predict.predict import WITHOUT  # numpy
+
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
     with quiet_libraries():
@@ -139,28 +140,25 @@ def command(  # noqa: PLR0913 - one argument for each option
         each = None
         with contextlib.suppress(UnavailableError):
             each = None if as_json else exchanging_each(found, profile)
-    chosen = _chosen_text(model, settings) if space is None else ""
-    if as_json:
-        print_json({**found.to_dict(), "answer": fields_dict(_fields(found, chosen, ""))})
-        return
-    hint = ""
+    notes = [*found.findings, _correction_text(found)]
+    if space is None:
+        # The settings that are not the usual defaults: the model's class has not got those.
+        chosen = {k: v for k, v in model_defaults(str(model)).items() if k not in settings}
+        text = settings_text(Configuration(chosen))
+        notes.append(f"{text}: this model has nothing else in transformers" if chosen else "")
     if each is not None:
-        hint = _unsharded_text(found, each)
-        if verbose:
-            named = [("--space", space), ("--model", model), ("--gpu", gpu_name)]
-            words = [word for name, value in named if value for word in (name, value)]
-            words += ["--loop", loop] if loop else []
-            command = [*words, *_as_words(settings), "--set", f"{SYNC}=true"]
-            hint = f"{hint}: {shlex.join(['tuner', 'estimate', *command])}"
-    _print(found, chosen, hint, verbose=verbose)
-
-
-def _as_words(settings: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in settings.items():
-        if not name.startswith("--"):
-            yield from ("--set", f"{name}={value}")
-        else:
-            yield from (name,) if value is True else (name, str(value))
+        named = [("--space", space), ("--model", model), ("--gpu", gpu_name), ("--loop", loop)]
+        words = [word for name, value in named if value for word in (name, value)]
+        for name, value in settings.items():
+            flag = (name,) if value is True else (name, str(value))
+            words += flag if name.startswith("--") else ("--set", f"{name}={value}")
+        line = shlex.join(["tuner", "estimate", *words, "--set", f"{SYNC}=true"])
+        notes.append(_unsharded_text(found, each) + (f": {line}" if verbose else ""))
+    # The settings whose effect is in no number.
+    _, without, names = found.prediction.method.partition(WITHOUT)
+    bound = "; memory is an upper bound" if found.prediction.is_compiled else ""
+    notes.append(f"{without}{names}{bound}")
+    _print(found, _fields(found, notes), verbose=verbose, as_json=as_json)
 
 
 def _unsharded_text(found: Estimate, each: Estimate) -> str:
@@ -180,7 +178,7 @@ def _answer_of(found: Estimate) -> Answer:
         prediction.verdict,
         prediction.memory.device_bytes,
         prediction.budget,
-        gpu_text(found.gpu, counted_gpus(found.configuration)),
+        times_text(counted_gpus(found.configuration), found.gpu.id),
         prediction.intervals.get("device_bytes"),
     )
     if answer.verdict is Verdict.UNKNOWN:
@@ -188,15 +186,12 @@ def _answer_of(found: Estimate) -> Answer:
     return answer
 
 
-def _fields(found: Estimate, chosen: str, hint: str) -> list[Field]:
+def _fields(found: Estimate, notes: Sequence[str]) -> list[Field]:
     """The short answer."""
     prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
     limiting = found.stages.limiting if found.stages is not None else ""
-    corrected_by = _correction_text(found)
-    corrected_by = corrected_by and f"corrected {corrected_by}"
     cost = cost_of(prediction, configuration, SpaceFacts.of(found.space), gpu)
     gpus, pace = paid_gpus(configuration, gpu), Pace.of(prediction)
-    notes = [*found.findings, corrected_by, chosen, hint, _unmodelled_text(found)]
     return [
         (ANSWER, ": ".join(verdict_texts(_answer_of(found)))),
         (READ_AS, found.read_as),
@@ -208,73 +203,49 @@ def _fields(found: Estimate, chosen: str, hint: str) -> list[Field]:
     ]
 
 
-def _print(found: Estimate, chosen: str, hint: str, *, verbose: bool) -> None:
+def _print(found: Estimate, fields: list[Field], *, verbose: bool, as_json: bool) -> None:
     """The verdict, then speed, time and cost; everything with `verbose`."""
-    prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
+    if as_json:
+        print_json({**found.to_dict(), "answer": fields_dict(fields)})
+        return
+    prediction, configuration = found.prediction, found.configuration
     print_verdict(_answer_of(found))
     if not verbose:
-        fields = _fields(found, chosen, hint)[1:]
         lines = field_lines(
-            (label, with_more(text) if label == "source" else text) for label, text in fields
+            (label, with_more(text) if label == "source" else text) for label, text in fields[1:]
         )
         print_lines(lines[: LINES - 1])
         return
-    print_lines(field_lines([(READ_AS, found.read_as), *((NOTE, n) for n in found.findings)]))
-    print_fields(
-        [
-            ("model", str(found.space.model)),
-            ("GPU", gpus_text(configuration, gpu)),
-            ("settings", settings_text(configuration)),
-            ("chosen", chosen),
-            ("hint", hint),
-            ("corrected", _correction_text(found)),
-        ]
-    )
-    print_evidence(prediction, prediction.budget, predicted_stack())
-    if found.stages is not None:
-        print_staged(found.stages, configuration, SpaceFacts.of(found.space))
-
-
-def _unmodelled_text(found: Estimate) -> str:
-    """The settings whose effect is in no number."""
-    from tuner.predict.predict import WITHOUT  # numpy
-
-    _, without, names = found.prediction.method.partition(WITHOUT)
-    bound = "; memory is an upper bound" if found.prediction.is_compiled else ""
-    return f"{without}{names}{bound}"
+    details = [
+        (READ_AS, found.read_as),
+        ("model", str(found.space.model)),
+        ("GPU", gpus_text(configuration, found.gpu)),
+        ("settings", settings_text(configuration)),
+        *evidence_fields(prediction, prediction.budget, predicted_stack()),
+    ]
+    print_fields(with_details(fields[1:], details))
+    breakdown_s = found.speed.breakdown_s if found.speed else {}
+    print_parts(prediction.source, prediction.memory, breakdown_s)
+    if found.stages is None:
+        return
+    space, source = SpaceFacts.of(found.space), str(prediction.source)
+    print_rows_of_stages(stage_rows(prediction, configuration, space, prediction.budget), source)
+    together = []
+    if found.stages.epoch_s is not None:
+        together.append(("one epoch of each", format_duration(found.stages.epoch_s)))
+    if found.stages.run_s not in (None, found.stages.epoch_s):
+        together.append(("all epochs", format_duration(found.stages.run_s)))
+    print_fields(together, indent=2)
 
 
 def _correction_text(found: Estimate) -> str:
     """The trials that corrected it, and by how much; empty without any."""
     if not found.corrected_by:
         return ""
-    factors = ", ".join(
-        f"{label} x {found.prediction.corrections[name]:.2f}"
-        for name, label in _CORRECTED.items()
-        if name in found.prediction.corrections
+    of, corrections = f"{found.corrected_by} trial", found.prediction.corrections
+    labels = {"device_bytes": "device memory", "step_s": "step time"}
+    factors = [f"{label} x {corrections[n]:.2f}" for n, label in labels.items() if n in corrections]
+    return (
+        f"corrected by {of}{'s' * (found.corrected_by > 1)} of this space on this GPU: "
+        f"{', '.join(factors)} (as predicted: --results none)"
     )
-    trials = f"{found.corrected_by} trial{'s' if found.corrected_by > 1 else ''}"
-    return f"by {trials} of this space on this GPU: {factors} (as predicted: --results none)"
-
-
-_CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}
-
-
-def _chosen_text(model: str | None, given: dict[str, str]) -> str:
-    """The settings that are not the usual defaults, because the model's class has not got those."""
-    chosen = {k: v for k, v in model_defaults(str(model)).items() if k not in given}
-    text = settings_text(Configuration(chosen))
-    return f"{text}: this model has nothing else in transformers" if chosen else ""
-
-
-def print_staged(staged: StagedPrediction, configuration: Configuration, space: SpaceFacts) -> None:
-    """The stages of one prediction, and how long they take together."""
-    overall = staged.overall
-    rows = stage_rows(overall, configuration, space, overall.budget)
-    print_rows_of_stages(rows, str(overall.source))
-    fields = []
-    if staged.epoch_s is not None:
-        fields.append(("one epoch of each", format_duration(staged.epoch_s)))
-    if staged.run_s is not None and staged.run_s != staged.epoch_s:
-        fields.append(("all epochs", format_duration(staged.run_s)))
-    print_fields(fields, indent=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from tuner.app.listener import Compiling, Listener, Searching
 from tuner.app.measuring import Predicting
@@ -18,9 +17,6 @@ from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.verdict import versions_text
 from tuner.searches.names import DEFAULT_SEARCHER
 from tuner.trial.base import OUTCOME_LIBRARIES
-
-if TYPE_CHECKING:
-    from tuner.app.search.supported import SupportedSpace
 
 
 class Printer(Listener):
@@ -54,7 +50,8 @@ class Printer(Listener):
     def refused(self, refused: SkippedGpu) -> None:
         """A field named after the GPU type."""
         if not self._quiet:
-            print_fields([refused.field], err=self._err)
+            text = f"not searched: {refused.reason}"
+            print_fields([(refused.target.gpu.id, text)], err=self._err)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[Compiling]:
@@ -86,84 +83,48 @@ def print_plan(
     if options.searcher == DEFAULT_SEARCHER and not has_predictions(target.space, gpu):
         searcher += "; without predictions"
     to_try = ("to try", f"{wanted} ({searcher})")
+    numbers, releases, alike = "", "", sum(map(plan.is_alike, known))
     if isinstance(plan.trials_on, Predicting):
+        from tuner.predict.shipped import can_trace  # numpy
+
         to_try = ("predict", f"all {count(there)} configurations; the front is traced in full")
+        numbers = f"predicted, not measured: {plan.trials_on.why}"
+        releases = versions_text({n: v for n, v in plan.versions.items() if n in OUTCOME_LIBRARIES})
+        releases += "" if can_trace() else ", of the timelines that come with tuner"
+    else:
+        numbers = plan.trials_on.text(gpu)
+    price = "price unknown (--price)"
+    if gpu.price_usd_per_hour is not None:
+        dated = f" ({gpu.price_date})" if gpu.price_date else ""
+        price = f"{gpu.price_usd_per_hour:g} USD per hour{dated}"
+    where = all_of(plan.all_conditions)
+    if floors := [floor for floor in plan.conditions if floor not in options.where]:
+        name = min(part.space.condition(floors[0]).names)
+        where += f" (floors of the space; --where '{name} >= ...' sets others)"
+    limits = {"{:g} GPU hours": options.gpu_hours, "{:g} USD": options.max_cost_usd}
+    at_most = [text.format(value) for text, value in limits.items() if value is not None]
+    if at_most and plan.trial_device is not None and plan.trial_device.emulated:
+        at_most.append("of which emulated trials take nothing")
     common = [
         ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
         ("model" if target.space.model else "trains", target.space.subject),
         ("for", ", ".join(objective.label for objective in plan.objectives)),
-        ("at most", _limits_text(plan)),
-        ("where", _where_text(plan)),
+        ("at most", ", ".join(at_most)),
+        ("where", where),
     ]
+    what = "traces" if isinstance(plan.trials_on, Predicting) else "trials"
+    left_out = f"{count(part.left_out)} configurations that the GPU cannot run: "
     print_fields(
         [
             *([] if again else common),
-            ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
+            ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {price}"),
             to_try,
-            ("left out", _left_out_text(part)),
+            ("left out", left_out + "; ".join(part.reasons) if part.left_out else ""),
             ("headroom", f"{format_gib(plan.margin_bytes)} of memory to keep free (--headroom)"),
-            ("known", _known_text(plan, known)),
-            ("numbers", _numbers_text(plan)),
-            ("releases", _releases_text(plan)),
+            ("known", f"{alike} {what} from {target.folder.journal}" if alike else ""),
+            ("numbers", numbers),
+            ("releases", releases),
         ],
         err=err,
     )
     echo(err=err)
-
-
-def _limits_text(plan: SearchPlan) -> str:
-    options = plan.options
-    limits = {
-        "{:g} GPU hours": options.gpu_hours,
-        "{:g} USD": options.max_cost_usd,
-    }
-    texts = [text.format(value) for text, value in limits.items() if value is not None]
-    if texts and plan.trial_device is not None and plan.trial_device.emulated:
-        texts.append("of which emulated trials take nothing")
-    return ", ".join(texts)
-
-
-def _price_text(plan: SearchPlan) -> str:
-    gpu = plan.target.gpu
-    if gpu.price_usd_per_hour is None:
-        return "price unknown (--price)"
-    dated = f" ({gpu.price_date})" if gpu.price_date else ""
-    return f"{gpu.price_usd_per_hour:g} USD per hour{dated}"
-
-
-def _known_text(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> str:
-    alike = sum(map(plan.is_alike, known))
-    what = "traces" if isinstance(plan.trials_on, Predicting) else "trials"
-    return f"{alike} {what} from {plan.target.folder.journal}" if alike else ""
-
-
-def _numbers_text(plan: SearchPlan) -> str:
-    if isinstance(plan.trials_on, Predicting):
-        return f"predicted, not measured: {plan.trials_on.why}"
-    return plan.trials_on.text(plan.target.gpu)
-
-
-def _releases_text(plan: SearchPlan) -> str:
-    """The releases that predictions speak of."""
-    if not isinstance(plan.trials_on, Predicting):
-        return ""
-    from tuner.predict.shipped import can_trace  # numpy
-
-    text = versions_text({n: v for n, v in plan.versions.items() if n in OUTCOME_LIBRARIES})
-    return text if can_trace() else f"{text}, of the timelines that come with tuner"
-
-
-def _where_text(plan: SearchPlan) -> str:
-    text = all_of(plan.all_conditions)
-    floors = [floor for floor in plan.conditions if floor not in plan.options.where]
-    if floors:
-        name = plan.part.space.condition(floors[0]).names
-        text += f" (floors of the space; --where '{min(name)} >= ...' sets others)"
-    return text
-
-
-def _left_out_text(part: SupportedSpace) -> str:
-    if not part.left_out:
-        return ""
-    reasons = "; ".join(part.reasons)
-    return f"{count(part.left_out)} configurations that the GPU cannot run: {reasons}"

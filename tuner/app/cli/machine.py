@@ -40,17 +40,9 @@ def doctor(*, as_json: bool) -> int:
 DEFAULT_BUDGET_S = 90.0
 
 
-@subcommand(
-    "calibrate",
-    "tuner calibrate",
-    "tuner calibrate --device cuda:1 --output rtx4090.yaml",
-)
+@subcommand("calibrate", "tuner calibrate", "tuner calibrate --device cuda:1 --output rtx4090.yaml")
 @click.option(
-    "--device",
-    default="cuda:0",
-    show_default=True,
-    metavar="DEVICE",
-    help="cuda:0, cuda:1, ...",
+    "--device", default="cuda:0", show_default=True, metavar="DEVICE", help="cuda:0, cuda:1, ..."
 )
 @click.option(
     "--output",

@@ -23,12 +23,7 @@ from typing import Any
 import click
 
 from tuner import __version__
-from tuner.app.cli.helping import (
-    examples,
-    help_all,
-    shows_all,
-    with_help_all,
-)
+from tuner.app.cli.helping import examples, help_all, shows_all, with_help_all
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES_TEXT,
@@ -87,10 +82,9 @@ FIRST = frozenset({
 """The commands of `tuner --help`; `tuner --help-all` lists the others too."""
 
 _SHARED = {
-    "apply": ("apply", "export"),
     "catalogues": ("gpus", "spaces"),
     "machine": ("calibrate", "doctor"),
-    "results": ("best", "show", "report"),
+    "results": ("best", "show", "report", "apply", "export"),
 }
 """Modules of several commands, which have the names of these; others have one, `command`."""
 

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -113,7 +113,8 @@ class CommandTool:
                 words += [f"{option}={name}={show(each)}" for name, each in value.items()]
             elif value is not None:
                 # One word: no value is taken for an option.
-                words += [f"{option}={each}" for each in _listed(value)]
+                several = value if isinstance(value, list) else [value]
+                words += [f"{option}={each}" for each in several]
         if self.command == "check" and not arguments.get("run"):
             words.append("--predict")
         words.append("--json")
@@ -124,9 +125,8 @@ class CommandTool:
 
     def output_schema(self) -> Schema:
         """The schema of `--json`; an emulated answer has fields of its own."""
-        written: Schema = _opened(
-            json.loads((schemas_folder() / f"{self.command}.json").read_text("utf-8"))
-        )
+        name = f"{self.command}.json"
+        written: Schema = _opened(json.loads(_shipped(f"schemas/{name}", f"docs/schemas/{name}")))
         if self.command != "check":
             return written
         predicted = {"properties": {"source": {"const": "predicted"}}}
@@ -145,10 +145,6 @@ def _opened(schema: Any) -> Any:
         if not (key == "additionalProperties" and value is False)
         and not (key == "required" and isinstance(value, list))
     }
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _name(option: str) -> str:
@@ -219,7 +215,7 @@ def command(*, may_run: bool, as_skill: bool) -> None:
     takes programs below this folder; with --allow-run, it emulates one if asked to.
     """
     if as_skill:
-        echo(skill_file().read_text("utf-8"), nl=False)
+        echo(_shipped("SKILL.md", "skills/tuner/SKILL.md"), nl=False)
         return
     try:
         import mcp.server.stdio  # noqa: F401
@@ -237,20 +233,11 @@ def command(*, may_run: bool, as_skill: bool) -> None:
     anyio.run(_serve, tools(may_run=may_run))
 
 
-def schemas_folder() -> Path:
-    """The schemas of `--json`, in the package or in the source tree."""
-    return _shipped("schemas", "docs/schemas")
-
-
-def skill_file() -> Path:
-    """SKILL.md, in the package or in the source tree."""
-    return _shipped("SKILL.md", "skills/tuner/SKILL.md")
-
-
-def _shipped(packaged: str, in_source: str) -> Path:
+def _shipped(packaged: str, in_source: str) -> str:
+    """The text of a file in the package, or in the source tree."""
     package = Path(tuner.__file__).parent
     found = package / packaged
-    return found if found.exists() else package.parent / in_source
+    return (found if found.exists() else package.parent / in_source).read_text("utf-8")
 
 
 async def _serve(offered: Mapping[str, CommandTool]) -> None:
@@ -423,10 +410,8 @@ def _run(words: Sequence[str], stopped: Callable[[], bool]) -> tuple[int, str, s
         end = run_supervised(task, output=out, errors=err, stopped=stopped)
         if end.stopped_by == "timeout":
             return EXIT_UNAVAILABLE, "", f"error: no answer after {CALL_S / 60:.0f} minutes"
-        printed, said = (_start_of(file) for file in (out, err))
+        out.seek(0)
+        err.seek(0)
+        both = (file.read(MOST_JSON_BYTES).decode(errors="replace") for file in (out, err))
+        printed, said = both
     return end.exit_status, printed, said
-
-
-def _start_of(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read(MOST_JSON_BYTES).decode(errors="replace")

@@ -69,19 +69,12 @@ def _show(model: str, as_json: bool) -> None:
 @command.command(
     "hollow",
     short_help="Write a checkpoint with holes in place of its weights.",
-    epilog=examples(
-        "tuner models hollow llama-3.1-8b ./llama-3.1-8b",
-    ),
+    epilog=examples("tuner models hollow llama-3.1-8b ./llama-3.1-8b"),
 )
 @click.argument("model")
 @click.argument("folder", type=click.Path(path_type=Path))
 @json_option
-def hollow(
-    *,
-    model: str,
-    folder: Path,
-    as_json: bool,
-) -> None:
+def hollow(*, model: str, folder: Path, as_json: bool) -> None:
     """Write a checkpoint of a model that takes no disk: holes in place of its weights.
 
     It has the names, shapes and types of the published one, and from_pretrained loads it; all

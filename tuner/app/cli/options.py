@@ -253,7 +253,6 @@ def _search_option(name: str) -> Callable[[Any], Any]:
     return click.option(option.name, name, cls=kind, **how)
 
 
-measure_options = search_options("budget_s", "timeout_s", "weights", "lengths", "whole_steps")
 where_option = search_options("where")
 objective_option = search_options("objectives")
 set_option = search_options("settings")

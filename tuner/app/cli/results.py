@@ -1,33 +1,93 @@
-"""`tuner best`, `show` and `report`: answers from the journal of a search."""
+"""Answers from the journal of a search: `tuner best`, `show`, `report`, `apply` and `export`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
+from tuner.app.applying import applying
 from tuner.app.cli.answers import measure_command, print_answers, use_commands, verify_command
-from tuner.app.cli.options import json_option, objective_option, subcommand, where_option
-from tuner.app.cli.target_options import Selected, criteria_options, target_options
+from tuner.app.cli.options import (
+    choice_options,
+    gathered,
+    gpu_options,
+    json_option,
+    model_option,
+    objective_option,
+    results_option,
+    space_option,
+    subcommand,
+    together,
+    where_option,
+)
+from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
-from tuner.app.target import Target, check_conditions, stale_text, usable
+from tuner.app.target import Target, load_target, stale_text, usable
+from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
 from tuner.core.expressions import all_of
 from tuner.core.records import TrialRecord
+from tuner.core.units import format_size
+from tuner.program.export import FORMATS
 from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
-from tuner.report.terminal.front import (
-    counts_text,
-    print_front,
-    record_dict,
-)
+from tuner.report.terminal.front import counts_text, print_front, record_dict
 from tuner.report.terminal.recommendation import print_recommendation, recommended_fields
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.report.terminal.verdict import fields_dict
 from tuner.searches.best import check_text
 from tuner.searches.facts import gpus_text
 from tuner.searches.objectives import require_known
-from tuner.searches.view import View, build_view
+from tuner.searches.store import write_atomically
+from tuner.searches.view import View
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """A space, one or several GPU types, and the folder of results, as they were named."""
+
+    space: str
+    gpu_name: str
+    gpu_memory: int | None
+    price: float | None
+    model: str | None
+    results: Path
+
+    def target(self) -> Target:
+        """The one that is named. Raises `InputError` for what is not known."""
+        return load_target(**dataclasses.asdict(self))
+
+    def targets(self) -> list[Target]:
+        """Each GPU type that is named, for "all" each that was searched.
+
+        Raises `InputError` with everything that is wrong, `UnavailableError` for "all" of none.
+        """
+        if self.gpu_name != ALL:
+            named = {**dataclasses.asdict(self), "names": gpu_names(self.gpu_name)}
+            del named["gpu_name"]
+            return load_targets(**named)
+        if self.gpu_memory is not None or self.price is not None:
+            raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
+        return searched_targets(self.space, self.model, self.results)
+
+
+def target_options(
+    model_help: str = "Model the search was run with, if you overrode it.",
+) -> Callable[[_Decorated], _Decorated]:
+    """`--space`, `--gpu`, `--gpu-memory`, `--price`, `--model` and `--results` as `selected`."""
+    options = together(space_option(), gpu_options, model_option(model_help), results_option)
+    return lambda function: options(gathered(function, "selected", Selected))
+
+
+def criteria_options(function: _Decorated) -> _Decorated:
+    """`--where`, `--max-memory`, `--headroom` and `--objective` as `criteria`."""
+    return choice_options(gathered(function, "criteria", Criteria))
 
 
 @subcommand(
@@ -38,19 +98,14 @@ from tuner.searches.view import View, build_view
 @target_options()
 @criteria_options
 @json_option
-def best(
-    *,
-    selected: Selected,
-    criteria: Criteria,
-    as_json: bool,
-) -> None:
+def best(*, selected: Selected, criteria: Criteria, as_json: bool) -> None:
     """Print the fastest configuration that fits, from a finished search.
 
     --gpu all compares every searched GPU type, --gpu a6000,t4 the named ones. Exit code 1 if
     nothing tried fits.
     """
     targets = selected.targets()
-    if selected.is_several:
+    if selected.gpu_name == ALL or "," in selected.gpu_name:
         print_answers(
             answers(targets, lambda target: recommended(target, criteria)), as_json=as_json
         )
@@ -95,14 +150,7 @@ def show(
     if trial_id is not None:
         _show_trial(target, _find((*old, *records), trial_id), old, as_json=as_json)
         return
-    view = build_view(
-        records,
-        target.facts,
-        target.gpu,
-        where=lambda configuration: target.space.matches(configuration, where),
-        conditions=check_conditions(target, where),
-        objectives=objectives,
-    )
+    view = target.view(records, where, objectives=objectives)
     require_known(view.records, view.objectives)
     if as_json:
         print_json(_front_dict(target, view))
@@ -193,12 +241,7 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
 @target_options()
 @where_option
 @json_option
-def report(
-    *,
-    selected: Selected,
-    where: tuple[str, ...],
-    as_json: bool,
-) -> int:
+def report(*, selected: Selected, where: tuple[str, ...], as_json: bool) -> int:
     """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
 
     Runs no trial. Without --where, the search's conditions stay. --gpu all draws every searched GPU
@@ -219,3 +262,87 @@ def report(
     else:
         print_fields([(view.gpu.id, str(path)) for view, path in zip(views, files, strict=True)])
     return EXIT_FOUND if any(view.best for view in views) else EXIT_NOTHING_FITS
+
+
+@subcommand(
+    "apply",
+    "tuner apply --space qlora27b --gpu a6000 train.py",
+    "tuner apply --space dynamo_t4 --gpu t4 --yes config.yaml",
+    "tuner apply --space qlora4b --gpu a6000 -- torchrun train.py --epochs 3",
+)
+@target_options()
+@criteria_options
+@click.option("--yes", "-y", is_flag=True, help="Write without asking.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def apply(*, selected: Selected, criteria: Criteria, yes: bool, program: tuple[str, ...]) -> None:
+    """Write the recommended values into the files of PROGRAM.
+
+    PROGRAM is your script, its command, or its settings files. A value is changed where the
+    program takes it from, or at the key that the space names under apply; every other byte stays.
+    The diff is shown first, and a dated copy of each file is kept beside it.
+    """
+    target = selected.target()
+    best = recommended(target, criteria)
+    echo(
+        f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id} ({best.source})",
+        err=True,
+    )
+    if best.limit_text:
+        used_bytes = best.evidence.memory.device_bytes
+        sizes = f"{format_size(used_bytes)} of {format_size(best.memory_bytes)}"
+        echo(f"fits: {sizes} {best.limit_text}", err=True)
+    found = applying(target.space, best.configuration, program)
+    echo(found.change.difference, nl=False)
+    for text in found.refused:
+        echo(f"not written: {text}", err=True)
+    if found.lacking:
+        echo(f"not set by the program: {', '.join(found.lacking)}", err=True)
+    for note in found.notes:
+        echo(f"note: {note}", err=True)
+    made = found.change
+    files = " and ".join(map(str, made.files))
+    if not files:
+        is_same = made.before.command == made.after.command
+        echo("nothing changes" if is_same else "only the command changes", err=True)
+    elif yes or click.confirm(f"Write {files}?", err=True):
+        for path, backup in made.write().items():
+            echo(f"wrote {path}; as it was: {backup}", err=True)
+    else:
+        echo("nothing was written", err=True)
+
+
+@subcommand(
+    "export",
+    "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
+    "tuner export --space cot8b_h100 --gpu h100_sxm --format command",
+)
+@target_options()
+@criteria_options
+@click.option(
+    "--format", "name", required=True, metavar="NAME", help=f"One of {', '.join(FORMATS)}."
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="New file to write.  [default: print]",
+)
+def export(*, selected: Selected, criteria: Criteria, name: str, output: Path | None) -> None:
+    """Print the recommended configuration as the settings of another tool.
+
+    Settings that the tool does not have are named in a comment and on stderr.
+    """
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+    if output is not None and output.exists():
+        raise InputError(f"{str(output)!r} is there already", hint="name another file")
+    target = selected.target()
+    best = recommended(target, criteria)
+    exported = export_recommended(target, best, name)
+    if output is None:
+        click.echo(exported.text, nl=False)
+    else:
+        write_atomically(output, exported.text.encode("utf-8"))
+        echo(f"wrote {output}", err=True)
+    for line in exported.left_out:
+        echo(f"not said: {line}", err=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -20,9 +22,16 @@ from tuner.app.cli.search import run_search
 from tuner.app.programs import DEFAULT_TRIALS, ProgramOptions, tune_predicted, write_space
 from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.targets import load_targets
+from tuner.core.expressions import show
 from tuner.core.records import parse_margin
-from tuner.report.terminal.render import echo, print_json
+from tuner.core.units import format_size, significant
+from tuner.report.terminal.front import print_front
+from tuner.report.terminal.render import echo, print_fields, print_json, say
+from tuner.report.terminal.verdict import READ_AS, field_lines, print_lines
 from tuner.space.gpus import get_gpu
+
+if TYPE_CHECKING:
+    from tuner.app.program_front import ProgramFront
 
 _OF_TRIALS = {
     "trials": "--trials",
@@ -108,14 +117,12 @@ def command(  # noqa: PLR0913 - one argument for each option
     1 if nothing fits.
     """
     if predict:
-        from tuner.app.cli.front_text import print_program_front  # numpy
-
         _refuse_of_trials()
         gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
         fraction = parse_margin(margin, gpu)
         options = ProgramOptions(margin_fraction=fraction, model=model, settings=settings)
         found = tune_predicted(program, gpu, options, knobs)
-        print_json(found.to_dict()) if as_json else print_program_front(found)
+        print_json(found.to_dict()) if as_json else _print_program_front(found)
         return found.exit_code
     if model is not None or settings:
         raise click.UsageError("--model and --set need --predict.")
@@ -132,6 +139,45 @@ def command(  # noqa: PLR0913 - one argument for each option
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     how = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
     return run_search(targets, how, as_json=as_json, quiet=quiet)
+
+
+def _print_program_front(found: ProgramFront) -> None:
+    """The recommended change as a diff, then the front that it is from."""
+    base, best = found.base, found.view.best
+    limit = base.gpu.memory_bytes
+    if best is None:
+        least = f"{format_size(found.least_bytes)} of {format_size(limit)}"
+        say(f"nothing fits: the smallest takes {least}")
+    elif found.change is None:
+        echo("fits: the program has the fastest of these settings already")
+    else:
+        values = " ".join(f"{name}={show(value)}" for name, value in found.change.values.items())
+        gain = best.evidence.speed.samples_per_s / base.prediction.speed.samples_per_s
+        than = f"{significant(gain)} times as fast as now"
+        now = than if base.fits else "which fits; the program as it is doesn't"
+        memory = f"{format_size(best.evidence.memory.device_bytes)} of {format_size(limit)}"
+        say(f"recommended: {values}, {memory}, {now}")
+    print_lines(field_lines([(READ_AS, base.plan.read_as)]))
+    if best is not None and found.change is not None:
+        echo()
+        echo(found.change.difference, nl=False)
+    echo()
+    print_fields(
+        [
+            ("program", shlex.join(base.command)),
+            ("trainer", base.plan.trainer),
+            ("model", base.plan.model),
+            ("GPU", base.gpu.name),
+            (
+                "varied",
+                "; ".join(f"{n}: {', '.join(map(show, v))}" for n, v in found.varied.items()),
+            ),
+            ("notes", "; ".join((*base.plan.notes, *found.notes))),
+        ]
+    )
+    echo()
+    print_front(found.view)
+    echo(f"predicted, {len(found.view.records)} configurations; nothing was run or written")
 
 
 def _refuse_of_trials() -> None:

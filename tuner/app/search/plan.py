@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.device import profile_for
-from tuner.app.measuring import Measuring, OnCluster, Predicting, decide
+from tuner.app.measuring import Measuring, Predicting, decide
+from tuner.app.recommendation import Recommended
 from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
@@ -48,11 +49,7 @@ from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
 from tuner.searches.names import DEFAULT_SEARCHER
 from tuner.searches.objectives import objectives_of
 from tuner.searches.progress import Budget
-from tuner.searches.request import (
-    TrialDevice,
-    check_min_gain,
-    check_objectives,
-)
+from tuner.searches.request import TrialDevice, check_min_gain, check_objectives
 from tuner.searches.watch import check_metrics_port
 from tuner.space import SearchSpace, pin
 from tuner.trial.base import TrialJob, outcome_versions
@@ -143,9 +140,15 @@ class SkippedGpu:
         return f"{self.error.message}: {listed}" if listed else self.error.message
 
     @property
-    def field(self) -> tuple[str, str]:
-        """The GPU type and the reason why it is not searched: a field for people."""
-        return self.target.gpu.id, f"not searched: {self.reason}"
+    def answer(self) -> Recommended:
+        """The answer for this GPU type: nothing is recommended."""
+        return Recommended(self.target.gpu, None, self.reason)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types, with the names of a search that ran."""
+        space, gpu = self.target.space, self.target.gpu
+        named = {"space": space.name, "model": space.model, "gpu": gpu.id}
+        return {**named, "reason": self.reason, "best": None, "front": []}
 
 
 def make_plans(targets: Sequence[Target], options: SearchOptions) -> list[SearchPlan | SkippedGpu]:
@@ -196,7 +199,15 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     lengths = options.lengths if runs else None
     if lengths == "data":
         require_lengths(space)
-    _check_budget(options, target)
+    check_min_gain(options.min_gain, options.searcher)
+    Budget(  # of valid limits
+        trials=options.trials,
+        time_limit_s=options.time_limit_s,
+        gpu_hours=options.gpu_hours,
+        max_cost_usd=options.max_cost_usd,
+        usd_per_hour=target.gpu.price_usd_per_hour,
+        min_gain=options.min_gain,
+    )
     objectives = _objectives(options, target)
     space.require_configurations(options.where)
     target.folder.check_writable()
@@ -235,11 +246,8 @@ def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measurin
     if needed and not may_predict and options.mode is not Mode.PREDICT:
         raise needed
     found = decide(
-        options.mode,
+        options,
         gpu,
-        memory_limit=options.memory_limit,
-        on=OnCluster.of(options),
-        workers=options.workers,
         gpus_per_trial=most_gpus_per_trial(space.choices, space.fixed),
         machines=most_machines(space.choices, space.fixed) if space.predictable else 1,
     )
@@ -266,19 +274,6 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
     return () if usual or searcher != DEFAULT_SEARCHER else found
 
 
-def _check_budget(options: SearchOptions, target: Target) -> None:
-    """Raise `InputError` for invalid limits, such as a negative time."""
-    check_min_gain(options.min_gain, options.searcher)
-    Budget(
-        trials=options.trials,
-        time_limit_s=options.time_limit_s,
-        gpu_hours=options.gpu_hours,
-        max_cost_usd=options.max_cost_usd,
-        usd_per_hour=target.gpu.price_usd_per_hour,
-        min_gain=options.min_gain,
-    )
-
-
 def check_study(path: Path | None) -> None:
     """Raise `InputError` unless an Optuna study can be kept at `path`. Creates nothing."""
     if path is None:
@@ -294,6 +289,5 @@ def check_study(path: Path | None) -> None:
         start = file.readline(1000)
     if start and b'"op_code"' not in start:  # in each line of Optuna's journal files
         raise InputError(
-            f"--study {str(path)!r} exists and is not an Optuna study",
-            hint="name a new file",
+            f"--study {str(path)!r} exists and is not an Optuna study", hint="name a new file"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.app.device import CPU
 from tuner.app.listener import SILENT, Compiling, Listener
-from tuner.app.measuring import Measuring, OnCluster
+from tuner.app.measuring import Measuring, labels_of
 from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import has_program_prior, is_predicted
@@ -112,6 +112,13 @@ def prepare(
     return prepared
 
 
+_SAME = (
+    "trials", "seed", "time_limit_s", "gpu_hours", "max_cost_usd", "min_gain", "where", "searcher",
+    "address",
+)  # fmt: skip
+"""Options that a request has under the same name."""
+
+
 def _request(
     plan: SearchPlan,
     known: tuple[TrialRecord, ...],
@@ -135,8 +142,6 @@ def _request(
             # Any trial of a command already runs its worst case.
             "verify": options.verify and job.command is None,
         }
-    if (on := OnCluster.of(options)) is not None:
-        how["labels"] = on.labels
     if predictions:
         how["predictions"] = {
             configuration.key: prediction
@@ -146,24 +151,19 @@ def _request(
         runner_factory=_in_stages(plan, runners, predictions),
         space=plan.part,
         gpu=plan.target.gpu,
-        trials=options.trials,
-        seed=options.seed,
-        time_limit_s=options.time_limit_s,
-        gpu_hours=options.gpu_hours,
-        max_cost_usd=options.max_cost_usd,
-        min_gain=options.min_gain,
         study_path=options.study,
-        watch=_watch(options, listener),
+        labels=labels_of(options),
+        watch=Watch(
+            metrics_port=options.metrics_port, dashboard=options.dashboard, tell=listener.say
+        ),
         max_concurrent=options.workers,
-        where=options.where,
-        searcher=options.searcher,
         objectives=plan.objectives,
         initial=initial,
         resume=(*sorted_by_use(plan.target.folder.read().records, plan.target).stale, *known),
         workload=space.workload,
         margin_bytes=plan.margin_bytes,
-        address=options.address,
         versions=plan.versions,
+        **{name: getattr(options, name) for name in _SAME},
         **how,
     )
 
@@ -218,14 +218,6 @@ def _known_number(plan: SearchPlan, known: Sequence[TrialRecord]) -> int:
     return sum(
         plan.is_alike(record) and not record.verification and record.configuration.key in own
         for record in known
-    )
-
-
-def _watch(options: SearchOptions, listener: Listener) -> Watch:
-    return Watch(
-        metrics_port=options.metrics_port,
-        dashboard=options.dashboard,
-        tell=listener.say,
     )
 
 

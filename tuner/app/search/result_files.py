@@ -16,19 +16,13 @@ from tuner.app.listener import quiet_libraries
 from tuner.app.plausible import say
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import is_predicted
-from tuner.app.target import (
-    Target,
-    check_conditions,
-    require_records,
-    sorted_by_use,
-    with_margin,
-)
+from tuner.app.target import Target, check_conditions, require_records, sorted_by_use, with_margin
 from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
 from tuner.cost.speed.profile import DeviceProfile, find_profile
 from tuner.report.memory_timeline import TimelineOf
-from tuner.report.writing import write_view
+from tuner.report.report import write_view
 from tuner.searches.best import BestTrial
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.journal import JournalWriter, read_journal

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
 from tuner.app.plausible import excluded_text
+from tuner.app.recommendation import Recommended, nothing_fits
 from tuner.app.search.options import without_effect
 from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
 from tuner.app.search.prepare import Predictors, Prepared, prepare
@@ -44,6 +45,14 @@ class SearchedGpu:
     plan: SearchPlan
     result: SearchOutcome
     view: View
+
+    @property
+    def answer(self) -> Recommended:
+        """The recommendation, or the reason why there is none."""
+        plan, view = self.plan, self.view
+        met = [record for record in view.records if plan.meets(record.configuration)]
+        reason = "" if view.best else nothing_fits(plan.target, met, plan.conditions)
+        return Recommended(plan.target.gpu, view.best, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,12 @@ def run_plans(
         try:
             results = _run(opened, listener, predictors, started_s)
         except UnavailableError:
-            _write_known(opened, command=command)
+            # The journals alone: the error that ended the search is the answer.
+            known = [
+                _contents(one, None, command=command) for one in opened if not one.is_predicted
+            ]
+            with contextlib.suppress(TunerError):
+                write_results([contents for contents in known if contents.records])
             raise
         verify_all(
             [(one.plan, one.writer, r) for one, r in zip(opened, results, strict=True)],
@@ -90,7 +104,8 @@ def run_plans(
         )
     ran = []
     for one, result in zip(opened, results, strict=True):
-        error = _failure(result)
+        # An interruption after its first trial is no failure.
+        error = result.failure if result else TunerError("interrupted before its first trial")
         if result is None or (error is not None and (len(plans) == 1 or not result.records)):
             assert error is not None
             found[one.plan.target.gpu.id] = SkippedGpu(one.plan.target, error)
@@ -121,13 +136,6 @@ def _answered(
             raise
         return SkippedGpu(plan.target, error)
     return plan
-
-
-def _failure(result: SearchOutcome | None) -> TunerError | None:
-    """The error that ended a search; an interruption after its first trial is no failure."""
-    if result is None:
-        return TunerError("interrupted before its first trial")
-    return result.failure
 
 
 def _open(
@@ -225,8 +233,13 @@ def _run_trials(
 
     writers = {one.plan.target.gpu.id: one.writer for one in together}
     spent_s = time.monotonic() - started_s
+    requests = [one.prepared.request for one in together]
+    for number, request in enumerate(requests):
+        if request.time_limit_s is not None:
+            left_s = max(request.time_limit_s - spent_s, LEAST_TIME_S)
+            requests[number] = dataclasses.replace(request, time_limit_s=left_s)
     return search_all(
-        [_with_time_left(one.prepared.request, spent_s) for one in together],
+        requests,
         on_progress=lambda states: progress(dict(zip(writers, states, strict=True))),
         on_record=lambda record: writers[record.gpu].append(record),
     )
@@ -252,14 +265,6 @@ def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
         yield together
 
 
-def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
-    """`request` with the time limit that remains after earlier batches took `spent_s` seconds."""
-    if request.time_limit_s is None:
-        return request
-    left_s = max(request.time_limit_s - spent_s, LEAST_TIME_S)
-    return dataclasses.replace(request, time_limit_s=left_s)
-
-
 def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[SearchedGpu]:
     """Write every file of every GPU type's folder, and return the searches with their views."""
     for one, result in ran:
@@ -273,13 +278,6 @@ def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[
     return [
         SearchedGpu(one.plan, result, view) for (one, result), view in zip(ran, views, strict=True)
     ]
-
-
-def _write_known(opened: Sequence[_Open], *, command: str) -> None:
-    """Write the files from the journals alone, when the search itself ended with an error."""
-    known = [_contents(one, None, command=command) for one in opened if not one.is_predicted]
-    with contextlib.suppress(TunerError):  # the error that ended the search is the answer
-        write_results([contents for contents in known if contents.records])
 
 
 def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Contents:

@@ -98,6 +98,11 @@ class Memory:
     breakdown: Mapping[str, Bytes]
     paged_bytes: Bytes = 0
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory of blocks that PyTorch keeps and nothing is in."""
+        return self.peak_reserved_bytes - self.peak_allocated_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:
@@ -116,6 +121,11 @@ class Speed:
     tokens_per_s: Quantity
     mfu: Quantity | None
     breakdown_s: Mapping[str, Quantity] = field(default_factory=dict)
+
+    @property
+    def updating_s(self) -> float:
+        """The time of the optimizer in a step, which accumulation does not repeat."""
+        return self.breakdown_s.get("optimizer", 0.0)
 
     @property
     def counts_micro_steps(self) -> bool:

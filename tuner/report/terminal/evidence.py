@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.core.records import (
     Measurement,
+    Memory,
     MemoryBudget,
     Prediction,
     Source,
@@ -17,7 +18,7 @@ from tuner.core.records import (
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
-from tuner.report.terminal.verdict import UNKNOWN_SPEED, Answer, room_text, versions_text
+from tuner.report.terminal.verdict import UNKNOWN_SPEED, Answer, Field, room_text, versions_text
 from tuner.searches.facts import SpaceFacts, StageRow, ranks_text, rows_of
 
 Evidence = Prediction | Measurement
@@ -25,46 +26,57 @@ NO_VERSIONS: Mapping[str, str] = MappingProxyType({})
 
 
 def print_evidence(
-    evidence: Evidence,
-    budget: MemoryBudget,
-    versions: Mapping[str, str] = NO_VERSIONS,
+    evidence: Evidence, budget: MemoryBudget, versions: Mapping[str, str] = NO_VERSIONS
 ) -> None:
-    """The verdict, memory and time by purpose, and the speed.
+    """The numbers of `evidence_fields`, and the parts of memory and time."""
+    print_fields(evidence_fields(evidence, budget, versions))
+    print_parts(evidence.source, evidence.memory, _breakdown_s(evidence))
+
+
+def evidence_fields(
+    evidence: Evidence, budget: MemoryBudget, versions: Mapping[str, str] = NO_VERSIONS
+) -> list[Field]:
+    """The verdict, memory, speed and parameters.
 
     `budget` is the memory that there is, of a rank where there are several, and the margin;
     `versions` are the releases that a prediction stands for.
     """
     is_compiled = isinstance(evidence, Prediction) and evidence.is_compiled
-    breakdown_s = {} if is_compiled else evidence.speed.breakdown_s
-    print_fields(
-        [
-            ("source", str(evidence.source)),
-            ("releases", versions_text(versions)),
-            ("verdict", verdict_text(evidence, budget)),
-            ("memory", _memory_text(evidence)),
-            ("ranks", ranks_text(evidence)),
-            ("speed", UNKNOWN_SPEED if is_compiled else _speed_text(evidence)),
-            ("limited by", _limit_text(breakdown_s)),
-            (
-                "parameters",
-                f"{count(evidence.trainable_params)} trainable of {count(evidence.total_params)}",
-            ),
-            # It ends with the settings and the layers that the numbers know nothing of.
-            ("method", evidence.method if isinstance(evidence, Prediction) else ""),
-        ]
-    )
-    if evidence.memory.breakdown:
+    size = _interval_text(evidence, "device_bytes", format_size)
+    return [
+        ("source", str(evidence.source)),
+        ("releases", versions_text(versions)),
+        ("verdict", verdict_text(evidence, budget)),
+        ("memory", peak_text(evidence.memory, size)),
+        ("ranks", ranks_text(evidence)),
+        ("speed", UNKNOWN_SPEED if is_compiled else _speed_text(evidence)),
+        ("limited by", limit_text(_breakdown_s(evidence))),
+        (
+            "parameters",
+            f"{count(evidence.trainable_params)} trainable of {count(evidence.total_params)}",
+        ),
+        # It ends with the settings and the layers that the numbers know nothing of.
+        ("method", evidence.method if isinstance(evidence, Prediction) else ""),
+    ]
+
+
+def print_parts(source: str, memory: Memory, breakdown_s: Mapping[str, float]) -> None:
+    """Tables of the memory at the peak and of the time of a step, by purpose."""
+    if memory.breakdown:
         echo()
-        print_breakdown(
-            f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_size
-        )
+        print_breakdown(f"device memory at the peak ({source})", memory.breakdown, format_size)
     if breakdown_s:
         echo()
         print_breakdown(
-            f"time of one optimizer step ({evidence.source})",
+            f"time of one optimizer step ({source})",
             {_IN_WORDS.get(name, name): seconds for name, seconds in breakdown_s.items()},
             format_duration,
         )
+
+
+def _breakdown_s(evidence: Evidence) -> Mapping[str, float]:
+    is_compiled = isinstance(evidence, Prediction) and evidence.is_compiled
+    return {} if is_compiled else evidence.speed.breakdown_s
 
 
 _IN_WORDS = {
@@ -84,11 +96,10 @@ def verdict_text(evidence: Evidence, budget: MemoryBudget) -> str:
     return room_text(Answer(verdict, used_bytes, budget, ""))
 
 
-def _memory_text(evidence: Evidence) -> str:
-    memory = evidence.memory
+def peak_text(memory: Memory, interval: str = "") -> str:
+    """Device memory, and what PyTorch's allocator has of it."""
     text = (
-        f"device memory {format_size(memory.device_bytes)}"
-        f"{_interval_text(evidence, 'device_bytes', format_size)}, "
+        f"device memory {format_size(memory.device_bytes)}{interval}, "
         f"peak of {format_size(memory.peak_allocated_bytes)} allocated and "
         f"{format_size(memory.peak_reserved_bytes)} reserved, in the {memory.peak_phase} phase"
     )
@@ -117,12 +128,17 @@ def _interval_text(evidence: Evidence, name: str, text: Callable[[float], str]) 
     return f" (90 %: {format_range(low, high, text)})"
 
 
-def _limit_text(breakdown_s: Mapping[str, float]) -> str:
+def limit_text(breakdown_s: Mapping[str, float]) -> str:
+    """The kind of work that takes most of a step; empty when unknown."""
     total_s = sum(breakdown_s.values())
     if total_s <= 0:
         return ""
     name, seconds = max(breakdown_s.items(), key=lambda item: item[1])
     return f"{name} ({seconds / total_s:.0%} of the time)"
+
+
+_NOTHING = 1e-6
+"""Parts of less than this share of the whole are not shown."""
 
 
 def print_breakdown(title: str, parts: Mapping[str, float], text: Callable[[float], str]) -> None:
@@ -131,7 +147,7 @@ def print_breakdown(title: str, parts: Mapping[str, float], text: Callable[[floa
     rows = [
         (name.replace("_", " "), text(value), f"{value / total:.1%}")
         for name, value in sorted(parts.items(), key=lambda item: -item[1])
-        if value
+        if value > _NOTHING * total
     ]
     print_rows([title, "", "share"], [*rows, ("total", text(total), "")], right=("", "share"))
 
@@ -143,11 +159,14 @@ def print_comparison(
 
     `source` says of what kind the numbers of the trial are, or would have been.
     """
-    print_rows(
-        ["", "predicted", str(source), "ratio"],
-        _compared_rows(predicted, ran),
-        right=("predicted", str(source), "ratio"),
-    )
+    rows = []
+    for label, value, text in _compared_numbers(predicted, ran):
+        said, seen = value(predicted), value(ran) if ran else None
+        if said is not None or seen is not None:
+            ratio = f"{said / seen:.3f}" if said and seen else ""
+            rows.append([label, *("" if n is None else text(n) for n in (said, seen)), ratio])
+    columns = ("predicted", str(source), "ratio")
+    print_rows(["", *columns], rows, right=columns)
 
 
 def print_ran(ran: Measurement) -> None:
@@ -155,19 +174,6 @@ def print_ran(ran: Measurement) -> None:
     source = str(ran.source)
     numbers = ((label, value(ran), text) for label, value, text in _compared_numbers(None, ran))
     print_rows(["", source], [(label, text(n)) for label, n, text in numbers if n], right=[source])
-
-
-def _compared_rows(predicted: Prediction, ran: Measurement | None) -> Iterator[list[str]]:
-    for label, value, text in _compared_numbers(predicted, ran):
-        said, seen = value(predicted), value(ran) if ran else None
-        if said is None and seen is None:
-            continue
-        ratio = f"{said / seen:.3f}" if said and seen else ""
-        yield [label, _text(said, text), _text(seen, text), ratio]
-
-
-def _text(number: float | None, text: Callable[[float], str]) -> str:
-    return "" if number is None else text(number)
 
 
 def _compared_numbers(
@@ -190,12 +196,12 @@ def _compared_numbers(
     yield "optimizer step", lambda e: e.speed.step_s, format_duration
     yield "samples/s", lambda e: e.speed.samples_per_s, significant
     yield "tokens/s", lambda e: e.speed.tokens_per_s, significant
-    yield "micro-steps/s", _micro_steps_per_s, significant
+    yield (
+        "micro-steps/s",
+        lambda e: e.speed.it_per_s if e.speed.counts_micro_steps else None,
+        significant,
+    )
     yield "MFU", lambda e: e.speed.mfu, lambda share: f"{share:.1%}"
-
-
-def _micro_steps_per_s(evidence: Evidence) -> float | None:
-    return evidence.speed.it_per_s if evidence.speed.counts_micro_steps else None
 
 
 def params_text(ran: Measurement) -> str:

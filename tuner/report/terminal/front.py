@@ -35,7 +35,10 @@ def print_front(view: View) -> None:
     # Derived values follow from the knobs and would only take their room.
     names = view.space.knobs or view.knobs
     varying, same = differing(names, [record.configuration for record in view.front])
-    echo(f"Pareto front ({view.source}): {_front_text(view)}")
+    goals = " and ".join(objective.label for objective in view.objectives)
+    better = f"no configuration is better in {goals}"
+    better = "none is both faster and smaller" if view.is_default else better
+    echo(f"Pareto front ({view.source}): {better}")
     print_fields([("all with", settings_text(view.front[0].configuration, same))])
     echo()
     # Those objectives that no column shows already.
@@ -62,13 +65,6 @@ def print_front(view: View) -> None:
         say(f"? {UNDECIDED}")
     if any(counted_gpus(record.configuration) > 1 for record in view.front):
         echo(f"of several GPUs {OF_ONE}")
-
-
-def _front_text(view: View) -> str:
-    if view.is_default:
-        return "none is both faster and smaller"
-    labels = " and ".join(objective.label for objective in view.objectives)
-    return f"no configuration is better in {labels}"
 
 
 def front_numbers(record: TrialRecord, view: View) -> list[str]:

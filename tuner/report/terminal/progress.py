@@ -134,13 +134,16 @@ def progress_line(progress: Progress, label: str = "") -> str:
 
     `label` comes first: the GPU type, where several are searched.
     """
+    evidence = progress.best.outcome.evidence if progress.best else None
+    speed = f"{significant(evidence.speed.samples_per_s)} samples/s" if evidence else "unknown"
+    times = "once" if progress.verified == 1 else f"{progress.verified} times"
     parts = {
         "done": f"{label}{': ' * bool(label)}{progress.done}/{progress.total} done",
-        "verified": f"verified {_times(progress.verified)}" if progress.verified else "",
+        "verified": f"verified {times}" if progress.verified else "",
         "running": f"{progress.running} running" if progress.running else "",
         "oom": f"{progress.oom} out of memory",
         "failed": f"{progress.failed} failed" if progress.failed else "",
-        "best": f"best {_speed(progress)}" if progress.best else "none fits yet",
+        "best": f"best {speed}" if progress.best else "none fits yet",
     }
     if progress.eta_s is not None and progress.done < progress.total:
         parts["left"] = f"{format_duration(progress.eta_s)} left"
@@ -152,24 +155,11 @@ def progress_line(progress: Progress, label: str = "") -> str:
     return line
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _speed(progress: Progress) -> str:
-    evidence = progress.best.outcome.evidence if progress.best else None
-    return f"{significant(evidence.speed.samples_per_s)} samples/s" if evidence else "unknown"
-
-
 class PlainLines:
     """Prints a line when there is something new to say, and not too often."""
 
     def __init__(
-        self,
-        *,
-        err: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        label: str = "",
+        self, *, err: bool = False, clock: Callable[[], float] = time.monotonic, label: str = ""
     ) -> None:
         self._err = err
         self._label = label

@@ -25,11 +25,15 @@ def recommended_fields(best: BestTrial) -> list[Field]:
     # Code of the user's own need not count tokens.
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
     names = best.space.knobs or tuple(best.configuration)
+    of_stages = {name for stage in best.space.stages for name in stage.values}
+    hidden = {*names, *best.space.defaults, *of_stages}
+    rate = best.samples_per_s_interval
+    interval = f" ({rate.text(significant)})" if rate else ""
     return [
         (ANSWER, f"Recommended ({best.source}): {best.title}"),
         ("GPUs", gpus_text(best.configuration, best.gpu) if best.gpus > 1 else ""),
         ("set", settings_text(best.configuration, names)),
-        ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
+        ("rest", settings_text({n: v for n, v in best.configuration.items() if n not in hidden})),
         (
             "memory",
             f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
@@ -38,7 +42,7 @@ def recommended_fields(best: BestTrial) -> list[Field]:
         ("ranks", ranks_text(best.evidence)),
         (
             "speed",
-            f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
+            f"{significant(speed.samples_per_s)} samples/s{interval}, {tokens}"
             f"{format_duration(speed.step_s)} an optimizer step{mfu}",
         ),
         ("verified", best.verified_text),
@@ -97,18 +101,6 @@ def _print_by_gpus(best: BestTrial) -> None:
     echo("< no other number is both faster and cheaper")
     print_fields([("trade", trade_text(best.by_gpus))])
     echo()
-
-
-def _others(best: BestTrial, names: Sequence[str]) -> list[str]:
-    """Values that the space sets or derives besides `names`, without its defaults."""
-    of_stages = {name for stage in best.space.stages for name in stage.values}
-    hidden = {*names, *best.space.defaults, *of_stages}
-    return [name for name in best.configuration if name not in hidden]
-
-
-def _interval_text(best: BestTrial) -> str:
-    interval = best.samples_per_s_interval
-    return f" ({interval.text(significant)})" if interval else ""
 
 
 def _time_text(cost: RunCost | None) -> str:

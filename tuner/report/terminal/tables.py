@@ -16,7 +16,6 @@ from tuner.report.terminal.render import PIPE_WIDTH, is_coloured, is_interactive
 if TYPE_CHECKING:  # loaded where a table is printed
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
-    from rich.text import Text
 
 _GAP = 3
 """Blanks between two columns; one less in a table that has to be wrapped."""
@@ -61,10 +60,8 @@ class Sheet:
         *,
         right: Sequence[str] = (),
         drop: Sequence[str] = (),
-        title: str = "",
     ) -> None:
         self._columns = [_Column(printable(name), name in right) for name in columns]
-        self._title = title
         others = [column for column in self._columns if column.name not in drop]
         dropped = [column for name in drop for column in self._columns if column.name == name]
         self._by_worth = [*others, *reversed(dropped)]
@@ -89,7 +86,7 @@ class Sheet:
             if column not in chosen and _width(least, _GAP - 1) <= options.max_width:
                 chosen.append(column)
         shown = [column for column in self._columns if column in chosen]
-        yield _drawn(shown, options.max_width, Text(printable(self._title)))
+        yield _drawn(shown, options.max_width)
         if dropped := ", ".join(c.name for c in self._columns if c not in chosen):
             yield Text(f"not shown at this width: {dropped}; widen the terminal or use --json")
 
@@ -160,7 +157,7 @@ def _width(columns: Sequence[int], gap: int) -> int:
     return sum(columns) + gap * (len(columns) - 1)
 
 
-def _drawn(columns: Sequence[_Column], width: int, title: Text) -> Table:
+def _drawn(columns: Sequence[_Column], width: int) -> Table:
     """A table of these columns, in which text takes the room that numbers leave."""
     from rich import box
     from rich.table import Table
@@ -176,8 +173,6 @@ def _drawn(columns: Sequence[_Column], width: int, title: Text) -> Table:
         show_edge=False,
         header_style="bold",
         width=_width(widths, gap),
-        title=title or None,
-        title_justify="left",
     )
     for column, each in zip(columns, widths, strict=True):
         table.add_column(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import textwrap
@@ -13,16 +14,8 @@ import click
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import MemoryBudget, Prediction, RunTime, Verdict
-from tuner.core.units import (
-    GIB,
-    format_duration,
-    format_range,
-    format_size,
-    printable,
-    significant,
-)
+from tuner.core.units import GIB, format_duration, format_range, format_size, printable, significant
 from tuner.report.terminal.render import is_coloured, prose, width
-from tuner.searches.facts import times_text
 
 if TYPE_CHECKING:
     from tuner.searches.cost import RunCost  # numpy
@@ -119,7 +112,8 @@ def print_answer(words: str, rest: str, colour: str) -> None:
 
 def print_lines(lines: Iterable[str]) -> None:
     """Lines of this module: their text is spelled out for the screen before it is coloured."""
-    click.echo("\n".join(lines))
+    if shown := "\n".join(lines):
+        click.echo(shown)
 
 
 def verdict_words(answer: Answer) -> str:
@@ -135,7 +129,12 @@ def verdict_words(answer: Answer) -> str:
 
 def numbers_text(answer: Answer) -> str:
     """Used and available memory, with as many digits as tell the two apart."""
-    return f"{_of(answer.used_bytes, answer.budget.limit_bytes)} GiB on {answer.gpu}"
+    sizes = answer.used_bytes / GIB, answer.budget.limit_bytes / GIB
+    for digits in (3, 4, 5):
+        used, limit = (significant(size, digits) for size in sizes)
+        if used != limit:
+            return f"{used} of {limit} GiB on {answer.gpu}"
+    return f"all {significant(sizes[1])} GiB on {answer.gpu}"
 
 
 def room_text(answer: Answer) -> str:
@@ -146,15 +145,6 @@ def room_text(answer: Answer) -> str:
     headroom = f", headroom {format_size(margin_bytes)}" if margin_bytes else ""
     of = f"{format_size(used_bytes)} of {format_size(budget.limit_bytes)}"
     return f"{verdict_words(answer)}: {of}, {rest}{headroom}"
-
-
-def _of(used_bytes: float, limit_bytes: float) -> str:
-    pairs = (
-        (significant(used_bytes / GIB, digits), significant(limit_bytes / GIB, digits))
-        for digits in (3, 4, 5)
-    )
-    used, limit = next((pair for pair in pairs if pair[0] != pair[1]), ("?", "?"))
-    return f"{used} of {limit}" if used != limit else f"all {significant(limit_bytes / GIB)}"
 
 
 def bound_text(answer: Answer) -> str:
@@ -251,6 +241,12 @@ def with_more(source: str, more: int = 0) -> str:
     return f"{source}; {notes}: --verbose"
 
 
+def with_details(fields: Iterable[Field], details: list[Field]) -> list[Field]:
+    """The details of an answer, then those of its fields that they do not tell."""
+    told = {label for label, text in details if text}
+    return [*details, *(field for field in fields if field[0] not in told)]
+
+
 def fields_dict(fields: Iterable[Field]) -> list[dict[str, str]]:
     """An answer's fields as JSON: what `tuner mcp` says of them."""
     return [{"label": label, "text": text} for label, text in fields if text]
@@ -332,7 +328,8 @@ def _fitted(lines: Sequence[str]) -> list[str]:
     """Changed lines without their common indent; of long ones the part that changes."""
     bare = textwrap.dedent("\n".join(line[1:] for line in lines)).split("\n")
     if max(map(len, bare)) >= width():
-        found = _AT_WORD.match(_common_start(bare)) if len(bare) > 1 else None
+        common = os.path.commonprefix(bare)  # noqa: RUF071 - texts, by character
+        found = _AT_WORD.match(common) if len(bare) > 1 else None
         same = found.end() if found else 0
         bare = [f"... {text[same:]}" if same > 4 else text for text in bare]
     return [
@@ -341,18 +338,6 @@ def _fitted(lines: Sequence[str]) -> list[str]:
     ]
 
 
-def _common_start(texts: Sequence[str]) -> str:
-    """The longest text that all of them begin with."""
-    first, last = min(texts), max(texts)
-    pairs = enumerate(zip(first, last, strict=False))
-    return next((first[:number] for number, (a, b) in pairs if a != b), first)
-
-
 def painted(text: str, **style: object) -> str:
     """`text` in colour on a terminal; as it is in a pipe and under NO_COLOR."""
     return click.style(text, **style) if is_coloured(sys.stdout) else text  # type: ignore[arg-type]
-
-
-def gpu_text(gpu: Gpu, gpus: int) -> str:
-    """The GPU type as it is typed, with the number of GPUs if there are several."""
-    return times_text(gpus, gpu.id)
