@@ -10,6 +10,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from tuner.app.cause import has_experts
 from tuner.core.records import Doubt
 from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import Parallelism
@@ -17,8 +18,6 @@ from tuner.predict import releases
 from tuner.program.pins import Pins, pins_near
 from tuner.program.planned import ProgramPlan
 from tuner.program.program import Program
-from tuner.space.models.bounds import EXPERTS
-from tuner.space.models.catalogue import get_entry, resolve_config
 
 _SFT = "TRL SFTTrainer"
 
@@ -110,12 +109,8 @@ def _shown(path: Path) -> str:
 
 def _concerns(plan: ProgramPlan) -> Iterator[str]:
     configuration = plan.configuration
-    if configuration["precision"] in QUANTIZED:
-        entry = get_entry(plan.model)
-        known = (
-            entry.text_config if entry else resolve_config(plan.model).get_text_config().to_dict()
-        )
-        yield from (releases.EXPERTS,) if EXPERTS & known.keys() else ()
+    if configuration["precision"] in QUANTIZED and has_experts(plan.model):
+        yield releases.EXPERTS
     if plan.trainer == _SFT:
         yield releases.SFT
     if configuration["loss"] == "transformers":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from tuner.app.cause import cause_of
 from tuner.app.checking import CheckedProgram
 from tuner.app.cli.emulated_text import (
     emulated_notes,
@@ -145,11 +146,18 @@ def answer_fields(checked: CheckedProgram) -> list[Field]:
         (READ_AS, _read_text(of)),
         (CHANGE, " ".join(change_texts(checked))),
         ("memory", memory_text(of.memory.breakdown) if of.memory else ""),
+        ("cause", _cause_text(of)),
         *run,
         *_pace_fields(checked),
         ("source", _source(found)),
         *((NOTE, note) for note in notes_of(checked)),
     ]
+
+
+def _cause_text(of: RunAnswer) -> str:
+    if isinstance(of, PredictedProgram):
+        return cause_of(of.memory, of.plan.configuration, of.plan.model)
+    return cause_of(of.memory) if of.memory else ""
 
 
 def checked_lines(checked: CheckedProgram) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from tuner.app.cause import cause_of
 from tuner.app.cli.options import (
     any_gpu_options,
     json_option,
@@ -196,6 +197,7 @@ def _fields(found: Estimate, notes: Sequence[str]) -> list[Field]:
         (ANSWER, ": ".join(verdict_texts(_answer_of(found)))),
         (READ_AS, found.read_as),
         ("memory", "" if found.fits else memory_text(prediction.memory.breakdown)),
+        ("cause", cause_of(prediction.memory, configuration, str(found.space.predicted_model()))),
         ("stage", f"{limiting} needs the most memory" if limiting else ""),
         *(pace_fields(pace, gpu, gpus=gpus, cost=cost) or [("speed", UNKNOWN_SPEED)]),
         ("source", source_text(str(prediction.source), predicted_stack())),
