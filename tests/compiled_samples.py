@@ -14,10 +14,6 @@ from tuner.predict.predict import check_supported
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import load_catalogue
 
-DEPTHS = {"gemma-3-4b-text": 8, "qwen2.5-1.5b": 9}
-"""Catalogue models and how many of their layers are kept. Sizes stay as they are: tensors
-without data cost the same at any size. Gemma's layers are 5 local, 1 global, 2 local."""
-
 GPUS = ("t4", "rtx2080ti", "a5000", "rtx4090", "a100_80gb_pcie", "h100_pcie")
 
 ATTENTION_MLP = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -127,6 +127,17 @@ def _nothing_outlives_its_test() -> Iterator[None]:
     end_all()
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for one another on a busy machine turn milliseconds into seconds."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Headless Chromium."""

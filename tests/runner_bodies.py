@@ -11,9 +11,7 @@ that `CLOCK` names. A trial waits with what must not come too early for the file
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +22,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 from tuner.core import processes
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Measurement, Memory, Speed
 from tuner.trial import command
 from tuner.trial.base import MeasureOptions, TrialJob
@@ -38,7 +36,7 @@ CLOCK = "TUNER_TEST_CLOCK"
 it holds; by an empty one, all time limits are over."""
 
 
-def measurement(*, loss_finite: bool = True) -> Measurement:
+def measurement() -> Measurement:
     memory = Memory(
         peak_allocated_bytes=3 * MIB,
         peak_reserved_bytes=4 * MIB,
@@ -56,7 +54,7 @@ def measurement(*, loss_finite: bool = True) -> Measurement:
         total_params=100,
         device="cpu",
         steps=3,
-        loss_finite=loss_finite,
+        loss_finite=True,
     )
 
 
@@ -111,36 +109,8 @@ class Acts:
         print("the last line")
         return measurement()
 
-    def not_finite(self) -> Measurement:
-        return measurement(loss_finite=False)
-
     def raise_it(self) -> Measurement:
-        """Raise the error with the text of the knob `text`, in phase `phase`."""
-        self._report({"phase": str(self._configuration.get("phase", "forward"))})
-        kind = {
-            "RuntimeError": RuntimeError,
-            "MemoryError": MemoryError,
-            "InputError": InputError,
-            "UnavailableError": UnavailableError,
-            "SystemExit": SystemExit,
-            "KeyboardInterrupt": KeyboardInterrupt,
-        }[str(self._configuration["kind"])]
-        raise kind(str(self._configuration["text"]))
-
-    def segfault(self) -> Measurement:
-        self._report({"phase": "backward"})
-        ctypes.string_at(0)
-        return measurement()
-
-    def abort(self) -> Measurement:
-        """As C++ ends a process whose exception nobody caught."""
-        os.write(2, str(self._configuration["text"]).encode())
-        os.abort()
-
-    def exit_silently(self) -> Measurement:
-        """As a C library ends a process: without a word to Python."""
-        os.write(2, str(self._configuration.get("text", "")).encode())
-        os._exit(int(str(self._configuration["code"])))
+        raise RuntimeError(str(self._configuration["text"]))
 
     def killed(self) -> Measurement:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -203,37 +173,12 @@ class Acts:
         os.waitpid(helper, 0)
         return measurement()
 
-    def fill_disk(self) -> Measurement:
-        """Every write to a disk fails, the way in which a full one does (write(2))."""
-        with Path("/dev/full").open("w") as file:
-            file.write("x" * 100_000)
-        return measurement()
-
-    def file_too_large(self) -> Measurement:
-        """No file may grow; the log, the lines and the result must not need any."""
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        print("still heard")
-        (Path(str(self._configuration["folder"])) / "checkpoint").write_bytes(b"x")
-        return measurement()
-
-    def no_memory_at_all(self) -> Measurement:
-        """Memory ends in Python itself, and the trial holds what it has."""
-        held = []
-        resource.setrlimit(resource.RLIMIT_DATA, (64 * MIB, resource.RLIM_INFINITY))
-        while True:
-            held.append(bytearray(MIB))
-            held.append(bytearray(64))
-
     def eat(self) -> Measurement:
         """Take memory without a limit of its own, until the kernel says no."""
         self._report({"phase": "load"})
         held = []
         while True:
             held.append(b"x" * MIB)
-
-    def no_process(self) -> Measurement:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     def environment(self) -> Measurement:
         self._report({"environment": dict(os.environ), "session": os.getsid(0)})

@@ -103,10 +103,7 @@ def test_an_unknown_way_is_refused_by_its_name():
     [
         ("adapter", "adalora", "init_r"),
         ("optimizer", "galore_adamw", "adafactor"),
-        ("optimizer", "lomo", "sgd"),
-        ("loss", "cut_cross_entropy", "chunked"),
         ("precision", "gptq", "nf4"),
-        ("precision", "fp8", "int8"),
     ],
 )
 def test_what_is_not_predicted_is_refused_with_what_comes_nearest(knob, word, nearest):

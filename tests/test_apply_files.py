@@ -236,7 +236,6 @@ def test_merges_beyond_what_people_write_are_refused(tmp_path):
         ("a: '{{ b }}'\n", "a", NO_VALUE),
         ("a: |\n  4\n", "a", NO_VALUE),
         ("a: 4\n  5\n", "a", NO_VALUE),
-        ('a: "4\n  5"\n', "a", NO_VALUE),
         ("a: !!int 4\n", "a", NO_VALUE),
         ("a: {b: 4}\n", "a", NO_VALUE),
         ("a: [b, 4]\n", "a", "the number 7 can't take its place"),
@@ -533,38 +532,6 @@ def notebook(*sources: str, shown: str = "") -> str:
         for source in sources
     ]
     return json.dumps({"cells": cells, "nbformat": 4})
-
-
-MAGIC = """\
-text = '''
-!ls
-%not magic
-'''
-rest = (7
-% 4)
-more = 7 \\
-% 4  # it's a comment \\
-!echo "don't
-found = !ls 'x
-help?
-!pip install \\
-  one "two
-quoted = 'it\\'s' + "# no comment"
-%matplotlib inline
-if rest:
-    !ls
-batch = 4
-"""
-
-
-def test_lines_for_the_shell_are_no_python_and_lines_that_look_like_them_stay(tmp_path):
-    python = notebook_python(notebook(MAGIC), "run.ipynb").text
-    names: dict[str, object] = {}
-    exec(compile(python, "run.ipynb", "exec"), names)
-    assert names["text"] == "\n!ls\n%not magic\n"
-    assert (names["rest"], names["more"], names["quoted"]) == (3, 3, "it's# no comment")
-    path = write(tmp_path, notebook(MAGIC), "run.ipynb")
-    assert apply(path, "batch", 9) == notebook(MAGIC.replace("batch = 4", "batch = 9")).encode()
 
 
 def test_a_cell_of_many_lines_for_the_shell(tmp_path):

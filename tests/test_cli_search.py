@@ -153,31 +153,11 @@ class TestPlan:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--objective", "epoch_euro"], "epoch_usd"),
-        (["--objective", "lora_rank", "--searcher", "tpe"], "throughput and memory only"),
-        (["--objective", "length_coverage", "--objective", "samples_per_s"], "length_coverage"),
-    ],
-)
-def test_objective_that_cannot_be_searched_for_is_said_before_the_search(
-    folder, capsys, arguments, part
-):
-    space = (folder / "tiny.yaml").read_text().replace(", token_lengths: {mean: 20, max: 30}", "")
-    (folder / "tiny.yaml").write_text(space.replace(", padding: longest", ""))
-    assert run([*SEARCH, "--gpu", "a6000", "--trials", "2", *arguments]) in (2, 3)
-    assert part in " ".join(capsys.readouterr().err.split())
-    assert not (folder / "results").exists()
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--min-gain", "1"], "'1' is not a share"),
         (["--min-gain", "1%", "--searcher", "tpe"], "does not estimate its gain"),
-        (["--max-cost", "-1"], "'-1' is not a number above 0"),
         (["--gpu-hours", "nan"], "'nan' is not a number above 0"),
-        (["--max-cost", "1", "--gpu", "rtx2080ti"], "price of the GPU, which is unknown"),
         (["--study", "nowhere/study.log"], "folder that does not exist"),
         (["--study", "tiny.yaml"], "not an Optuna study"),
         (["--study", "tiny-model"], "is a folder"),

@@ -18,7 +18,6 @@ from tuner.core.records import Status
 from tuner.searches.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
-SPACES = ROOT / "search_spaces"
 
 CURRICULUM = """\
 name: curriculum

@@ -165,14 +165,11 @@ def test_exit_code_says_how_it_ended(machine, capsys, outcome, code, says):
         (["--device", "cuda:x"], 2, "write cuda:0 or cpu"),
         (["--device", "cpu", "--gpu", "a6000"], 2, "stand in for GPU 'a6000'"),
         (["--device", "cpu", "--memory-limit", "80GiB"], 2, "more than the device has"),
-        (["--device", "cpu", "--set", "precision=tf32"], 2, "tf32"),
-        (["--device", "cpu", "--set", "micro_bath=2"], 2, "micro_batch"),
         (["--device", "cpu", "--budget", "never"], 2, "'never' is not a duration"),
         (["--device", "cpu", "--lengths", "long"], 2, "'long'"),
         (["--device", "cpu", "--lengths", "data"], 2, "mean and maximum of the token lengths only"),
         (["--device", "cpu", "--lengths", "full", "--data", "train.jsonl"], 2, "--lengths full"),
         (["--device", "cpu", "--length-column", "n"], 2, "--data"),
-        (["--device", "cpu", "--data", "no.jsonl", "--length-column", "n"], 2, "no.jsonl"),
     ],
 )
 def test_what_cannot_be_run_is_said_at_once(machine, capsys, arguments, code, says):

@@ -123,13 +123,9 @@ assert json.loads(os.environ["TUNER_TRIAL"])["min_steps"] == 3
     ("code", "status", "words"),
     [
         ("import sys; sys.exit(3)", Status.CRASHED, "exit code 3"),
-        ("import os; os.abort()", Status.CRASHED, "SIGABRT"),
         ("print('all is well')", Status.CRASHED, "all is well"),
         ("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')", Status.OOM,
          "Tried to allocate"),
-        ("print('CUDA out of memory, gave up')", Status.OOM, "gave up"),
-        ("try:\n    raise MemoryError\nexcept MemoryError:\n    pass\n1 / 0", Status.CRASHED,
-         "ZeroDivisionError"),
     ],
 )  # fmt: skip
 def test_how_a_script_ends_is_its_outcome(run, code, status, words):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tests.emulating import needs_emulator
 from tests.installed import environment
@@ -136,9 +135,3 @@ def test_a_program_that_the_environment_lacks_is_named(tmp_path: Path, capsys: A
     stack = make_stack(tmp_path, "old", LEAN, "1.0", Path(sys.executable))
     assert run_cli(["diff", "--gpu", "t4", "--stack", str(stack), "--", "torchrun", "a"]) == 2
     assert "has no program 'torchrun'" in capsys.readouterr().err
-
-
-def test_help_names_the_exit_codes() -> None:
-    from tuner.app.cli.diff import command
-
-    assert "Exit codes" in CliRunner().invoke(command, ["--help"]).output

@@ -416,22 +416,6 @@ def test_a_function_that_is_not_emulated_is_named(tmp_path: Path) -> None:
     assert any(name.startswith("cusparse") for name in found["unknown_calls"])
 
 
-@needs_emulator
-def test_no_text_calls_an_emulated_number_measured_or_predicted(tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(TRAINING)
-    ran = subprocess.run(
-        [*TUNER, "--gpu", "a6000", "--steps", "1", "--", sys.executable, str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert "emulated" in ran.stdout
-    assert "measured" not in ran.stdout
-    assert "predicted" not in ran.stdout
-
-
 @pytest.mark.proof
 @needs_emulator
 def test_small_allocations_share_what_the_driver_maps(tmp_path: Path) -> None:
@@ -884,25 +868,3 @@ def test_threads_that_train_free_gradients_while_tuner_looks(
     assert (found["ended"], found["exit"], found["own_fault"]) == (ended, 0, None)
     assert found["steps"] >= 3
     assert found["devices"]
-
-
-OUTLIVES = """
-import threading
-import torch
-
-def allocate():
-    while True:
-        torch.randn(64, 256, device="cuda").square_()
-
-threading.Thread(target=allocate, daemon=True).start()
-model = torch.nn.Linear(8, 8).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model(torch.randn(8, 8, device="cuda")).sum().backward()
-optimizer.step()
-"""
-
-
-@needs_emulator
-def test_a_thread_that_outlives_the_program_takes_nothing_from_its_result(tmp_path: Path) -> None:
-    found = run(tmp_path, OUTLIVES)
-    assert (found["ended"], found["exit"], found["steps"]) == ("end", 0, 1)

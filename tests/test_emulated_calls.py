@@ -17,7 +17,6 @@ from tuner.emulator import Machine
 from tuner.emulator.toolchain import unavailable
 from tuner.space.gpus import get_gpu
 
-MIB = 1 << 20
 PLUGIN = "tuner.integrations.pytest_plugin"
 WEIGHTS = 4 * (1024 * 1024 + 1024)
 

@@ -175,20 +175,6 @@ def test_settings_are_told_as_they_reach_the_trainer(tmp_path: Path) -> None:
     assert "+arguments.gradient_accumulation_steps = 1" in lines
 
 
-@pytest.mark.proof
-@needs_emulator
-def test_an_error_of_the_program_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import torch\ntorch.ones(1).cuda()\nraise OSError('no data')"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "check", "--gpu", "t4", "train.py"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
-    assert ran.returncode == 2
-    assert "no data" in ran.stdout
-
-
 @needs_emulator
 def test_tune_searches_the_programs_own_settings_and_apply_writes_them(tmp_path: Path) -> None:
     program = tmp_path / "train.py"

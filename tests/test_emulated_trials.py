@@ -72,10 +72,6 @@ class TestMode:
         assert run(["trial", "--space", "tiny_cpu", "--gpu", "cpu", "--mode", "emulate"]) == 2
         assert "needs a GPU type" in capsys.readouterr().err
 
-    def test_a_type_must_be_named(self, capsys):
-        assert run(["trial", "--space", "qlora4b", "--mode", "emulate"]) == 2
-        assert "needs a GPU type" in capsys.readouterr().err
-
     def test_a_local_device_is_another(self, capsys):
         words = ["trial", *TINY, "--device", "cuda:1", "--mode", "emulate"]
         assert run(words) == 2

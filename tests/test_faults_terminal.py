@@ -173,23 +173,6 @@ class TestHangUp:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
-        {"PYTHONIOENCODING": "cp1252"},
-    ],
-    ids=["C", "cp1252"],
-)
-def test_an_encoding_without_the_characters(searched, changes):
-    for arguments in (BEST, ("show", *BEST[1:]), ("spaces", "tiny.yaml")):
-        ended = run(searched, *arguments, LANG=None, **{"LC_CTYPE": None, **changes})
-        assert ended.returncode == 0, ended.stderr.decode()
-        assert b"micro_batch" in ended.stdout
-        assert b"Traceback" not in ended.stderr
-
-
-@pytest.mark.proof
 def test_no_home_and_nobodys_number(searched, monkeypatch, capsys):
     """As in a container that runs under a user id which has no entry."""
 

@@ -17,8 +17,6 @@ MODEL = "tiny-llama-3m"
 GPU = get_gpu("a100_80gb")
 FULL = {"micro_batch": 2, "max_length": 256, "grad_accum": 2, "lora_rank": 0}
 BF16 = {"precision": "bf16", "mixed_precision": "no"}
-FP32 = {"precision": "fp32", "mixed_precision": "bf16"}
-"""Master weights in fp32 under autocast, as Trainer(bf16=True) trains them."""
 
 
 def configuration(**changes):

@@ -22,7 +22,6 @@ from tuner.searches.journal import encode, read_journal
 
 ROOT = Path(__file__).parents[1]
 INPUTS = int(os.environ.get("TUNER_FUZZ_INPUTS", "25"))
-LIGHT = [target for target in TARGETS if target.name != "model"]  # transformers takes seconds
 
 
 def answers(target: Target, path: Path, data: bytes) -> None:
@@ -37,7 +36,7 @@ def answers(target: Target, path: Path, data: bytes) -> None:
     assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("target", LIGHT, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_damaged_file_is_answered(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scratch").mkdir()
@@ -57,7 +56,7 @@ def test_a_damaged_file_is_answered(target, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([target.file, "scratch"])
 
 
-@pytest.mark.parametrize("target", LIGHT, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_file_that_is_something_else_is_answered(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scratch").mkdir()

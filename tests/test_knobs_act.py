@@ -22,12 +22,7 @@ from tuner.trial.measure import ALLOCATOR_VARIABLES, apply_settings, set_allocat
 LLAMA = LlamaConfig(**SHAPE)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def opened(config=LLAMA, *, data=None, **changes):

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-
 import pytest
-import torch
 from measure_samples import job, knobs, model_folder, quick
 
 from tuner.core.errors import InputError
 from tuner.core.host import cpu_name
-from tuner.core.outcome import is_out_of_memory, requested_bytes
 from tuner.core.records import Measurement, Phase
 from tuner.predict.training.causal_lm import CausalLMSession
 from tuner.space import DataFacts, TokenLengths
-from tuner.trial import measure as module
 from tuner.trial.measure import measure
-from tuner.trial.stop_rule import RunningMean, StopRule
 
 LENGTHS = TokenLengths(10.0, 20, ((0.0, 0.0), (20.0, 1.0)))  # even between 0 and 20 tokens
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -78,32 +67,6 @@ def test_measurements_of_older_journals_can_be_read(model):
     assert read.notes == ()
     with pytest.raises(ValueError, match="missing required field loss_finite"):
         Measurement.from_dict({k: v for k, v in old.items() if k != "loss_finite"})
-
-
-def test_steps_go_on_until_the_rate_is_known(model, monkeypatch):
-    """The clock is the test's: steps of 1, 2, 1, 2, ... seconds."""
-    clock = iter([])
-
-    def ticks():
-        now, step = 0.0, 0
-        while True:
-            yield now
-            now += 1.0 + step % 2
-            step += 1
-            yield now
-
-    clock = ticks()
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    mean = RunningMean()
-    options = quick(budget_s=1e9, relative_error=0.1)
-    reasons = []
-    while not reasons or reasons[-1] is None:
-        started = module.time.perf_counter()
-        mean.add(module.time.perf_counter() - started)
-        reasons.append(StopRule(options, lambda: 0).reason_to_stop(mean, 1))
-    # Half a second of spread: 0.1 * 1.5 s needs t * 0.5 / sqrt(n) below 0.15, about 47 steps.
-    assert reasons[-1] == "interval"
-    assert 40 <= len(reasons) <= 55
 
 
 def test_a_spent_budget_ends_the_steps_but_not_before_the_third(model):
@@ -190,32 +153,3 @@ def test_a_checkpoint_is_asked_for_by_hub_id(model):
     assert _checkpoint(job("qwen2.5-0.5b"), quick(weights="hub")) == "Qwen/Qwen2.5-0.5B"
     assert _checkpoint(job(model), quick(weights="hub")) == model
     assert _checkpoint(job(model), quick(weights="some/folder")) == "some/folder"
-
-
-def train_under_limit(model, sender):
-    """In a process of its own: the limit stays with it."""
-    from tuner.trial.training import TRAINING
-
-    facts = {}
-    TRAINING.prepare(job(model), quick())
-    values = knobs(micro_batch=64, max_length=512, gradient_checkpointing=False)
-    try:
-        measure(job(model), values, quick(memory_limit_bytes=64 << 20), facts.update)
-    except RuntimeError as error:
-        sender.send((facts["phase"], facts["loaded_bytes"], str(error)))
-
-
-@pytest.mark.proof
-def test_memory_runs_out_for_real_under_a_limit(model):
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=train_under_limit, args=(model, sender))
-    child.start()
-    child.join(300)
-    assert child.exitcode == 0
-    assert receiver.poll()
-    phase, loaded_bytes, text = receiver.recv()
-    assert phase == "forward"
-    assert loaded_bytes < 64 << 20
-    assert is_out_of_memory(text)
-    assert requested_bytes(text) > 1 << 20

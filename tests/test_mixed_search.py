@@ -115,10 +115,8 @@ class TestNames:
         [
             ("a6000,", (), ("lacks a name",)),
             ("a6000,all", (), ("all types and some",)),
-            ("a6000,h100", (), ("'h100' is ambiguous", "h100_sxm")),
             ("a6000,h100,a6001", (), ("'h100' is ambiguous", "'a6001'")),
             ("a6000,t4", ("--price", "1"), ("about one GPU type",)),
-            ("a6000,t4", ("--where", "micro_batches > 1"), ("micro_batches",)),
         ],
     )
     def test_what_is_wrong_is_bad_input(self, searches, capsys, gpus, more, parts):

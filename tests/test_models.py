@@ -82,31 +82,6 @@ def test_no_model_is_two_percent_off_its_published_size():
     assert not off
 
 
-@pytest.mark.parametrize(
-    ("model_id", "dimensions"),
-    [
-        ("medgemma-27b-text", (5376, 62, 32, 16, 128, 21504, 262144, True)),
-        ("medgemma-4b", (2560, 34, 8, 4, 256, 10240, 262208, True)),
-        ("gemma-2-2b", (2304, 26, 8, 4, 256, 9216, 256000, True)),
-        ("qwen2.5-7b", (3584, 28, 28, 4, 128, 18944, 152064, False)),
-        ("qwen2.5-3b", (2048, 36, 16, 2, 128, 11008, 151936, True)),
-        ("llama-3.1-8b", (4096, 32, 32, 8, 128, 14336, 128256, False)),
-    ],
-)
-def test_dimensions_of_the_first_systems(model_id, dimensions):
-    config = resolve_config(model_id).get_text_config()
-    assert dimensions == (
-        config.hidden_size,
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        config.intermediate_size,
-        config.vocab_size,
-        config.tie_word_embeddings,
-    )
-
-
 # --- names -------------------------------------------------------------------------------
 
 
@@ -114,19 +89,12 @@ def test_dimensions_of_the_first_systems(model_id, dimensions):
     ("typed", "model_id"),
     [
         ("medgemma-27b-text", "medgemma-27b-text"),
-        ("gemma-3-27b-text", "medgemma-27b-text"),
         ("google/medgemma-27b-text-it", "medgemma-27b-text"),
         ("MedGemma_27B_text", "medgemma-27b-text"),
-        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
         ("qwen2.5-7b-instruct", "qwen2.5-7b"),
         ("gemma2-2b", "gemma-2-2b"),
-        ("llama3.1-8b", "llama-3.1-8b"),
-        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
         ("sentence-transformers/all-MiniLM-L6-v2", "all-minilm-l6-v2"),
-        ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"),
-        ("gemma-2b", "gemma-2b"),
         ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b"),
-        ("unsloth/llama-3-8b", "llama-3-8b"),
         ("unsloth/Qwen3-VL-4B-Instruct-unsloth-bnb-4bit", "qwen3-vl-4b"),
         ("NousResearch/Llama-3.2-1B", "llama-3.2-1b"),
         ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b"),
@@ -180,12 +148,10 @@ def test_a_local_folder_with_a_config_is_a_model(tmp_path):
         (None, "has no config.json"),
         ("{not json", "cannot be read as JSON"),
         ("[]", "names no model_type"),
-        ('{"hidden_size": 8}', "names no model_type"),
         ('{"model_type": "no_such_model"}', "cannot be used"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "cannot be used"),
         ('{"model_type": "llama", "architectures": {"": ["Llama"]}}', "must be a list of names"),
         ('{"model_type": "bert", "architectures": [null]}', "cannot be used"),
-        ('{"model_type": "llama", "architectures": NaN}', "cannot be used"),
         ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "from 1 to 2048"),
         ('{"model_type": "llama", "num_attention_heads": 0}', "num_attention_heads is 0"),
         ('{"model_type": "llama", "vocab_size": 0}', "vocab_size is 0"),

@@ -273,21 +273,6 @@ def test_damaged_entries_are_built_again(job, folder, traced):
     assert traced == []
 
 
-def test_another_environment_does_not_use_what_is_stored(job, stored_base, traced, monkeypatch):
-    monkeypatch.setattr(cache, "environment_digest", lambda: "another version of torch")
-    assert Predictor(job).predict([BASE], AMPERE) == stored_base
-    assert len(traced) == 1
-
-
-def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
-    job, stored_base, tmp_path, monkeypatch, traced
-):
-    (tmp_path / "blocked").write_text("a file where the folder should be")
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "blocked"))
-    assert Predictor(job).predict([BASE], AMPERE) == stored_base
-    assert len(traced) == 1
-
-
 def without(name):
     return lambda arrays: {key: value for key, value in arrays.items() if key != name}
 

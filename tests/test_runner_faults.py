@@ -160,12 +160,6 @@ def test_a_batch_that_is_too_large_runs_out_by_itself(runner):
     assert outcome.requested_bytes > MIB
 
 
-def test_a_configuration_that_cannot_be_built_is_invalid(runner):
-    outcome = run(runner, "none", lora_targets=("nowhere",))
-    assert outcome.status is Status.INVALID
-    assert "q_proj" in outcome.message
-
-
 def shared_memory():
     return {path.name for path in Path("/dev/shm").iterdir()}
 
@@ -263,15 +257,6 @@ def test_on_a_gpu_every_fault_has_its_outcome_and_gives_memory_back(cuda_runner)
         check(fault, run(cuda_runner, fault), ON_CUDA)
     assert device_bytes() - before < 64 * MIB
     check_same(run(cuda_runner, "none"), undisturbed)
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_on_a_gpu_a_batch_that_is_too_large_runs_out_by_itself(cuda_runner):
-    outcome = run(cuda_runner, "none", micro_batch=4096, max_length=2048)
-    assert (outcome.status, outcome.exhausted) == (Status.OOM, Exhausted.DEVICE)
-    assert outcome.phase in ("forward", "backward")
-    assert outcome.requested_bytes > MIB
 
 
 @pytest.mark.gpu

@@ -370,7 +370,7 @@ def test_where_a_fork_hangs_beside_such_threads_a_fresh_process_runs_the_trial(
 
 def test_a_token_that_a_trial_prints_is_in_no_outcome(runner, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "planted-token")
-    outcome = runner.run(acting("raise_it", kind="RuntimeError", text="for planted-token: 401"))
+    outcome = runner.run(acting("raise_it", text="for planted-token: 401"))
     assert outcome.message == "RuntimeError: for ***: 401"
 
 

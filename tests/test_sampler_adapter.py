@@ -15,7 +15,6 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Status, TrialRecord
-from tuner.core.setup.schemas import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.names import SEARCHERS, check_searcher
 from tuner.searches.proposer import Proposer
@@ -121,13 +120,6 @@ def test_initial_comes_first_without_duplicates_or_strangers():
     assert adapter.propose() not in (None, ALL[5], ALL[9], stranger)
 
 
-def test_known_records_are_taught_and_not_proposed():
-    adapter = make("random")
-    for configuration in ALL[:-3]:
-        adapter.tell(record_of(configuration))
-    assert {c.key for c in run(adapter, 10)} == {c.key for c in ALL[-3:]}
-
-
 def test_records_of_a_searcher_that_has_no_name_any_more_are_taught():
     adapter = make("tpe")
     written = {**record_of(ALL[0]).to_dict(), "searcher": "nsga2"}
@@ -227,39 +219,12 @@ def test_mirror_holds_what_ended_as_a_study_that_optuna_reads(tmp_path):
     assert study.best_trials
 
 
-def test_guided_proposes_what_may_fit_and_then_ends():
-    done = run(make("guided"), trials=len(ALL))
-    assert all(outcome_of(c).status is Status.OK for c in done)
-    fitting = [c for c in ALL if outcome_of(c).prediction.fits]
-    assert {c.key for c in fitting} <= {c.key for c in done}
-
-
 def test_guided_without_predictions_can_be_told_but_not_asked():
     candidates = Candidates(ALL, tuple(SPACE.knobs))
     adapter = Proposer(candidates, sampler="guided", seed=0, trials=5, initial=[ALL[1]])
     assert run(adapter, 1) == [ALL[1]]
     with pytest.raises(ValueError, match="prediction of each"):
         adapter.propose()
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "random", "guided"])
-def test_what_cannot_fit_is_held_back_with_the_reason_and_revived_when_that_was_wrong(sampler):
-    order = MemoryOrder({"micro_batch": None, "gradient_checkpointing": (True, False)})
-    predictions = [outcome_of(c).prediction for c in ALL]
-    candidates = Candidates(ALL, tuple(SPACE.knobs))
-    knowledge = Knowledge(predictions, order)
-    adapter = Proposer(candidates, sampler=sampler, seed=0, trials=9, knowledge=knowledge)
-    small, middle, large = (
-        next(c for c in ALL if c["micro_batch"] == b and c["precision"] == "nf4") for b in (2, 4, 8)
-    )
-    adapter.tell(record_of(small, Outcome(Status.OOM, requested_bytes=1)))
-    assert "micro_batch=2" in adapter.held_back()[large.key]
-    proposed = [adapter.propose() for _ in range(8)]
-    larger = {key for key, reason in adapter.held_back().items() if "micro_batch=2" in reason}
-    assert larger
-    assert not larger & {c.key for c in proposed if c}
-    adapter.tell(record_of(middle))  # something else took the memory of the small one
-    assert "micro_batch=2" not in adapter.held_back().get(large.key, "")
 
 
 @pytest.mark.parametrize("sampler", [*THOROUGH, "guided"])

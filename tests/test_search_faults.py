@@ -12,7 +12,6 @@ from tuner.core.records import Status
 from tuner.searches.journal import latest, read_journal
 
 ROOT = Path(__file__).parents[1]
-TESTS = Path(__file__).parent
 
 WORKLOAD = """\
 import time

@@ -7,24 +7,17 @@ searches are under results/.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from compiled_samples import shallow_model
-from results_samples import write_all
 
 from tuner.app.applying import applying
 from tuner.app.cli.main import run
-from tuner.app.predicting import SpacePredictor
-from tuner.core.records import Outcome, Source, TrialRecord
 from tuner.predict.predict import check_supported
 from tuner.predict.training import get_workload
 from tuner.predict.training.causal_lm_settings import TrainingSetup
-from tuner.searches.facts import SpaceFacts
-from tuner.searches.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
 from tuner.space.gpus import get_gpu
@@ -39,8 +32,6 @@ SHIPPED = {
     "qwen7b_lora": ("rtx6000", "rtx3090", "a6000"),
     "cot8b_h100": ("h100_sxm", "a100_80gb"),
 }
-LAYERS = {"naics_embedder": 1}
-"""Its four encoders run three times a step."""
 PAIRS = [(space, gpu) for space, gpus in SHIPPED.items() for gpu in gpus]
 
 
@@ -154,40 +145,6 @@ def test_products_with_quantised_layers_are_in_fp16_where_there_is_no_bf16(name)
 
 
 # -- a search, reduced ----------------------------------------------------------------------
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize(("name", "gpu_name"), [(name, gpus[0]) for name, gpus in SHIPPED.items()])
-def test_trials_end_in_a_recommendation_and_its_files(name, gpu_name, tmp_path):
-    gpu, whole = get_gpu(gpu_name), load_space(name)
-    assert whole.model is not None
-    space = replace(whole, model=shallow_model(tmp_path, whole.model, LAYERS.get(name, 2)))
-    configuration = configure(space, space.baseline)
-    (predicted,) = SpacePredictor(space, gpu).trace([configuration])
-    outcome = Outcome.predicted(predicted.prediction)
-    record = TrialRecord(
-        trial_id="one",
-        space=space.name,
-        gpu=gpu.id,
-        gpu_memory_bytes=gpu.memory_bytes,
-        configuration=configuration,
-        outcome=outcome,
-        seed=0,
-        started_at="2026-11-01T00:00:00Z",
-        versions={},
-        searcher="baseline",
-    )
-    folder = ResultsFolder(tmp_path, space.name, gpu.id)
-    with folder.writer() as writer:
-        writer.append(record)
-    view = write_all(folder, folder.read().records, SpaceFacts.of(space), gpu)
-    assert view.best is not None
-    assert view.best.configuration == configuration
-    assert outcome.prediction is not None
-    assert outcome.prediction.source is Source.PREDICTED
-    for path in (folder.best_yaml, folder.pareto_csv, folder.pareto_png, folder.report_html):
-        assert path.stat().st_size > 100
-    assert "predicted" in folder.report_html.read_text()
 
 
 # -- into the projects' own files -----------------------------------------------------------

@@ -98,22 +98,6 @@ GOLDEN = [
         "s.yaml:7 fixed: 'micro_batch' is under 'fixed' and under 'knobs' (keep one of them)",
     ),
     (
-        changed("micro_batch == 0", "micro_bach == 0"),
-        "s.yaml:9 constraints[0]: unknown name 'micro_bach' in 'effective_batch % micro_bach == "
-        "0' (did you mean 'micro_batch'?)",
-    ),
-    (
-        changed(" == 0", ""),
-        "s.yaml:9 constraints[0]: 'effective_batch % micro_batch' is not a condition: it gives 0 "
-        "(effective_batch=32, micro_batch=1), not true or false (compare it with something, for "
-        "example == 0)",
-    ),
-    (
-        changed("% micro_batch ==", "% (micro_batch - 2) =="),
-        "s.yaml:9 constraints[0]: cannot evaluate 'effective_batch % (micro_batch - 2) == 0' "
-        "(effective_batch=32, micro_batch=2): division by zero",
-    ),
-    (
         SMALL + "derived: {grad_accum: lora_alpha, lora_alpha: 2 * grad_accum}\n",
         "s.yaml:12 derived: derived values depend on each other in a circle: grad_accum -> "
         "lora_alpha -> grad_accum",
@@ -136,11 +120,6 @@ GOLDEN = [
         "s.yaml:11 floors[0]: no configuration is left, excluded by `lora_rank >= 320` (line 11)",
     ),
     (
-        changed("{effective_batch: 32}", "{effective_batch: 32, precision: nf5}"),
-        "s.yaml:7 fixed.precision: precision cannot be 'nf5': it must be one of fp32, tf32, fp16, "
-        "bf16, int8, nf4 (did you mean 'nf4'?)",
-    ),
-    (
         SMALL + "objectives: [token_per_s]\n",
         "s.yaml:12 objectives: unknown objective 'token_per_s' (did you mean 'tokens_per_s'?)",
     ),
@@ -153,30 +132,12 @@ GOLDEN = [
         "s.yaml:12 stages[0]: grad_accum is derived (effective_batch // micro_batch) and cannot be "
         "set in a stage",
     ),
-    (
-        SMALL + "data: {token_lengths: {mean: 9, max: 3}}\n",
-        "s.yaml:12 data.token_lengths: mean 9 is more than max 3",
-    ),
-    (
-        SMALL + "data: {token_lengths: {quantiles: {0.5: 9, 1: 3}}}\n",
-        "s.yaml:12 data.token_lengths: lengths and fractions must rise together",
-    ),
     (changed("model: m", "model: !env m"), "s.yaml:3 model: tags such as '!env' are not read"),
     (changed("model: m", "model:"), "s.yaml:3 model: expected a value, found nothing"),
     (
         "name: [1\nmodel: x\n",
         "s.yaml:2: broken YAML: while parsing a flow sequence that began in "
         "line 1, expected ',' or ']', but got ':'",
-    ),
-    (
-        "name: s\n\tmodel: x\n",
-        "s.yaml:2: broken YAML: while scanning for the next token, found "
-        "character '\\t' that cannot start any token",
-    ),
-    (
-        "name: a\n---\nname: b\n",
-        "s.yaml:2: broken YAML: expected a single document in the stream "
-        "that began in line 1, but found another document",
     ),
     ("", "s.yaml: the file is empty"),
     ("- a\n", "s.yaml:1: a search space is a mapping such as `name: my_space`"),

@@ -96,12 +96,6 @@ def test_a_trial_that_cannot_be_recommended_measures_one_step_and_says_why(measu
 
 
 @pytest.mark.proof
-def test_a_trial_that_is_dominated_measures_one_step_and_says_why(measured):
-    found = measured(Instructions(GiveUp(front=((0, 1e12),))))
-    assert (found.stopped_by, found.warmup_steps, found.steps) == ("dominated", 2, 1)
-
-
-@pytest.mark.proof
 def test_a_verification_trains_longer_evaluates_and_saves(measured):
     found = measured(Instructions(verify=True), precision="bf16")
     assert found.steps >= VERIFIED_STEPS

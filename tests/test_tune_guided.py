@@ -128,17 +128,6 @@ def test_what_probably_fits_is_never_pruned(told, speed_factor, memory_factor):
             assert proposed is None
 
 
-def test_trials_that_were_not_proposed_teach_too():
-    told, untold = (Guided(POOL) for _ in range(2))
-    for place in range(0, len(ALL), 9):
-        told.end(place, slow_without_checkpointing(ALL[place]))
-    without = [i for i, c in enumerate(ALL) if not c["gradient_checkpointing"]]
-    assert (
-        told.experience.beliefs()[0].mean[without].mean()
-        < untold.experience.beliefs()[0].mean[without].mean() - 0.3
-    )
-
-
 def test_failed_trials_and_other_violations_teach_nothing():
     sampler = Guided(POOL)
     failed, timed_out = sampler.choose(), sampler.choose()

@@ -19,8 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tune_fakes import GPU, FakeSpace, device_bytes, outcome_of
 
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.searches.front import hypervolume, pareto_front
-from tuner.searches.guided.pool import START_S
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.ray.driver import search
 from tuner.searches.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS
@@ -176,32 +174,6 @@ def test_trials_are_counted_by_their_outcome_as_the_journal_has_them(scraped):
     journal = Counter((str(r.outcome.status), str(r.source)) for r in scraped.records)
     assert counted == journal
     assert len(journal) > 1  # some ran out of memory
-
-
-@pytest.mark.slow
-def test_gauges_say_what_the_journal_says(scraped):
-    records = scraped.records
-    fitting = [r for r in records if r.fits]
-    best = max(fitting, key=lambda r: r.outcome.measurement.speed.samples_per_s)
-    oom = sum(r.outcome.status is Status.OOM for r in records)
-    expected = {
-        "tuner_trials_done": len(records),
-        "tuner_trials_running": 1,
-        "tuner_trials_planned": TRIALS,
-        "tuner_oom_ratio": oom / len(records),
-        "tuner_best_samples_per_second": best.outcome.measurement.speed.samples_per_s,
-        "tuner_best_device_bytes": best.outcome.measurement.memory.device_bytes,
-        "tuner_gpu_memory_bytes": GPU.memory_bytes,
-        "tuner_front_size": len(pareto_front(records)),
-        "tuner_hypervolume": hypervolume(records, reference=(0.0, float(GPU.memory_bytes))),
-    }
-    assert {name: value_of(scraped, name) for name in expected} == pytest.approx(expected)
-    assert value_of(scraped, "tuner_held_back") > 0
-    # Each would take its start and the loading of a few GB.
-    mean_s = value_of(scraped, "tuner_predicted_saved_gpu_seconds") / value_of(
-        scraped, "tuner_held_back"
-    )
-    assert START_S < mean_s < 60
 
 
 @pytest.mark.slow

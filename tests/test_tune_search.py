@@ -123,13 +123,6 @@ class TestSearch:
         assert len(workers) <= 2
         assert {record.outcome.message for record in journal} == {"threads=1"}
 
-    @pytest.mark.slow
-    def test_lost_worker_is_retried_once_and_leaves_no_trace(self, tmp_path):
-        result, journal = run(FakeFactory(log=tmp_path, kill_first=True), trials=6)
-        assert result.counts[Status.CRASHED] == 0
-        assert len(set(keys(journal))) == 6
-        assert len(ran(tmp_path)) == 7
-
     @pytest.mark.proof
     def test_trials_that_end_their_worker_twice_are_crashes_and_the_rest_goes_on(self, tmp_path):
         deadly, broken = list(SMALL_SPACE.configurations())[1:3]
@@ -156,21 +149,6 @@ class TestSearch:
         with pytest.raises(UnavailableError, match="no torch on this worker") as error:
             run(FakeFactory(unavailable=True))
         assert error.value.hint == "install it"
-
-    @pytest.mark.proof
-    def test_what_the_journal_raises_is_raised(self):
-        def full(record):
-            raise OSError(28, "No space left on device")
-
-        with pytest.raises(OSError, match="No space left"):
-            search(request(), on_record=full)
-
-    @pytest.mark.proof
-    def test_time_limit_lets_running_trials_end(self):
-        result, journal = run(FakeFactory(sleep_s=0.5), trials=40, time_limit_s=2)
-        assert result.stopped_by is StoppedBy.TIME_LIMIT
-        assert 0 < len(journal) < 40
-        assert {r.outcome.status for r in journal} <= {Status.OK, Status.OOM}
 
 
 def state_of(**changes) -> SearchState:

@@ -53,7 +53,6 @@ def test_what_is_not_a_number_is_refused(value):
         ("nf4", "bf16", torch.bfloat16),
         ("nf4", "fp16", torch.float16),
         ("nf4", "no", torch.bfloat16),
-        ("int8", "fp16", torch.float16),
     ],
 )
 def test_dtype_of_the_weights_that_stay_unquantised(precision, mixed_precision, dtype):

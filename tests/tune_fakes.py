@@ -148,8 +148,6 @@ class FakeRunner:
             raise DeviceLostError("GPU 0 does not answer its driver")
         if configuration.key in self.factory.kills:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.factory.kill_first and self._is_first():
-            os.kill(os.getpid(), signal.SIGKILL)
         if configuration.key in self.factory.raises:
             raise RuntimeError("a bug in the runner")
         outcome = outcome_of(configuration)
@@ -159,15 +157,6 @@ class FakeRunner:
     def _is_lost(self) -> bool:
         log, after = self.factory.log, self.factory.lost_after
         return log is not None and after is not None and len(list(log.iterdir())) > after
-
-    def _is_first(self) -> bool:
-        """Whether no trial asked before, of those that run at the same time too."""
-        assert self.factory.log is not None
-        try:
-            self.factory.log.with_name(f"{self.factory.log.name}-begun").mkdir()
-        except FileExistsError:
-            return False
-        return True
 
 
 @dataclass(frozen=True)
@@ -180,7 +169,6 @@ class FakeFactory:
 
     log: Path | None = None
     sleep_s: float = 0.0
-    kill_first: bool = False
     kills: frozenset[str] = frozenset()
     raises: frozenset[str] = frozenset()
     unavailable: bool = False

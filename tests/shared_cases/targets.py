@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from shared_cases.hostile import EXPRESSIONS
 from shared_cases.mutate import damaged, expressions
-from shared_cases.tiny_model import CONFIG
 from tuner.space import pin
 
 ROOT = Path(__file__).parents[2]
@@ -64,11 +63,6 @@ TRAINING = {
     "input.json": b'{"batch": 4, "lora": {"r": 8, "targets": ["q"]}, "a": [{"b": 1}]}',
     "input.py": b'batch = 4\nBATCH = batch\nlora = dict(r=8, targets=["q"])\n'
     b'parser.add_argument("--rank", type=int, default=8)\n',
-}
-MODEL = {
-    **CONFIG,
-    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-    "auto_map": {"AutoConfig": "evil.EvilConfig"},
 }
 
 
@@ -365,22 +359,6 @@ def read_gpus(path: Path) -> None:
                 match_device(device, gpu.memory_bytes, extra=path)
 
 
-def model_inputs() -> st.SearchStrategy[bytes]:
-    shipped = map(json.loads, _files("tuner/space/models/configs/*.json"))
-    known = [json.dumps(entry["config"]).encode() for entry in shipped]
-    words = ("llama", "gemma3", "bert", "qwen2_vl", "t5", "evil.EvilConfig", "bfloat16")
-    return damaged([json.dumps(MODEL).encode(), *known], form="json", values=words)
-
-
-def read_model(path: Path) -> None:
-    from tuner.space.models.catalogue import architecture, auto_class, config_digest, resolve_config
-
-    config = resolve_config(str(path))
-    auto_class(config)
-    config_digest(config)
-    architecture(str(path))
-
-
 def data_inputs() -> st.SearchStrategy[bytes]:
     lines = [
         {"tokens": n, "text": f"text {n}", "messages": [{"role": "user", "content": "x"}]}
@@ -438,7 +416,6 @@ TARGETS: Sequence[Target] = (
     Target("profile", "a6000.yaml", profile_inputs, read_profile),
     Target("table", "a6000.yaml", table_inputs, read_profile),
     Target("gpus", "gpus.yaml", gpu_inputs, read_gpus),
-    Target("model", "config.json", model_inputs, read_model),
     Target("data", "data.jsonl", data_inputs, read_data),
     *(
         Target(f"apply-{name.rpartition('.')[2]}", name, training_inputs(name), plan_changes)

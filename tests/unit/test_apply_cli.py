@@ -153,28 +153,6 @@ def test_a_value_of_the_command_line_is_shown_there(folder, capsys):
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "no program was named"),
-        (["missing.yaml"], "missing.yaml: cannot be read"),
-        (["empty.yaml"], "not set there: micro_batch = 2"),
-    ],
-)
-def test_wrong_words_write_nothing(folder, capsys, words, message):
-    Path("empty.yaml").write_text("lr: 1\n")
-    before = contents(folder)
-    assert run([*APPLY, "--yes", *words]) == 2
-    assert message in capsys.readouterr().err
-    assert contents(folder) == before
-
-
-def test_without_a_search_there_is_nothing_to_write(folder, capsys):
-    arguments = ["apply", "--space", "tiny.yaml", "--gpu", "t4", "config.yaml"]
-    assert run(arguments) == 3
-    assert "run `tuner search" in capsys.readouterr().err
-
-
 def test_committed_result_goes_into_a_script(capsys, monkeypatch, tmp_path):
     """The space that ships, into a script as its users have it."""
     script = tmp_path / "train_type1.py"

@@ -78,10 +78,6 @@ def test_without_data_there_is_the_prior():
         assert above(calibration, limit) == pytest.approx(np.mean(ratios > limit / 100), abs=0.005)
 
 
-def fit_prior(prior: ErrorPrior) -> Calibration:
-    return Calibration.fit([], prior)
-
-
 def test_running_out_of_memory_raises_the_prediction():
     before, after = fit([]), fit([Observation("x", 100.0, at_least=110.0)])
     assert after.factors.median > before.factors.median

@@ -127,23 +127,8 @@ class TestLists:
         assert run(["spaces", "qlora27b"]) == 0
         assert "lora_rank >= 128" in capsys.readouterr().out
 
-    def test_broken_space_is_listed_beside_the_others(self, folder, capsys):
-        (folder / "search_spaces").mkdir()
-        (folder / "search_spaces" / "mine.yaml").write_text("name: [")
-        assert run(["spaces"]) == 0
-        text = capsys.readouterr().out
-        assert "broken" in text
-        assert "qlora27b" in text
-
 
 class TestBestAndShow:
-    def test_best_is_the_fastest_within_the_floors(self, journal, capsys):
-        best = as_json(capsys, "best", *TARGET)
-        assert best["configuration"]["micro_batch"] == 2
-        assert best["source"] == "predicted"
-        assert best["chosen_from"]["conditions"] == ["lora_rank >= 8"]
-        assert best["baseline"]["speedup"] == pytest.approx(3)
-
     def test_text_says_predicted_memory_margin_speed_time_and_cost(self, journal, capsys):
         assert run(["best", *TARGET, "--price", "2"]) == 0
         text = capsys.readouterr().out
@@ -190,14 +175,6 @@ class TestBestAndShow:
         assert run(["best", *TARGET, "--gpu-memory", "24GiB"]) == 3
         assert "47.40 GiB" in capsys.readouterr().err
 
-    def test_older_versions_are_not_compared_with_newer_ones(self, journal, folder, capsys):
-        newer = make_trial(folder, 25, 50, micro_batch=1, precision="bf16")
-        object.__setattr__(newer, "versions", {"tuner": "2"})
-        with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
-            writer.append(newer)
-        assert as_json(capsys, "best", *TARGET)["configuration"]["precision"] == "bf16"
-        assert as_json(capsys, "show", *TARGET)["trials"] == 1
-
 
 class TestEstimate:
     SETTINGS = ("--set", "micro_batch=2", "--set", "max_length=32", "--set", "precision=bf16")
@@ -243,32 +220,10 @@ BAD_INPUT = {
     "unknown command": (["serach"], ["'serach'", "'search'"]),
     "unknown option": (["search", "--spcae", "x"], ["'--spcae'", "'--space'"]),
     "missing option": (["search", "--space", "tiny.yaml"], ["--gpu"]),
-    "unknown searcher": (
-        ["search", *TARGET, "--searcher", "tpee"],
-        ["tpee", "grid", "package.module:Class"],
-    ),
-    "unknown space": (
-        ["search", "--space", "qlora27", "--gpu", "a6000"],
-        ["'qlora27'", "'qlora27b'"],
-    ),
-    "missing file": (["search", "--space", "no.yaml", "--gpu", "a6000"], ["'no.yaml'"]),
-    "unknown gpu": (["search", "--space", "tiny.yaml", "--gpu", "a600"], ["'a600'", "'a6000'"]),
-    "unknown model": (
-        ["estimate", "--model", "mistrall-7b-v0.3", "--gpu", "a6000"],
-        ["'mistrall-7b-v0.3'", "'mistral-7b-v0.3'"],
-    ),
     "neither space nor model": (["estimate", "--gpu", "a6000"], ["--space", "--model"]),
     "unknown knob": (
         ["estimate", *TARGET, "--set", "micro_bach=4"],
         ["'micro_bach'", "'micro_batch'"],
-    ),
-    "unknown knob, where": (
-        ["search", *TARGET, "--where", "lora_rnak >= 8"],
-        ["'lora_rnak'", "'lora_rank'"],
-    ),
-    "broken yaml": (
-        ["search", "--space", "broken.yaml", "--gpu", "a6000"],
-        ["broken.yaml:4", "line 3"],
     ),
     "bf16 on a t4, set": (
         ["search", "--space", "tiny.yaml", "--gpu", "t4", "--set", "precision=bf16"],
@@ -279,22 +234,13 @@ BAD_INPUT = {
         ["tiny.yaml/results", "--results"],
     ),
     "memory without unit": (["search", *TARGET, "--gpu-memory", "80"], ["'80'", "80GiB"]),
-    "hub without network": (
-        ["estimate", "--model", "nobody/some-model", "--gpu", "a6000"],
-        ["'nobody/some-model'", "network"],
-    ),
 }
 
 
 class TestBadInput:
     @pytest.mark.parametrize("case", BAD_INPUT)
-    def test_one_message_with_the_value_and_what_is_meant(self, folder, capfd, monkeypatch, case):
+    def test_one_message_with_the_value_and_what_is_meant(self, folder, capfd, case):
         arguments, expected = BAD_INPUT[case]
-        (folder / "broken.yaml").write_text("name: x\nknobs:\n  micro_batch: [1\n")
-        if case.startswith("hub"):
-            from huggingface_hub import constants
-
-            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         before = files(folder)
         assert run(arguments) == 2
         captured = capfd.readouterr()

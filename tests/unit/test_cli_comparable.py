@@ -67,13 +67,6 @@ def test_measurements_of_other_versions_are_stale():
     assert stale_text((), (new,)) == ""
 
 
-def test_nothing_is_stale_and_comparable_at_once():
-    records = tuple(record(i, versions={"torch": str(i % 3)}) for i in range(9))
-    found = sorted_by_use(records, TARGET)
-    assert set(map(id, found.comparable)).isdisjoint(map(id, found.stale))
-    assert len(found.comparable) + len(found.stale) == 9
-
-
 def test_other_memory_is_another_gpu():
     assert comparable((record(1, gpu_memory_bytes=GIB),), TARGET) == ()
 
@@ -119,8 +112,3 @@ def test_what_ran_out_of_less_memory_is_tried_again():
     out = dataclasses.replace(out, outcome=dataclasses.replace(out.outcome, prediction=None))
     assert comparable((out,), on_cpu(48 * GIB)) == ()
     assert len(comparable((out,), on_cpu(12 * GIB))) == 1
-
-
-def test_gpus_of_another_memory_are_others():
-    assert comparable((record(1),), on_cpu(GPU.memory_bytes)) == ()
-    assert comparable((dataclasses.replace(record(1), gpu_memory_bytes=5),), TARGET) == ()

@@ -46,11 +46,6 @@ class TestStale:
         assert "1 trial of other versions (torch 1.0) left out" in text
         assert "950" not in text
 
-    def test_is_never_recommended(self, folder, capsys):
-        assert run(["best", *TARGET, "--json"]) == 0
-        best = json.loads(capsys.readouterr().out)
-        assert best["configuration"]["micro_batch"] == 2
-
     def test_can_be_shown_alone(self, folder, capsys):
         assert run(["show", *TARGET, "older-1"]) == 0
         assert "other versions than the newest trials" in capsys.readouterr().out

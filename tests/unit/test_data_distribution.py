@@ -30,24 +30,6 @@ def test_summary_of_counted_lengths():
     assert (FOUR.mean, FOUR.max, FOUR.examples, FOUR.tokens, FOUR.known) == (40, 100, 4, 160, True)
 
 
-def test_truncation_by_hand():
-    cut = FOUR.truncation(25)  # 10, 20, 25, 25 are left
-    assert exactly(cut.share_examples) == pytest.approx(2 / 4)
-    assert exactly(cut.share_tokens) == pytest.approx(80 / 160)
-    assert exactly(FOUR.truncation(30).share_examples) == pytest.approx(1 / 4)  # 30 still fits
-    assert exactly(FOUR.truncation(100).share_tokens) == 0
-
-
-def test_expected_length_of_two_by_hand():
-    # Of the 16 ordered pairs, the longer is 10 in 1, 20 in 3, 30 in 5 and 100 in 7.
-    assert exactly(FOUR.batch(2, 200).expected_length) == pytest.approx(920 / 16)
-    # Cut at 25: 10 in 1, 20 in 3, 25 in 12.
-    shape = FOUR.batch(2, 25)
-    assert exactly(shape.expected_length) == pytest.approx(370 / 16)
-    assert exactly(shape.padding_share) == pytest.approx(1 - 20 / (370 / 16))
-    assert (shape.worst_length, exactly(shape.tokens_per_sample)) == (25, 20)
-
-
 def test_one_example_a_batch_is_never_padded():
     shape = FOUR.batch(1, 64)
     assert exactly(shape.padding_share) == 0

@@ -529,8 +529,3 @@ def test_what_best_suggests_works(name, monkeypatch, capsys):
         assert (values["mode"], values["gpu_name"]) == ("emulate", gpu)
         space = load_space(values["space"])
         assert configure(space, values["settings"]) == best.configuration
-
-
-def test_an_unknown_tool_is_refused(committed, capsys):
-    assert run(["export", *TARGET, "--format", "trll"]) == 2
-    assert "did you mean 'trl'?" in capsys.readouterr().err

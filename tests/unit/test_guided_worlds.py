@@ -146,11 +146,6 @@ class TestWithoutPredictions:
         best = max(p.speed.samples_per_s for p in fitting if p.fits)
         assert max(r.outcome.evidence.speed.samples_per_s for r in done if r.fits) >= 0.95 * best
 
-    def test_who_resumes_goes_on_as_if_never_broken_off(self):
-        whole = self.search(9)
-        again = self.search(9, known=whole[:4])
-        assert [r.configuration for r in again] == [r.configuration for r in whole]
-
 
 def search_in(log_speed, noise: float, seed: int, trials: int = 30) -> tuple[Guided, dict]:
     """A search with repeats; throughput is off by `log_speed` and scatters by `noise`."""

@@ -66,13 +66,6 @@ def test_what_is_appended_is_read_back(tmp_path_factory, records):
     assert path.read_bytes().count(b"\n") == len(records)
 
 
-def test_a_second_search_appends(path):
-    first, second = make_record(1.0), make_record(2.0)
-    append(path, first)
-    append(path, second)
-    assert read_journal(path).records == (first, second)
-
-
 @given(st.data())
 def test_a_torn_last_line_costs_only_itself(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("journal") / "trials.jsonl"
@@ -107,7 +100,6 @@ def broken(**changes: object) -> bytes:
     ("line", "said"),
     [
         (b"{nonsense", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"[1, 2]", "not a trial record"),
         (b"{}", "schema None"),
@@ -116,7 +108,6 @@ def broken(**changes: object) -> bytes:
         (broken(configuration=[1]), "not a trial record"),
         (broken(predicted=5), "not a trial record"),
         (broken(seed="seven"), "field seed: expected int, got str"),
-        (broken(gpu=None), "field gpu"),
         (broken(duration_s=float("inf")), "not JSON"),
         (broken(duration_s=1e31), "field duration_s: expected float <= 1e+30"),
         (broken(gpu_memory_bytes=-999643693875), "field gpu_memory_bytes: expected int >= 0"),

@@ -31,7 +31,6 @@ from tuner.predict.releases import (
     STACK,
     breaks_between,
     other_releases,
-    predicted_stack,
 )
 from tuner.program.pins import pins_near, pins_of
 from tuner.program.planned import plan_program
@@ -218,11 +217,6 @@ def test_the_loss_of_sft_is_that_of_the_installed_release(
     monkeypatch.setattr(trl, "library", lambda name: Library(name, release, {}))
     found = plan_program(read_program([str(tmp_path / "train.py")], is_run=False)).configuration
     assert found["loss"] == loss
-
-
-def test_the_stack_names_tuner_and_the_installed_releases() -> None:
-    found = predicted_stack()
-    assert {"tuner", "torch", "transformers", "peft"} <= found.keys()
 
 
 def test_older_releases_that_cannot_be_traced_are_replaced_or_stay_a_note(

@@ -61,10 +61,9 @@ def test_sft_without_settings_is_full_training_in_fp32_under_bf16(tmp_path):
     assert not plan.left_out
 
 
-@pytest.mark.parametrize("name", ["adamw_8bit", "paged_adamw_32bit", "adafactor", "lion_8bit"])
-def test_all_weights_are_trained_with_any_optimizer_of_the_trainer(tmp_path, name):
-    plan = planned(tmp_path, SFT.format(f"optim='{name}'", ""))
-    assert knobs(plan, "lora_rank", "optimizer", "training_loop") == (0, name, "trainer")
+def test_all_weights_are_trained_with_any_optimizer_of_the_trainer(tmp_path):
+    plan = planned(tmp_path, SFT.format("optim='lion_8bit'", ""))
+    assert knobs(plan, "lora_rank", "optimizer", "training_loop") == (0, "lion_8bit", "trainer")
 
 
 @pytest.mark.parametrize(
@@ -445,27 +444,6 @@ def test_the_folder_of_outputs_takes_no_memory_by_whatever_name(tmp_path):
     assert not plan.left_out
 
 
-def test_a_value_of_a_module_that_the_script_imports_is_read(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text("\n" * 200 + "BATCH = 4\n")
-    (tmp_path / "train.py").write_text(
-        "from trl import SFTConfig, SFTTrainer\nfrom own import BATCH\n"
-        "args = SFTConfig(per_device_train_batch_size=BATCH)\n"
-        "SFTTrainer(model='llama-3.2-1b', args=args, train_dataset=[]).train()\n"
-    )
-    plan = plan_program(read_program(["train.py"]))
-    assert plan.configuration["micro_batch"] == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "rank"), [((), 4), (("16",), 16), (("16", "more"), 16)], ids=["none", "one", "two"]
-)
-def test_a_default_for_a_word_that_is_missing_is_followed(tmp_path, words, rank):
-    text = f"rank = int(sys.argv[1]) if len(sys.argv) > 1 else 4\n{SFT}"
-    plan = planned(tmp_path, text.format("", "peft_config=LoraConfig(r=rank)"), *words)
-    assert plan.configuration["lora_rank"] == rank
-
-
 def test_the_first_argument_of_a_call_has_the_name_of_the_call(tmp_path):
     text = (
         "model = AutoModelForCausalLM.from_pretrained(rows.name)\n"
@@ -519,14 +497,6 @@ def test_arguments_of_a_parser_are_read_from_its_file(tmp_path):
     )
     plan = planned(tmp_path, text, "--config", "run.yaml", "--rank", "16")
     assert knobs(plan, "micro_batch", "lora_rank", "mixed_precision") == (2, 16, "bf16")
-
-
-def test_the_class_of_the_trainer_itself_may_be_what_is_parsed(tmp_path):
-    text = "from transformers import HfArgumentParser\n"
-    text += "(args,) = HfArgumentParser(SFTConfig).parse_args_into_dataclasses()\n"
-    text += "SFTTrainer('tiny-llama-3m', args=args).train()\n"
-    plan = planned(tmp_path, text, "--per_device_train_batch_size", "3")
-    assert knobs(plan, "micro_batch", "mixed_precision") == (3, "bf16")
 
 
 RECIPE = """\

@@ -54,9 +54,7 @@ Trainer("gpt2", TrainingArguments("out", per_device_train_batch_size={})).train(
     ("text", "given", "line"),
     [
         ("B = 4", "B", 2),
-        ("B = 4_096", "B", 2),
         ("B, C = 5, 4", "C", 2),
-        ("A = B = 4", "B", 2),
         ("B = 2\nB = 4", "B", 3),
         ("B = 4\nif B > 100:\n    B = 5", "B", 2),
         ("C = {}\nC['b'] = 4", "C['b']", 3),
@@ -73,10 +71,8 @@ Trainer("gpt2", TrainingArguments("out", per_device_train_batch_size={})).train(
         ("from dataclasses import dataclass, replace\n@dataclass\nclass C:\n    b: int = 2\n"
          "c = replace(C(), b=4)", "c.b", 6),
         ("class C:\n    b = 2\nc = C()\nsetattr(c, 'b', 4)", "c.b", 5),
-        ("def f(x=4):\n    return x", "f()", 2),
         ("import shlex\nw = shlex.split('--batch 4')", "int(w[1])", 3),
         ("", "(4)", 3),
-        ("X = 4\nB = 4\nY = 4", "B", 3),
     ],
 )  # fmt: skip
 def test_the_place_of_a_value_is_the_one_that_changes_it(text, given, line, tmp_path, monkeypatch):

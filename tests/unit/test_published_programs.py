@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -73,43 +72,6 @@ def test_a_model_config_makes_adapters_and_quantization_where_the_words_ask_for_
     assert knobs(plan, "precision", "lora_rank", "lora_dropout") == ("nf4", 16, 0.05)
 
 
-def test_what_the_program_assigns_under_a_test_counts_where_the_test_holds(tmp_path):
-    text = (
-        PARSED
-        + f"""\
-USE_4BIT = {{}}
-kwargs = dict(dtype=torch.bfloat16 if not USE_4BIT else torch.float16)
-if USE_4BIT:
-    kwargs["attn_implementation"] = "eager"
-model = AutoModelForCausalLM.from_pretrained("{MODEL}", **kwargs)
-SFTTrainer(model=model, args=SFTConfig(output_dir="o")).train()
-"""
-    )
-    for value, wanted in (("True", ("fp16", "eager")), ("False", ("bf16", "sdpa"))):
-        plan = planned(tmp_path, text.format(value))
-        assert knobs(plan, "precision", "attention") == wanted
-
-
-def test_a_dataclass_that_is_unpacked_has_its_values_and_its_defaults(tmp_path):
-    text = (
-        PARSED
-        + f"""\
-from dataclasses import asdict, dataclass, field
-
-@dataclass
-class Own:
-    output_dir: str = "out"
-    per_device_train_batch_size: int = 2
-    max_length: int = field(default=128)
-
-own = Own(per_device_train_batch_size=4)
-cfg = {{"gradient_accumulation_steps": 8, **asdict(own)}}
-SFTTrainer(model="{MODEL}", args=SFTConfig(**cfg)).train()
-"""
-    )
-    assert knobs(planned(tmp_path, text), "micro_batch", "grad_accum", "max_length") == (4, 8, 128)
-
-
 def test_examples_that_are_not_cut_have_no_length(tmp_path):
     text = (
         PARSED
@@ -143,9 +105,7 @@ KTOTrainer(model, {{}}args=KTOConfig(output_dir="o", {{}})).train()
         assert plan.sequences == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "sequences"), [("ORPO", 2), ("CPO", 2), ("Reward", 2), ("TPO", 3)]
-)
+@pytest.mark.parametrize(("name", "sequences"), [("ORPO", 2), ("Reward", 2), ("TPO", 3)])
 def test_answers_of_one_example_are_one_batch(tmp_path, name, sequences):
     text = f"""\
 from trl.experimental.all import {name}Config, {name}Trainer
@@ -189,15 +149,6 @@ def test_unsloth_chooses_fp16_itself_where_the_gpu_has_no_bf16(tmp_path):
     assert plan.findings == ()
 
 
-def test_a_notebook_with_lines_for_the_shell_is_read(tmp_path):
-    cells = ["!pip install unsloth\n%env A=1", UNSLOTH]
-    shell = [{"cell_type": "code", "source": [text], "outputs": []} for text in cells]
-    book = {"cells": shell, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}
-    (tmp_path / "train.ipynb").write_text(json.dumps(book))
-    plan = plan_program(read_program(("train.ipynb",), tmp_path, is_run=False))
-    assert knobs(plan, "lora_rank") == (8,)
-
-
 @pytest.mark.parametrize(
     ("arguments", "finding"),
     [
@@ -229,9 +180,3 @@ SFTTrainer(model="{MODEL}", args=args).train()
         plan = planned(tmp_path, text, gpu=gpu)
         assert knobs(plan, "mixed_precision") == (wanted,)
         assert plan.findings == ()
-
-
-def test_settings_that_only_save_memory_make_an_upper_bound(tmp_path):
-    more = "use_liger_kernel=True, activation_offloading=True"
-    text = PARSED + f"SFTTrainer(model='{MODEL}', args=SFTConfig(output_dir='o', {more})).train()"
-    assert len(planned(tmp_path, text).at_most) == 2

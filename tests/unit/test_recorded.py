@@ -217,18 +217,6 @@ def test_cells_of_a_notebook_run_in_their_order():
     assert training["trainer"]["where"]["file"] == "train.ipynb: cell 4"
 
 
-def test_a_module_runs_as_python_runs_it():
-    Path("own").mkdir()
-    Path("own/__init__.py").write_text("")
-    Path("own/part.py").write_text("N = 9")
-    Path("own/train.py").write_text(
-        HEAD + "from .part import N\n" + TRAIN.format("max_length=N if __name__ else 0")
-    )
-    found = record(read_program(["python", "-m", "own.train"]))
-    assert given(found) == [{"max_length": 9}]
-    assert {Path(path).name for path in found.files} >= {"part.py", "train.py"}
-
-
 def test_of_a_shell_script_each_start_is_recorded():
     Path("train.py").write_text(HEAD + TRAIN.format("max_length=int(os.environ['N'])"))
     Path("prepare.py").write_text("open('nothing')")

@@ -45,16 +45,6 @@ def small_space(extra: str = "", knobs: str = "{micro_batch: [1, 2, 4, 8]}") -> 
 # --- the shipped space -----------------------------------------------------------------------
 
 
-def test_qlora27b_is_what_the_readme_promises(qlora27b: SearchSpace) -> None:
-    assert qlora27b.model == "medgemma-27b-text"
-    assert qlora27b.count(use_floors=False) == 11_520
-    assert qlora27b.count() == 3_600  # 5 of 8 ranks, 5 of 8 lengths
-    assert qlora27b.fixed["effective_batch"] == 32
-    assert len(qlora27b.fixed["lora_targets"]) == 7
-    assert qlora27b.data.examples == 118_431
-    assert [o.metric for o in qlora27b.objectives] == ["samples_per_s", "device_bytes"]
-
-
 def test_a_constraint_is_evaluated_once_for_each_combination_of_what_it_reads(
     qlora27b: SearchSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +196,6 @@ def test_pinning_narrows_the_space_and_drops_the_floor_on_the_knob(qlora27b: Sea
         ({"effective_batch": 16}, "held at 32"),
         ({"lora_rank": 17}, "allowed: 16, 32"),
         ({"grad_accum": 5}, "excluded by: grad_accum == 5"),
-        ({"lora_rnak": 16}, "did you mean 'lora_rank'?"),
     ],
 )
 def test_pinning_what_is_not_in_the_space(

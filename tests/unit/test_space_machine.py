@@ -58,7 +58,6 @@ def test_the_default_space_takes_them_as_settings():
         ("expandable_segments:True", "expandable_segments:True"),
         ("max_split_size_mb:128, backend:native", "max_split_size_mb:128,backend:native"),
         ("roundup_power2_divisions:[256:1,512:2]", "roundup_power2_divisions:[256:1,512:2]"),
-        ("expandable_segment:True", None),
         ("nonsense", None),
         (3, None),
     ],

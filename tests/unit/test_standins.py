@@ -78,65 +78,17 @@ def read(folder: Any, text: str, *words: str, seed: int = 0, **request: Any) -> 
 
 _classes = functools.cache(lambda: classes(LIBRARIES))
 
-# Each leaves `args`, whose batch size is 7.
+# Each leaves `args`, whose batch size is 7. Those of plain Python are in reader_ways.txt.
 ARGUMENTS = """
 args = SFTConfig("o", per_device_train_batch_size=7)
 ---
-args = SFTConfig(output_dir="o", **dict(per_device_train_batch_size=7))
----
-args = SFTConfig(output_dir="o", **{"per_device_train_batch_size": 3, **{"per_device_train_batch_size": 7}})
----
-args = SFTConfig(output_dir="o"); args.per_device_train_batch_size = 7
----
-args = SFTConfig(output_dir="o"); setattr(args, "per_device_train_batch_size", 7)
----
 args = SFTConfig(output_dir="o"); args.__dict__["per_device_train_batch_size"] = 7
----
-args = SFTConfig(output_dir="o"); vars(args).update(per_device_train_batch_size=7)
----
-args = dataclasses.replace(SFTConfig(output_dir="o"), per_device_train_batch_size=7)
----
-args = copy.deepcopy(SFTConfig(output_dir="o", per_device_train_batch_size=7))
----
-args = copy.copy(SFTConfig(output_dir="o")); args.per_device_train_batch_size = 7
----
-args = functools.partial(SFTConfig, output_dir="o", per_device_train_batch_size=7)()
----
-from own import *; args = SFTConfig(output_dir="o", per_device_train_batch_size=B)
----
-import own; args = own.make()
----
-own = __import__("own"); args = own.make(own.B)
----
-import importlib; args = importlib.import_module("own").make()
----
-import yaml; args = SFTConfig(**yaml.safe_load(open("c.yaml")))
----
-import json as j
-with open("c.json") as f: c = j.load(f)
-args = SFTConfig(output_dir="o", per_device_train_batch_size=c["bs"])
----
-import pathlib; c = json.loads(pathlib.Path("c.json").read_text()); args = SFTConfig(output_dir="o", **c["train"])
----
-import tomllib; args = SFTConfig(output_dir="o", per_device_train_batch_size=tomllib.load(open("c.toml", "rb"))["train"]["bs"])
----
-import configparser; c = configparser.ConfigParser(); c.read("c.ini"); args = SFTConfig(output_dir="o", per_device_train_batch_size=c.getint("train", "bs"))
----
-p = argparse.ArgumentParser(); p.add_argument("--bs", type=int, default=7); args = SFTConfig("o", per_device_train_batch_size=p.parse_args([]).bs)
----
-p = argparse.ArgumentParser(); p.add_argument("--bs", type=int); p.set_defaults(bs=7); a = p.parse_args([]); args = SFTConfig("o", per_device_train_batch_size=a.bs)
----
-p = argparse.ArgumentParser(); p.add_argument("--bs", type=int); a = vars(p.parse_args(["--bs", "7"])); args = SFTConfig("o", per_device_train_batch_size=a["bs"])
 ---
 args, = HfArgumentParser(SFTConfig).parse_args_into_dataclasses(["--output_dir", "o", "--per_device_train_batch_size", "7"])
 ---
 args, = HfArgumentParser(SFTConfig).parse_args_into_dataclasses(["--output-dir=o", "--per-device-train-batch-size=7"])
 ---
 p = HfArgumentParser(SFTConfig); p.set_defaults(per_device_train_batch_size=7); args, = p.parse_args_into_dataclasses(["--output_dir", "o"])
----
-args, = HfArgumentParser(SFTConfig).parse_dict({"output_dir": "o", "per_device_train_batch_size": 7})
----
-args, = HfArgumentParser((SFTConfig,)).parse_yaml_file("c.yaml")
 ---
 args, m = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config(["--config", "c.yaml"])
 ---
@@ -168,26 +120,6 @@ class Mine(TrainingArguments):
     extra: str = "x"
 args, = HfArgumentParser(Mine).parse_args_into_dataclasses(["--output_dir", "o", "--per_device_train_batch_size", "7", "--extra", "y"]); assert args.extra == "y"
 ---
-@dataclass
-class C:
-    bs: int = 7
-c = C(); args = SFTConfig(output_dir="o", per_device_train_batch_size=c.bs)
----
-from typing import NamedTuple
-class C(NamedTuple):
-    bs: int = 7
-args = SFTConfig("o", per_device_train_batch_size=C().bs)
----
-import enum
-class S(enum.IntEnum): SMALL = 7
-args = SFTConfig("o", per_device_train_batch_size=S.SMALL)
----
-from types import SimpleNamespace as N; args = SFTConfig("o", per_device_train_batch_size=N(bs=7).bs)
----
-BS = {"small": 7, "large": 32}; size = "small"; args = SFTConfig("o", per_device_train_batch_size=BS[size])
----
-args = SFTConfig("o", per_device_train_batch_size=14 // 2)
----
 args = SFTConfig("o", per_device_train_batch_size=max(7, 3) if torch.cuda.is_available() else 1)
 ---
 args = SFTConfig("o", per_device_train_batch_size=7 if torch.cuda.get_device_capability()[0] >= 8 else 2)
@@ -199,33 +131,8 @@ args = SFTConfig("o", per_device_train_batch_size=7 if torch.cuda.is_bf16_suppor
 args = SFTConfig("o", per_device_train_batch_size=2)
 if "A6000" in torch.cuda.get_device_name(0): args.per_device_train_batch_size = 7
 ---
-def make(**k):
-    k.setdefault("per_device_train_batch_size", 7)
-    return SFTConfig("o", **k)
-args = make()
----
-class Factory:
-    def __call__(self): return SFTConfig("o", per_device_train_batch_size=self.n)
-    n = 7
-args = Factory()()
----
-exec("n = 7"); args = SFTConfig("o", per_device_train_batch_size=n)
----
-args = eval("SFTConfig('o', per_device_train_batch_size=7)")
----
-os.environ.setdefault("BS", "7"); args = SFTConfig("o", per_device_train_batch_size=int(os.environ["BS"]))
----
-for n in (1, 3, 7): args = SFTConfig("o", per_device_train_batch_size=n)
----
 import not_there_at_all_xyz.thing as t
 if True: args = SFTConfig("o", per_device_train_batch_size=7)
----
-match "big":
-    case "big": n = 7
-    case _: n = 1
-args = SFTConfig("o", per_device_train_batch_size=n)
----
-args = SFTConfig("o", per_device_train_batch_size=(lambda: 7)())
 ---
 args = SFTConfig.from_dict({"output_dir": "o", "per_device_train_batch_size": 7})
 ---
@@ -236,8 +143,6 @@ args = SFTConfig(**{**dataclasses.asdict(SFTConfig("o")), "per_device_train_batc
 if (n := 7) and __name__ == "__main__": args = SFTConfig("o", per_device_train_batch_size=n)
 ---
 sys.argv += ["--bs=7"]; args = SFTConfig("o", per_device_train_batch_size=int(sys.argv[-1].split("=")[1]))
----
-t = string = __import__("string").Template("$n").substitute(n=7); args = SFTConfig("o", per_device_train_batch_size=int(t))
 """  # noqa: E501
 
 # Each leaves `lora`, whose rank is 7, or `model`, which has it.
@@ -535,18 +440,6 @@ def test_programs_go_on_with_what_is_unknown(tmp_path):
     assert {"what", "where"} == set(record["asked"][0])
 
 
-def test_six_seeds_answer_every_question_both_ways(tmp_path):
-    text = IMPORTS + "u = load_dataset('d')\n"
-    text += "if u.big and u.wide: n = 1\nelif len(u) > 1000: n = 2\nelse: n = 3\n"
-    text += "SFTTrainer('m', args=SFTConfig('o', max_length=n)).train()"
-    found = set()
-    for seed in range(6):
-        (tmp_path / str(seed)).mkdir()
-        record = read(tmp_path / str(seed), text, seed=seed)
-        found.add(record["trainings"][0]["arguments"]["values"]["max_length"])
-    assert found == {1, 2, 3}
-
-
 def test_what_is_not_installed(tmp_path):
     text = "import lib_that_is_nowhere as lib\ntry:\n    import other_nowhere\n    n = 1\n"
     text += "except ImportError:\n    n = 2\n@lib.main(config='c')\ndef main(cfg):\n"
@@ -608,16 +501,3 @@ def test_a_folder_of_installed_packages_is_not_the_programs_own(tmp_path):
     record = read(tmp_path, text)
     assert "wandb" in record["standins"]
     assert record["trainings"][0]["arguments"]["where"]["line"] == 5
-
-
-def test_a_notebook_and_texts_in_place_of_files(tmp_path):
-    parts = [
-        ["cell 1", "import own\nfrom trl import *\n"],
-        ["cell 2", "t = SFTTrainer('m', own.make())"],
-    ]
-    parts += [["cell 3", "await t.nothing\nt.train()"]]
-    files = {str(tmp_path / "own.py"): FILES["own.py"].replace("n=7", "n=9")}
-    record = read(tmp_path, "", parts=parts, files=files, main="")
-    (training,) = record["trainings"]
-    assert training["arguments"]["values"]["per_device_train_batch_size"] == 9
-    assert training["trainer"]["where"]["file"] == "cell 2"

@@ -46,7 +46,6 @@ def test_a_hundred_names_of_five_tools_are_understood():
         ({"bf16": "false", "fp16": "true"}, {"mixed_precision": "fp16"}),
         ({"bf16": "false"}, {"mixed_precision": "no"}),
         ({"batch_size": "4", "micro_batch_size": 4}, {"micro_batch": 4}),
-        ({"use_peft": "false"}, {"lora_rank": 0}),
         (
             {"packing": "true", "attn_implementation": "flash_attention_2"},
             {"padding": "packed", "attention": "flash_attention_2"},
@@ -68,7 +67,6 @@ def test_names_that_belong_together(given, meant):
             "load_in_4bit=false contradicts precision=nf4",
         ),
         ({"gradient_checkponting": True}, "did you mean 'gradient_checkpointing'?"),
-        ({"warmup_rato": 0.1}, "did you mean 'warmup_ratio'?"),
         ({"use_galore": True}, "use_galore=true is not modelled"),
         ({"lora_r": "x", "use_galore": True}, "2 settings are wrong"),
     ],
