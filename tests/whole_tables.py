@@ -42,7 +42,7 @@ def assert_whole(sheet: Sheet, width: int) -> None:
     said = [text for column in shown for text in (column.name, *column.cells)]
     assert characters(table) == characters("".join(said)), text
     assert len(sheet._columns) - len(shown) == len(missing), text
-    for number in (n for c in shown if c.is_number for n in c.cells if len(n) <= 28):
+    for number in (n for c in shown if c.is_number for n in c.cells if cell_len(n) <= 28):
         assert number in text, (number, text)
 
 
