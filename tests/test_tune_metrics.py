@@ -100,7 +100,7 @@ def scraped(tmp_path_factory) -> Scraped:
         predictions={c.key: outcome_of(c).prediction for c in all_of_them},
         initial=[max(all_of_them, key=device_bytes)],  # which runs out of memory
         max_concurrent=1, margin_bytes=7, run_id="r1", seed=3,
-        watch=Watch(metrics_port=0, tell=tell),
+        watch=Watch(metrics=True, tell=tell),
     )  # fmt: skip
     with JournalWriter(journal) as writer, pytest.MonkeyPatch.context() as patch:
         # Workers unpickle the runner factory, and so import this module.

@@ -122,10 +122,7 @@ def test_predictions_are_compared_with_measurements(noted):
     assert {name: v for (name, _), v in noted.counted.items()}["tuner_trial_seconds"] == 3.0
 
 
-def test_ray_chooses_the_port_of_its_metrics_and_only_for_a_cluster_of_its_own():
-    watch.check_metrics_port(0, None)
-    with pytest.raises(InputError, match="Ray chooses the port"):
-        watch.check_metrics_port(9464, None)
+def test_a_cluster_that_is_joined_serves_metrics_itself():
+    watch.check_metrics(None)
     with pytest.raises(InputError, match="for a cluster of its own"):
-        watch.check_metrics_port(0, "head:6379")
-    watch.check_metrics_port(None, "head:6379")
+        watch.check_metrics("head:6379")

@@ -14,34 +14,27 @@ LOCALHOST = "127.0.0.1"
 class Watch:
     """Options for watching a search.
 
-    - `metrics_port`: 0 if the search's own cluster serves metrics for Prometheus, on a port that
-      Ray chooses. A joined cluster serves them on the ports of its nodes.
+    - `metrics`: serve metrics for Prometheus from the search's own cluster, on a port that Ray
+      chooses. A joined cluster serves them on the ports of its nodes.
     - `dashboard`: start Ray's dashboard on localhost, with the search's own cluster.
     - `tell` is called with a line for each address to look at.
     """
 
-    metrics_port: int | None = None
+    metrics: bool = False
     dashboard: bool = False
     tell: Callable[[str], None] = lambda line: None
 
     @property
-    def metrics(self) -> bool:
+    def collects(self) -> bool:
         """True if the search's own cluster collects metrics."""
-        return self.metrics_port is not None or self.dashboard
+        return self.metrics or self.dashboard
 
 
-def check_metrics_port(port: int | None, address: str | None) -> None:
-    """Raise `InputError` unless Ray can serve metrics so: a cluster of its own chooses the port."""
-    if port is None:
-        return
+def check_metrics(address: str | None) -> None:
+    """Raise `InputError` for metrics of a cluster that is joined: it serves them itself."""
     if address is not None:
         raise InputError(
-            f"a metrics port of its own, {port}, is for a cluster of its own; the one at "
-            f"{address!r} offers the metrics of searches where it offers Ray's",
-            hint="leave the port out, and scrape the ports of that cluster's nodes",
-        )
-    if port:
-        raise InputError(
-            f"--metrics-port {port}: Ray chooses the port of its metrics",
-            hint="--metrics-port 0 serves them, and prints their address",
+            f"--metrics is for a cluster of its own; the one at {address!r} offers the metrics of "
+            "searches where it offers Ray's",
+            hint="leave --metrics out, and scrape the ports of that cluster's nodes",
         )

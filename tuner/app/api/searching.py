@@ -48,7 +48,7 @@ class SearchArguments(TypedDict, total=False):
     min_gain: float | None
     fresh: bool
     study: str | Path | None
-    metrics_port: int | None
+    metrics: bool
     dashboard: bool
     gpu_memory: int | str | None
     price: float | None
@@ -120,7 +120,7 @@ def search(
       `time_limit_s` for all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a
       fraction) for each. `searcher` proposes them, by default "guided", with the random `seed` 0.
     - `fresh` begins a new journal and keeps the old one; `study` is a file for optuna-dashboard;
-      `metrics_port` and `dashboard` let others watch, as the options of the same names do.
+      `metrics` and `dashboard` let others watch, as the options of the same names do.
     - `gpu_memory` and `price` (USD an hour) replace the catalogue's, of one type; `memory_limit`
       is what a real trial may use ("auto": what the type has, where a larger GPU stands in).
     - `budget_s`, `timeout_s`, `weights`, `lengths` and `whole_steps` say how a real trial runs,

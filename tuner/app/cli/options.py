@@ -225,7 +225,6 @@ _KINDS: dict[str, dict[str, Any]] = {
     "number": {"type": click.IntRange(0), "show_default": True},
     "objective": {"type": Parsed("objective", _objective), "multiple": True},
     "off": {"is_flag": True, "flag_value": False},
-    "port": {"type": click.IntRange(0, 65535)},
     "searcher": {"type": Parsed("searcher", _searcher), "show_default": True},
     "setting": {"multiple": True, "callback": lambda _, __, texts: parse_settings(texts)},
     "share": {"type": Parsed("share", _share)},

@@ -27,7 +27,7 @@ class Mode(enum.StrEnum):
 
 Kind = Literal[
     "amount", "count", "duration", "file", "flag", "lengths", "limit", "mode", "number",
-    "objective", "off", "port", "searcher", "setting", "share", "size", "text", "texts",
+    "objective", "off", "searcher", "setting", "share", "size", "text", "texts",
 ]  # fmt: skip
 
 
@@ -80,8 +80,9 @@ class SearchOptions:
     margin: str | None = _field("--headroom SHARE", "text", "Memory to keep free. [default: 3%]")
     verify: bool = _field("--no-verify", "off",
         "Skip the verification run of the recommendation.", True, rare=True)
-    metrics_port: int | None = _field("--metrics-port PORT", "port",
-        "Serve metrics for Prometheus; 0: on a port that Ray chooses.", rare=True, of_trials=True)
+    metrics: bool = _field("--metrics", "flag",
+        "Serve metrics for Prometheus, and print their address.", False,
+        rare=True, of_trials=True)
     dashboard: bool = _field("--dashboard", "flag",
         "Start Ray's dashboard on this machine and print its address.", False,
         rare=True, of_trials=True)

@@ -50,7 +50,7 @@ from tuner.searches.names import DEFAULT_SEARCHER
 from tuner.searches.objectives import objectives_of
 from tuner.searches.progress import Budget
 from tuner.searches.request import TrialDevice, check_min_gain, check_objectives
-from tuner.searches.watch import check_metrics_port
+from tuner.searches.watch import check_metrics
 from tuner.space import SearchSpace, pin
 from tuner.trial.base import TrialJob, outcome_versions
 
@@ -190,7 +190,8 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     space = pin(target.space, settings) if settings else target.space
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)
-    check_metrics_port(options.metrics_port, options.address)
+    if options.metrics:
+        check_metrics(options.address)
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
     trials_on = _trials_on(options, target.gpu, space)

@@ -153,9 +153,7 @@ def _request(
         gpu=plan.target.gpu,
         study_path=options.study,
         labels=labels_of(options),
-        watch=Watch(
-            metrics_port=options.metrics_port, dashboard=options.dashboard, tell=listener.say
-        ),
+        watch=Watch(metrics=options.metrics, dashboard=options.dashboard, tell=listener.say),
         max_concurrent=options.workers,
         objectives=plan.objectives,
         initial=initial,

@@ -139,7 +139,7 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
         # Ray makes its folder writable for all users, so it is inside a private folder.
         "RAY_TMPDIR": str(folder),
         # Collecting metrics takes processor time from trials.
-        "RAY_enable_metrics_collection": str(int(watch.metrics)),
+        "RAY_enable_metrics_collection": str(int(watch.collects)),
         "RAY_metrics_report_interval_ms": METRICS_PERIOD_MS,
         **_visible(gpus),
     }
@@ -163,7 +163,7 @@ def _tell(watch: Watch, dashboard: str) -> None:
         has_token = os.environ.get("RAY_AUTH_MODE", "token").lower() == "token"
         token = " (`ray get-auth-token` prints the token that it asks for)" if has_token else ""
         watch.tell(f"dashboard: http://{dashboard}{token}")
-    if watch.metrics_port is not None:
+    if watch.metrics:
         (node,) = ray.nodes()
         host, port = node["NodeManagerAddress"], node["MetricsExportPort"]
         watch.tell(f"metrics: http://{host}:{port}/metrics")
