@@ -236,7 +236,7 @@ def estimate_asked(
 
 
 def exchanging_each(found: Estimate, profile: DeviceProfile | None) -> Estimate | None:
-    """The same with gradients exchanged in each micro-step; None where none are kept unsharded."""
+    """The estimate with gradients exchanged in each micro-step; None where all are sharded."""
     if not found.memory.breakdown.get(str(MemoryCategory.UNSHARDED_GRADIENTS)):
         return None
     return estimate_configuration(

@@ -32,7 +32,7 @@ IDLE = 0.70
 DEFAULT_FACTOR = 1.1
 """Allowed ratio of measured to predicted where a prediction has no interval."""
 GAP, LEAST_GAP_BYTES = 0.10, 256 << 20
-"""Memory is fragmented if this share of it, and so much more than predicted, lies in gaps."""
+"""Memory is fragmented if this share of it, and these bytes over the prediction, are gaps."""
 OTHER_BYTES, OTHER_SHARE = 1 << 30, 0.02
 """Memory of the driver (half a GiB of 80) and of a display, which no training uses."""
 BUSY_LOAD = 1.5

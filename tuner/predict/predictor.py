@@ -343,7 +343,7 @@ def _optimizer_of(configuration: Configuration) -> tuple[KnobValue, ...]:
 
 
 def _alone(configuration: Configuration) -> Configuration:
-    """The same on one GPU, where all that several GPUs share is a sum of gradients."""
+    """The configuration on one GPU, if several share only a sum of gradients."""
     if not Parallelism.of(configuration).is_replicated:
         return configuration
     return Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1})

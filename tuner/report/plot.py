@@ -179,7 +179,7 @@ def _steps(view: View) -> tuple[list[float], list[float]]:
 
 
 def _limits(view: View) -> list[tuple[float, float, str, str]]:
-    """What the GPU's memory and the margin shade: from, to, their colour and words, in GiB."""
+    """The bands of the GPU's memory and the margin: from, to, their colour and words, in GiB."""
     if not view.is_default or is_limit_far(view):
         return []
     limit, margin = view.gpu.memory_bytes / GIB, view.margin_bytes / GIB

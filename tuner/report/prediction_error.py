@@ -34,7 +34,7 @@ Pair = tuple[Prediction, Measurement]
 class Verdicts:
     """Predicted verdicts against measured ones: numbers of measured trials.
 
-    `too_large` were predicted to fit and did not, `too_small` the other way round.
+    `too_large` were predicted to fit and did not, `too_small` not to fit and did.
     """
 
     right: int

@@ -57,7 +57,7 @@ class Need:
         return need.asking() if joins else need
 
     def asking(self) -> Need:
-        """The same need of nodes that are asked first, for the releases that are here."""
+        """The need of nodes that are asked first, for the releases that are here."""
         here = outcome_versions()
         return replace(self, versions={n: here[n] for n in ("tuner", "torch") if n in here})
 

@@ -72,7 +72,7 @@ def so_far_text(found: Emulation) -> str:
 
 
 def ended_text(found: Emulation) -> str:
-    """How the program ended, if not by itself or after the steps that were asked for."""
+    """The end of a program that neither ended by itself nor after the steps asked for."""
     error = found.error
     steps = f"{found.steps} optimizer step{'s' * (found.steps != 1)}"
     if found.ended is Ended.OOM:
@@ -171,7 +171,7 @@ def growth_text(found: Emulation) -> str:
 
 
 def run_fields(found: Emulation, of: Emulation) -> list[Field]:
-    """Where memory ran out, the peak of each phase of a whole run, and the rows of the largest.
+    """The place where memory ran out, the peak of each phase, and the rows of the largest batch.
 
     `of` is the same run, on a GPU with more memory if it ran out.
     """

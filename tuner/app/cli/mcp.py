@@ -303,7 +303,7 @@ NOTED = ("ignored: ", "warning: ")
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What the command shows a person, and what it printed with `--json`: None for an error."""
+    """The text that a person sees, and the data of `--json`: None for an error."""
 
     text: str
     data: dict[str, Any] | None = None

@@ -27,7 +27,7 @@ def truth(text: Any) -> bool:
 
 
 def converter(kind: Any) -> dict[str, Any]:
-    """How argparse reads a field of this type, or of the text of one."""
+    """The arguments by which argparse reads a field of this type, or of the text of one."""
     if isinstance(kind, type) and hasattr(kind, "__members__"):
         words = [each.value for each in kind.__members__.values()]
         return {"type": type(words[0]), "choices": words}

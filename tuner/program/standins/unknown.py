@@ -424,7 +424,7 @@ class Thing(Unknown, metaclass=Meta):
 
 
 class Note:
-    """What is recorded of one object: its call, and what was done to it later."""
+    """The record of one object: its call, and what was done to it later."""
 
     __slots__ = ("assigned", "calls", "extra", "given", "path", "where")
 
