@@ -17,7 +17,7 @@ from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.mode import EmulatorMode
 from tuner.emulator.inside.owners import Owners
 from tuner.emulator.inside.pricing import Pricer
-from tuner.emulator.inside.reading import Readbacks, Reading
+from tuner.emulator.inside.readbacks import Readbacks, Reading
 from tuner.emulator.inside.settling import Settling
 from tuner.emulator.inside.transfers import Transfers
 from tuner.emulator.inside.values import Values

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tuner.program.edit.source import TextEdit
-from tuner.program.edit.trial import edited
+from tuner.program.edit.trying import edited
 from tuner.program.launch import runnable
 from tuner.program.program import Program, read_program
 from tuner.program.seen import whole

@@ -14,7 +14,14 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.emulator.inside import owners
-from tuner.emulator.inside.steps import BACKWARD, OPTIMIZER, PATIENCE, REPLACED, UPDATES, Steps
+from tuner.emulator.inside.ends_of_steps import (
+    BACKWARD,
+    OPTIMIZER,
+    PATIENCE,
+    REPLACED,
+    UPDATES,
+    Steps,
+)
 
 
 class Mode(TorchDispatchMode):
@@ -38,7 +45,9 @@ def addresses(tensor: Any) -> Iterator[int]:
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[int], str, int]]:
     """Runs a training; returns the passes at which its steps ended, their sign, and the rest."""
-    monkeypatch.setattr("tuner.emulator.inside.steps.addresses", addresses)  # on the CPU, too
+    monkeypatch.setattr(
+        "tuner.emulator.inside.ends_of_steps.addresses", addresses
+    )  # on the CPU, too
 
     def run(train: Callable[[], None]) -> tuple[list[int], str, int]:
         mode, ended, passes = Mode(), [], [0]

@@ -13,7 +13,7 @@ from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.edit.place import Location, NotWritableError, is_wanted
 from tuner.program.edit.source import TextEdit, diff_of
-from tuner.program.edit.trial import Edit, Seen, arrives, edited, listed
+from tuner.program.edit.trying import Edit, Seen, arrives, edited, listed
 from tuner.program.edit.write import replace_files
 from tuner.program.program import Program
 from tuner.program.settings import Settings

@@ -289,7 +289,7 @@ def _beside(name: str) -> list[str]:
 
 
 def _history(name: str, argument: str) -> str | None:
-    """The releases in which a class took an argument: "until 0.19", "until transformers 4.50"; None if unknown."""
+    """Releases in which a class took an argument: "until 0.19", "until transformers 4.50"."""
     for each in (name, *(its["bases"] if (its := known(name, SHIPPED)) else ())):
         root, _, own = each.partition(".")
         for word in ("until", "since"):

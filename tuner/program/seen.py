@@ -15,7 +15,7 @@ from tuner.core.records import KnobValue
 from tuner.program.arguments import WITHOUT_MEMORY, Argument, ProgramTraining, Undecided
 from tuner.program.edit.place import is_same
 from tuner.program.edit.source import PYTHON, opened
-from tuner.program.edit.trial import Seen
+from tuner.program.edit.trying import Seen
 from tuner.program.places import made
 from tuner.program.program import Program, starts_of
 from tuner.program.recorded import SEEDS, record

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.records import KnobValue
-from tuner.program.edit.trial import COMMAND, Trial, Way, listed
+from tuner.program.edit.trying import COMMAND, Trial, Way, listed
 from tuner.program.program import Program
 from tuner.program.seen import see, whole
 

@@ -1,4 +1,4 @@
-"""Follows a training: its steps (steps.py) and their phases. Ends it after enough steps."""
+"""Follows a training: its steps (ends_of_steps.py) and their phases. Ends it after enough steps."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.budget import WORTHWHILE, Budget
 from tuner.emulator.inside.decoding import Decoding
+from tuner.emulator.inside.ends_of_steps import Steps
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.horizon import Horizon
@@ -29,7 +30,6 @@ from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
 from tuner.emulator.inside.shortening import Shortening
 from tuner.emulator.inside.sparse_saving import save_sparsely
-from tuner.emulator.inside.steps import Steps
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

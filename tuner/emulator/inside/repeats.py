@@ -20,7 +20,7 @@ from tuner.cost.operators.operators import tensors_in
 from tuner.emulator.inside.core import Shared
 from tuner.emulator.inside.notes import FLOATS, SMALL, STRIDED, follow_notes, noted
 from tuner.emulator.inside.operators import EMPTY, OPENED, Operator
-from tuner.emulator.inside.reading import COUNTED
+from tuner.emulator.inside.readbacks import COUNTED
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any], Any], bool]
 

@@ -33,7 +33,7 @@ from tuner.emulator.inside.notes import (
     worst,
 )
 from tuner.emulator.inside.operators import POINTWISE, Operator
-from tuner.emulator.inside.reading import Reading, compute, mend
+from tuner.emulator.inside.readbacks import Reading, compute, mend
 from tuner.emulator.inside.uniform import (
     after,
     carry,

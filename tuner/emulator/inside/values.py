@@ -21,7 +21,7 @@ from tuner.emulator.inside.lines import Unknowns
 from tuner.emulator.inside.made_up import MadeUp
 from tuner.emulator.inside.notes import AT_MOST, FLOATS, MADE_UP, alias, is_known, note_origin
 from tuner.emulator.inside.operators import EMPTY, Operator
-from tuner.emulator.inside.reading import COUNTED, UNREADABLE, Readbacks, Reading
+from tuner.emulator.inside.readbacks import COUNTED, UNREADABLE, Readbacks, Reading
 from tuner.emulator.inside.settling import Handler, Settling, is_wanted
 from tuner.emulator.inside.transfers import Transfers
 

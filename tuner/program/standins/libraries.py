@@ -10,7 +10,7 @@ import types
 from opcode import opname
 from typing import Any, cast
 
-from tuner.program.standins import configs, data, guard, models, trainers, unknown
+from tuner.program.standins import configs, datasets, guard, models, trainers, unknown
 from tuner.program.standins.record import ABSENT, STANDINS
 from tuner.program.standins.unknown import CLASSES, ORACLE, Name, Thing, Unknown, thing
 
@@ -42,7 +42,7 @@ PARSERS = (
 )
 _OWN = {
     trainers: "accelerate.Accelerator deepspeed.initialize torch.optim.Optimizer",
-    data: "torch.utils.data.DataLoader tqdm.tqdm",
+    datasets: "torch.utils.data.DataLoader tqdm.tqdm",
     models: "peft.get_peft_model transformers.AutoConfig",
 }
 _WRAPPERS = """unsloth.train_on_responses_only unsloth.add_new_tokens accelerate.dispatch_model
@@ -111,7 +111,7 @@ def _known() -> dict[str, Any]:
         "unsloth.execute_with_time_limit": lambda seconds: lambda function: _late,
         "accelerate.notebook_launcher": trainers.runs(),
         "deepspeed.add_config_arguments": models.passes,
-        "tqdm.trange": lambda *args, **kwargs: data.tqdm(range(*args)),
+        "tqdm.trange": lambda *args, **kwargs: datasets.tqdm(range(*args)),
         "wandb.agent": trainers.runs(),
     }
 
@@ -191,7 +191,7 @@ def _class(path: str, root: str, last: str) -> Any:
     if last.endswith("Trainer") or last == "LightningCLI":
         return trainers.trainer_class(path)
     if root in SHORT and last.endswith(("Tokenizer", "TokenizerFast", "Processor")):
-        return thing(path, data.Tokenizer)
+        return thing(path, datasets.Tokenizer)
     if root == "peft" and last.startswith("PeftM"):
         return models.peft_class(path)
     if root in SHORT and (
@@ -203,7 +203,7 @@ def _class(path: str, root: str, last: str) -> Any:
         return models.model_class(path, **more)
     if (".optim" in path and "lr_scheduler" not in path) or last in _OPTIMIZERS.split():
         return thing(path, trainers.Optimizer)
-    return data.DataLoader if last == "DataLoader" else thing(path, Thing)
+    return datasets.DataLoader if last == "DataLoader" else thing(path, Thing)
 
 
 def _has(last: str, words: str) -> bool:

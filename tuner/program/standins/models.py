@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tuner.program.standins.configs import as_now
-from tuner.program.standins.data import Holder, Tokenizer, named
+from tuner.program.standins.datasets import Holder, Tokenizer, named
 from tuner.program.standins.record import call, called, described, plain, told
 from tuner.program.standins.unknown import ORACLE, Note, Thing, Unknown, put, thing, where
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Tables:
-    """Facts of a class, such as "trl.SFTConfig", made of rows of `sources.Reader`, which `row` finds.
+    """Facts of a class ("trl.SFTConfig"), made of rows of `sources.Reader`, which `row` finds.
 
     "fields" have a "default", unless they have to be given, and a "type"; "parameters" are the
     positional ones of what is no dataclass; "bases" are all of them; "open" ones take other names;

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.program.standins import record
 from tuner.program.standins.configs import as_now, config
-from tuner.program.standins.data import CURRENT, TOKENIZED, DataLoader, Holder, named, tried
+from tuner.program.standins.datasets import CURRENT, TOKENIZED, DataLoader, Holder, named, tried
 from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
 from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, thing, where
 
