@@ -55,7 +55,7 @@ def test_search_then_best_then_show_then_again(folder, capsys):
     # Half of the 30 configurations within the floors are bf16, which a T4 has not.
     assert "all 15 configurations" in text
     assert "15 configurations that the GPU cannot run: precision bf16" in text
-    for part in ("lora_rank >= 8 (floors of the space", "predicted, not measured", " done, ",
+    for part in ("lora_rank >= 8 (minimums of the space", "predicted, not measured", " done, ",
                  "Pareto front (predicted)", "Recommended (predicted)", "14.56 GiB",
                  "headroom", "an epoch of 1,000 examples", "USD an epoch, ",
                  "tuner show --space tiny.yaml --gpu t4"):  # fmt: skip

@@ -100,7 +100,7 @@ def print_plan(
     where = all_of(plan.all_conditions)
     if floors := [floor for floor in plan.conditions if floor not in options.where]:
         name = min(part.space.condition(floors[0]).names)
-        where += f" (floors of the space; --where '{name} >= ...' sets others)"
+        where += f" (minimums of the space; change with --where '{name} >= ...')"
     limits = {"{:g} GPU hours": options.gpu_hours, "{:g} USD": options.max_cost_usd}
     at_most = [text.format(value) for text, value in limits.items() if value is not None]
     if at_most and plan.trial_device is not None and plan.trial_device.emulated:
