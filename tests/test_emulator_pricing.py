@@ -357,6 +357,14 @@ def test_a_step_is_the_median_of_those_after_the_first():
     assert found.interval_s[0] < found.step_s < found.interval_s[1]
 
 
+def test_parameters_of_a_later_training_take_none_of_the_host_in_earlier_steps():
+    pricer = trained(4).pricer
+    assert pricer.snapshot(7)["trained"] == 7
+    pricer.begin("optimizer", 4, 100)
+    pricer.begin("end", 5, 200)  # the optimizer of a second training, after the steps that count
+    assert pricer.snapshot(200)["trained"] == 100
+
+
 def test_what_can_be_no_step_has_no_time():
     """A count of steps that is off puts the passes and the optimizer into different steps."""
     program = trained(2)

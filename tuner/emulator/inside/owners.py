@@ -124,8 +124,8 @@ class Owners:
 
     @property
     def trained(self) -> int:
-        """Parameters that optimizers update."""
-        return sum(self._handed.values())
+        """Parameters that optimizers update, those of earlier trainings aside."""
+        return sum(self._handed[key] for key in list(self._optimizers))
 
     def _count_trained(self) -> int:
         handed = [p for optimizer in self._optimizers.values() for p in _handed_to(optimizer)]

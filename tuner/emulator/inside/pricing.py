@@ -93,6 +93,7 @@ class Pricer:
         self._launch_count = core.launch_count
         self._shared.seen = core.launch_count()
         self._running = False
+        self._trained = 0
         self._started_at = 0
         self._works_inside: list[Work] = []
         self._discard(False)
@@ -114,6 +115,7 @@ class Pricer:
         self._shared.host = phase != OPTIMIZER
         self._shared.recomputed = RECOMPUTED
         if phase == OPTIMIZER:
+            self._trained = trained
             self._work(TRAINED * trained * self._prices.launch_s * _NS, 0.0)
         if not self._discarded:
             self._plain = self.counts.setdefault((step, phase, False), {})
@@ -269,11 +271,12 @@ class Pricer:
     def snapshot(self, trained: int = 0) -> dict[str, Any]:
         """All counts up to now, for `tuner.emulator.step_time`; JSON types only.
 
-        `trained` is the number of parameters that optimizers update.
+        `trained` is the number of parameters that optimizers update, where no step that is timed
+        began with it: a second training of a process adds nothing to the steps of the first.
         """
         self._take_repeats()
         return {
-            "trained": trained,
+            "trained": self._trained or trained,
             "reads_loss": "transformers.trainer" in sys.modules,
             "allow_tf32": _allows_tf32(),
             "ranks": _ranks(),
