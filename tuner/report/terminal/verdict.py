@@ -186,7 +186,7 @@ def pace_fields(
     hourly = None if gpu.price_usd_per_hour is None else gpu.price_usd_per_hour * gpus
     of = ""
     if run is not None:
-        spent, per = run.seconds, "run" if run.is_whole else "epoch"
+        spent, per = run.seconds, "training" if run.is_whole else "epoch"
         tests = f", {run.evaluations} x evaluation" if run.evaluations else ""
         ends = format_range(*run.interval_s, format_duration)
         of = f" (90 %: {ends}), {run.steps:,} steps{tests}"
