@@ -24,7 +24,7 @@ from benchmarks.accuracy.coverage import (
 )
 from benchmarks.accuracy.memory_intervals import doubts_of
 from benchmarks.accuracy.report import Comparison, rank_correlation
-from tuner.cost.calibrate import PROGRAM_PRIOR, STEP_DOUBTS, prior_of
+from tuner.cost.calibrate import PROGRAM_PRIOR, doubted_step, prior_of
 from tuner.cost.correction import STEP as STEP_QUANTITY
 from tuner.cost.interval import Calibration, Interval, in_quadrature
 from tuner.searches.front import PAIR_ERROR
@@ -94,8 +94,7 @@ def _interval(
     predicted = comparison.predicted
     step_s = predicted.held_out_step_s if held_out else predicted.step_s
     unknown = predicted.held_out_unknown if held_out else predicted.unknown
-    doubted = (STEP_DOUBTS.get(doubt, (1.0, 1.0)) for doubt in doubts_of(comparison.case))
-    unknown = in_quadrature(unknown, *doubted)
+    unknown = in_quadrature(unknown, doubted_step(doubts_of(comparison.case)))
     measured = comparison.case.measured.step_s
     assert measured is not None
     return interval_of(calibration, step_s, unknown), measured

@@ -88,8 +88,13 @@ PROGRAM_PRIOR = replace(
 )
 
 STEP_DOUBTS: Mapping[Doubt, Ends] = {Doubt.OLD_RELEASES: (0.85, 1.38)}
-"""What a doubt may make of a step's time, over the prediction: the ends that hold 90 % of 116 runs
-with code and PyTorch of 2019 to 2022 (`benchmarks.accuracy`)."""
+"""Ends of a step's time over the prediction, by doubt: they hold 90 % of 116 runs with code and
+PyTorch of 2019 to 2022 (`benchmarks.accuracy`)."""
+
+
+def doubted_step(doubts: Collection[Doubt]) -> Ends:
+    """The ends that these doubts give a step's time, over the prediction."""
+    return in_quadrature(*(STEP_DOUBTS[doubt] for doubt in doubts if doubt in STEP_DOUBTS))
 
 
 def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
@@ -121,8 +126,8 @@ def prior_intervals(
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
     has_profile = uses_profile(method)
-    doubted = (STEP_DOUBTS.get(doubt, (1.0, 1.0)) for doubt in doubts)
-    low, high = in_quadrature(step_factors(has_profile=has_profile), unknown, *doubted)
+    factors = step_factors(has_profile=has_profile)
+    low, high = in_quadrature(factors, unknown, doubted_step(doubts))
     device, reserved, allocated = MEMORY_ERRORS.ends(
         memory, limit_bytes=limit_bytes, measured_context=has_profile, doubts=doubts
     )
@@ -152,7 +157,7 @@ def widened(prediction: Prediction, doubts: Collection[Doubt]) -> Prediction:
         below = math.hypot(size - low, *(size * share for share, _ in pairs))
         above = math.hypot(high - size, *(size * share for _, share in pairs))
         ends[name] = (round(size - below), round(size + above))
-    low, high = in_quadrature(*(STEP_DOUBTS[doubt] for doubt in doubts if doubt in STEP_DOUBTS))
+    low, high = doubted_step(doubts)
     step_s, tokens = prediction.speed.step_s, prediction.speed.tokens_per_s
     if step_s and (low, high) != (1.0, 1.0):
         own = min(ends[STEP][0] / step_s, 1.0), max(ends[STEP][1] / step_s, 1.0)

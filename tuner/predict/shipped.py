@@ -59,7 +59,7 @@ _EVENTS = "events"
 alike then, and compress to a hundredth."""
 
 GROUPS = {_TIMELINES: 8, _SPACES: 8, _OPTIMIZERS: 24}
-"""How many structures or optimizers are in a member: it is about 5 MB before compression, which is
+"""Number of structures or optimizers in a member: it is about 5 MB before compression, which is
 read in 10 ms."""
 _WITH = "+"
 """Between the keys in the name of a member."""
