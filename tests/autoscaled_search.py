@@ -16,6 +16,7 @@ from tune_fakes import SMALL_SPACE, FakeFactory
 
 from tuner.core.nvml import DeviceIdentity
 from tuner.searches.nodes import Need
+from tuner.searches.options import SearchOptions
 from tuner.searches.ray.driver import search_all
 from tuner.searches.ray.nodes import survey
 from tuner.searches.request import SearchRequest
@@ -34,9 +35,7 @@ def main(address: str) -> None:
             space=SMALL_SPACE,
             gpu=get_gpu(gpu),
             runner_factory=OnNodeOf(gpu),
-            trials=4,
-            searcher="random",
-            address=address,
+            options=SearchOptions(trials=4, searcher="random", address=address, verify=False),
             resources_per_trial={"GPU": 1.0, "CPU": 1.0},
         )
         for gpu in GPUS

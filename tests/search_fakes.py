@@ -109,18 +109,18 @@ class InProcess:
         return tuple(results)
 
     def _to_try(self, request, known):
-        left = max(0, request.trials - known)
+        left = max(0, request.options.trials - known)
         stop = self.stops.get(request.gpu.id)
         if stop is not None:
             left = 0 if isinstance(stop, TunerError) else min(left, 1)
-        return list(request.space.configurations(request.where))[known : known + left]
+        return list(request.space.configurations(request.options.where))[known : known + left]
 
     def _result(self, request, known, new):
         stop = self.stops.get(request.gpu.id, StoppedBy.BUDGET)
         return SearchOutcome(
             records=(*known, *new),
             reused=len(known),
-            candidates=len(list(request.space.configurations(request.where))),
+            candidates=len(list(request.space.configurations(request.options.where))),
             stopped_by=stop if isinstance(stop, StoppedBy) else StoppedBy.INTERRUPTED,
             duration_s=1.0,
             failure=stop if isinstance(stop, TunerError) else None,
@@ -137,10 +137,10 @@ def _record(request: SearchRequest, configuration, number: int) -> TrialRecord:
         gpu_memory_bytes=request.gpu.memory_bytes,
         configuration=configuration,
         outcome=Outcome(Status.OK if fits else Status.OOM, prediction=prediction),
-        seed=request.seed,
+        seed=request.options.seed,
         started_at="2026-05-01T12:00:00+00:00",
         versions=request.versions,
-        searcher=request.searcher,
+        searcher=request.options.searcher,
         run_id="run",
         emulated_device=request.trial_device.device,
         margin_bytes=request.margin_bytes,
@@ -149,6 +149,6 @@ def _record(request: SearchRequest, configuration, number: int) -> TrialRecord:
 
 def _progress(request: SearchRequest, done: int) -> Progress:
     return Progress(
-        done=done, running=0, oom=0, failed=0, reused=0, total=request.trials,
+        done=done, running=0, oom=0, failed=0, reused=0, total=request.options.trials,
         best=None, elapsed_s=1.0, eta_s=None,
     )  # fmt: skip

@@ -22,8 +22,8 @@ import tuner
 from tuner.app.api.result import SearchResult
 from tuner.app.api.searching import SearchArguments
 from tuner.app.cli.main import run
-from tuner.app.search.options import SearchOptions
 from tuner.app.target import load_target
+from tuner.searches.options import SearchOptions
 from tuner.searches.view import build_view
 
 ROOT = Path(__file__).parents[1]

@@ -15,13 +15,13 @@ from started import start
 from tuner.app.cli.main import run
 from tuner.app.listener import Listener
 from tuner.app.measuring import Measuring, Predicting
-from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.plan import make_plan
 from tuner.app.search.prepare import prepare
 from tuner.app.target import load_target
 from tuner.core.errors import InputError, UnavailableError, install_command
 from tuner.core.units import GIB
 from tuner.searches.journal import read_journal
+from tuner.searches.options import Mode, SearchOptions
 from tuner.space import configure
 
 ROOT = Path(__file__).parents[1]

@@ -12,10 +12,10 @@ from emulating import TRAINING, needs_emulator
 from tuner.app import measuring, verifying
 from tuner.app.cli.main import run
 from tuner.app.measuring import decide
-from tuner.app.search.options import Mode, SearchOptions
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Exhausted, Status
 from tuner.searches.journal import read_journal
+from tuner.searches.options import Mode, SearchOptions
 from tuner.space.command import Command
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob

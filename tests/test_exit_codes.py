@@ -12,9 +12,9 @@ from cli_samples import make_trial, write_samples
 from tuner.app.cli import main
 from tuner.app.cli import search as searching
 from tuner.app.cli.main import COMMANDS, cli, run
-from tuner.app.search.options import SearchOptions
 from tuner.app.search.run import SearchedGpu
 from tuner.core.errors import EXIT_CODES, InputError, NothingFitsError, UnavailableError
+from tuner.searches.options import SearchOptions
 from tuner.searches.store import ResultsFolder
 
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]

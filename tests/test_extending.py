@@ -86,7 +86,7 @@ def test_a_trainer_is_read_and_written(clone: Path) -> None:
 
 PROPOSED = """
 import json
-from tuner.app.search.options import Mode, SearchOptions
+from tuner.searches.options import Mode, SearchOptions
 from tuner.app.search.plan import make_plan
 from tuner.app.search.prepare import prepare
 from tuner.app.target import load_target

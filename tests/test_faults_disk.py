@@ -19,11 +19,11 @@ from cli_samples import write_samples
 from results_samples import make_record
 
 from tuner.app.search import result_files as journals
-from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan, make_plan
 from tuner.app.target import load_target
 from tuner.core.errors import InputError, UnavailableError
 from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.options import SearchOptions
 from tuner.searches.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]

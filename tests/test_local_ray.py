@@ -11,10 +11,9 @@ import pytest
 PROGRAM = """
 import os, signal, sys
 import psutil
-from tune_fakes import GPU, FakeFactory, FakeSpace
+from tune_fakes import GPU, FakeFactory, FakeSpace, request_of
 from tuner.core.errors import UnavailableError
 from tuner.searches.ray.driver import search
-from tuner.searches.request import SearchRequest
 
 ended = []
 
@@ -27,8 +26,8 @@ def on_record(record):
                 return
 
 try:
-    search(SearchRequest(space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(sleep_s=2.0),
-                         trials=40, searcher="random", max_concurrent=1), on_record=on_record)
+    search(request_of(space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(sleep_s=2.0),
+                         trials=40, searcher="random", workers=1), on_record=on_record)
 except UnavailableError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -62,10 +61,11 @@ FOLDERS = """
 import os, stat
 from pathlib import Path
 import ray
-from tuner.searches.ray import cluster
 from tuner.searches.joining import default_path
+from tuner.searches.options import SearchOptions
+from tuner.searches.ray import cluster
 
-with cluster.quiet(), cluster.connected(None, cpus=1):
+with cluster.quiet(), cluster.connected(SearchOptions(), cpus=1):
     socket = Path(ray.nodes()[0]["RayletSocketName"])
     session = socket.parents[1]
     print([oct(stat.S_IMODE(path.stat().st_mode)) for path in session.parents[:2]])

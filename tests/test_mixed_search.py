@@ -13,6 +13,7 @@ from tuner.app.search.run import batches
 from tuner.app.targets import load_targets
 from tuner.core.errors import UnavailableError
 from tuner.searches.journal import read_journal
+from tuner.searches.options import SearchOptions
 from tuner.searches.progress import StoppedBy
 from tuner.searches.ray import nodes
 from tuner.searches.request import SearchRequest, TrialDevice
@@ -147,7 +148,7 @@ class TestBatches:
             gpu=get_gpu(gpu),
             runner_factory=None,
             trial_device=TrialDevice(get_gpu(gpu).name) if trial_device else None,
-            address=address,
+            options=SearchOptions(address=address),
         )
 
     def test_simulated_ones_and_those_of_a_cluster_run_together(self):

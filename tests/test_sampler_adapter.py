@@ -16,7 +16,7 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Status, TrialRecord
 from tuner.searches.candidates import Candidates
-from tuner.searches.names import SEARCHERS, check_searcher
+from tuner.searches.options import SEARCHERS, check_searcher
 from tuner.searches.proposer import Proposer
 from tuner.searches.strategies import Knowledge, open_mirror, score
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
+from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of, request_of
 
 from tuner.core.errors import InputError
 from tuner.searches.candidates import Candidates
@@ -16,7 +16,6 @@ from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.regression import Prior, ResidualModel, Trials, features
 from tuner.searches.guided.sampler import Guided
 from tuner.searches.objectives import objectives_of
-from tuner.searches.request import SearchRequest
 
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())
@@ -348,5 +347,5 @@ def test_gain_is_nothing_for_what_is_covered_and_near_the_true_one_else(known, n
 def test_only_guided_searches_for_other_objectives():
     objectives = objectives_of(["lora_rank"], SpaceFacts(name="fake", model=None), GPU)
     with pytest.raises(InputError, match="throughput and memory only"):
-        SearchRequest(space=SPACE, gpu=GPU, runner_factory=FakeFactory(), searcher="tpe",
+        request_of(space=SPACE, gpu=GPU, runner_factory=FakeFactory(), searcher="tpe",
                       objectives=objectives)  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from device_fakes import A6000, H200, measured, measurement_of, pretend
-from tune_fakes import GPU, FakeSpace, outcome_of, record_of
+from tune_fakes import GPU, FakeSpace, outcome_of, record_of, request_of
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
@@ -30,7 +30,7 @@ def request(factory=None, **changes) -> SearchRequest:
     values = {"space": SPACE, "gpu": GPU, "runner_factory": factory or MeasuredFakes(),
               "searcher": "tpe", "versions": {"tuner": "1"}, "trial_device": BENCH,
               "margin_bytes": 7}  # fmt: skip
-    return SearchRequest(**{**values, **changes})
+    return request_of(**{**values, **changes})
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def importable(monkeypatch):
 
 
 def run(factory: MeasuredFakes, **changes) -> SearchOutcome:
-    return search(request(factory, trials=6, max_concurrent=1, **changes))
+    return search(request(factory, trials=6, workers=1, **changes))
 
 
 @pytest.mark.slow

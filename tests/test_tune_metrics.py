@@ -16,14 +16,13 @@ import psutil
 import pytest
 from device_fakes import measurement_of
 from prometheus_client.parser import text_string_to_metric_families
-from tune_fakes import GPU, FakeSpace, device_bytes, outcome_of
+from tune_fakes import GPU, FakeSpace, device_bytes, outcome_of, request_of
 
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.ray.driver import search
 from tuner.searches.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from tuner.searches.request import SearchRequest, TrialDevice
-from tuner.searches.watch import Watch
+from tuner.searches.request import TrialDevice
 from tuner.trial.base import PLAIN, Instructions
 
 TRIALS = 14
@@ -94,13 +93,13 @@ def scraped(tmp_path_factory) -> Scraped:
 
     watcher: list[threading.Thread] = []
     all_of_them = list(FakeSpace().configurations())
-    request = SearchRequest(
+    request = request_of(
         space=FakeSpace(), gpu=GPU, runner_factory=HeldRunner(gate, log=folder / "log"),
         trials=TRIALS, versions={}, trial_device=TrialDevice("Testium 9"),
         predictions={c.key: outcome_of(c).prediction for c in all_of_them},
         initial=[max(all_of_them, key=device_bytes)],  # which runs out of memory
-        max_concurrent=1, margin_bytes=7, run_id="r1", seed=3,
-        watch=Watch(metrics=True, tell=tell),
+        workers=1, margin_bytes=7, run_id="r1", seed=3,
+        metrics=True, tell=tell,
     )  # fmt: skip
     with JournalWriter(journal) as writer, pytest.MonkeyPatch.context() as patch:
         # Workers unpickle the runner factory, and so import this module.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from device_fakes import measured, measurement_of
-from tune_fakes import GPU, FakeSpace, outcome_of, record_of
+from tune_fakes import GPU, FakeSpace, outcome_of, record_of, request_of
 
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.searches.candidates import Candidates
@@ -144,7 +144,7 @@ def request(**changes) -> SearchRequest:
     values = {"space": SPACE, "gpu": GPU, "runner_factory": Verifying(), "run_id": "r",
               "versions": {"tuner": "1"}, "trial_device": TrialDevice("Testium 9"),
               "margin_bytes": 7, "searcher": "random", "trials": 6}  # fmt: skip
-    return SearchRequest(**{**values, **changes})
+    return request_of(**{**values, **changes})
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Verifying:
 def state_of(**changes) -> SearchState:
     asked = request(**changes)
     candidates = Candidates(list(SPACE.configurations()), tuple(SPACE.knobs))
-    adapter = Proposer(candidates, sampler="random", seed=0, trials=asked.trials)
+    adapter = Proposer(candidates, sampler="random", seed=0, trials=asked.options.trials)
     return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
 
 
@@ -211,7 +211,7 @@ def test_a_search_ends_with_a_verification_and_takes_the_next_best_where_it_fail
 @pytest.mark.proof
 def test_a_search_verifies_in_its_workers(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    result = search(request(verify=True, trials=4, max_concurrent=1, initial=FITTING[:1]))
+    result = search(request(verify=True, trials=4, workers=1, initial=FITTING[:1]))
     assert [r.verification for r in result.records] == [False] * 4 + [True]
     assert result.records[-1].verified
     # What the user's space starts from runs in full, whatever it is compared with.

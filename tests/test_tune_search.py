@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from device_fakes import measurement_of
-from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of
+from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of, request_of
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Source, Status, TrialRecord
@@ -61,7 +61,7 @@ def request(factory: FakeFactory | None = None, **changes) -> SearchRequest:
         "trials": 8,
         "versions": VERSIONS,
     }
-    return SearchRequest(**(settings | changes))
+    return request_of(**(settings | changes))
 
 
 def run(factory: FakeFactory | None = None, **changes) -> tuple[SearchOutcome, list[TrialRecord]]:
@@ -154,7 +154,7 @@ class TestSearch:
 def state_of(**changes) -> SearchState:
     asked = request(run_id="r", **changes)
     candidates = Candidates(list(asked.space.configurations()), tuple(asked.space.knobs))
-    adapter = Proposer(candidates, sampler="random", seed=0, trials=asked.trials)
+    adapter = Proposer(candidates, sampler="random", seed=0, trials=asked.options.trials)
     return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
 
 
@@ -294,10 +294,9 @@ INTERRUPTED = """
 import gc, json, sys
 from pathlib import Path
 from device_fakes import measurement_of
-from tune_fakes import GPU, FakeFactory, FakeSpace
+from tune_fakes import GPU, FakeFactory, FakeSpace, request_of
 from tuner.searches.ray.driver import search
 from tuner.searches.state import SearchState
-from tuner.searches.request import SearchRequest
 
 ledger_interrupt = SearchState.interrupt
 
@@ -312,7 +311,7 @@ def note(record):
 
 SearchState.interrupt = interrupt
 result = search(
-    SearchRequest(
+    request_of(
         space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(sleep_s=float(sys.argv[2])),
         trials=60, versions={"tuner": "1"}, searcher="tpe",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -27,10 +28,20 @@ from tuner.core.records import (
     TrialRecord,
 )
 from tuner.core.units import GIB
+from tuner.searches.options import SearchOptions
+from tuner.searches.request import SearchRequest
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import PLAIN, Instructions
 
 GPU: Gpu = get_gpu("a6000")
+
+
+def request_of(**values) -> SearchRequest:
+    """A request without a verification; its options are given beside its own fields."""
+    own, options = ({e.name for e in dataclasses.fields(c)} for c in (SearchRequest, SearchOptions))
+    given = {name: values.pop(name) for name in values.keys() & options - own}
+    return SearchRequest(options=SearchOptions(**{"verify": False, **given}), **values)
+
 
 KNOBS = {
     "micro_batch": (1, 2, 4, 8, 16, 32),

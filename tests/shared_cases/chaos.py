@@ -30,6 +30,7 @@ from tuner.core.records import Configuration, Outcome, Source, Speed, Status, Tr
 from tuner.core.units import GIB
 from tuner.searches.front import pareto_front
 from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.options import SearchOptions
 from tuner.searches.progress import StoppedBy
 from tuner.searches.ray.driver import search_all
 from tuner.searches.request import SearchOutcome, SearchRequest
@@ -283,11 +284,9 @@ class Journals:
             runner_factory=VerifiedFactory(
                 factory, gpu.device_names, (gpu.memory_bytes,), identify=device_here
             ),
-            searcher="random",
-            trials=1000,
+            options=SearchOptions(searcher="random", trials=1000, address=address, verify=False),
             versions={"tuner": "chaos"},
             resources_per_trial={"GPU": 1, "CPU": 1},
-            address=address,
         )
 
     def check_end(self, results: Sequence[SearchOutcome]) -> None:

@@ -12,6 +12,7 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.core.errors import InputError
 from tuner.searches.candidates import Candidates
+from tuner.searches.options import SearchOptions
 from tuner.searches.progress import Budget, Meter, StoppedBy
 from tuner.searches.proposer import Proposer
 from tuner.searches.strategies import Knowledge
@@ -21,7 +22,8 @@ HOUR_S = 3600.0
 
 def reason_after(device_s: float, /, expected_gain=lambda: None, **limits) -> StoppedBy | None:
     """The limit reached after one trial and 10 s, if the next one ends after `device_s`."""
-    budget = Budget(**{"trials": 40, **limits})
+    usd_per_hour = limits.pop("usd_per_hour", None)
+    budget = Budget(SearchOptions(**limits), usd_per_hour)
     return budget.used_up(trials=1, elapsed_s=10.0, device_s=device_s, expected_gain=expected_gain)
 
 
@@ -68,7 +70,7 @@ class TestBudget:
         hours=st.floats(0.01, 10), durations=st.lists(st.floats(1, 3000), min_size=1, max_size=60)
     )
     def test_goes_beyond_its_hours_by_no_more_than_the_trials_differ(self, hours, durations):
-        budget, used = Budget(trials=1000, gpu_hours=hours), []
+        budget, used = Budget(SearchOptions(trials=1000, gpu_hours=hours)), []
         for duration_s in durations:
             next_s = Meter(1.0, map(measured, used)).with_next_s(running=0)
             if budget.used_up(trials=len(used), elapsed_s=0.0, device_s=next_s) is not None:
@@ -78,12 +80,12 @@ class TestBudget:
 
     def test_refuses_all_that_is_no_limit_at_once(self):
         with pytest.raises(InputError) as error:
-            Budget(trials=0, time_limit_s=-1.0, gpu_hours=0.0, min_gain=float("nan"))
+            Budget(SearchOptions(trials=0, time_limit_s=-1.0, gpu_hours=0.0, min_gain=float("nan")))
         assert str(error.value).count("must be") == 4
 
     def test_refuses_a_cost_without_a_price(self):
         with pytest.raises(InputError, match="price of the GPU, which is unknown"):
-            Budget(trials=1, max_cost_usd=5.0)
+            Budget(SearchOptions(trials=1, max_cost_usd=5.0))
 
 
 class TestExpectedGain:

@@ -13,12 +13,12 @@ from tuner.app import measuring
 from tuner.app.cli.main import run
 from tuner.app.device import find_gpu, local_gpus
 from tuner.app.measuring import Measuring, Predicting
-from tuner.app.search.options import Mode, SearchOptions
 from tuner.core import host
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import GIB
 from tuner.cost.speed.profile import profile_path
 from tuner.searches.nodes import ACCELERATOR, NODE_GROUP, Node, Nodes
+from tuner.searches.options import Mode, SearchOptions
 from tuner.space.gpus import LIMIT_OF_TYPE, get_gpu
 
 

@@ -13,7 +13,7 @@ import pytest
 from results_samples import GPU as SAMPLE_GPU
 from results_samples import SPACE as SAMPLE_SPACE
 from results_samples import make_record, write_all
-from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
+from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of, request_of
 
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.core.units import GIB
@@ -49,7 +49,7 @@ def request(**changes) -> SearchRequest:
         "versions": {"tuner": "1"},
         "run_id": "r",
     }
-    return SearchRequest(**{**known, **changes})
+    return request_of(**{**known, **changes})
 
 
 def out_of_memory() -> Outcome:

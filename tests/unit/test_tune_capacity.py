@@ -7,7 +7,7 @@ import re
 
 import pytest
 from node_fakes import answer_of, node_of
-from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of
+from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of, request_of
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Status
@@ -15,7 +15,7 @@ from tuner.searches.candidates import Candidates
 from tuner.searches.crew import FIXED_CLUSTER, TURN, Crew, Run
 from tuner.searches.nodes import REFRESH_S, Need, Node, Nodes, fits_on
 from tuner.searches.proposer import Proposer
-from tuner.searches.request import SearchRequest, StoppedBy
+from tuner.searches.request import StoppedBy
 from tuner.searches.state import LOSSES_THAT_END_A_SEARCH, SearchState
 from tuner.space.gpus import get_gpu
 
@@ -37,7 +37,7 @@ class World:
 
     def crew(self, *gpus: str, trials=40, address="head:6379", demand=None, **changes) -> Crew:
         requests = [
-            SearchRequest(
+            request_of(
                 space=SMALL_SPACE, gpu=get_gpu(gpu), runner_factory=FakeFactory(), run_id="r",
                 searcher="random", trials=trials, address=address,
                 **({"resources_per_trial": {"GPU": 1.0, "CPU": 1.0}} | changes),
@@ -124,10 +124,10 @@ def test_each_type_gets_what_there_is_room_for_and_no_more():
 
 def test_at_most_as_many_as_were_asked_for_and_the_rest_is_shown_as_demand():
     world = World(node_of(A6000, GPU=2.0))
-    crew = world.crew("a6000", max_concurrent=1, demand=world)
+    crew = world.crew("a6000", workers=1, demand=world)
     world.step(crew)
     assert (counts(crew), world.shown) == ([1], {0: 0})
-    crew = world.crew("a6000", "l4", max_concurrent=4, demand=world)
+    crew = world.crew("a6000", "l4", workers=4, demand=world)
     world.step(crew)
     assert counts(crew) == [2, 0]
     assert world.shown == {0: 2, 1: 4}

@@ -21,9 +21,9 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import OWNER, scratch_folder
 from tuner.searches import joining
 from tuner.searches.joining import checked_address
+from tuner.searches.options import SearchOptions
 from tuner.searches.ray import cluster
 from tuner.searches.ray.cluster import connected, cpus_for, quiet
-from tuner.searches.watch import Watch
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from tuner.searches.watch import Watch
     ],
 )
 def test_address_without_a_cluster_is_said_at_once(address, error, message):
-    with pytest.raises(error, match=message), connected(address, cpus=1):
+    with pytest.raises(error, match=message), connected(SearchOptions(address=address), cpus=1):
         pass
 
 
@@ -137,21 +137,21 @@ def test_the_dashboard_is_told_with_its_token(monkeypatch, mode, told):
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     monkeypatch.setattr(cluster, "_start", lambda *_: "localhost:8265")
     said = []
-    with connected(None, cpus=1, watch=Watch(dashboard=True, tell=said.append)):
+    with connected(SearchOptions(dashboard=True), cpus=1, tell=said.append):
         assert len(said) == 1
         assert said[0].startswith(told)
         assert ("token" in said[0]) == (mode == "token")
 
 
 def test_a_dashboard_that_fails_ends_no_search(monkeypatch):
-    def start(folder, cpus, gpus, watch) -> str:
-        if watch.dashboard:
+    def start(folder, cpus, gpus, options, tell) -> str:
+        if options.dashboard:
             raise RuntimeError("Failed to start the dashboard\nlog")
         return ""
 
     monkeypatch.setattr(cluster, "_start", start)
     said = []
-    with connected(None, cpus=1, watch=Watch(dashboard=True, tell=said.append)):
+    with connected(SearchOptions(dashboard=True), cpus=1, tell=said.append):
         assert said == ["warning: no dashboard: Failed to start the dashboard"]
 
 
@@ -164,7 +164,7 @@ def test_a_start_that_fails_is_tried_again_and_then_said(monkeypatch):
 
     monkeypatch.setattr(cluster, "_start", start)
     with pytest.raises(UnavailableError, match="3 times: Timed out") as raised:
-        cluster.connected(None, cpus=1).__enter__()
+        cluster.connected(SearchOptions(), cpus=1).__enter__()
     assert (len(tries), "--workers" in raised.value.hint) == (cluster.STARTS, True)
 
 

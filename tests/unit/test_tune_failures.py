@@ -6,14 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
+from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of, request_of
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Exhausted, Outcome, Status
 from tuner.searches.failures import FAILURES_THAT_END, MOST_FAILURES, Failures, failure_of
-from tuner.searches.names import SEARCHERS
+from tuner.searches.options import SEARCHERS
 from tuner.searches.ray.driver import proposer_of
-from tuner.searches.request import SearchRequest
 from tuner.searches.state import SearchState
 
 SPACE = FakeSpace()
@@ -32,7 +31,7 @@ def crash(configuration, message=ERROR):
 
 def search(outcome, *, searcher="guided", trials=30, resume=()):
     """A search without Ray: its state, and what it tried."""
-    request = SearchRequest(
+    request = request_of(
         space=SPACE, gpu=GPU, runner_factory=FakeFactory(), searcher=searcher, trials=trials,
         versions={"tuner": "1"}, run_id="r", resume=resume,
         predictions={c.key: outcome_of(c).prediction for c in ALL},

@@ -8,10 +8,12 @@ import pytest
 from device_fakes import measurement_of
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of, record_of
 
+from tuner.app.search.plan import make_plan
+from tuner.app.targets import load_targets
 from tuner.core.errors import InputError
 from tuner.core.records import Measurement, Outcome, Status
-from tuner.searches import watch
 from tuner.searches.front import hypervolume, pareto_front
+from tuner.searches.options import SearchOptions
 from tuner.searches.progress import Progress
 from tuner.searches.ranking import Ranking
 from tuner.searches.ray import metrics as of_ray
@@ -123,6 +125,6 @@ def test_predictions_are_compared_with_measurements(noted):
 
 
 def test_a_cluster_that_is_joined_serves_metrics_itself():
-    watch.check_metrics(None)
+    (target,) = load_targets("tiny_cpu", ["cpu"])
     with pytest.raises(InputError, match="for a cluster of its own"):
-        watch.check_metrics("head:6379")
+        make_plan(target, SearchOptions(metrics=True, address="head:6379"))

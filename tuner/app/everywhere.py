@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.app.estimate import Asked
 from tuner.app.listener import quiet_libraries
 from tuner.app.predicting import SpacePredictor
-from tuner.app.program_oracle import ProgramPredictions
+from tuner.app.programs import ProgramOptions
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue, Prediction, Verdict
-from tuner.core.setup.schemas import SCHEMAS
+from tuner.core.records import Configuration, Prediction, Verdict, parse_margin
 from tuner.core.units import GIB, format_duration, significant
 from tuner.cost.calibrate import widened
 from tuner.predict.predict import doubts_of
@@ -21,7 +20,6 @@ from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.predict.releases import predicted_stack
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import read_program
-from tuner.program.vocabulary import translate
 from tuner.report.terminal.render import print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.report.terminal.verdict import (
@@ -39,9 +37,6 @@ from tuner.report.terminal.verdict import (
 from tuner.searches.cost import RunCost, cost_of
 from tuner.searches.facts import SpaceFacts, paid_gpus, times_text
 from tuner.space.gpus import load_catalogue
-
-Margin = Callable[[Gpu], float | None]
-"""The share of a GPU's memory to keep free; None for the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ class Everywhere:
         }
 
 
-def space_everywhere(asked: Callable[..., Asked], *, margin: Margin) -> Everywhere:
+def space_everywhere(asked: Callable[..., Asked], margin: str | None) -> Everywhere:
     """The training that is asked for, in all of its stages, on every GPU type.
 
     `asked` takes a `gpu` type, which may change its precision.
@@ -138,7 +133,8 @@ def space_everywhere(asked: Callable[..., Asked], *, margin: Margin) -> Everywhe
             in_fp16.append(asked(gpu=gpu))
         chosen = first if gpu.has_bf16 else in_fp16[0]
         configuration = chosen.configuration
-        at = SpacePredictor(space, gpu, margin_fraction=margin(gpu), predictor=predictor)
+        fraction = parse_margin(margin, gpu)
+        at = SpacePredictor(space, gpu, margin_fraction=fraction, predictor=predictor)
         (found,) = at.trace([configuration])
         more = chosen.doubts - doubts_of(space.workload, configuration)
         prediction = widened(found.prediction, more)
@@ -149,31 +145,20 @@ def space_everywhere(asked: Callable[..., Asked], *, margin: Margin) -> Everywhe
     return Everywhere(str(space.model), first.configuration, _on_all(on), first.read_as)
 
 
-def program_everywhere(
-    program: Sequence[str],
-    *,
-    margin: Margin,
-    gpus: int | None = None,
-    model: str | None = None,
-    settings: Mapping[str, KnobValue] | None = None,
-) -> Everywhere:
+def program_everywhere(program: Sequence[str], options: ProgramOptions) -> Everywhere:
     """A program on every GPU type, from its settings; nothing of it runs."""
     read = read_program(program, is_run=False)
     with quiet_libraries():
-        given = translate(settings or {}, SCHEMAS[WORKLOAD].terms)
-        plan = plan_program(read, given, model, gpus=gpus)
+        plan = plan_program(read, options.given, options.model, gpus=options.gpus)
         if plan.others:
             first = next(iter(load_catalogue().values()))
-            oracle = ProgramPredictions(read, first, gpus, given=given, model=model)
-            where = oracle.plan(read).where
+            where = replace(options, margin=None).predictions(read, first).plan(read).where
             plan = next(one for one in (plan, *plan.others) if one.where == where)
         predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
         in_fp16: list[ProgramPlan] = []
 
         def on(gpu: Gpu) -> OnGpu:
-            asked = ProgramPredictions(
-                read, gpu, gpus, margin(gpu), given, model, predictor=predictor
-            )
+            asked = replace(options.predictions(read, gpu), predictor=predictor)
             if not gpu.has_bf16 and not in_fp16:
                 in_fp16.append(asked.plan(read))
             chosen = plan if gpu.has_bf16 else in_fp16[0]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus, no_gpu
-from tuner.app.search.options import Mode, SearchOptions
 from tuner.core import host
 from tuner.core.environment import trial_environment
 from tuner.core.errors import InputError, UnavailableError
@@ -20,6 +19,7 @@ from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
 from tuner.predict.stages import hardest_first
 from tuner.searches.joining import checked_address
+from tuner.searches.options import Mode, SearchOptions
 from tuner.searches.request import TrialDevice
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE, Gpu, not_predicted

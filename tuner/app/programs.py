@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.app.device import can_emulate, find_gpu, is_cpu
 from tuner.app.listener import quiet_libraries
-from tuner.app.search.options import Mode
 from tuner.core.errors import InputError, UnavailableError, UnsupportedError
 from tuner.core.gpu import Gpu
-from tuner.core.records import KnobValue
+from tuner.core.records import KnobValue, parse_margin
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.emulator.toolchain import unavailable
 from tuner.program.edit.source import PYTHON
@@ -24,6 +23,7 @@ from tuner.program.settings import settings_of
 from tuner.program.space_text import knobs_of, space_text
 from tuner.program.trainer import Launch
 from tuner.program.vocabulary import translate
+from tuner.searches.options import Mode
 from tuner.space.load import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ProgramOptions:
     """
 
     gpus: int | None = None
-    margin_fraction: float | None = None
+    margin: str | None = None
     model: str | None = None
     settings: Mapping[str, KnobValue] | None = None
     predict: bool = False
@@ -73,8 +73,8 @@ class ProgramOptions:
         """The predictions of `program` with these options."""
         from tuner.app.program_oracle import ProgramPredictions  # numpy
 
-        of = (self.gpus, self.margin_fraction, self.given, self.model)
-        return ProgramPredictions(program, gpu, *of)
+        margin = parse_margin(self.margin, gpu)
+        return ProgramPredictions(program, gpu, self.gpus, margin, self.given, self.model)
 
 
 def check(
@@ -92,13 +92,14 @@ def check(
     from tuner.app.pinned import pinned_notes, with_pinned
     from tuner.app.program_oracle import ProgramRuns
 
+    margin = parse_margin(options.margin, gpu)
     told: Any = {"improve": options.improve, "report": report, "answered": answered}
     missing: UnavailableError | None = None
     if not (options.predict or options.model is not None or options.given):
         try:
             read = read_program(program)
             limits = options.whole, options.host_memory_bytes
-            how = (options.gpus, options.margin_fraction, options.timeout_s, *limits)
+            how = (options.gpus, margin, options.timeout_s, *limits)
             with ProgramRuns(read, gpu, *how) as runs:
                 return check_program(runs, **told)
         except UnavailableError as error:
@@ -164,7 +165,7 @@ def emulate(
     *,
     gpus: int | None = None,
     steps: int = 3,
-    margin_fraction: float | None = None,
+    margin: str | None = None,
     all_ranks: bool = False,
     **how: Any,
 ) -> Emulation:
@@ -181,7 +182,7 @@ def emulate(
         gpus or launch.processes or 1,
         machines=launch.machines,
         all_ranks=all_ranks,
-        margin_fraction=margin_fraction,
+        margin_fraction=parse_margin(margin, gpu),
     )
     if Path(program[0]).suffix not in PYTHON:
         return machine.run(program, steps=steps, **how)
@@ -195,7 +196,7 @@ def write_space(  # noqa: PLR0913 - one argument for each option
     *,
     gpu_memory: int | None,
     mode: Mode,
-    margin_fraction: Callable[[Gpu], float | None],
+    margin: str | None = None,
     knobs: Sequence[str] = (),
     path: Path | None = None,
     report: Report = lambda text: None,
@@ -220,7 +221,7 @@ def write_space(  # noqa: PLR0913 - one argument for each option
         report("running the unchanged program ...")
         from tuner.app.program_oracle import ProgramRuns  # numpy
 
-        with ProgramRuns(read, gpu, margin_fraction=margin_fraction(gpu)) as runs:
+        with ProgramRuns(read, gpu, margin_fraction=parse_margin(margin, gpu)) as runs:
             base = runs.as_it_is(on_larger_gpu=True)
         if base.steps == 0:
             why = f": {base.error.message}" if base.error else ""

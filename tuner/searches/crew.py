@@ -131,7 +131,7 @@ class Crew:
         one = self._runs.pop(run, None)
         if one is None:
             return
-        joined = self._requests[one.index].address is not None
+        joined = self._requests[one.index].options.address is not None
         self.states[one.index].end(run, outcome, node=one.node.name if joined else None)
 
     def refuse(self, run: str, error: TunerError) -> None:
@@ -152,12 +152,12 @@ class Crew:
 
     def _require_ray(self) -> None:
         """Raise if Ray's own processes on this machine are gone; say it if the head is silent."""
-        address = self._requests[0].address
+        address = self._requests[0].options.address
         if address is None and not self._nodes.alive:
             raise lost_ray("its raylet has ended")
         if self._nodes.silent_s > SILENT_S and not self._said_silent:
             self._said_silent = True
-            self._requests[0].watch.tell(
+            self._requests[0].tell(
                 f"warning: Ray's head node has been silent for {SILENT_S:.0f} s; every finished "
                 "trial is in the journal, and the same command goes on from there"
             )
@@ -182,7 +182,7 @@ class Crew:
             return None
         self._without_since.pop(index, None)
         self._had.add(index)
-        at_most = request.max_concurrent
+        at_most = request.options.workers
         if at_most is not None and state.open.on_workers >= at_most:
             return None
         node = next((n for n in nodes if self._has_room(n, index)), None)
@@ -233,16 +233,16 @@ class Crew:
         own = self._requests[index].node_wait_s
         if own is not None:
             return Waiting(own, own)
-        if self._requests[index].address is None:
+        if self._requests[index].options.address is None:
             return OWN_CLUSTER
         return GROWING_CLUSTER if self._demand is not None else FIXED_CLUSTER
 
     def _show_demand(self, index: int, nodes: Sequence[Node]) -> None:
-        """Show the nodes that are missing for `max_concurrent` trials, or for one by default."""
+        """Show the nodes that are missing for `workers` trials at once, or for one by default."""
         if self._demand is not None:
             need = self.needs[index]
             has = sum(fits_on(node.resources, need.resources) for node in nodes)
-            wanted = self._requests[index].max_concurrent or 1
+            wanted = self._requests[index].options.workers or 1
             self._demand.show(index, need, max(0, wanted - has))
 
 

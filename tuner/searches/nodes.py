@@ -50,7 +50,7 @@ class Need:
     @classmethod
     def of(cls, request: SearchRequest) -> Need:
         """The need of a search. On this machine the GPU is known already."""
-        resources, joins = dict(request.resources_per_trial), request.address is not None
+        resources, joins = dict(request.resources_per_trial), request.options.address is not None
         typed = joins and resources.get("GPU", 0) > 0
         identify = getattr(request.runner_factory, "identify", None) or nvml.device_identity
         need = cls(resources, request.gpu if typed else None, request.labels, identify=identify)

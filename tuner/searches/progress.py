@@ -9,6 +9,7 @@ from enum import StrEnum
 from tuner.core.errors import InputError
 from tuner.core.records import Source, Status, TrialRecord
 from tuner.searches.front import rate_of
+from tuner.searches.options import SearchOptions
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -57,9 +58,9 @@ class Meter:
         return self._device_s + (running + 1) * mean_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of a search; None is no limit.
+    """The limits of a search among its `options`; None is no limit.
 
     - `trials` and the GPU time, `gpu_hours`, include reused trials of earlier runs, so that a
       request repeated after an interruption spends no more in total; `time_limit_s` is the time of
@@ -71,29 +72,26 @@ class Budget:
     earlier trials. Raises `InputError` for invalid limits.
     """
 
-    trials: int
-    time_limit_s: float | None = None
-    gpu_hours: float | None = None
-    max_cost_usd: float | None = None
+    options: SearchOptions
     usd_per_hour: float | None = None
-    min_gain: float | None = None
 
     def __post_init__(self) -> None:
+        options = self.options
         problems = [
             f"{name} is {value}, and must be more than 0"
             for name, value in (
-                ("the time limit in seconds", self.time_limit_s),
-                ("the limit of GPU hours", self.gpu_hours),
-                ("the maximal cost", self.max_cost_usd),
-                ("the smallest gain", self.min_gain),
+                ("the time limit in seconds", options.time_limit_s),
+                ("the limit of GPU hours", options.gpu_hours),
+                ("the maximal cost", options.max_cost_usd),
+                ("the smallest gain", options.min_gain),
             )
             if value is not None and not value > 0
         ]
-        if self.trials < 1:
-            problems.append(f"trials is {self.trials}, and must be at least 1")
+        if options.trials < 1:
+            problems.append(f"trials is {options.trials}, and must be at least 1")
         if problems:
             raise InputError("; ".join(problems))
-        if self.max_cost_usd is not None and self.usd_per_hour is None:
+        if options.max_cost_usd is not None and self.usd_per_hour is None:
             raise InputError(
                 "a maximum cost needs the price of the GPU, which is unknown",
                 hint="give its price per hour with --price, or limit --gpu-hours",
@@ -102,10 +100,10 @@ class Budget:
     def device_limit_s(self) -> tuple[float, StoppedBy] | None:
         """The allowed GPU time in seconds, and the limit that determines it; None without one."""
         limits = []
-        if self.gpu_hours is not None:
-            limits.append((self.gpu_hours * SECONDS_PER_HOUR, StoppedBy.GPU_HOURS))
-        if self.max_cost_usd is not None and self.usd_per_hour:
-            hours = self.max_cost_usd / self.usd_per_hour
+        if self.options.gpu_hours is not None:
+            limits.append((self.options.gpu_hours * SECONDS_PER_HOUR, StoppedBy.GPU_HOURS))
+        if self.options.max_cost_usd is not None and self.usd_per_hour:
+            hours = self.options.max_cost_usd / self.usd_per_hour
             limits.append((hours * SECONDS_PER_HOUR, StoppedBy.MAX_COST))
         return min(limits, default=None)
 
@@ -124,16 +122,17 @@ class Budget:
         expected gain of any trial as a share, or None if unknown; it is called last, and only if
         `min_gain` is set.
         """
-        if trials >= self.trials:
+        options = self.options
+        if trials >= options.trials:
             return StoppedBy.BUDGET
-        if self.time_limit_s is not None and elapsed_s >= self.time_limit_s:
+        if options.time_limit_s is not None and elapsed_s >= options.time_limit_s:
             return StoppedBy.TIME_LIMIT
         limit = self.device_limit_s()
         if limit is not None and device_s > limit[0]:
             return limit[1]
-        if self.min_gain is not None:
+        if options.min_gain is not None:
             gain = expected_gain()
-            if gain is not None and gain < self.min_gain:
+            if gain is not None and gain < options.min_gain:
                 return StoppedBy.MIN_GAIN
         return None
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from tuner.core.errors import InputError, TunerError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction, Source, Status, TrialRecord
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
-from tuner.searches.names import DEFAULT_SEARCHER, DEFAULT_TRIALS, check_searcher
+from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions, check_searcher
 from tuner.searches.progress import Budget, StoppedBy
 from tuner.searches.store import ResultsFolder, write_atomically
-from tuner.searches.watch import Watch
 from tuner.trial.base import RunnerFactory, outcome_versions
 
 
@@ -101,10 +99,12 @@ class TrialDevice:
 class SearchRequest:
     """One search of one space for one GPU type.
 
-    - `trials` includes trials reused from `resume`, so that the same request repeated after an
-      interruption ends like an uninterrupted one.
-    - `gpu_hours` and `max_cost_usd` limit the GPU time and its cost, including reused trials;
-      `min_gain` ends a "guided" search once every trial's expected gain is less. See `Budget`.
+    - `options` are those that were asked for. Their limits include trials reused from `resume`, so
+      that the same request repeated after an interruption ends like an uninterrupted one; see
+      `Budget`. Without `workers`, as many trials run at once as the cluster has room for. `verify`
+      adds a verification of the recommendation, beyond the budget of trials. The file `study` gets
+      a copy of the Optuna study for other Optuna tools; each search writes it again from the
+      journal. `metrics` and `dashboard` of a cluster that is joined are its own.
     - `objectives` are for "guided" only, the first is primary; empty means throughput and memory,
       the only objectives of other searchers.
     - `initial` runs first, in its order; invalid configurations are skipped.
@@ -117,73 +117,52 @@ class SearchRequest:
     - `workload` is its name; the memory order of its knobs lets the searcher skip configurations
       that cannot fit.
     - `margin_bytes` is the memory to keep free, noted in the records of measured trials.
-    - `verify` adds a verification of the recommendation, beyond the budget of trials.
-    - `max_concurrent` trials run at once; None means as many as the cluster has room for.
     - `resources_per_trial` are Ray resources by name, `memory` in bytes. A trial gets as many
       threads as CPUs. On a cluster, its node has a GPU of the type and the `labels`.
     - `title` names what is trained, for Ray's dashboard.
     - `node_wait_s` is the time to wait for a node for the trials, in seconds. None depends on the
       cluster: no time at first on a fixed one, half an hour on one that starts nodes on demand
       (`tuner.searches.crew`).
-    - `address` is that of a running Ray cluster; None starts one here and stops it afterwards, with
-      the GPUs of this machine that `local_gpus` lists by index.
-    - `study_path` is a file for a copy of the Optuna study for other Optuna tools; each search
-      writes it again from the journal.
-    - `watch` configures how others can watch the search; it does not change the search.
+    - `local_gpus` are indices of GPUs of this machine. Without an address, a cluster with them is
+      started here and stopped afterwards.
+    - `tell` is called with a line for each address at which the search can be watched.
     """
 
     space: Space
     gpu: Gpu
     runner_factory: RunnerFactory
-    trials: int = DEFAULT_TRIALS
-    seed: int = 0
-    time_limit_s: float | None = None
-    gpu_hours: float | None = None
-    max_cost_usd: float | None = None
-    min_gain: float | None = None
-    max_concurrent: int | None = None
-    where: Sequence[str] = ()
-    searcher: str = DEFAULT_SEARCHER
+    options: SearchOptions = field(default_factory=SearchOptions)
     objectives: Sequence[Objective] = ()
     initial: Sequence[Configuration] = ()
     resume: Sequence[TrialRecord] = ()
-    study_path: Path | None = None
     trial_device: TrialDevice | None = None
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
     workload: str = ""
     margin_bytes: int | None = None
-    verify: bool = False
     node_wait_s: float | None = None
-    address: str | None = None
     local_gpus: Sequence[int] = ()
     resources_per_trial: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     labels: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     run_id: str = ""
-    watch: Watch = field(default_factory=Watch)
+    tell: Callable[[str], None] = lambda line: None
     versions: Mapping[str, str] = field(default_factory=outcome_versions)
 
     def __post_init__(self) -> None:
         """Raise `InputError` for invalid values."""
-        check_searcher(self.searcher)
-        if self.max_concurrent is not None and self.max_concurrent < 1:
-            raise InputError(f"max_concurrent is {self.max_concurrent}, and must be at least 1")
-        check_min_gain(self.min_gain, self.searcher)
+        options = self.options
+        check_searcher(options.searcher)
+        if options.workers is not None and options.workers < 1:
+            raise InputError(f"workers is {options.workers}, and must be at least 1")
+        check_min_gain(options.min_gain, options.searcher)
         if self.objectives:
-            check_objectives([objective.name for objective in self.objectives], self.searcher)
+            check_objectives([objective.name for objective in self.objectives], options.searcher)
         _ = self.budget
 
     @property
     def budget(self) -> Budget:
         """The limits of the search. Raises `InputError` for invalid ones."""
-        return Budget(
-            trials=self.trials,
-            time_limit_s=self.time_limit_s,
-            gpu_hours=self.gpu_hours,
-            max_cost_usd=self.max_cost_usd,
-            usd_per_hour=self.gpu.price_usd_per_hour,
-            min_gain=self.min_gain,
-        )
+        return Budget(self.options, self.gpu.price_usd_per_hour)
 
     @property
     def gpus_per_trial(self) -> float:

@@ -60,13 +60,14 @@ class SearchState:
         self._on_progress = on_progress
         self.open = OpenTrials()
         self._budget = request.budget
+        self._options = request.options
         self._meter = Meter(request.gpus_per_trial)
         self._lost = 0
         self._reported_s = -math.inf
         self._tracker = ProgressTracker(
-            total=min(request.trials, len(adapter.candidates)),
+            total=min(request.options.trials, len(adapter.candidates)),
             started_s=time.monotonic(),
-            time_limit_s=request.time_limit_s,
+            time_limit_s=request.options.time_limit_s,
         )
         self.stopped_by: StoppedBy | None = None
         self.failure: TunerError | None = None
@@ -193,7 +194,7 @@ class SearchState:
         if retries and (again := self.open.hand_out_again(ray_id, lost=True)) is not None:
             return again.configuration
         if proposed is None:
-            waits = self._request.verify or reason in (
+            waits = self._options.verify or reason in (
                 StoppedBy.BUDGET,
                 *STOPPED_BY_WHAT_IS_LEFT,
             )
@@ -217,15 +218,15 @@ class SearchState:
         """
         if self._request.trial_device is None:
             return None
-        last = (1 - REPEAT_SHARE) * self._request.trials <= self._begun
+        last = (1 - REPEAT_SHARE) * self._options.trials <= self._begun
         if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
-            left = self._begun < self._request.trials and not self._request.objectives
+            left = self._begun < self._options.trials and not self._request.objectives
             tied = near_tie(self._ranking) if left else None
             if tied is not None and not self.open.includes(tied):
                 return Proposed(tied, PLAIN)
         ended = reason not in (None, StoppedBy.INTERRUPTED)
         waits = len(self.open) if reason is not StoppedBy.TIME_LIMIT else self.open.on_workers
-        if not (self._request.verify and ended) or waits or self._left_s < self._trial_s:
+        if not (self._options.verify and ended) or waits or self._left_s < self._trial_s:
             return None
         best = to_verify(self._ranking, *self._request.objectives[:1])
         return None if best is None else Proposed(best, Instructions(verify=True))
@@ -335,7 +336,7 @@ class SearchState:
     @property
     def _left_s(self) -> float:
         """Seconds until the time limit; infinite without one."""
-        limit_s = self._request.time_limit_s
+        limit_s = self._options.time_limit_s
         return math.inf if limit_s is None else limit_s - self.elapsed_s
 
     @property
@@ -348,10 +349,10 @@ class SearchState:
     @property
     def _kept_s(self) -> float:
         """Seconds of the time limit that are kept for one more trial and the verification."""
-        limit_s = self._request.time_limit_s
+        limit_s = self._options.time_limit_s
         if limit_s is None:
             return 0.0
-        verifies = self._request.verify and self._request.trial_device is not None
+        verifies = self._options.verify and self._request.trial_device is not None
         kept_s = TIMES_TO_VERIFY * self._trial_s * verifies
         return self._trial_s + min(kept_s, MOST_OF_THE_TIME * limit_s)
 

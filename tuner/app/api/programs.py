@@ -14,7 +14,7 @@ from tuner.app.api.searching import search
 from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.checking import CheckedProgram
 from tuner.core.errors import InputError, NothingFitsError
-from tuner.core.records import KnobValue, parse_margin
+from tuner.core.records import KnobValue
 from tuner.emulator.emulation import Emulation
 from tuner.space.gpus import get_gpu
 
@@ -73,7 +73,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     device = get_gpu(gpu, memory_bytes=as_bytes(gpu_memory, "gpu_memory"))
     options = programs.ProgramOptions(
         gpus=gpus,
-        margin_fraction=parse_margin(as_share(margin, "margin"), device),
+        margin=as_share(margin, "margin"),
         timeout_s=timeout_s,
         improve=changes,
         predict=predict,
@@ -111,7 +111,7 @@ def emulate(  # noqa: PLR0913 - one argument for each option
         device,
         gpus=gpus,
         steps=steps,
-        margin_fraction=parse_margin(as_share(margin, "margin"), device),
+        margin=as_share(margin, "margin"),
         timeout_s=timeout_s,
         all_ranks=all_ranks,
     )
@@ -144,7 +144,7 @@ def tune(  # noqa: PLR0913 - one argument for each option
         gpu,
         gpu_memory=as_bytes(gpu_memory, "gpu_memory"),
         mode=as_mode(mode),
-        margin_fraction=lambda device: parse_margin(as_share(margin, "margin"), device),
+        margin=as_share(margin, "margin"),
         knobs=as_texts(knobs),
         path=None if space is None else Path(space),
     )

@@ -13,12 +13,12 @@ from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import Estimate, asked, corrected, estimate_asked
 from tuner.app.listener import quiet_libraries
-from tuner.app.search.options import OPTIONS, SearchOptions
 from tuner.app.search.plan import make_plans
 from tuner.app.search.run import run_plans
 from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.core.errors import InputError, nearest
 from tuner.core.records import KnobValue, parse_margin
+from tuner.searches.options import OPTIONS, SearchOptions
 from tuner.searches.progress import Progress
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE

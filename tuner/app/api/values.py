@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tuner.app.search.options import Mode
 from tuner.core.errors import InputError
 from tuner.core.units import parse_bytes
+from tuner.searches.options import Mode
 
 
 def as_bytes(value: int | str | None, name: str) -> int | None:

@@ -13,7 +13,6 @@ from tuner.app.recommendation import (
     by_cost,
     require_an_answer,
 )
-from tuner.app.search.options import SearchOptions
 from tuner.app.target import Target
 from tuner.core.expressions import show
 from tuner.core.records import Source
@@ -37,6 +36,7 @@ from tuner.report.terminal.render import (
 from tuner.report.terminal.tables import print_settings
 from tuner.searches.best import BestTrial
 from tuner.searches.facts import OF_ONE, times_text
+from tuner.searches.options import SearchOptions
 from tuner.space import SearchSpace
 from tuner.space.settings import default_values
 

@@ -22,7 +22,6 @@ from tuner.app.cli.options import (
 )
 from tuner.app.programs import ProgramOptions, check, largest
 from tuner.core.errors import InputError, verdict_code
-from tuner.core.records import parse_margin
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_json
 from tuner.space.gpus import get_gpu
@@ -83,12 +82,11 @@ if TYPE_CHECKING:
 @verbose_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
     program: tuple[str, ...],
     gpu_name: str | None,
     gpu_memory: int | None,
-    margin: str | None,
     largest_of: str | None,
     quiet: bool,
     verbose: bool,
@@ -125,16 +123,10 @@ def command(  # noqa: PLR0913 - one argument for each option
         require_gpu("--host-memory", how["host_memory_bytes"])
         with Waiting(quiet=quiet) as waiting:
             waiting("predicting the program for every GPU type")
-            found = program_everywhere(
-                program,
-                margin=lambda gpu: parse_margin(margin, gpu),
-                gpus=how["gpus"],
-                model=how["model"],
-                settings=how["settings"],
-            )
+            found = program_everywhere(program, ProgramOptions(**how))
         raise click.exceptions.Exit(show_everywhere(found, verbose=verbose, as_json=as_json))
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    options = ProgramOptions(margin_fraction=parse_margin(margin, gpu), **how)
+    options = ProgramOptions(**how)
     if largest_of is not None:
         if not options.predict:
             raise InputError("--largest is predicted, not run", hint="add --predict")

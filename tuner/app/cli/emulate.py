@@ -16,7 +16,6 @@ from tuner.app.cli.options import (
     subcommand,
 )
 from tuner.app.programs import emulate
-from tuner.core.records import parse_margin
 from tuner.report.terminal.render import print_json
 from tuner.space.gpus import get_gpu
 
@@ -67,7 +66,7 @@ def command(
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     # The program's output must not mix with the JSON.
     output = sys.stderr if as_json else None
-    found = emulate(program, gpu, margin_fraction=parse_margin(margin, gpu), output=output, **how)
+    found = emulate(program, gpu, margin=margin, output=output, **how)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -122,10 +122,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
         with Waiting() as waiting, quiet_libraries():
             waiting("predicting the configuration for every GPU type")
-            every = space_everywhere(
-                partial(asked, space, model, settings, loop=loop),
-                margin=lambda gpu: parse_margin(margin, gpu),
-            )
+            every = space_everywhere(partial(asked, space, model, settings, loop=loop), margin)
         show_everywhere(every, verbose=verbose, as_json=as_json)
         return
     from tuner.predict.predict import WITHOUT  # numpy

@@ -15,7 +15,7 @@ from tuner.core.units import format_gib
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.verdict import versions_text
-from tuner.searches.names import DEFAULT_SEARCHER
+from tuner.searches.options import DEFAULT_SEARCHER
 from tuner.trial.base import OUTCOME_LIBRARIES
 
 

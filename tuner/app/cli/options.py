@@ -15,11 +15,10 @@ import click
 
 from tuner.app.cli import helping
 from tuner.app.cli.helping import RareOption
-from tuner.app.search.options import OPTIONS, Mode, SearchOptions
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
-from tuner.searches.names import check_searcher
 from tuner.searches.objectives import NAMES, SHORT
+from tuner.searches.options import OPTIONS, Mode, SearchOptions, check_searcher
 from tuner.space import parse_settings
 from tuner.space.gpus import LIMIT_OF_TYPE
 

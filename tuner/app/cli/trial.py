@@ -31,7 +31,6 @@ from tuner.app.measuring import (
     on_processor,
     require_one_machine,
 )
-from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.prepare import measure_options
 from tuner.app.search.supported import is_predicted, require_lengths, require_supported, trial_job
 from tuner.core.errors import (
@@ -65,6 +64,7 @@ from tuner.report.terminal.evidence import (
 )
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
+from tuner.searches.options import Mode, SearchOptions
 from tuner.space import SearchSpace
 from tuner.space.data import DataFacts
 from tuner.space.gpus import as_told

@@ -20,14 +20,13 @@ from tuner.app.cli.options import (
 )
 from tuner.app.cli.search import run_search
 from tuner.app.programs import DEFAULT_TRIALS, ProgramOptions, tune_predicted, write_space
-from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.targets import load_targets
 from tuner.core.expressions import show
-from tuner.core.records import parse_margin
 from tuner.core.units import format_size, significant
 from tuner.report.terminal.front import print_front
 from tuner.report.terminal.render import echo, print_fields, print_json, say
 from tuner.report.terminal.verdict import READ_AS, field_lines, print_lines
+from tuner.searches.options import Mode, SearchOptions
 from tuner.space.gpus import get_gpu
 
 if TYPE_CHECKING:
@@ -119,8 +118,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     if predict:
         _refuse_of_trials()
         gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-        fraction = parse_margin(margin, gpu)
-        options = ProgramOptions(margin_fraction=fraction, model=model, settings=settings)
+        options = ProgramOptions(margin=margin, model=model, settings=settings)
         found = tune_predicted(program, gpu, options, knobs)
         print_json(found.to_dict()) if as_json else _print_program_front(found)
         return found.exit_code
@@ -131,7 +129,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         gpu_name,
         gpu_memory=gpu_memory,
         mode=Mode(mode),
-        margin_fraction=lambda gpu: parse_margin(margin, gpu),
+        margin=margin,
         knobs=knobs,
         path=space_path,
         report=lambda text: None if quiet else echo(text, err=True),

@@ -12,7 +12,6 @@ from typing import Any
 from tuner.app.device import profile_for
 from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.recommendation import Recommended
-from tuner.app.search.options import Mode, SearchOptions
 from tuner.app.search.supported import (
     SupportedSpace,
     has_predictions,
@@ -46,11 +45,10 @@ from tuner.cost.speed.profile import DeviceProfile
 from tuner.program.vocabulary import settings_for
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
-from tuner.searches.names import DEFAULT_SEARCHER
 from tuner.searches.objectives import objectives_of
+from tuner.searches.options import DEFAULT_SEARCHER, Mode, SearchOptions
 from tuner.searches.progress import Budget
 from tuner.searches.request import TrialDevice, check_min_gain, check_objectives
-from tuner.searches.watch import check_metrics
 from tuner.space import SearchSpace, pin
 from tuner.trial.base import TrialJob, outcome_versions
 
@@ -190,8 +188,12 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     space = pin(target.space, settings) if settings else target.space
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)
-    if options.metrics:
-        check_metrics(options.address)
+    if options.metrics and options.address is not None:
+        raise InputError(
+            f"--metrics is for a cluster of its own; the one at {options.address!r} offers the "
+            "metrics of searches where it offers Ray's",
+            hint="leave --metrics out, and scrape the ports of that cluster's nodes",
+        )
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
     trials_on = _trials_on(options, target.gpu, space)
@@ -201,14 +203,7 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     if lengths == "data":
         require_lengths(space)
     check_min_gain(options.min_gain, options.searcher)
-    Budget(  # of valid limits
-        trials=options.trials,
-        time_limit_s=options.time_limit_s,
-        gpu_hours=options.gpu_hours,
-        max_cost_usd=options.max_cost_usd,
-        usd_per_hour=target.gpu.price_usd_per_hour,
-        min_gain=options.min_gain,
-    )
+    Budget(options, target.gpu.price_usd_per_hour)  # of valid limits
     objectives = _objectives(options, target)
     space.require_configurations(options.where)
     target.folder.check_writable()

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from tuner.app.predicting import SpacePredictor
-from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
@@ -23,6 +22,7 @@ from tuner.predict.predictor import RESERVED_TOLERANCE
 from tuner.searches.front import DEFAULT_OBJECTIVES, rate_of
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import read_journal
+from tuner.searches.options import SearchOptions
 from tuner.searches.progress import Progress, StoppedBy
 from tuner.searches.request import SearchOutcome
 

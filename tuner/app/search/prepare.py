@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from tuner.app.device import CPU
 from tuner.app.listener import SILENT, Compiling, Listener
 from tuner.app.measuring import Measuring, labels_of
-from tuner.app.search.options import SearchOptions
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import has_program_prior, is_predicted
 from tuner.app.target import sorted_by_use
@@ -20,9 +20,8 @@ from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.units import format_duration, format_size
 from tuner.predict.stages import hardest_first
 from tuner.program.program import read_program
-from tuner.searches.names import DEFAULT_SEARCHER
+from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions
 from tuner.searches.request import SearchRequest
-from tuner.searches.watch import Watch
 from tuner.space import SearchSpace, configure
 from tuner.trial.base import MeasureOptions, RunnerFactory
 from tuner.trial.factories import MeasuredFactory
@@ -112,13 +111,6 @@ def prepare(
     return prepared
 
 
-_SAME = (
-    "trials", "seed", "time_limit_s", "gpu_hours", "max_cost_usd", "min_gain", "where", "searcher",
-    "address",
-)  # fmt: skip
-"""Options that a request has under the same name."""
-
-
 def _request(
     plan: SearchPlan,
     known: tuple[TrialRecord, ...],
@@ -139,8 +131,6 @@ def _request(
             "resources_per_trial": trials_on.resources,
             "local_gpus": trials_on.local,
             "title": space.predicted_model() if space.predictable else "",
-            # Any trial of a command already runs its worst case.
-            "verify": options.verify and job.command is None,
         }
     if predictions:
         how["predictions"] = {
@@ -151,17 +141,16 @@ def _request(
         runner_factory=_in_stages(plan, runners, predictions),
         space=plan.part,
         gpu=plan.target.gpu,
-        study_path=options.study,
+        # Any trial of a command already runs its worst case.
+        options=dataclasses.replace(options, verify=options.verify and job.command is None),
         labels=labels_of(options),
-        watch=Watch(metrics=options.metrics, dashboard=options.dashboard, tell=listener.say),
-        max_concurrent=options.workers,
+        tell=listener.say,
         objectives=plan.objectives,
         initial=initial,
         resume=(*sorted_by_use(plan.target.folder.read().records, plan.target).stale, *known),
         workload=space.workload,
         margin_bytes=plan.margin_bytes,
         versions=plan.versions,
-        **{name: getattr(options, name) for name in _SAME},
         **how,
     )
 
@@ -173,8 +162,8 @@ def _expected_text(
     predictions: Sequence[Prediction],
 ) -> str:
     """The number of trials to run, their time and cost as far as known, and the most they cost."""
-    trials_on, gpu, options = plan.trials_on, plan.target.gpu, plan.options
-    number = min(request.trials, len(plan.part.supported)) - _known_number(plan, known)
+    trials_on, gpu, options = plan.trials_on, plan.target.gpu, request.options
+    number = min(options.trials, len(plan.part.supported)) - _known_number(plan, known)
     if number < 1 or not isinstance(trials_on, Measuring):
         return ""
     price = (gpu.price_usd_per_hour or 0.0) * request.gpus_per_trial / 3600
@@ -190,7 +179,7 @@ def _expected_text(
         text += f" and {total_s * price:.2f} USD" if price else ""
     if not price:
         return text
-    limits = [(number + request.verify) * (options.timeout_s or LONGEST_S) * price]
+    limits = [(number + options.verify) * (options.timeout_s or LONGEST_S) * price]
     limits += [options.max_cost_usd] if options.max_cost_usd is not None else []
     limits += [options.gpu_hours * price * 3600] if options.gpu_hours is not None else []
     return f"{text}; at most {min(limits):.2f} USD"

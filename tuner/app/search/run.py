@@ -16,7 +16,6 @@ from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
 from tuner.app.plausible import excluded_text
 from tuner.app.recommendation import Recommended, nothing_fits
-from tuner.app.search.options import without_effect
 from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
 from tuner.app.search.prepare import Predictors, Prepared, prepare
 from tuner.app.search.result_files import Contents, journal_of, timeline_of, write_results
@@ -28,6 +27,7 @@ from tuner.core.meanwhile import environment
 from tuner.core.records import TrialRecord
 from tuner.searches.joining import AT_IMPORT_OF_RAY
 from tuner.searches.journal import JournalWriter
+from tuner.searches.options import without_effect
 from tuner.searches.progress import Progress
 from tuner.searches.request import SearchOutcome, SearchRequest, write_pruned
 from tuner.searches.view import View
@@ -227,7 +227,7 @@ def _predict(one: _Open, progress: _OnProgress, predictors: Predictors) -> list[
 def _run_trials(
     together: Sequence[_Open], progress: _OnProgress, started_s: float
 ) -> Sequence[SearchOutcome]:
-    own = all(one.prepared.request.address is None for one in together)
+    own = all(one.prepared.request.options.address is None for one in together)
     with environment(AT_IMPORT_OF_RAY if own else {}):
         from tuner.searches.ray.driver import search_all  # Ray and Optuna: seconds to import
 
@@ -235,9 +235,10 @@ def _run_trials(
     spent_s = time.monotonic() - started_s
     requests = [one.prepared.request for one in together]
     for number, request in enumerate(requests):
-        if request.time_limit_s is not None:
-            left_s = max(request.time_limit_s - spent_s, LEAST_TIME_S)
-            requests[number] = dataclasses.replace(request, time_limit_s=left_s)
+        if request.options.time_limit_s is not None:
+            left_s = max(request.options.time_limit_s - spent_s, LEAST_TIME_S)
+            options = dataclasses.replace(request.options, time_limit_s=left_s)
+            requests[number] = dataclasses.replace(request, options=options)
     return search_all(
         requests,
         on_progress=lambda states: progress(dict(zip(writers, states, strict=True))),
@@ -254,7 +255,7 @@ def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
     together: list[SearchRequest] = []
     for request in requests:
         alone = request.trial_device is not None and not request.trial_device.emulated
-        if not alone or request.address is not None:
+        if not alone or request.options.address is not None:
             together.append(request)
             continue
         if together:

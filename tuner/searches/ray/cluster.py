@@ -22,7 +22,7 @@ from tuner.core.errors import UnavailableError
 from tuner.core.files import scratch_folder
 from tuner.core.meanwhile import environment
 from tuner.searches.joining import checked_address, keep_private, no_token, not_joined
-from tuner.searches.watch import LOCALHOST, Watch
+from tuner.searches.options import SearchOptions
 
 OBJECT_STORE_BYTES = 100_000_000
 """Size of Ray's object store. Trials exchange a few kilobytes, and Ray's default is 30 % of the
@@ -34,7 +34,9 @@ free a minute later. The last one is without the dashboard."""
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
-NOT_WATCHED = Watch()
+LOCALHOST = "127.0.0.1"
+
+Tell = Callable[[str], None]
 
 METRICS_PERIOD_MS = "2000"
 """Period at which processes of a private cluster report metrics; Ray's default is 10 s."""
@@ -73,20 +75,20 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def connected(
-    address: str | None,
+    options: SearchOptions,
     *,
     cpus: int = 1,
     gpus: Sequence[int] = (),
     undisturbed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-    watch: Watch = NOT_WATCHED,
+    tell: Tell = lambda line: None,
 ) -> Iterator[None]:
-    """Initialise Ray for the block, with the metrics and dashboard of `watch`.
+    """Initialise Ray for the block, with the metrics and dashboard that `options` ask for.
 
-    Uses the connection of this process if there is one; else joins the cluster at `address`;
+    Uses the connection of this process if there is one; else joins the cluster at their address;
     else starts a cluster with `cpus` CPUs and the GPUs of these indices, and at the end stops all
-    its processes and removes its files. Ray starts and stops within `undisturbed()`. Raises
-    `UnavailableError` if there is no cluster at `address` or Ray does not start in time, and
-    `InputError` for an invalid address.
+    its processes and removes its files. Ray starts and stops within `undisturbed()`. `tell` is
+    called with a line for each address to look at. Raises `UnavailableError` if there is no cluster
+    at the address or Ray does not start in time, and `InputError` for an invalid address.
     """
     if ray.is_initialized():
         yield
@@ -96,24 +98,29 @@ def connected(
         stack.callback(_shut_down, undisturbed)
         # Ray's workers import from the current folder before all others; this one is empty.
         with undisturbed(), contextlib.chdir(folder):
-            url = _started(folder, cpus, gpus, watch) if address is None else _join(address)
-        _tell(watch, url)
+            if options.address is None:
+                url = _started(folder, cpus, gpus, options, tell)
+            else:
+                url = _join(options.address)
+        _tell(options, url, tell)
         yield
 
 
-def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float]) -> int:
+def cpus_for(workers: int | None, resources_per_trial: Mapping[str, float]) -> int:
     """CPUs of a new cluster: those that concurrent trials need, else those of this process."""
-    if max_concurrent is not None:
-        return max(1, math.ceil(max_concurrent * resources_per_trial.get("CPU", 1.0)))
+    if workers is not None:
+        return max(1, math.ceil(workers * resources_per_trial.get("CPU", 1.0)))
     # In a container, these are fewer than the machine's.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _started(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
+def _started(
+    folder: Path, cpus: int, gpus: Sequence[int], options: SearchOptions, tell: Tell
+) -> str:
     """Start a cluster as `_start` does: again if that fails, and at last without its dashboard."""
     for left in reversed(range(STARTS)):
         try:
-            return _start(folder, cpus, gpus, watch)
+            return _start(folder, cpus, gpus, options, tell)
         except UnavailableError:
             raise
         except Exception as error:
@@ -125,21 +132,21 @@ def _started(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
                     hint="the machine is likely overloaded or short of memory: try again with "
                     "fewer --workers or when it is less busy; --address uses a running cluster",
                 ) from error
-            if watch.dashboard and left == 1:
-                watch.tell(f"warning: no dashboard: {said}")
-                watch = replace(watch, dashboard=False)
+            if options.dashboard and left == 1:
+                tell(f"warning: no dashboard: {said}")
+                options = replace(options, dashboard=False)
     raise AssertionError  # unreachable: the last attempt returns or raises
 
 
-def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
+def _start(folder: Path, cpus: int, gpus: Sequence[int], options: SearchOptions, tell: Tell) -> str:
     """Start a cluster on this machine; return the address of its dashboard, or ""."""
     if said := keep_private():
-        watch.tell(said)
+        tell(said)
     own = {
         # Ray makes its folder writable for all users, so it is inside a private folder.
         "RAY_TMPDIR": str(folder),
         # Collecting metrics takes processor time from trials.
-        "RAY_enable_metrics_collection": str(int(watch.collects)),
+        "RAY_enable_metrics_collection": str(int(options.metrics or options.dashboard)),
         "RAY_metrics_report_interval_ms": METRICS_PERIOD_MS,
         **_visible(gpus),
     }
@@ -148,7 +155,7 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
             address="local",
             num_cpus=cpus,
             num_gpus=len(gpus),
-            include_dashboard=watch.dashboard,
+            include_dashboard=options.dashboard,
             dashboard_host=LOCALHOST,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
@@ -157,16 +164,16 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
     return str(context.dashboard_url or "")
 
 
-def _tell(watch: Watch, dashboard: str) -> None:
+def _tell(options: SearchOptions, dashboard: str, tell: Tell) -> None:
     """Tell the addresses of the dashboard and the metrics of the connected cluster."""
-    if watch.dashboard and dashboard:
+    if options.dashboard and dashboard:
         has_token = os.environ.get("RAY_AUTH_MODE", "token").lower() == "token"
         token = " (`ray get-auth-token` prints the token that it asks for)" if has_token else ""
-        watch.tell(f"dashboard: http://{dashboard}{token}")
-    if watch.metrics:
+        tell(f"dashboard: http://{dashboard}{token}")
+    if options.metrics:
         (node,) = ray.nodes()
         host, port = node["NodeManagerAddress"], node["MetricsExportPort"]
-        watch.tell(f"metrics: http://{host}:{port}/metrics")
+        tell(f"metrics: http://{host}:{port}/metrics")
 
 
 def _visible(gpus: Sequence[int]) -> dict[str, str]:

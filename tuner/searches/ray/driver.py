@@ -61,8 +61,8 @@ def search_all(
 
     `on_record` gets each new record as soon as its trial ends, for the journal of its GPU type;
     `on_progress` gets the progress of all at each change and about once a second. Both are
-    called in this thread; their exceptions end all searches and are raised here. `address`,
-    `local_gpus` and `time_limit_s` must be the same in all requests.
+    called in this thread; their exceptions end all searches and are raised here. The address,
+    the time limit and `local_gpus` must be the same in all requests.
 
     A search that cannot continue (no node for its trials, or workers with other GPUs than their
     nodes declare) ends with a `failure` in its result, and the others continue.
@@ -117,9 +117,10 @@ def _states(
 
 def proposer_of(request: SearchRequest) -> Proposer:
     """The proposer of the trials of `request`. Raises `InputError` without configurations."""
-    configurations = list(request.space.configurations(request.where))
+    options = request.options
+    configurations = list(request.space.configurations(options.where))
     if not configurations:
-        conditions = " and ".join(request.where)
+        conditions = " and ".join(options.where)
         raise InputError(
             f"space {request.space.name!r} has no valid configuration"
             + (f" with {conditions}" if conditions else ""),
@@ -127,13 +128,13 @@ def proposer_of(request: SearchRequest) -> Proposer:
         )
     predictions = _of_each(configurations, request.predictions)
     mirror = None
-    if request.study_path is not None:
-        mirror = open_mirror(request.study_path, f"{request.space.name}-{request.gpu.id}")
+    if options.study is not None:
+        mirror = open_mirror(options.study, f"{request.space.name}-{request.gpu.id}")
     return Proposer(
         Candidates(configurations, tuple(request.space.knobs)),
-        sampler=request.searcher,
-        seed=request.seed,
-        trials=request.trials,
+        sampler=options.searcher,
+        seed=options.seed,
+        trials=options.trials,
         initial=request.initial,
         mirror=mirror,
         knowledge=Knowledge(
@@ -172,18 +173,18 @@ def _run(
         log_level(logging.CRITICAL, ["ray.tune"]),
         scratch_folder() as folder,
         cluster.connected(
-            first.address,
-            cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),
+            first.options,
+            cpus=max(cluster.cpus_for(r.options.workers, r.resources_per_trial) for r in requests),
             gpus=first.local_gpus,
             undisturbed=interrupts.deferred,
-            watch=first.watch,
+            tell=first.tell,
         ),
     ):
         metrics.begin()
         try:
             nodes = nodes_of_ray()
             nodes.refresh(wait=True)
-            growing = first.address is not None and nodes.grows()
+            growing = first.options.address is not None and nodes.grows()
             demand = PlaceholderDemand() if growing else None
             crew = Crew(requests, states, nodes, demand=demand, on_decision=metrics.decided)
             if not crew.over:

@@ -20,6 +20,7 @@ from tuner.searches.nodes import (
     Node,
     Nodes,
 )
+from tuner.searches.options import SearchOptions
 from tuner.searches.ray.cluster import connected, quiet
 from tuner.space.gpus import accelerator_names
 from tuner.trial.factories import Facts, look
@@ -90,7 +91,7 @@ def survey(address: str, needs: Sequence[Need]) -> Survey:
     Raises `UnavailableError` if there is no cluster, and `InputError` for an invalid address.
     """
     nodes = nodes_of_ray()
-    with quiet(), connected(address):
+    with quiet(), connected(SearchOptions(address=address)):
         until_s = time.monotonic() + ASK_WITHIN_S
         nodes.refresh(wait=True)
         while True in [nodes.asked(need) for need in needs] and time.monotonic() < until_s:

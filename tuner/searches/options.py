@@ -1,6 +1,7 @@
 """Options of a search, each with the option of the command line that sets it.
 
-The commands make their options from these fields, and `tuner.search` its keyword arguments.
+The commands make their options from these fields, and `tuner.search` its keyword arguments; the
+request of a search holds them as they are. Quick to import.
 """
 
 from __future__ import annotations
@@ -12,8 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tuner.core.errors import unknown
 from tuner.core.records import KnobValue
-from tuner.searches.names import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
+
+SEARCHERS = ("guided", "tpe", "random", "grid")
+"""Names of the searchers; "package.module:Class" loads an Optuna sampler or a `Strategy`."""
+DEFAULT_SEARCHER = "guided"
+"""The default searcher; it starts from the request's predictions, if any."""
+DEFAULT_TRIALS = 40
+
+
+def check_searcher(name: str) -> None:
+    """Raise `InputError` unless there may be a searcher of this name."""
+    if name not in SEARCHERS and ":" not in name:
+        raise unknown("searcher", name, (*SEARCHERS, "package.module:Class"))
 
 
 class Mode(enum.StrEnum):
