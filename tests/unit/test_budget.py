@@ -13,7 +13,7 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 from tuner.core.errors import InputError
 from tuner.searches.candidates import Candidates
 from tuner.searches.options import SearchOptions
-from tuner.searches.progress import Budget, Meter, StoppedBy
+from tuner.searches.progress import Budget, StoppedBy, device_s
 from tuner.searches.proposer import Proposer
 from tuner.searches.strategies import Knowledge
 
@@ -33,11 +33,11 @@ def measured(duration_s: float, **fields):
     return dataclasses.replace(record, outcome=outcome)
 
 
-class TestMeter:
+class TestDeviceTime:
     def test_counts_what_measured_trials_took_times_their_gpus(self):
         records = [measured(20.0), measured(40.0), make_record()]  # the last one was simulated
-        assert Meter(2.0, records).with_next_s(running=0) == 120.0 + 60.0
-        assert Meter(2.0, records).with_next_s(running=1) == 120.0 + 2 * 60.0
+        assert device_s(records, 2.0) == 120.0 + 60.0
+        assert device_s(records, 2.0, running=1) == 120.0 + 2 * 60.0
 
 
 class TestBudget:
@@ -72,7 +72,7 @@ class TestBudget:
     def test_goes_beyond_its_hours_by_no_more_than_the_trials_differ(self, hours, durations):
         budget, used = Budget(SearchOptions(trials=1000, gpu_hours=hours)), []
         for duration_s in durations:
-            next_s = Meter(1.0, map(measured, used)).with_next_s(running=0)
+            next_s = device_s(map(measured, used), 1.0)
             if budget.used_up(trials=len(used), elapsed_s=0.0, device_s=next_s) is not None:
                 break
             used.append(duration_s)

@@ -144,10 +144,6 @@ class PruningLog:
         """Mask of the candidates that are held back now and were not tried."""
         return (self._cause > 0) & self._candidates.left
 
-    def reasons(self) -> dict[str, str]:
-        """Reasons of the configurations that are held back now, by their key."""
-        return {entry.configuration.key: entry.reason for entry in self._now.values()}
-
     def update(
         self,
         risk: NDArray[np.float64] | None,

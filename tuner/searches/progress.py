@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from tuner.core.errors import InputError
 from tuner.core.records import Source, Status, TrialRecord
@@ -33,29 +35,27 @@ class StoppedBy(StrEnum):
     """No worker can run its trials."""
 
 
-class Meter:
-    """Adds up the time on devices as trials end, reused ones included.
+def device_s(records: Iterable[TrialRecord], gpus_per_trial: float, running: int = 0) -> float:
+    """Device time in seconds once `running` trials and one more have taken the mean time.
 
-    Emulated trials cost nothing.
+    Reused trials count, emulated ones cost nothing.
     """
+    took = [r.outcome.duration_s for r in records if r.source is Source.MEASURED]
+    mean_s = sum(took) / len(took) if took else 0.0
+    return gpus_per_trial * (sum(took) + (running + 1) * mean_s)
 
-    def __init__(self, gpus_per_trial: float, records: Iterable[TrialRecord] = ()) -> None:
-        self._gpus_per_trial = gpus_per_trial
-        self._device_s = 0.0
-        self._measured = 0
-        for record in records:
-            self.add(record)
 
-    def add(self, record: TrialRecord) -> None:
-        """Count a trial that ended."""
-        if record.source is Source.MEASURED:
-            self._device_s += record.outcome.duration_s * self._gpus_per_trial
-            self._measured += 1
+def eta_s(ends_s: Sequence[float], workers: int, left: int, now_s: float) -> float | None:
+    """Remaining time for `left` trials at the rate at which trials of this run ended.
 
-    def with_next_s(self, running: int) -> float:
-        """Device time in seconds if `running` trials and one more each take the mean time."""
-        mean_s = self._device_s / self._measured if self._measured else 0.0
-        return self._device_s + (running + 1) * mean_s
+    The rate excludes the first trial of each worker, in which the worker starts and imports
+    torch; otherwise, the first estimate would be several times too long. None until further
+    trials have ended: at least one, and half as many as there are workers.
+    """
+    counted = len(ends_s) - workers
+    if not workers or counted < max(1, workers / 2):
+        return None
+    return (now_s - ends_s[workers - 1]) / counted * left
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Budget:
         """The limit that keeps further trials from beginning, or None.
 
         `trials` have begun in `elapsed_s` seconds, and the next one is expected to end after
-        `device_s` seconds on devices (`Meter.with_next_s`). `expected_gain` returns the largest
+        `device_s` seconds on devices (see `device_s`). `expected_gain` returns the largest
         expected gain of any trial as a share, or None if unknown; it is called last, and only if
         `min_gain` is set.
         """
@@ -164,75 +164,21 @@ class Progress:
     held_back: int = 0
     saved_s: float | None = None
 
-
-@dataclass(slots=True)
-class ProgressTracker:
-    """Counts trials as they end. Times are seconds on the caller's clock."""
-
-    total: int
-    started_s: float
-    time_limit_s: float | None = None
-    reused: int = 0
-    records: list[TrialRecord] = field(default_factory=list)
-    best: TrialRecord | None = None
-    _oom: int = 0
-    _failed: int = 0
-    _verified: int = 0
-    _workers: int = 0
-    _ends_s: list[float] = field(default_factory=list)
-
-    def reuse(self, record: TrialRecord) -> None:
-        """Count a trial of an earlier run."""
-        self.reused += 1
-        self._count(record)
-
-    def use_workers(self, running: int) -> None:
-        """Note that this many trials run at once."""
-        self._workers = max(self._workers, running)
-
-    def end(self, record: TrialRecord, now_s: float) -> None:
-        """Count a trial that ended."""
-        self._count(record)
-        self._ends_s.append(now_s)
-
-    def at(self, now_s: float, *, running: int = 0, front: Sequence[TrialRecord] = ()) -> Progress:
-        """The progress at `now_s`, with this many running trials and this front."""
-        done = len(self.records) - self._verified
-        return Progress(
+    @classmethod
+    def of(
+        cls, records: Sequence[TrialRecord], *, total: int, elapsed_s: float, **more: Any
+    ) -> Progress:
+        """The progress of a search that has these records; `more` are the other fields."""
+        statuses = Counter(record.outcome.status for record in records)
+        verified = sum(record.verification for record in records)
+        done = len(records) - verified
+        return cls(
             done=done,
-            running=running,
-            oom=self._oom,
-            failed=self._failed,
-            reused=self.reused,
-            total=max(self.total, done),
-            best=self.best,
-            elapsed_s=now_s - self.started_s,
-            eta_s=self._eta_s(now_s),
-            verified=self._verified,
-            front=front,
+            oom=statuses[Status.OOM],
+            failed=len(records) - statuses[Status.OK] - statuses[Status.OOM],
+            total=max(total, done),
+            best=max((r for r in records if r.fits), key=rate_of, default=None),
+            elapsed_s=elapsed_s,
+            verified=verified,
+            **more,
         )
-
-    def _count(self, record: TrialRecord) -> None:
-        self.records.append(record)
-        self._verified += record.verification
-        status = record.outcome.status
-        self._oom += status is Status.OOM
-        self._failed += status not in (Status.OK, Status.OOM)
-        if record.fits and (self.best is None or rate_of(record) > rate_of(self.best)):
-            self.best = record
-
-    def _eta_s(self, now_s: float) -> float | None:
-        """Remaining time at the rate of this run so far, within the time limit.
-
-        The rate excludes the first trial of each worker, in which the worker starts and imports
-        torch; otherwise, the first estimate would be several times too long. None until further
-        trials have ended: at least one, and half as many as there are workers.
-        """
-        counted = len(self._ends_s) - self._workers
-        if not self._workers or counted < max(1, self._workers / 2):
-            return None
-        per_trial_s = (now_s - self._ends_s[self._workers - 1]) / counted
-        left_s = per_trial_s * (self.total - len(self.records) + self._verified)
-        if self.time_limit_s is not None:
-            left_s = min(left_s, max(0.0, self.started_s + self.time_limit_s - now_s))
-        return left_s

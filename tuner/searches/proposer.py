@@ -36,8 +36,8 @@ class Proposer:
     continues as if it had not been interrupted.
 
     Configurations that cannot fit are held back, by the memory order after trials that ran out of
-    memory, and by predictions, if any, which all trials correct. `held_back` has the reasons,
-    `pruned` the trials that decided. A later trial can revive a configuration.
+    memory, and by predictions, if any, which all trials correct. `pruned` has the reasons, and the
+    trials that decided. A later trial can revive a configuration.
 
     The Optuna study `mirror` gets the trials that ended.
     """
@@ -131,10 +131,6 @@ class Proposer:
             self.guide.experience.remember(
                 self.candidates.place(record.configuration), scored.values
             )
-
-    def held_back(self) -> dict[str, str]:
-        """Reasons of the configurations that are held back now, by their key; for people."""
-        return self._pruning.reasons()
 
     def spared(self) -> tuple[int, float | None]:
         """The number of configurations that are held back, and the predicted time of their trials.

@@ -15,7 +15,7 @@ from tuner.core.records import Configuration, MemoryBudget, Outcome, Status, Tri
 from tuner.core.records.trial import utc_now
 from tuner.searches.failures import everything_fails
 from tuner.searches.open_trials import OpenTrials, Proposed, record_of
-from tuner.searches.progress import Meter, Progress, ProgressTracker, StoppedBy
+from tuner.searches.progress import Progress, StoppedBy, device_s, eta_s
 from tuner.searches.proposer import Proposer
 from tuner.searches.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
 from tuner.searches.repeats import pooled
@@ -61,14 +61,16 @@ class SearchState:
         self.open = OpenTrials()
         self._budget = request.budget
         self._options = request.options
-        self._meter = Meter(request.gpus_per_trial)
         self._lost = 0
         self._reported_s = -math.inf
-        self._tracker = ProgressTracker(
-            total=min(request.options.trials, len(adapter.candidates)),
-            started_s=time.monotonic(),
-            time_limit_s=request.options.time_limit_s,
-        )
+        self.records: list[TrialRecord] = []
+        """The reused records, then those of trials that ended, in the order of their ends."""
+        self.reused = 0
+        """Number of reused records in `records`."""
+        self._total = min(request.options.trials, len(adapter.candidates))
+        self._started_s = time.monotonic()
+        self._ends_s: list[float] = []
+        self._workers = 0
         self.stopped_by: StoppedBy | None = None
         self.failure: TunerError | None = None
         self.broken: Exception | None = None
@@ -81,16 +83,6 @@ class SearchState:
         self._stood = Ranking()
         self._begun = 0
         """Number of trials begun that count for the budget, without verifications."""
-
-    @property
-    def records(self) -> tuple[TrialRecord, ...]:
-        """The reused records, then those of trials that ended, in the order of their ends."""
-        return tuple(self._tracker.records)
-
-    @property
-    def reused(self) -> int:
-        """Number of reused records in `records`."""
-        return self._tracker.reused
 
     @property
     def halted(self) -> bool:
@@ -111,10 +103,16 @@ class SearchState:
     def progress(self) -> Progress:
         """The progress of the search now."""
         held_back, seconds = self._adapter.spared()
-        return dataclasses.replace(
-            self._tracker.at(
-                time.monotonic(), running=self.open.running, front=self._ranking.front()
-            ),
+        left = self._total - sum(not record.verification for record in self.records)
+        eta = eta_s(self._ends_s, self._workers, left, self.elapsed_s)
+        return Progress.of(
+            self.records,
+            running=self.open.running,
+            reused=self.reused,
+            total=self._total,
+            elapsed_s=self.elapsed_s,
+            eta_s=None if eta is None else min(eta, max(0.0, self._left_s)),
+            front=self._ranking.front(),
             held_back=held_back,
             saved_s=None if seconds is None else seconds * self._request.gpus_per_trial,
         )
@@ -122,14 +120,14 @@ class SearchState:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""
-        return time.monotonic() - self._tracker.started_s
+        return time.monotonic() - self._started_s
 
     def result(self) -> SearchOutcome:
         """The result of the search, once it is over."""
         stopped_by = StoppedBy.FAILED if self.failure is not None else self.stopped_by
         assert stopped_by is not None
         return SearchOutcome(
-            records=self.records,
+            records=tuple(self.records),
             reused=self.reused,
             candidates=len(self._adapter.candidates),
             stopped_by=stopped_by,
@@ -157,8 +155,8 @@ class SearchState:
                 self._adapter.remember(record)
                 self.stale += 1
         for record in known.values():
-            self._tracker.reuse(record)
-            self._meter.add(record)
+            self.records.append(record)
+            self.reused += 1
             self._begun += not record.verification
             self._learn(record)
         # The known trials may already satisfy the request.
@@ -203,7 +201,7 @@ class SearchState:
             return None
         self.open.hand_out(ray_id, proposed)
         self._begun += not proposed.instructions.verify
-        self._tracker.total = max(self._tracker.total, self._begun)
+        self._total = max(self._total, self._begun)
         return proposed.configuration
 
     def instructions(self, ray_id: str) -> Instructions:
@@ -257,7 +255,7 @@ class SearchState:
         if ray_id not in self.open:
             return
         self.open.begin(ray_id, utc_now())
-        self._tracker.use_workers(self.open.running)
+        self._workers = max(self._workers, self.open.running)
         self.report()
 
     def end(self, ray_id: str, outcome: Outcome, *, node: str | None = None) -> None:
@@ -269,13 +267,13 @@ class SearchState:
                 return
             outcome = dataclasses.replace(outcome, message=f"{LOST}: {outcome.message}")
         record = record_of(self._request, *self.open.close(ray_id), outcome, node)
-        self._tracker.end(record, time.monotonic())
-        self._meter.add(record)
+        self.records.append(record)
+        self._ends_s.append(self.elapsed_s)
         self._unfit_and_gone = 0
         with self._keeping_failure():
             self._on_record(record)
             self._learn(record)
-            own = self._tracker.records[self.reused :]
+            own = self.records[self.reused :]
             if (error := everything_fails(own, self._adapter.failures)) is not None:
                 self.fail(error)
         self.report()
@@ -342,7 +340,7 @@ class SearchState:
     @property
     def _trial_s(self) -> float:
         """Median seconds of this run's trials that ran; 0 before the first."""
-        own = [r.outcome for r in self._tracker.records[self.reused :] if not r.verification]
+        own = [r.outcome for r in self.records[self.reused :] if not r.verification]
         took = [outcome.duration_s for outcome in own if outcome.ran is not None]
         return statistics.median(took) if took else 0.0
 
@@ -391,20 +389,20 @@ class SearchState:
         return self._budget.used_up(
             trials=self._begun,
             elapsed_s=self.elapsed_s + self._kept_s,
-            device_s=self._meter.with_next_s(len(self.open)),
+            device_s=device_s(self.records, self._request.gpus_per_trial, len(self.open)),
             expected_gain=self._adapter.expected_gain,
         )
 
     @property
     def _ranking(self) -> Ranking:
         """The ranking of the records, updated once for each outcome."""
-        for record in self._tracker.records[self._stood.count :]:
+        for record in self.records[self._stood.count :]:
             self._stood.add(record)
         return self._stood
 
     @property
     def _new_count(self) -> int:
-        return len(self._tracker.records) - self.reused
+        return len(self.records) - self.reused
 
     @contextlib.contextmanager
     def _keeping_failure(self) -> Iterator[None]:
