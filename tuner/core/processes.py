@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import os
+import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1  # prctl(2), sys/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
@@ -29,6 +33,7 @@ _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 Python's and PyTorch's. The users may be helpers too, as workers of a data loader are."""
 
 _PAUSE_S = 0.002
+_CHUNK_BYTES = 64 * 1024
 
 _UNIFIED = Path("/sys/fs/cgroup")
 _VERSION_1 = Path("/sys/fs/cgroup/memory")
@@ -40,8 +45,13 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when `parent`, which forked it, ends; at once, if it has."""
+    """Have this process killed when `parent`, which forked it, ends; at once, if it has.
+
+    It writes no core file, which can have gigabytes.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
     if os.getppid() != parent:
         os._exit(1)
 
@@ -50,6 +60,38 @@ def _prctl(option: int, value: int) -> None:
     if _LIBC.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def end_like(exit_code: int) -> NoReturn:
+    """End this process as another one has ended, by the same code or signal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if exit_code < 0:
+        faulthandler.disable()  # the stack of this process explains nothing
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to set back
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+        time.sleep(1)
+    os._exit(exit_code if exit_code > 0 else 128 - exit_code)
+
+
+def woken_by(*numbers: int) -> tuple[int, int]:
+    """Both ends of a pipe that can be read once one of these signals has reached this process."""
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    return woken, wake
+
+
+def read_pipe(descriptor: int) -> bytes | None:
+    """The data in a pipe that doesn't block; empty at its end, None if there is none yet."""
+    try:
+        return os.read(descriptor, _CHUNK_BYTES)
+    except BlockingIOError:
+        return None
 
 
 def has_ended(child: int) -> bool:

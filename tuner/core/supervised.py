@@ -77,9 +77,14 @@ class CannotStart:
 
 @dataclass(slots=True)
 class Tail:
-    """Replaces an output stream, and keeps its last `TAIL_BYTES`."""
+    """The end of an output: its last `most` bytes."""
 
     data: bytes = b""
+    most: int = TAIL_BYTES
+
+    def add(self, data: bytes) -> None:
+        """Take what was written next."""
+        self.data = (self.data + data)[-self.most :]
 
     @property
     def text(self) -> str:
@@ -87,35 +92,54 @@ class Tail:
         return self.data.decode(errors="replace")
 
 
-def start_helper(
-    command: Sequence[str],
-    output: IO[Any] | int | None,
-    environment: Mapping[str, str] | None = None,
-    errors: IO[Any] | None = None,
-    keep: Sequence[int] = (),
-) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
-    """Start the `command` of a module of tuner, and return the process with a connection to it.
+class Helper:
+    """A process that runs the `command` of a module of tuner, and the connection to it.
 
-    Its last argument, which is added, is the descriptor of the process's end of the connection. It
-    prints to `output`, by default to the output of this process, and its errors to `errors`, by
-    default there too. It also gets the descriptors `keep`.
+    Its last argument, which is added, is the descriptor of the process's end of the connection, on
+    which `first` is sent. It prints to `output`, by default to the output of this process, and its
+    errors to `errors`, by default there too. It also gets the descriptors `keep`.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(  # noqa: S603 - this program itself
-            [*command, str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), *keep],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output if errors is None else errors,
-            # Ctrl-C in the terminal reaches this process only, which decides.
-            start_new_session=True,
-            env=environment,
-        )
-    return process, Connection(ours.detach())
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        first: object,
+        output: IO[Any] | int | None,
+        *,
+        errors: IO[Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        keep: Sequence[int] = (),
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603 - this program itself
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno(), *keep],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output if errors is None else errors,
+                # Ctrl-C in the terminal reaches this process only, which decides.
+                start_new_session=True,
+                env=environment,
+            )
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+        with contextlib.suppress(ConnectionError):  # it has ended, which is seen later
+            self.connection.send(first)
+
+    def close(self, within_s: float) -> int:
+        """Close the connection, at which the process ends; it is killed if it doesn't in time.
+
+        Returns its exit code.
+        """
+        self.connection.close()
+        try:
+            return self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
 
 
-class Supervised:
+class Supervised(Helper):
     """A program that has been started under `tuner.core.supervisor`, and ends with this process."""
 
     def __init__(
@@ -125,15 +149,13 @@ class Supervised:
         errors: IO[Any] | None = None,
     ) -> None:
         command = own_python("tuner.core.supervisor", str(os.getpid()))
-        self.process, self._connection = start_helper(command, output, errors=errors)
+        super().__init__(command, task, output, errors=errors)
         self._mark = task.mark
-        with contextlib.suppress(ConnectionError):  # it has ended, as `end` tells
-            self._connection.send(task)
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """True once the program has ended, after at most `within_s` seconds."""
         try:
-            return self._connection.poll(within_s)
+            return self.connection.poll(within_s)
         except ConnectionError:
             return True
 
@@ -141,24 +163,19 @@ class Supervised:
         """Have the program ended, if it runs; None if the supervisor didn't answer."""
         answer = None
         with contextlib.suppress(ConnectionError):  # it has answered meanwhile
-            if not self._connection.poll():
-                self._connection.send(None)
+            if not self.connection.poll():
+                self.connection.send(None)
         with contextlib.suppress(EOFError, ConnectionError):
-            if self._connection.poll(2 * END_WITHIN_S + _ANSWER_WITHIN_S):
-                answer = self._connection.recv()
-        self._connection.close()
-        try:
-            self.process.wait(_ANSWER_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            if self.connection.poll(2 * END_WITHIN_S + _ANSWER_WITHIN_S):
+                answer = self.connection.recv()
+        self.close(_ANSWER_WITHIN_S)
         if answer is None:
             end_marked(self._mark, deadline_s=END_WITHIN_S)
         return answer
 
     def abandon(self) -> None:
         """Have the program ended, without waiting for it."""
-        self._connection.close()
+        self.connection.close()
         threading.Thread(target=self.process.wait, daemon=True).start()  # reaps it
 
 

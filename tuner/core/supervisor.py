@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import resource
 import selectors
 import signal
 import subprocess
@@ -30,21 +29,22 @@ from tuner.core.processes import (
     end_children,
     handles,
     has_ended,
+    read_pipe,
     tell,
+    woken_by,
 )
 from tuner.core.supervised import (
     END_WITHIN_S,
-    TAIL_BYTES,
     TELL_WITHIN_S,
     CannotStart,
     ProgramEnd,
     ProgramTask,
     StoppedBy,
+    Tail,
 )
 
 _LOOK_EVERY_S = 1.0
 _TOLD_EVERY_S = 0.05
-_CHUNK_BYTES = 64 * 1024
 
 
 def main() -> int:
@@ -104,7 +104,7 @@ class _Program:
 
     def __init__(self, task: ProgramTask, found: Leftovers, stops: tuple[int, ...]) -> None:
         self._found = found
-        self._tail = b""
+        self._tail = Tail()
         self._output: int | None = None
         output = None
         if task.is_quiet:
@@ -113,7 +113,8 @@ class _Program:
         self.pid = _started(task, found, output)
         if output is not None:
             os.close(output)
-        self._stops = (*stops, _signalled())
+        signalled, _ = woken_by(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        self._stops = (*stops, signalled)
         self._selector = selectors.DefaultSelector()
         ended = os.pidfd_open(self.pid)
         for source in (*self._stops, ended, self._output, found.descriptor):
@@ -139,7 +140,7 @@ class _Program:
         """The end of what it printed; to be called once, when it has ended."""
         while self._output is not None and self._read():
             pass
-        return self._tail
+        return self._tail.data
 
     def _tell(self, number: int) -> None:
         """Tell its processes that time is up, and wait until they have sent their results.
@@ -166,23 +167,14 @@ class _Program:
     def _read(self) -> bool:
         """Read more of its output; True if there was any."""
         assert self._output is not None
-        try:
-            data = os.read(self._output, _CHUNK_BYTES)
-        except BlockingIOError:  # a process that could not be ended holds it open
-            return False
-        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        data = read_pipe(self._output) or b""  # a process that couldn't be ended may hold it open
+        self._tail.add(data)
         return bool(data)
 
 
 def _started(task: ProgramTask, found: Leftovers, output: int | None) -> int:
     """The process id of the program, which has just been started."""
     owner = os.getpid()
-
-    def settle() -> None:
-        die_with(owner)
-        _, most = resource.getrlimit(resource.RLIMIT_CORE)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # no gigabytes of core files
-
     name, _, value = task.mark.partition("=")
     process = subprocess.Popen(  # noqa: S603 - the user's own program
         task.command,
@@ -193,20 +185,10 @@ def _started(task: ProgramTask, found: Leftovers, output: int | None) -> int:
         stderr=output,
         # It then has no terminal: reading from one gives an error, and doesn't stop the program.
         start_new_session=True,
-        preexec_fn=settle,  # noqa: PLW1509 - this process has one thread
+        preexec_fn=lambda: die_with(owner),  # noqa: PLW1509 - this process has one thread
     )
     process.returncode = 0  # it is reaped by `end_child`
     return process.pid
-
-
-def _signalled() -> int:
-    """A descriptor that can be read once a signal has asked this process to end."""
-    signalled, signal_it = os.pipe()
-    os.set_blocking(signal_it, False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(signal_it, warn_on_full_buffer=False)
-    return signalled
 
 
 if __name__ == "__main__":

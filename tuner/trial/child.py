@@ -1,14 +1,12 @@
-"""The process of one trial, from its fork to its exit (`tuner.trial.said` has its reports)."""
+"""The process of one trial, from its fork to its exit (`tuner.trial.messages` has its reports)."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import faulthandler
 import functools
 import gc
 import os
-import resource
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -16,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tuner.core.processes import die_with
+from tuner.core.processes import die_with, read_pipe
 from tuner.core.records import Configuration, Measurement
+from tuner.core.supervised import Tail
 from tuner.trial.base import MeasureOptions, TrialJob
-from tuner.trial.messages import Report, TrialBody
-from tuner.trial.said import FAILED, Said, tell
+from tuner.trial.messages import Report, Said, TrialBody, tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +42,8 @@ class ChildTask:
 
 
 def child_main(task: ChildTask) -> NoReturn:
-    """Run the trial and end this process; none of the parent's code runs after it."""
-    code = FAILED
-    try:
-        code = tell(task.lines, functools.partial(_measure, task))
-    finally:
-        # Neither exit handlers nor destructors: the kernel and the driver free everything.
-        os._exit(code)
+    """Run the trial and end this process."""
+    tell(task.lines, functools.partial(_measure, task))
 
 
 def _settle(task: ChildTask) -> None:
@@ -71,7 +64,6 @@ def _settle(task: ChildTask) -> None:
             os.dup2(source, target)
         os.close(source)
     faulthandler.enable()  # the Python stack of a crash goes to the log
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no gigabytes of core files
     # The first to be killed when the machine runs out of memory (proc(5)).
     with contextlib.suppress(OSError):  # where /proc is read-only, the kernel chooses by size
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -85,44 +77,22 @@ def _measure(task: ChildTask, report: Report) -> Measurement:
     return task.body.measure(task.job, task.configuration, task.options, report)
 
 
-LOG_TAIL_BYTES = 64 * 1024
-_CHUNK_BYTES = 64 * 1024
-
-
-class Read(enum.Enum):
-    """The result of reading from a pipe."""
-
-    SOME = enum.auto()
-    NOTHING_NOW = enum.auto()
-    END = enum.auto()
-
-
 class ProgressParser(Said):
-    """Reads the two pipes of a child: its reports, and its output."""
+    """Reads the two pipes of a child: its reports, and its output, whose `tail` it keeps."""
 
     def __init__(self, lines: int, log: int) -> None:
         super().__init__()
-        self.lines, self.log = lines, log
-        self._tail = b""
+        self.lines, self.log, self.tail = lines, log, Tail()
         for descriptor in (lines, log):
             os.set_blocking(descriptor, False)
 
-    @property
-    def log_tail(self) -> str:
-        """The last 64 KiB of what it and its helpers wrote to stdout and stderr."""
-        return self._tail.decode(errors="replace")
-
-    def read_lines(self) -> tuple[dict[str, Any], Read]:
-        """New facts, perhaps none, and True if there was something to read."""
-        data = _read(self.lines)
-        return self.take(data) if data else {}, _kind(data)
-
-    def read_log(self) -> Read:
-        """Read more of the log; True if there was something to read."""
-        data = _read(self.log)
-        if data:
-            self._tail = (self._tail + data)[-LOG_TAIL_BYTES:]
-        return _kind(data)
+    def read(self, descriptor: int) -> tuple[dict[str, Any], bytes | None]:
+        """New facts, perhaps none, and what was read of one of the pipes; see `read_pipe`."""
+        data = read_pipe(descriptor)
+        if descriptor == self.lines:
+            return self.take(data or b""), data
+        self.tail.add(data or b"")
+        return {}, data
 
     def finish(self) -> dict[str, Any]:
         """Read the rest and close; returns the new facts.
@@ -130,26 +100,10 @@ class ProgressParser(Said):
         Doesn't wait for the end of a pipe: a process that couldn't be ended may hold it open.
         """
         new: dict[str, Any] = {}
-        more = Read.SOME
-        while more is Read.SOME:
-            facts, more = self.read_lines()
-            new |= facts
-        while self.read_log() is Read.SOME:
-            pass
-        os.close(self.lines)
-        os.close(self.log)
+        for descriptor in (self.lines, self.log):
+            facts, data = self.read(descriptor)
+            while data:
+                new |= facts
+                facts, data = self.read(descriptor)
+            os.close(descriptor)
         return new
-
-
-def _read(descriptor: int) -> bytes | None:
-    """The available data; empty at the end of a pipe, None if there is no data yet."""
-    try:
-        return os.read(descriptor, _CHUNK_BYTES)
-    except BlockingIOError:
-        return None
-
-
-def _kind(data: bytes | None) -> Read:
-    if data is None:
-        return Read.NOTHING_NOW
-    return Read.SOME if data else Read.END

@@ -8,24 +8,21 @@ helpers of a trial (docs/notebook/trials.md).
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from tuner.core import nvml
 from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.host import TreeMemory, cpu_name, find_program
 from tuner.core.outcome import is_out_of_memory
-from tuner.core.processes import become_subreaper, die_with
+from tuner.core.processes import become_subreaper, die_with, end_like
 from tuner.core.records import Configuration, Measurement
 from tuner.core.units import format_gib
 from tuner.program.changes import change
@@ -91,9 +88,9 @@ class CommandTrial:
             listener = _Listener(process, heard, memory, options)
             exit_code = listener.listen(samples_per_step, report)
         if exit_code is not None and exit_code != 0:
-            _end_like(exit_code)
+            end_like(exit_code)
         if exit_code == 0 and not heard.has_rate:
-            raise nothing_heard(listener.streams.tail)
+            raise nothing_heard(listener.streams.tail.text)
         return measurement_of(
             heard, memory, device=device, options=options, samples_per_step=samples_per_step
         )
@@ -246,19 +243,6 @@ def told_variables(
         "TRANSFORMERS_VERBOSITY": "warning",
         **command.environment(configuration),
     }
-
-
-def _end_like(exit_code: int) -> NoReturn:
-    """End this process as the command has ended, by the same code or signal."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if exit_code < 0:
-        faulthandler.disable()  # the stack of this process explains nothing
-        with contextlib.suppress(OSError):  # SIGKILL has no handler to set back
-            signal.signal(-exit_code, signal.SIG_DFL)
-        os.kill(os.getpid(), -exit_code)
-        time.sleep(1)
-    os._exit(exit_code if exit_code > 0 else 128 - exit_code)
 
 
 def nothing_heard(log_tail: str) -> Exception:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from tuner.core.errors import UnavailableError
 from tuner.core.host import TreeMemory
+from tuner.core.processes import read_pipe
 from tuner.core.records import Measurement, Memory, Speed
+from tuner.core.supervised import Tail
 from tuner.trial.base import MeasureOptions
 from tuner.trial.command_progress import CommandProgress
 
@@ -120,12 +122,14 @@ def _memory_note(heard: CommandProgress, memory: TreeMemory, options: MeasureOpt
     return note
 
 
-_CHUNK_BYTES = 64 * 1024
 _TAIL_BYTES = 16 * 1024
 
 
 class Streams:
-    """Several pipes read together; their data is also written to the descriptor `log`."""
+    """Several pipes read together; their data is also written to the descriptor `log`.
+
+    `tail` is the end of all streams together.
+    """
 
     def __init__(self, descriptors: tuple[int, ...], *, log: int) -> None:
         self._log = log
@@ -133,17 +137,12 @@ class Streams:
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ)
-        self._tail = b""
+        self.tail = Tail(most=_TAIL_BYTES)
 
     @property
     def are_open(self) -> bool:
         """True if at least one stream may still send data."""
         return bool(self._selector.get_map())
-
-    @property
-    def tail(self) -> str:
-        """The last 16 KiB of all streams together."""
-        return self._tail.decode(errors="replace")
 
     def read(self, within_s: float) -> list[tuple[int, bytes, float]]:
         """The data that arrives within the time: (descriptor, bytes, monotonic time of arrival)."""
@@ -152,12 +151,12 @@ class Streams:
             return []
         chunks = []
         for key, _ in self._selector.select(within_s):
-            data = os.read(key.fd, _CHUNK_BYTES)
+            data = read_pipe(key.fd)
             if not data:
                 self._selector.unregister(key.fd)
                 continue
             chunks.append((key.fd, data, time.monotonic()))
-            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+            self.tail.add(data)
             while data:
                 data = data[os.write(self._log, data) :]
         return chunks

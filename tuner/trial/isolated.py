@@ -7,11 +7,9 @@ back all its memory. docs/notebook/trials.md says which process ends which.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,9 +22,9 @@ from tuner.core.nvml import DeviceLostError, UnknownDeviceError
 from tuner.core.outcome import Ending, classify, signal_name, unavailable
 from tuner.core.processes import end_marked, oom_kills, oom_kills_since
 from tuner.core.records import Configuration, Outcome, Source, Status
-from tuner.core.supervised import start_helper
+from tuner.core.supervised import Helper
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
-from tuner.trial.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop
+from tuner.trial.messages import Run, Start
 from tuner.trial.preflight import require_answer, wait_for_device
 from tuner.trial.stop_rule import Deadline
 
@@ -98,7 +96,7 @@ class IsolatedRunner:
     @property
     def warm_pid(self) -> int | None:
         """Process id of the warm process; None while there is none."""
-        return self._warm.pid if self._warm is not None and self._warm.is_alive else None
+        return self._warm.process.pid if self._warm is not None and self._warm.is_alive else None
 
     def start(self) -> None:
         """Start the warm process, if there is none, and wait until it has imported everything.
@@ -217,7 +215,7 @@ class _WarmKilledError(UnavailableError):
     """A signal ended the warm process before it could run a trial."""
 
 
-class _Warm:
+class _Warm(Helper):
     """The warm process as seen from here: its socket, its log, its end."""
 
     def __init__(self, start: Start, environment: Mapping[str, str]) -> None:
@@ -226,10 +224,11 @@ class _Warm:
         self._log = os.memfd_create("tuner-warm-log")  # in memory: a disk may be full
         # A command gets the user's own environment, and imports nothing here.
         threads = {} if start.job.command is not None else ONE_THREAD
-        self._process, self._connection = start_helper(
+        super().__init__(
             your_python("tuner.trial.warm"),
+            start,
             self._log,
-            {
+            environment={
                 **os.environ,
                 **environment,
                 "PYTHONPATH": joined(environment.get("PYTHONPATH"), search_path()),
@@ -238,27 +237,21 @@ class _Warm:
             },
         )
         self._is_ready = False
-        with contextlib.suppress(ConnectionError):  # `await_ready` says what happened
-            self._connection.send(start)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
         """True if the process has not ended yet."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def await_ready(self) -> None:
         """Wait until trials can be run. Raises `TunerError` when none can."""
         if self._is_ready:
             return
         try:
-            answer = self._connection.recv() if self._connection.poll(START_WITHIN_S) else None
+            is_late = not self.connection.poll(START_WITHIN_S)
+            error = None if is_late else self.connection.recv()
         except (EOFError, ConnectionError):
-            code = self._process.wait(_CLOSE_WITHIN_S)
+            code = self.process.wait(_CLOSE_WITHIN_S)
             said = self._log_tail() or "it said nothing"
             if code < 0:
                 raise _WarmKilledError(
@@ -269,9 +262,9 @@ class _Warm:
             raise UnavailableError(
                 f"the process that starts trials ended with code {code}: {said}"
             ) from None
-        if isinstance(answer, CannotRun):
-            raise answer.error
-        if not isinstance(answer, Ready):
+        if error is not None:
+            raise error
+        if is_late:
             raise UnavailableError(
                 f"the process that starts trials was not ready after {START_WITHIN_S:g} s"
             )
@@ -296,15 +289,15 @@ class _Warm:
 
         is_silent = False
         try:
-            self._connection.send(trial)
+            self.connection.send(trial)
             ending = self._listen(interrupted, deadline, note)
             if ending is not None:
                 return ending
             is_silent = True
         except (EOFError, ConnectionError):
             pass  # it has ended, or is about to
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         return Ending(
             device=options.device,
             facts=facts,
@@ -319,28 +312,21 @@ class _Warm:
         self, interrupted: Connection[Any, Any], deadline: Deadline, note: Progress
     ) -> Ending | None:
         """The trial's ending; None if the warm process doesn't answer in time."""
-        sources = [self._connection, interrupted]
+        sources = [self.connection, interrupted]
         while ready := wait(sources, max(0.0, deadline.left_s(time.monotonic()) + ANSWER_WITHIN_S)):
             if interrupted in ready:
                 sources.remove(interrupted)
-                self._connection.send(Stop())
-            if self._connection in ready:
-                message = self._connection.recv()
-                if isinstance(message, Ended):
-                    return message.ending
-                if isinstance(message, Reported):
-                    note(message.facts)
+                self.connection.send(None)
+            if self.connection in ready:
+                message = self.connection.recv()
+                if isinstance(message, Ending):
+                    return message
+                note(message)
         return None
 
     def end(self) -> None:
         """End the warm process and all that it started; it does so when this socket closes."""
-        self._connection.close()
-        try:
-            code = self._process.wait(_CLOSE_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        if code != 0:
+        if self.close(_CLOSE_WITHIN_S) != 0:
             end_marked(self._mark, deadline_s=_CLOSE_WITHIN_S)
         os.close(self._log)
 

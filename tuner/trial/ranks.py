@@ -7,7 +7,6 @@ all.
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import selectors
@@ -17,14 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from statistics import fmean
-from typing import Any, NoReturn
+from typing import Any
 
 from tuner.core.errors import UnavailableError
 from tuner.core.outcome import RANK, Raised, is_lost_peer
-from tuner.core.processes import die_with, has_ended
+from tuner.core.processes import die_with, end_like, has_ended
 from tuner.core.records import Measurement, RankMemory
-from tuner.trial.messages import Report
-from tuner.trial.said import FAILED, RaisedElsewhere, Said, tell
+from tuner.trial.messages import FAILED, RaisedElsewhere, Report, Said, tell
 from tuner.trial.stop_rule import LONGEST_S
 
 _WAIT = timedelta(seconds=2 * LONGEST_S)
@@ -199,7 +197,7 @@ def run_ranks(count: int, work: Work, report: Report) -> Measurement:
         return merged([Measurement.from_dict(one) for one in found if one is not None])
     report({**failed.facts, RANK: failed.rank})
     if not failed.raised:
-        _end_as(failed)
+        end_like(-signal.SIGKILL if failed.exit_code is None else failed.exit_code or FAILED)
     raise RankFailed(failed.rank, failed.raised)
 
 
@@ -210,19 +208,14 @@ def _start(rank: int, store: str, work: Work, foreign: list[int]) -> _Process:
     if pid == 0:
         for descriptor in (read, *foreign):
             os.close(descriptor)
-        _rank_main(rank, store, work, write, parent)
+
+        def settled(report: Report) -> Measurement:
+            die_with(parent)
+            return work(rank, store, report)
+
+        tell(write, settled)
     os.close(write)
     return _Process(rank, pid, read)
-
-
-def _rank_main(rank: int, store: str, work: Work, lines: int, parent: int) -> NoReturn:
-    """Run a rank and end this process; none of the parent's code runs after it."""
-    code = FAILED
-    try:
-        die_with(parent)
-        code = tell(lines, functools.partial(work, rank, store))
-    finally:
-        os._exit(code)
 
 
 def _listen(processes: list[_Process], report: Report) -> None:
@@ -272,20 +265,6 @@ def first_failure(processes: list[_Process]) -> _Process | None:
         return (3 if lost else 0), process.raised_at_s
 
     return min((p for p in processes if p.has_failed), key=order, default=None)
-
-
-def _end_as(process: _Process) -> NoReturn:
-    """End this process as the rank ended, so that its end is judged as the trial's."""
-    code = process.exit_code if process.exit_code is not None else -signal.SIGKILL
-    if code < 0:
-        if -code not in _FIXED:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code or FAILED)
-
-
-_FIXED = (signal.SIGKILL, signal.SIGSTOP)
-"""Signals whose effect cannot be changed."""
 
 
 def merged(ranks: list[Measurement]) -> Measurement:

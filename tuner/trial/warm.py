@@ -12,7 +12,6 @@ is the same, with a `ChildTask` as its first message.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import gc
 import os
@@ -39,22 +38,14 @@ from tuner.core.processes import (
     oom_kills,
     oom_kills_since,
     processor_s,
+    woken_by,
 )
 from tuner.core.records import Configuration
-from tuner.core.supervised import start_helper
+from tuner.core.supervised import Helper
 from tuner.predict.training import load_object
 from tuner.trial.base import Instructions, MeasureOptions
-from tuner.trial.child import ChildTask, ProgressParser, Read, child_main
-from tuner.trial.messages import (
-    CannotRun,
-    Ended,
-    Ready,
-    Reported,
-    Run,
-    Start,
-    Stop,
-    TrialBody,
-)
+from tuner.trial.child import ChildTask, ProgressParser, child_main
+from tuner.trial.messages import Run, Start, TrialBody
 from tuner.trial.stop_rule import STARTED_AGAIN, Deadline
 
 END_WITHIN_S = 20.0
@@ -90,7 +81,7 @@ def main() -> int:
             message = connection.recv()
             if isinstance(message, Run):
                 configuration = Configuration(message.configuration)
-                connection.send(Ended(warm.run(configuration, message.instructions)))
+                connection.send(warm.run(configuration, message.instructions))
     except (EOFError, ConnectionError):
         return 0
     finally:
@@ -107,13 +98,13 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> WarmProc
         body.prepare(start.job, start.options)
         _require_no_threads()
     except TunerError as error:
-        connection.send(CannotRun(error))
+        connection.send(error)
         return None
     # What is here now lives as long as this process: the collector of a child need not look at
     # it, and so does not copy its pages.
     gc.collect()
     gc.freeze()
-    connection.send(Ready())
+    connection.send(None)
     return WarmProcess(start, body, connection, supervisor)
 
 
@@ -154,12 +145,8 @@ class WarmProcess:
         self._supervisor = supervisor
         self._threads = native_threads()
         self._forks = True
-        # The end of a child wakes the selector: its signal writes to this pipe.
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._wake, False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        # The end of a child wakes the selector.
+        self._woken, self._wake = woken_by(signal.SIGCHLD)
 
     def run(self, configuration: Configuration, instructions: Instructions) -> Ending:
         """Run one trial to its end. Raises EOFError when the supervising process is gone."""
@@ -180,10 +167,9 @@ class WarmProcess:
                     last_facts = heard.finish()
                 if stopped is Stopped.HANGS:
                     self._forks = False
-                    deadline.hear({STARTED_AGAIN: True}, time.monotonic())
-                    self._connection.send(Reported({STARTED_AGAIN: True}))
+                    self._report({STARTED_AGAIN: True}, deadline)
         if last_facts:
-            self._connection.send(Reported(last_facts))
+            self._connection.send(last_facts)
         timed_out = stopped is Stopped.TIME_IS_UP
         return Ending(
             device=self._start.options.device,
@@ -191,7 +177,7 @@ class WarmProcess:
             facts=heard.facts,
             measurement=self._noted(heard.measurement),
             raised=heard.raised,
-            log_tail=heard.log_tail,
+            log_tail=heard.tail.text,
             timed_out_after_s=deadline.limit_s if timed_out else None,
             given_up=stopped is Stopped.GIVEN_UP,
             oom_kills=oom_kills_since(kills_before),
@@ -237,16 +223,16 @@ class WarmProcess:
         """A new process with a task, which imports everything once more."""
         path = {"PYTHONPATH": self._start.python_path or ""}
         own = replace(task, foreign=(), environment={**task.environment, **path}, is_fresh=True)
-        process, connection = start_helper(
+        helper = Helper(
             your_python("tuner.trial.warm"),
+            own,
             task.log,
-            {**os.environ, "PYTHONPATH": search_path()},
+            environment={**os.environ, "PYTHONPATH": search_path()},
             keep=(task.lines, task.log),
         )
-        with connection, contextlib.suppress(ConnectionError):  # it has ended, which is seen
-            connection.send(own)
-        process.returncode = 0  # it is waited for as forks are
-        return process.pid
+        helper.connection.close()
+        helper.process.returncode = 0  # it is waited for as forks are
+        return helper.process.pid
 
     def _watch(
         self, child: int, heard: ProgressParser, deadline: Deadline, found: Leftovers
@@ -267,30 +253,25 @@ class WarmProcess:
                 found.look()
                 for key, _ in ready:
                     if key.fileobj is self._connection:
-                        if isinstance(self._connection.recv(), Stop):
+                        if self._connection.recv() is None:
                             return Stopped.GIVEN_UP
-                    elif (
-                        key.fd != found.descriptor
-                        and self._listen(heard, key.fd, deadline) is Read.END
-                    ):
-                        selector.unregister(key.fd)
+                    elif key.fd == self._woken:
+                        os.read(self._woken, 1024)
+                    elif key.fd != found.descriptor:
+                        facts, data = heard.read(key.fd)
+                        self._report(facts, deadline)
+                        if data == b"":
+                            selector.unregister(key.fd)
                 if still is not None and "first_step_s" not in heard.facts and still.hangs():
                     return Stopped.HANGS
                 if os.getppid() != self._supervisor:
                     raise EOFError("the process that supervises this one has ended")
         return None
 
-    def _listen(self, heard: ProgressParser, descriptor: int, deadline: Deadline) -> Read:
-        if descriptor == heard.log:
-            return heard.read_log()
-        if descriptor == heard.lines:
-            facts, read = heard.read_lines()
-            if facts:
-                deadline.hear(facts, time.monotonic())
-                self._connection.send(Reported(facts))
-            return read
-        os.read(descriptor, 1024)
-        return Read.SOME
+    def _report(self, facts: Mapping[str, Any], deadline: Deadline) -> None:
+        if facts:
+            deadline.hear(facts, time.monotonic())
+            self._connection.send(facts)
 
 
 if __name__ == "__main__":
