@@ -13,18 +13,18 @@ from tuner.app.cli.machine import calibrate as command
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import GIB, MIB
 from tuner.cost.speed import microbench
-from tuner.cost.speed.measure_plan import (
+from tuner.cost.speed.microbench import Stopwatch
+from tuner.cost.speed.profile import load_profile
+from tuner.predict import measure_device as measuring
+from tuner.predict.measure_device import (
     AttentionCase,
     MeasurePlan,
     cuda_plan,
     fitting,
+    measure_device,
     product_shapes,
 )
-from tuner.cost.speed.microbench import Stopwatch
-from tuner.cost.speed.profile import load_profile
-from tuner.predict import measure_device as measuring
 from tuner.predict.measure_device import _torch_device as torch_device
-from tuner.predict.measure_device import measure_device
 
 CPU = torch.device("cpu")
 

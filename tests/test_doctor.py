@@ -8,9 +8,10 @@ from importlib import metadata
 import pytest
 from device_fakes import A6000, pretend
 
-from tuner.app import device, doctor
+from tuner.app import device
+from tuner.app.cli import machine
+from tuner.app.cli.machine import Finding, examine
 from tuner.app.cli.main import run
-from tuner.app.doctor import Finding, examine
 from tuner.core import host
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Status
@@ -74,7 +75,7 @@ def test_libraries_that_are_missing_or_too_old(monkeypatch):
         return {"torch": "2.9.1", "ray": "2.52.0a0+nv26"}.get(name, "99.0")
 
     pretend(monkeypatch)
-    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setattr(machine.metadata, "version", version)
     levels = {f.check: (f.level, f.text) for f in examine(print)}
     assert levels["peft"] == ("problem", "not installed")
     assert levels["torch"] == ("problem", "2.9.1 is older than 2.11, the oldest that works")

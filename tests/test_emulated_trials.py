@@ -9,9 +9,10 @@ import sys
 import pytest
 from emulating import TRAINING, needs_emulator
 
-from tuner.app import measuring, verifying
+from tuner.app import measuring
 from tuner.app.cli.main import run
 from tuner.app.measuring import decide
+from tuner.app.search import run as searching
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Exhausted, Status
 from tuner.searches.journal import read_journal
@@ -117,7 +118,7 @@ class TestEmulated:
         assert "measured" not in best.lower()
 
     def test_what_a_predicted_search_recommends_is_verified(self, capsys, tmp_path, monkeypatch):
-        monkeypatch.delenv(verifying.SWITCH)
+        monkeypatch.delenv(searching.SWITCH)
         words = ["search", *TINY, *PINNED, "--trials", "2", "--results", "r", "--mode", "predict"]
         data = answer(capsys, *words)
         assert (data["best"]["source"], data["best"]["verified"]) == ("predicted", "emulated")

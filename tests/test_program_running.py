@@ -14,7 +14,7 @@ from tuner.program.edit.source import TextEdit
 from tuner.program.edit.trying import edited
 from tuner.program.launch import runnable
 from tuner.program.program import Program, read_program
-from tuner.program.seen import whole
+from tuner.program.settings import whole
 
 SCRIPT = """\
 from __future__ import annotations

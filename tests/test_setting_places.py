@@ -18,8 +18,7 @@ from program_samples import make_tools
 from tuner.core.records import KnobValue
 from tuner.program.changes import change
 from tuner.program.program import read_program
-from tuner.program.seen import see
-from tuner.program.settings import Settings, settings_of
+from tuner.program.settings import Settings, see, settings_of
 
 # Setting, its name in the trainer's arguments, a person's name of it, its value, another value.
 SETTINGS = {

@@ -11,8 +11,8 @@ import pynvml
 import pytest
 from nvml_fakes import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, FakeNvml
 
+from tuner.app.cli.machine import examine
 from tuner.app.device import local_gpus, lost_gpus
-from tuner.app.doctor import examine
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Status

@@ -20,6 +20,8 @@ from tuner.app.pinned import (
     _origin,
     pinned_doubts,
     pinned_notes,
+    pins_near,
+    pins_of,
     wanted_releases,
     with_pinned,
 )
@@ -32,7 +34,6 @@ from tuner.predict.releases import (
     breaks_between,
     other_releases,
 )
-from tuner.program.pins import pins_near, pins_of
 from tuner.program.planned import plan_program
 from tuner.program.program import read_program
 from tuner.program.releases import Library

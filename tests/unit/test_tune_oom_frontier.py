@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tuner.core.records import Configuration
 from tuner.core.setup.schemas import MEMORY_ORDERS, memory_order
-from tuner.searches.held_back import OomFrontier
+from tuner.searches.proposer import OomFrontier
 
 ORDER = MEMORY_ORDERS["causal_lm"]
 VALUES = {

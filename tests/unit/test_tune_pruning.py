@@ -14,8 +14,7 @@ from tuner.core.setup.schemas import MemoryOrder
 from tuner.cost.calibrate import calibrations_from
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.pool import LOAD_BYTES_PER_S, START_S
-from tuner.searches.held_back import MOST_RISK
-from tuner.searches.proposer import Proposer
+from tuner.searches.proposer import MOST_RISK, Proposer
 from tuner.searches.request import write_pruned
 from tuner.searches.store import ResultsFolder
 from tuner.searches.strategies import Knowledge

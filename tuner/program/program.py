@@ -44,7 +44,7 @@ ONLY_BELOW = "TUNER_ONLY_BELOW"
 class Program:
     """A training program that `command` starts.
 
-    `files` are those with settings that words name, by the word; `tuner.program.seen.whole` adds
+    `files` are those with settings that words name, by the word; `whole` of the settings adds
     those that its code reads, by path. `trainer` is the tool whose file it is, "" for a script.
     """
 

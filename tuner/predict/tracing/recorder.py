@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tuner.core.meanwhile import import_bitsandbytes
 from tuner.core.records import MemoryCategory, Phase
-from tuner.cost.operators.kernels import CUDA_KERNELS
+from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels
+from tuner.cost.operators.bnb_kernels import bnb_kernels
 from tuner.cost.operators.operators import (
     WRAPPING,
     following_sizes,
@@ -31,6 +33,19 @@ from tuner.cost.operators.operators import (
     work_of,
 )
 from tuner.cost.operators.timeline import Block, Mark, Op, Timeline
+
+import_bitsandbytes()  # which registers its operators, and touches no device
+_OF_BITSANDBYTES = bnb_kernels()
+CUDA_KERNELS = Kernels(
+    {**_OF_BITSANDBYTES.decompositions, **ATEN_DECOMPOSITIONS},
+    {**_OF_BITSANDBYTES.leaves, **ATEN_LEAVES},
+)
+"""The kernels behind operators on CUDA, which tensors without data don't show.
+
+Decompositions spell out operators that allocate buffers on the way, as the sequence of
+allocations of their implementation. Leaves describe single kernels: FLOPs, class, and the workspace
+beside inputs and outputs.
+"""
 
 _aten = torch.ops.aten
 

@@ -1,19 +1,89 @@
-"""The Pareto front as a table, and how the trials ended."""
+"""The Pareto front as a table, how the trials ended, and how well they were predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tuner.core.records import Source, Status, TrialRecord
+from tuner.core.records import Measurement, Prediction, Source, Status, TrialRecord
 from tuner.core.units import format_duration, format_size, significant
-from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.report.terminal.render import differing, echo, print_fields, say, settings_text
 from tuner.report.terminal.tables import print_rows, print_settings
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import OF_ONE, counted_gpus
 from tuner.searches.front import UNDECIDED, room_bytes
 from tuner.searches.view import View
+
+QUANTITIES: Sequence[tuple[str, str, Callable[[Prediction | Measurement], float]]] = (
+    ("device_bytes", "device memory", lambda e: e.memory.device_bytes),
+    ("peak_allocated_bytes", "peak allocated", lambda e: e.memory.peak_allocated_bytes),
+    ("step_s", "optimizer step", lambda e: e.speed.step_s),
+)
+"""Numbers that are both predicted and measured: the name of the interval, a label, the value."""
+
+Pair = tuple[Prediction, Measurement]
+"""One trial that was predicted beforehand and measured to its end."""
+
+
+def pairs(records: Iterable[TrialRecord]) -> list[Pair]:
+    """The trials that were predicted and measured, in their order."""
+    return [
+        (prediction, measurement)
+        for record in records
+        if record.outcome.status is Status.OK
+        and (prediction := record.outcome.prediction) is not None
+        and (measurement := record.outcome.measurement) is not None
+        and all(value(measurement) > 0 for _, _, value in QUANTITIES)
+    ]
+
+
+def prediction_error_rows(found: Sequence[Pair]) -> list[Mapping[str, str]]:
+    """Predicted over measured: a row for each quantity, in words; empty without trials."""
+    rows: list[Mapping[str, str]] = []
+    for name, label, value in QUANTITIES if found else ():
+        ratios = [value(said) / value(seen) for said, seen in found]
+        within = [
+            ends[0] <= value(seen) <= ends[1]
+            for said, seen in found
+            if (ends := said.intervals.get(name)) is not None
+        ]
+        rows.append(
+            {
+                "predicted / measured": label,
+                "median": f"{statistics.median(ratios):.3f}",
+                "range": f"{min(ratios):.3f} to {max(ratios):.3f}",
+                "mean error": f"{statistics.fmean(abs(ratio - 1) for ratio in ratios):.1%}",
+                "in 90 % interval": f"{sum(within) / len(within):.0%}" if within else "?",
+            }
+        )
+    return rows
+
+
+def verdicts_text(records: Iterable[TrialRecord]) -> str:
+    """The number of trials of which it was predicted right whether they fit.
+
+    It is of measured trials that fitted or ran out of memory; empty without any.
+    """
+    # A trial that ended, in more memory than was to be used, does not fit either.
+    counts = Counter(
+        (prediction.fits, record.fits)
+        for record in records
+        if record.source is Source.MEASURED
+        and record.outcome.status in (Status.OK, Status.OOM)
+        and (prediction := record.outcome.prediction) is not None
+    )
+    if not counts:
+        return ""
+    right = counts[True, True] + counts[False, False]
+    text = f"whether it fits was predicted correctly for {right} of {counts.total()} trials"
+    if counts[True, False]:
+        text += f"; {counts[True, False]} did not fit, contrary to the prediction"
+    if counts[False, True]:
+        text += f"; {counts[False, True]} fitted, contrary to the prediction"
+    return text
+
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
 
@@ -88,7 +158,7 @@ def print_prediction_error(records: Sequence[TrialRecord]) -> None:
     """The error of the predictions of measured trials, if there are any."""
     found = pairs(records)
     rows = prediction_error_rows(found)
-    text = verdict_text(verdicts(records))
+    text = verdicts_text(records)
     if rows:
         echo(f"\nPredicted against measured ({len(found)} trials)")
         columns = list(rows[0])
