@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.app.program_oracle import ProgramOracle, RunAnswer, ignored
 from tuner.core.errors import TunerError, UnavailableError
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text, show
 from tuner.core.records import KnobValue
 from tuner.core.units import format_size
 from tuner.emulator.emulation import FEW
@@ -317,7 +317,7 @@ class _Search:
         values = [self._values(size, way, few=True) for size, way in wanted]
         if not wanted:
             return []
-        shown = "; ".join(" ".join(f"{n}={show(v)}" for n, v in one.items()) for one in values)
+        shown = "; ".join(map(settings_text, values))
         self.report(f"{self.runs.doing} it with {shown}")
         runs = []
         for (size, way), changed, answer in zip(

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.app.program_oracle import PredictedProgram, ProgramPredictions
 from tuner.core.errors import InputError, UnavailableError, UnsupportedError, verdict_code
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text
 from tuner.core.records import Configuration, KnobValue, Outcome, TrialRecord
 from tuner.program.changes import Change, change
 from tuner.program.planned import ProgramPlan
@@ -93,11 +93,13 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
             changed = change(settings, values)
             plan = predictions.plan(changed.after)
         except InputError as error:
-            notes.append(f"{_text(values)}: {error.message}")
+            notes.append(f"{settings_text(values)}: {error.message}")
             continue
         wrong = [name for name, value in values.items() if plan.settings.get(name) != value]
         if wrong:
-            notes.append(f"{_text(values)}: {', '.join(wrong)} has no effect in this program")
+            notes.append(
+                f"{settings_text(values)}: {', '.join(wrong)} has no effect in this program"
+            )
         else:
             tried.setdefault(Configuration(plan.settings).key, (changed, plan))
     own = Configuration(base.plan.settings)
@@ -106,7 +108,7 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
         if isinstance(found, PredictedProgram):
             records[key] = _record(found)
         else:
-            notes.append(f"{_text(tried[key][0].values)}: {found.message.splitlines()[0]}")
+            notes.append(f"{settings_text(tried[key][0].values)}: {found.message.splitlines()[0]}")
     records[own.key] = _record(base)
     name, model, knobs = Path(base.command[0]).stem, base.plan.model, tuple(varied)
     facts = SpaceFacts(name=name, description="", model=model, knobs=knobs, baseline=own)
@@ -156,7 +158,3 @@ def _record(found: PredictedProgram) -> TrialRecord:
         versions=outcome_versions(ran=False),
         searcher="predicted",
     )
-
-
-def _text(values: Values) -> str:
-    return " ".join(f"{name}={show(value)}" for name, value in values.items())

@@ -151,7 +151,7 @@ class Expression:
 
     def at(self, values: Mapping[str, Any]) -> str:
         """' (micro_batch=4, ...)': the values this expression reads, or nothing."""
-        shown = ", ".join(f"{n}={show(values[n])}" for n in sorted(self.names) if n in values)
+        shown = settings_text(values, sorted(self.names), between=", ")
         return f" ({shown})" if shown else ""
 
     def compared_words(self) -> list[tuple[str, str]]:
@@ -199,6 +199,14 @@ def show(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(show(item) for item in value)}]"
     return str(value) or "''"
+
+
+def settings_text(
+    values: Mapping[str, Any], names: Iterable[str] | None = None, *, between: str = " "
+) -> str:
+    """`micro_batch=4 precision=nf4`: what can be typed after --set; by default of all values."""
+    chosen = values if names is None else names
+    return between.join(f"{n}={show(values[n])}" for n in chosen if n in values)
 
 
 def all_of(conditions: Iterable[str]) -> str:

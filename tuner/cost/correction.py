@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.core.records import Memory, MemoryCategory, Prediction, Speed, StageNumbers
+from tuner.core.records import Memory, MemoryCategory, Prediction, StageNumbers
 
 DEVICE, RESERVED, ALLOCATED = "device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"
 STEP, TOKENS = "step_s", "tokens_per_s"
@@ -44,7 +44,7 @@ def multiplied(prediction: Prediction, factors: Mapping[str, float]) -> Predicti
     return replace(
         prediction,
         memory=memory,
-        speed=_corrected_speed(prediction.speed, slower),
+        speed=prediction.speed.slowed(slower),
         corrections=corrections,
         stages={
             name: StageNumbers(
@@ -87,14 +87,3 @@ def _with_sum(breakdown: Mapping[str, int], total: int) -> dict[str, int]:
         largest = max(parts, key=parts.__getitem__)
         parts[largest] += total - sum(parts.values())
     return parts
-
-
-def _corrected_speed(speed: Speed, factor: float) -> Speed:
-    return Speed(
-        step_s=speed.step_s * factor,
-        it_per_s=speed.it_per_s / factor,
-        samples_per_s=speed.samples_per_s / factor,
-        tokens_per_s=speed.tokens_per_s / factor,
-        mfu=None if speed.mfu is None else speed.mfu / factor,
-        breakdown_s={kind: seconds * factor for kind, seconds in speed.breakdown_s.items()},
-    )

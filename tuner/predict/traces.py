@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.errors import UnavailableError, install_command
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryCategory
 from tuner.core.setup.causal_lm import CAUSAL_LM, IN_BACKWARD, OFFLOAD_ACTIVATIONS
@@ -312,9 +312,9 @@ def _lacking(subject: Subject, structure: Structure) -> str:
         return f"{subject.model} is"
     # What only another loss has is no setting of this one.
     found = {n: both for n, both in min(known, key=len).items() if None not in both}
-    words = " and ".join(f"{name}={show(asked)}" for name, (asked, _) in found.items())
+    words = settings_text({n: asked for n, (asked, _) in found.items()}, between=" and ")
     are = "are" if len(found) > 1 else "is"
-    instead = " and ".join(f"{name}={show(value)}" for name, (_, value) in found.items())
+    instead = settings_text({n: value for n, (_, value) in found.items()}, between=" and ")
     return f"{subject.model} with {words} (with {instead} it is answered) {are}"
 
 

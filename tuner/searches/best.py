@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text
 from tuner.core.gpu import Gpu
 from tuner.core.kinds import LOST
 from tuner.core.records import (
@@ -95,11 +95,9 @@ class BestTrial:
 
     def __repr__(self) -> str:
         """A short form: the space and all evidence would fill the screen."""
-        names = self.space.knobs or tuple(self.configuration)
-        values = self.configuration
         return (
             f"<Recommendation for {self.space.name} on {times_text(self.gpus, self.gpu.id)}: "
-            f"{' '.join(f'{n}={show(values[n])}' for n in names if n in values)}, "
+            f"{settings_text(self.configuration, self.names)}, "
             f"{format_size(self.evidence.memory.device_bytes)} of "
             f"{format_size(self.memory_bytes)}{' each' * (self.gpus > 1)}, "
             f"{self.evidence.speed.samples_per_s:.3g} samples/s ({self.source})>"
@@ -130,6 +128,11 @@ class BestTrial:
     def configuration(self) -> Configuration:
         """The recommended settings."""
         return self.record.configuration
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The settings to show: the knobs of the space, or all of the configuration."""
+        return self.space.knobs or tuple(self.configuration)
 
     @property
     def source(self) -> Source:
@@ -238,8 +241,8 @@ class BestTrial:
         }
 
     def _by_gpus_dict(self) -> dict[str, Any]:
-        names = self.space.knobs or tuple(self.configuration)
-        return {"by_gpus": [row.to_dict(names) for row in self.by_gpus]} if self.by_gpus else {}
+        rows = [row.to_dict(self.names) for row in self.by_gpus]
+        return {"by_gpus": rows} if rows else {}
 
     def _of_knobs(self, settings: dict[str, Any]) -> dict[str, Any]:
         return {n: v for n, v in settings.items() if n in self.space.knobs or not self.space.knobs}
@@ -373,10 +376,7 @@ def not_measured_text(best: BestTrial) -> str:
         return ""
     first, *others = best.not_measured
     assert first.outcome.prediction is not None
-    names = best.space.knobs or tuple(first.configuration)
-    values = " ".join(
-        f"{n}={show(first.configuration[n])}" for n in names if n in first.configuration
-    )
+    values = settings_text(first.configuration, best.space.knobs or None)
     more = f", and {len(others)} more" if others else ""
     return (
         f"{values}, predicted at {first.outcome.prediction.speed.samples_per_s:.3g} samples/s: "
@@ -498,9 +498,8 @@ def close_calls_text(best: BestTrial) -> str:
     chosen = best.to_measure
     if not chosen:
         return ""
-    names = best.space.knobs or tuple(best.configuration)
-    differing = [n for n in names if len({c.get(n) for c in chosen}) > 1]
-    each = (" ".join(f"{n}={show(c[n])}" for n in differing if n in c) for c in chosen)
+    differing = [n for n in best.names if len({c.get(n) for c in chosen}) > 1]
+    each = (settings_text(c, differing) for c in chosen)
     several = len(best.rivals) != 1
     others = f"{len(best.rivals):,} other{'s are' if several else ' is'}"
     return f"{others} within prediction error; measure these {len(chosen)}: {'; '.join(each)}"

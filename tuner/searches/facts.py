@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
@@ -34,7 +34,7 @@ class StageFacts:
     def settings(self, configuration: Mapping[str, Any]) -> str:
         """The stage's own settings, for people."""
         own = {n: configuration.get(f"{self.name}.{n}", value) for n, value in self.values.items()}
-        return ", ".join(f"{name}={show(value)}" for name, value in own.items())
+        return settings_text(own, between=", ")
 
     def run_s(self, samples_per_s: float) -> float | None:
         """Seconds of all its epochs, or of one epoch if their number is unknown."""

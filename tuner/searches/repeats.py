@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tuner.core.kinds import SAYS_NOTHING
-from tuner.core.records import Measurement, Speed, Status, TrialRecord
+from tuner.core.records import Measurement, Status, TrialRecord
 
 
 def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
@@ -41,7 +41,7 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
     steps = sum(run.steps for run in runs)
     step_s = sum(run.steps * run.speed.step_s for run in runs) / steps
     last = runs[-1]
-    speed = _at(last.speed, step_s)
+    speed = last.speed.slowed(step_s / last.speed.step_s)
     return replace(
         last,
         memory=max((run.memory for run in runs), key=lambda memory: memory.device_bytes),
@@ -55,19 +55,6 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
 
 def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _at(speed: Speed, step_s: float) -> Speed:
-    """The speed scaled to another step time."""
-    factor = step_s / speed.step_s
-    return Speed(
-        step_s=step_s,
-        it_per_s=speed.it_per_s / factor,
-        samples_per_s=speed.samples_per_s / factor,
-        tokens_per_s=speed.tokens_per_s / factor,
-        mfu=None if speed.mfu is None else speed.mfu / factor,
-        breakdown_s={kind: factor * seconds for kind, seconds in speed.breakdown_s.items()},
-    )
 
 
 def _interval(runs: Sequence[Measurement], rate: float) -> tuple[float, float] | None:

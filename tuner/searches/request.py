@@ -83,16 +83,19 @@ class TrialDevice:
     memory_limit_bytes: int | None = None
     emulated: bool = False
 
-    def ran(self, record: TrialRecord) -> bool:
-        """True if the trial of `record` ran on this device under this limit."""
-        device, other = record.device, record.emulated_device
-        if self.emulated:
-            device, other = other, device
-        return (device, other, record.memory_limit_bytes) == (
-            self.device,
-            None,
-            self.memory_limit_bytes,
-        )
+
+def ran_alike(record: TrialRecord, where: TrialDevice | None) -> bool:
+    """True if the trial of `record` ran on this device under this limit; without one, on none.
+
+    So predicted and measured records are never reused for each other.
+    """
+    if where is None:
+        return record.source is Source.PREDICTED
+    device, other = record.device, record.emulated_device
+    if where.emulated:
+        device, other = other, device
+    ran = (device, other, record.memory_limit_bytes)
+    return ran == (where.device, None, where.memory_limit_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +182,7 @@ class SearchRequest:
             and record.gpu == self.gpu.id
             and record.gpu_memory_bytes == self.gpu.memory_bytes
             and all(record.versions.get(name) == v for name, v in self.versions.items())
-            and self._same_source(record)
+            and ran_alike(record, self.trial_device)
         )
 
     def is_stale(self, record: TrialRecord) -> bool:
@@ -194,12 +197,6 @@ class SearchRequest:
             and then["model"] == self.versions.get("model", "")
             and self.is_known(dataclasses.replace(record, versions=then))
         )
-
-    def _same_source(self, record: TrialRecord) -> bool:
-        """Predicted and measured records are never reused for each other."""
-        if self.trial_device is None:
-            return record.source is Source.PREDICTED
-        return self.trial_device.ran(record)
 
 
 def check_min_gain(min_gain: float | None, searcher: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from tuner.core.errors import InputError
+from tuner.core.expressions import settings_text
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS, KnobSchema
 from tuner.space.apply import ApplyTarget, check_apply, read_apply
@@ -35,7 +36,6 @@ from tuner.space.rules import (
     conflict,
     evaluate_everywhere,
     evaluations,
-    show_values,
     stage_terms,
 )
 from tuner.space.searchspace import (
@@ -431,7 +431,7 @@ def _check_not_empty(space: SearchSpace, nodes: Nodes, problems: Problems) -> No
     if blamed:
         place = next((rule.origin for rule in blamed if rule.origin in nodes), "knobs")
         names = sorted({name for rule in blamed for name in rule.inputs})
-        fixed = show_values(space.fixed, [n for n in names if n in space.fixed])
+        fixed = settings_text(space.fixed, names, between=", ")
         problems.add(
             nodes[place],
             f"no configuration is left, excluded by {_together(blamed, nodes)}",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.core.errors import InputError
-from tuner.core.expressions import Expression, show
+from tuner.core.expressions import Expression
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import KnobSchema
 
@@ -264,8 +264,3 @@ def evaluate_everywhere(
     read = [name for name in rule.inputs if name in choices]
     for values in itertools.product(*(choices[name] for name in read)):
         rule.holds({**fixed, **dict(zip(read, values, strict=True))})
-
-
-def show_values(values: Mapping[str, Any], names: Iterable[str]) -> str:
-    """The values as in `effective_batch=32, micro_batch=3`, for messages."""
-    return ", ".join(f"{name}={show(values[name])}" for name in names if name in values)

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tuner.core.errors import InputError, Problem, unknown
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text, show
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, rule_with_ranks
 from tuner.space.knobs import Knob
-from tuner.space.rules import show_values
 from tuner.space.searchspace import SearchSpace
 
 
@@ -153,14 +152,14 @@ def _check_rules(space: SearchSpace, values: Mapping[str, KnobValue]) -> None:
     raise_all(
         InputError(
             f"not a valid configuration: `{rule.label}` does not hold",
-            hint=f"it was tried with {show_values(values, rule.inputs)}",
+            hint=f"it was tried with {settings_text(values, rule.inputs, between=', ')}",
         )
         for rule in reversed(broken.values())
     )
 
 
 def _sources(space: SearchSpace, name: str, values: Mapping[str, KnobValue]) -> str:
-    return show_values(values, sorted(space.derivations.inputs([name])))
+    return settings_text(values, sorted(space.derivations.inputs([name])), between=", ")
 
 
 def raise_all(errors: Iterable[InputError]) -> None:

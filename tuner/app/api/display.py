@@ -24,11 +24,12 @@ from tuner.app.listener import Listener, Searching
 from tuner.app.recommendation import Recommended
 from tuner.app.search.plan import SearchPlan
 from tuner.core.errors import UnavailableError
+from tuner.core.expressions import settings_text
 from tuner.core.records import TrialRecord, Verdict
 from tuner.report.plot import pareto_png
 from tuner.report.table import numbers_of, value_text
 from tuner.report.terminal.front import MAIN_NUMBERS, front_numbers
-from tuner.report.terminal.render import differing, settings_text
+from tuner.report.terminal.render import differing
 from tuner.report.terminal.verdict import ANSWER, CHANGE, NOTE, READ_AS
 from tuner.searches.progress import Progress
 from tuner.searches.view import Kind, View
@@ -65,8 +66,7 @@ def comparison_rows(answers: Sequence[Recommended]) -> tuple[list[str], list[lis
         if best is None:
             rows.append([answer.gpu.id, *[""] * len(GPU_NUMBERS), answer.reason])
             continue
-        knobs = best.space.knobs or tuple(best.configuration)
-        rows.append([*gpu_cells(answer, best), settings_text(best.configuration, knobs)])
+        rows.append([*gpu_cells(answer, best), settings_text(best.configuration, best.names)])
     return ["GPU", *GPU_NUMBERS, "settings"], rows
 
 

@@ -14,7 +14,7 @@ from tuner.app.recommendation import (
     require_an_answer,
 )
 from tuner.app.target import Target
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text, show
 from tuner.core.records import Source
 from tuner.core.units import GIB, format_duration, significant
 from tuner.program.export import FORMATS
@@ -30,7 +30,6 @@ from tuner.report.terminal.render import (
     echo,
     print_fields,
     print_json,
-    settings_text,
     size_text,
 )
 from tuner.report.terminal.tables import print_settings

@@ -10,7 +10,7 @@ import click
 
 from tuner.app.cli.options import json_option, subcommand
 from tuner.app.device import find_gpu
-from tuner.core.expressions import all_of, show
+from tuner.core.expressions import all_of, settings_text, show
 from tuner.core.units import format_gib
 from tuner.report.terminal.render import count, echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
@@ -175,10 +175,7 @@ def _print_space(space: SearchSpace) -> None:
         ("baseline", [(n, show(v)) for n, v in (space.baseline or {}).items()]),
         (
             "stages",
-            [
-                (stage.name, ", ".join(f"{n}={show(v)}" for n, v in stage.values.items()))
-                for stage in space.stages
-            ],
+            [(one.name, settings_text(one.values, between=", ")) for one in space.stages],
         ),
     ):
         if pairs:

@@ -23,7 +23,7 @@ from tuner.app.cli.emulated_text import (
 from tuner.app.cli.options import typed
 from tuner.app.largest import MODEL, Largest
 from tuner.app.program_oracle import PredictedProgram, RunAnswer
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text, show
 from tuner.core.records import Verdict
 from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.emulator.emulation import Emulation
@@ -31,7 +31,7 @@ from tuner.emulator.ending import Ended
 from tuner.predict.releases import CUDA, predicted_stack
 from tuner.program.planned import read_as
 from tuner.report.terminal.evidence import evidence_fields, print_parts
-from tuner.report.terminal.render import echo, is_in_notebook, print_fields, prose, settings_text
+from tuner.report.terminal.render import echo, is_in_notebook, print_fields, prose
 from tuner.report.terminal.verdict import (
     ANSWER,
     CHANGE,

@@ -30,6 +30,7 @@ from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import Estimate, asked, corrected, estimate_asked, exchanging_each
 from tuner.app.listener import quiet_libraries
 from tuner.core.errors import UnavailableError
+from tuner.core.expressions import settings_text
 from tuner.core.records import Configuration, MemoryCategory, Verdict, parse_margin
 from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.units import format_duration, format_size
@@ -37,7 +38,7 @@ from tuner.predict.releases import predicted_stack
 from tuner.program.loops import LOOPS
 from tuner.report.terminal.evidence import evidence_fields, print_parts, print_rows_of_stages
 from tuner.report.terminal.progress import Waiting
-from tuner.report.terminal.render import print_fields, print_json, settings_text
+from tuner.report.terminal.render import print_fields, print_json
 from tuner.report.terminal.verdict import (
     ANSWER,
     LINES,

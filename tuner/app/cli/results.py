@@ -30,14 +30,14 @@ from tuner.app.recommendation import Criteria, answers, nothing_fits_error, reco
 from tuner.app.target import Target, load_target, stale_text, usable
 from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
-from tuner.core.expressions import all_of
+from tuner.core.expressions import all_of, settings_text
 from tuner.core.records import TrialRecord
 from tuner.core.units import format_size
 from tuner.program.export import FORMATS
 from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
 from tuner.report.terminal.front import counts_text, print_front, record_dict
 from tuner.report.terminal.recommendation import print_recommendation, recommended_fields
-from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
+from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.report.terminal.verdict import fields_dict
 from tuner.searches.best import check_text
 from tuner.searches.facts import gpus_text

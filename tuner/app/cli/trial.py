@@ -42,6 +42,7 @@ from tuner.core.errors import (
     UnavailableError,
     verdict_code,
 )
+from tuner.core.expressions import settings_text
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
@@ -62,7 +63,7 @@ from tuner.report.terminal.evidence import (
     print_stages,
     verdict_text,
 )
-from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
+from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.searches.options import Mode, SearchOptions
 from tuner.space import SearchSpace

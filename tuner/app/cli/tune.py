@@ -21,7 +21,7 @@ from tuner.app.cli.options import (
 from tuner.app.cli.search import run_search
 from tuner.app.programs import DEFAULT_TRIALS, ProgramOptions, tune_predicted, write_space
 from tuner.app.targets import load_targets
-from tuner.core.expressions import show
+from tuner.core.expressions import settings_text, show
 from tuner.core.units import format_size, significant
 from tuner.report.terminal.front import print_front
 from tuner.report.terminal.render import echo, print_fields, print_json, say
@@ -149,7 +149,7 @@ def _print_program_front(found: ProgramFront) -> None:
     elif found.change is None:
         echo("fits: the program has the fastest of these settings already")
     else:
-        values = " ".join(f"{name}={show(value)}" for name, value in found.change.values.items())
+        values = settings_text(found.change.values)
         gain = best.evidence.speed.samples_per_s / base.prediction.speed.samples_per_s
         than = f"{significant(gain)} times as fast as now"
         now = than if base.fits else "which fits; the program as it is doesn't"

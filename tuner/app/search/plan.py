@@ -36,7 +36,6 @@ from tuner.core.records import (
     KnobValue,
     MemoryBudget,
     Outcome,
-    Source,
     TrialRecord,
     parse_margin,
 )
@@ -48,7 +47,7 @@ from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
 from tuner.searches.objectives import objectives_of
 from tuner.searches.options import DEFAULT_SEARCHER, Mode, SearchOptions
 from tuner.searches.progress import Budget
-from tuner.searches.request import TrialDevice, check_min_gain, check_objectives
+from tuner.searches.request import TrialDevice, check_min_gain, check_objectives, ran_alike
 from tuner.space import SearchSpace, pin
 from tuner.trial.base import TrialJob, outcome_versions
 
@@ -82,9 +81,7 @@ class SearchPlan:
 
     def is_alike(self, record: TrialRecord) -> bool:
         """True for an earlier record whose trial ran the way this search runs its own."""
-        if self.trial_device is None:
-            return record.source is Source.PREDICTED
-        return self.trial_device.ran(record)
+        return ran_alike(record, self.trial_device)
 
     def record(
         self, configuration: Configuration, outcome: Outcome, *, trial_id: str, **more: Any

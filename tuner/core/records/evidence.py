@@ -122,6 +122,17 @@ class Speed:
     mfu: Quantity | None
     breakdown_s: Mapping[str, Quantity] = field(default_factory=dict)
 
+    def slowed(self, factor: float) -> Speed:
+        """The speed where every step takes `factor` times as long."""
+        return Speed(
+            step_s=self.step_s * factor,
+            it_per_s=self.it_per_s / factor,
+            samples_per_s=self.samples_per_s / factor,
+            tokens_per_s=self.tokens_per_s / factor,
+            mfu=None if self.mfu is None else self.mfu / factor,
+            breakdown_s={kind: seconds * factor for kind, seconds in self.breakdown_s.items()},
+        )
+
     @property
     def updating_s(self) -> float:
         """The time of the optimizer in a step, which accumulation does not repeat."""

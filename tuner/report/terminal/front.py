@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tuner.core.expressions import settings_text
 from tuner.core.records import Measurement, Prediction, Source, Status, TrialRecord
 from tuner.core.units import format_duration, format_size, significant
-from tuner.report.terminal.render import differing, echo, print_fields, say, settings_text
+from tuner.report.terminal.render import differing, echo, print_fields, say
 from tuner.report.terminal.tables import print_rows, print_settings
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import OF_ONE, counted_gpus

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.core.expressions import settings_text
 from tuner.core.units import format_duration, format_size, printable, significant
-from tuner.report.terminal.render import PIPE_WIDTH, echo, is_interactive, settings_text
+from tuner.report.terminal.render import PIPE_WIDTH, echo, is_interactive
 from tuner.searches.progress import Progress
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner.core.expressions import settings_text
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, MACHINES
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.terminal.evidence import print_stages
-from tuner.report.terminal.render import count, differing, echo, print_fields, say, settings_text
+from tuner.report.terminal.render import count, differing, echo, print_fields, say
 from tuner.report.terminal.tables import print_rows
 from tuner.report.terminal.verdict import ANSWER, Field
 from tuner.searches.best import BestTrial, close_calls_text, not_measured_text
@@ -24,7 +25,7 @@ def recommended_fields(best: BestTrial) -> list[Field]:
     mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
     # Code of the user's own need not count tokens.
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
-    names = best.space.knobs or tuple(best.configuration)
+    names = best.names
     of_stages = {name for stage in best.space.stages for name in stage.values}
     hidden = {*names, *best.space.defaults, *of_stages}
     rate = best.samples_per_s_interval

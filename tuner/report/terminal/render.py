@@ -13,7 +13,6 @@ from typing import Any, TextIO
 
 import click
 
-from tuner.core.expressions import show
 from tuner.core.units import GIB, MIB, printable
 
 PIPE_WIDTH = 80
@@ -122,12 +121,6 @@ def is_in_notebook() -> bool:
 def is_coloured(stream: TextIO) -> bool:
     """True if text on `stream` may be in colour."""
     return is_interactive(stream) and not os.environ.get("NO_COLOR")
-
-
-def settings_text(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
-    """`micro_batch=4 precision=nf4`: what can be typed after --set."""
-    chosen = values if names is None else names
-    return " ".join(f"{n}={show(values[n])}" for n in chosen if n in values)
 
 
 def differing(

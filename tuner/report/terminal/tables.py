@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
+from tuner.core.expressions import settings_text
 from tuner.core.units import printable
-from tuner.report.terminal.render import PIPE_WIDTH, is_coloured, is_interactive, settings_text
+from tuner.report.terminal.render import PIPE_WIDTH, is_coloured, is_interactive
 
 if TYPE_CHECKING:  # loaded where a table is printed
     from rich.console import Console, ConsoleOptions, RenderResult
