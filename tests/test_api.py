@@ -22,7 +22,7 @@ import tuner
 from tuner.app.api.result import SearchResult
 from tuner.app.api.searching import SearchArguments
 from tuner.app.cli.main import run
-from tuner.app.target import load_target
+from tuner.app.target import load_targets
 from tuner.searches.options import SearchOptions
 from tuner.searches.view import build_view
 
@@ -195,7 +195,7 @@ def result(tmp_path, monkeypatch) -> SearchResult:
     """A journal of three trials, read: nothing is predicted."""
     write_samples(tmp_path)
     monkeypatch.chdir(tmp_path)
-    target = load_target("tiny.yaml", "a6000")
+    target = load_targets("tiny.yaml", ["a6000"])[0]
     with target.folder.writer() as writer:
         writer.append(make_trial(tmp_path, 20, 100, micro_batch=1))
         writer.append(make_trial(tmp_path, 30, 150, micro_batch=2))
@@ -217,7 +217,7 @@ class TestResult:
             result.best(where="micro_batches > 1")
 
     def test_is_not_changed_by_a_later_search(self, result, tmp_path):
-        with load_target("tiny.yaml", "a6000").folder.writer() as writer:
+        with load_targets("tiny.yaml", ["a6000"])[0].folder.writer() as writer:
             writer.append(make_trial(tmp_path, 35, 300, micro_batch=4, max_length=16))
         assert result.best(headroom="1%").configuration["micro_batch"] == 2
         again = tuner.load_results("tiny.yaml", gpu="a6000")

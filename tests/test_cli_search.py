@@ -17,7 +17,7 @@ from tuner.app.listener import Listener
 from tuner.app.measuring import Measuring, Predicting
 from tuner.app.search.plan import make_plan
 from tuner.app.search.prepare import prepare
-from tuner.app.target import load_target
+from tuner.app.target import load_targets
 from tuner.core.errors import InputError, UnavailableError, install_command
 from tuner.core.units import GIB
 from tuner.searches.journal import read_journal
@@ -99,7 +99,7 @@ def test_search_then_best_then_show_then_again(folder, capsys):
 
 class TestPlan:
     def target(self, gpu: str = "a6000", **changes):
-        return load_target("tiny.yaml", gpu, **changes)
+        return load_targets("tiny.yaml", [gpu], **changes)[0]
 
     def test_other_model_has_results_of_its_own(self, folder):
         own, other = self.target(), self.target(model="gpt2")
@@ -114,7 +114,7 @@ class TestPlan:
         assert {c["lora_rank"] for c in plan.part.configurations()} == {4}
         found = {c["micro_batch"]: plan.meets(c) for c in plan.target.space.configurations()}
         assert found == {2: True}
-        other = configure(load_target("tiny.yaml", "a6000").space, {"micro_batch": 1})
+        other = configure(load_targets("tiny.yaml", ["a6000"])[0].space, {"micro_batch": 1})
         assert not plan.meets(other)
 
     def test_space_without_anything_the_gpu_can_run(self, folder):
@@ -174,7 +174,7 @@ def test_number_time_and_cost_are_said_before_the_first_trial(folder):
     gpu = Measuring("cuda:0", ("NVIDIA RTX A6000",), (48 * GIB,), {"CPU": 1, "GPU": 1}, (0,))
     for changes, at_most in (({}, "12.00"), ({"max_cost_usd": 1.5}, "1.50")):
         asked = options(mode=Mode.PREDICT, trials=5, **changes)
-        plan = make_plan(load_target("tiny.yaml", "a6000", price=2.0), asked)
+        plan = make_plan(load_targets("tiny.yaml", ["a6000"], price=2.0)[0], asked)
         prepare(dataclasses.replace(plan, trials_on=gpu), (), heard)
         # Each starts for 8 s, and is timed for 20 s at most.
         expected = "to run on a6000: 5 trials, about 2 min 20 s and 0.08 USD; at most"

@@ -89,11 +89,11 @@ import json
 from tuner.searches.options import Mode, SearchOptions
 from tuner.app.search.plan import make_plan
 from tuner.app.search.prepare import prepare
-from tuner.app.target import load_target
+from tuner.app.target import load_targets
 from tuner.searches.ray.driver import proposer_of
 
 options = SearchOptions(mode=Mode.PREDICT, searcher="strategy:FastestFirst", trials=3)
-request = prepare(make_plan(load_target("tiny_cpu", "a6000"), options), ()).request
+request = prepare(make_plan(load_targets("tiny_cpu", ["a6000"])[0], options), ()).request
 proposer = proposer_of(request)
 found = [request.predictions[proposer.propose().key] for _ in range(3)]
 print(json.dumps([prediction.speed.samples_per_s for prediction in found]))

@@ -20,7 +20,7 @@ from results_samples import make_record
 
 from tuner.app.search import result_files as journals
 from tuner.app.search.plan import SearchPlan, make_plan
-from tuner.app.target import load_target
+from tuner.app.target import load_targets
 from tuner.core.errors import InputError, UnavailableError
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.options import SearchOptions
@@ -212,7 +212,7 @@ class TestRemoved:
 def plan(tmp_path, monkeypatch) -> SearchPlan:
     write_samples(tmp_path)
     monkeypatch.chdir(tmp_path)
-    return make_plan(load_target("tiny.yaml", "a6000"), SearchOptions())
+    return make_plan(load_targets("tiny.yaml", ["a6000"])[0], SearchOptions())
 
 
 class TestTwoSearches:

@@ -7,10 +7,9 @@ import csv
 import pytest
 from search_fakes import InProcess, let_emulate, write_wide
 
-from tuner.app import targets
 from tuner.app.cli.main import run
 from tuner.app.search.run import batches
-from tuner.app.targets import load_targets
+from tuner.app.target import load_targets
 from tuner.core.errors import UnavailableError
 from tuner.searches.journal import read_journal
 from tuner.searches.options import SearchOptions
@@ -135,7 +134,7 @@ class TestNames:
             return nodes.Survey(met, grows=False, emulated=False, missing=None)
 
         monkeypatch.setattr(nodes, "survey", survey)
-        monkeypatch.setattr(targets, "checked_address", lambda address: address)
+        monkeypatch.setattr("tuner.app.target.checked_address", lambda address: address)
         (target,) = load_targets("wide.yaml", ["h100"], address="10.0.0.1:6379")
         assert target.gpu.id == there
         assert target.arguments[:4] == ("--space", "wide.yaml", "--gpu", there)

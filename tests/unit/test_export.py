@@ -506,13 +506,13 @@ def test_what_best_suggests_works(name, monkeypatch, capsys):
     from tuner.app.cli.answers import use_commands, verify_command
     from tuner.app.cli.trial import command
     from tuner.app.recommendation import recommended
-    from tuner.app.target import load_target
+    from tuner.app.target import load_targets
 
     monkeypatch.chdir(ROOT)
     gpu = next((p.name for p in (ROOT / "results" / name).glob("*") if p.is_dir()), None)
     if gpu is None or gpu == "cpu":
         pytest.skip("no results of a GPU ship")
-    target = load_target(name, gpu)
+    target = load_targets(name, [gpu])[0]
     for line in use_commands(target):
         words = shlex.split(line)[1:]
         if words[0] == "export":

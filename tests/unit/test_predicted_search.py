@@ -15,7 +15,7 @@ from search_fakes import prediction_of
 from tuner.app.predicting import Predicted
 from tuner.app.search.plan import make_plan
 from tuner.app.search.predicted import keep_predictions, search_predicted
-from tuner.app.target import load_target
+from tuner.app.target import load_targets
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB
@@ -46,7 +46,7 @@ def plan(tmp_path_factory):
     write_samples(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        target = load_target("tiny.yaml", "t4", results=folder / "results")
+        target = load_targets("tiny.yaml", ["t4"], results=folder / "results")[0]
         yield make_plan(target, SearchOptions(mode=Mode.PREDICT, where=("lora_rank >= 4",)))
 
 

@@ -9,7 +9,7 @@ from device_fakes import measurement_of
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of, record_of
 
 from tuner.app.search.plan import make_plan
-from tuner.app.targets import load_targets
+from tuner.app.target import load_targets
 from tuner.core.errors import InputError
 from tuner.core.records import Measurement, Outcome, Status
 from tuner.searches.front import hypervolume, pareto_front

@@ -10,7 +10,7 @@ import pytest
 from results_samples import GPU, SPACE, make_record
 
 from tuner.app.cli.answers import measure_command
-from tuner.app.target import load_target
+from tuner.app.target import load_targets
 from tuner.core.records import Configuration
 from tuner.core.units import GIB
 from tuner.report.plot import front_figure
@@ -85,7 +85,7 @@ def test_a_measurement_decides_between_those_that_may_be_the_fastest(capsys):
 
 @pytest.mark.parametrize("attention", [("sdpa", "sdpa"), ("sdpa", "eager")])
 def test_the_command_searches_what_is_to_be_measured(attention):
-    target = load_target("qlora27b", "a6000")
+    target = load_targets("qlora27b", ["a6000"])[0]
     settings = {**SPACE.baseline, "optimizer": "adamw_8bit", "max_length": 1024}
     records = [
         make_record(rate, gib * GIB, settings={**settings, "micro_batch": batch, "attention": kind})

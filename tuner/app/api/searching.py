@@ -15,7 +15,7 @@ from tuner.app.estimate import Estimate, asked, corrected, estimate_asked
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.plan import make_plans
 from tuner.app.search.run import run_plans
-from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
+from tuner.app.target import ALL, gpu_names, load_targets, searched_targets
 from tuner.core.errors import InputError, nearest
 from tuner.core.records import KnobValue, parse_margin
 from tuner.searches.options import OPTIONS, SearchOptions

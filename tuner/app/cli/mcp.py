@@ -24,7 +24,7 @@ import click
 import tuner
 from tuner.app.cli.helping import subcommand
 from tuner.app.cli.main import load
-from tuner.app.targets import ALL
+from tuner.app.target import ALL
 from tuner.core.environment import own_python
 from tuner.core.errors import (
     EXIT_CODES,

@@ -27,8 +27,15 @@ from tuner.app.cli.options import (
 )
 from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
-from tuner.app.target import Target, load_target, stale_text, usable
-from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
+from tuner.app.target import (
+    ALL,
+    Target,
+    gpu_names,
+    load_targets,
+    searched_targets,
+    stale_text,
+    usable,
+)
 from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
 from tuner.core.expressions import all_of, settings_text
 from tuner.core.records import TrialRecord
@@ -61,7 +68,7 @@ class Selected:
 
     def target(self) -> Target:
         """The one that is named. Raises `InputError` for what is not known."""
-        return load_target(**dataclasses.asdict(self))
+        return self._of([self.gpu_name])[0]
 
     def targets(self) -> list[Target]:
         """Each GPU type that is named, for "all" each that was searched.
@@ -69,12 +76,15 @@ class Selected:
         Raises `InputError` with everything that is wrong, `UnavailableError` for "all" of none.
         """
         if self.gpu_name != ALL:
-            named = {**dataclasses.asdict(self), "names": gpu_names(self.gpu_name)}
-            del named["gpu_name"]
-            return load_targets(**named)
+            return self._of(gpu_names(self.gpu_name))
         if self.gpu_memory is not None or self.price is not None:
             raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
         return searched_targets(self.space, self.model, self.results)
+
+    def _of(self, names: Sequence[str]) -> list[Target]:
+        named = dataclasses.asdict(self)
+        del named["gpu_name"]
+        return load_targets(**named, names=names)
 
 
 def target_options(

@@ -24,8 +24,7 @@ from tuner.app.cli.options import (
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.plan import make_plans
 from tuner.app.search.run import SearchedGpu, run_plans
-from tuner.app.target import Target
-from tuner.app.targets import gpu_names, load_targets
+from tuner.app.target import Target, gpu_names, load_targets
 from tuner.core.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from tuner.searches.options import Mode, SearchOptions
 

@@ -20,7 +20,7 @@ from tuner.app.cli.options import (
 )
 from tuner.app.cli.search import run_search
 from tuner.app.programs import DEFAULT_TRIALS, ProgramOptions, tune_predicted, write_space
-from tuner.app.targets import load_targets
+from tuner.app.target import load_targets
 from tuner.core.expressions import settings_text, show
 from tuner.core.units import format_size, significant
 from tuner.report.terminal.front import print_front
