@@ -124,10 +124,10 @@ def test_each_type_gets_what_there_is_room_for_and_no_more():
 
 def test_at_most_as_many_as_were_asked_for_and_the_rest_is_shown_as_demand():
     world = World(node_of(A6000, GPU=2.0))
-    crew = world.crew("a6000", workers=1, demand=world)
+    crew = world.crew("a6000", workers=1, demand=world.show)
     world.step(crew)
     assert (counts(crew), world.shown) == ([1], {0: 0})
-    crew = world.crew("a6000", "l4", workers=4, demand=world)
+    crew = world.crew("a6000", "l4", workers=4, demand=world.show)
     world.step(crew)
     assert counts(crew) == [2, 0]
     assert world.shown == {0: 2, 1: 4}

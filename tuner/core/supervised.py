@@ -68,13 +68,6 @@ class ProgramEnd:
     left: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CannotStart:
-    """The operating system couldn't start the program; holds its message."""
-
-    reason: str
-
-
 @dataclass(slots=True)
 class Tail:
     """The end of an output: its last `most` bytes."""
@@ -159,8 +152,11 @@ class Supervised(Helper):
         except ConnectionError:
             return True
 
-    def end(self) -> ProgramEnd | CannotStart | None:
-        """Have the program ended, if it runs; None if the supervisor didn't answer."""
+    def end(self) -> ProgramEnd | str | None:
+        """Have the program ended, if it runs; None if the supervisor didn't answer.
+
+        A text says why the operating system couldn't start the program.
+        """
         answer = None
         with contextlib.suppress(ConnectionError):  # it has answered meanwhile
             if not self.connection.poll():
@@ -200,14 +196,14 @@ def run_supervised(
         None if isinstance(output, Tail) else output,
         errors,
     )
-    answer: ProgramEnd | CannotStart | None = None
+    answer: ProgramEnd | str | None = None
     try:
         while not program.has_ended(_LOOK_EVERY_S) and not stopped():
             pass
     finally:
         answer = program.end()
-    if isinstance(answer, CannotStart):
-        raise InputError(f"{task.command[0]!r} cannot be run: {answer.reason}")
+    if isinstance(answer, str):
+        raise InputError(f"{task.command[0]!r} cannot be run: {answer}")
     if answer is None:
         code = program.process.returncode
         how = signal_name(-code) if code < 0 else f"exit code {code}"

@@ -36,7 +36,6 @@ from tuner.core.processes import (
 from tuner.core.supervised import (
     END_WITHIN_S,
     TELL_WITHIN_S,
-    CannotStart,
     ProgramEnd,
     ProgramTask,
     StoppedBy,
@@ -68,16 +67,14 @@ def main() -> int:
     return 0
 
 
-def _run(
-    task: ProgramTask, connection: Connection[Any, Any], alive: int
-) -> ProgramEnd | CannotStart:
+def _run(task: ProgramTask, connection: Connection[Any, Any], alive: int) -> ProgramEnd | str:
     with leftovers(os.getpid()) as found:
         try:
             program = _Program(task, found, (connection.fileno(), alive))
         except OSError as error:
-            return CannotStart(error.strerror or str(error))
+            return error.strerror or str(error)
         except ValueError as error:  # a null byte in its command line
-            return CannotStart(str(error))
+            return str(error)
         try:
             stopped_by = program.follow(task)
         finally:

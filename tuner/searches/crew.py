@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tuner.core.environment import masked, secret_values
 from tuner.core.errors import TunerError, UnavailableError
@@ -42,14 +41,6 @@ GROWING_CLUSTER = Waiting(at_first_s=1800.0, later_s=1800.0)
 """A growing cluster may take a quarter of an hour to start a GPU machine with its image."""
 
 
-class Demand(Protocol):
-    """Shows missing nodes to an autoscaler."""
-
-    def show(self, key: int, need: Need, count: int) -> None:
-        """Ask for `count` nodes, 0 or more, that meet the need of the search `key`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run of a trial of the search `index` on a node, under a name for people."""
@@ -69,12 +60,13 @@ class Crew:
         states: Sequence[SearchState],
         nodes: Nodes,
         *,
-        demand: Demand | None = None,
+        demand: Callable[[int, Need, int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_decision: Callable[[str, float], None] = lambda gpu, seconds: None,
     ) -> None:
         """`demand` shows missing nodes to the autoscaler of a cluster that has one.
 
+        It asks for a number of nodes, 0 or more, that meet the need of the search with an index.
         `on_decision` gets the GPU type of a search and the seconds it took to choose a trial.
         """
         self.states = tuple(states)
@@ -243,7 +235,7 @@ class Crew:
             need = self.needs[index]
             has = sum(fits_on(node.resources, need.resources) for node in nodes)
             wanted = self._requests[index].options.workers or 1
-            self._demand.show(index, need, max(0, wanted - has))
+            self._demand(index, need, max(0, wanted - has))
 
 
 def _loss_text(said: str, node: Node, *, gone: bool, preempted: bool) -> str:

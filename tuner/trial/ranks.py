@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from tuner.core.errors import UnavailableError
-from tuner.core.outcome import RANK, Raised, is_lost_peer
+from tuner.core.outcome import RANK, is_lost_peer
 from tuner.core.processes import die_with, end_like, has_ended
 from tuner.core.records import Measurement, RankMemory
 from tuner.trial.messages import FAILED, RaisedElsewhere, Report, Said, tell
@@ -131,18 +131,6 @@ _CHUNK_BYTES = 1 << 16
 _IS_OURS = "tuner.core.errors.TunerError"
 
 
-class RankFailed(RaisedElsewhere):
-    """A rank raised something: `links` is its chain of exceptions, as the rank described it."""
-
-    def __init__(self, rank: int, links: tuple[Raised, ...]) -> None:
-        named = (
-            # A wrong request of the user is wrong in every rank.
-            link if _IS_OURS in link.kinds else replace(link, text=f"rank {rank}: {link.text}")
-            for link in links
-        )
-        super().__init__(f"rank {rank}: {links[0]}", tuple(named))
-
-
 class _Process(Said):
     """The process of one rank, with everything received from it."""
 
@@ -178,7 +166,7 @@ def run_ranks(count: int, work: Work, report: Report) -> Measurement:
     """Do `work` in `count` processes, and return their merged measurement.
 
     `report` gets the facts of rank 0, and at a failure those of the rank that failed first.
-    Raises `RankFailed` if a rank raised an exception. If a rank ended without a report, this
+    Raises `RaisedElsewhere` if a rank raised an exception. If a rank ended without a report, this
     process ends in the same way: by the same signal, or with the same exit code.
     """
     store = os.memfd_create("tuner-ranks")  # in memory: a disk may be full
@@ -198,7 +186,13 @@ def run_ranks(count: int, work: Work, report: Report) -> Measurement:
     report({**failed.facts, RANK: failed.rank})
     if not failed.raised:
         end_like(-signal.SIGKILL if failed.exit_code is None else failed.exit_code or FAILED)
-    raise RankFailed(failed.rank, failed.raised)
+    rank, links = failed.rank, failed.raised
+    named = (
+        # A wrong request of the user is wrong in every rank.
+        link if _IS_OURS in link.kinds else replace(link, text=f"rank {rank}: {link.text}")
+        for link in links
+    )
+    raise RaisedElsewhere(f"rank {rank}: {links[0]}", tuple(named))
 
 
 def _start(rank: int, store: str, work: Work, foreign: list[int]) -> _Process:

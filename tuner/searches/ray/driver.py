@@ -185,7 +185,7 @@ def _run(
             nodes = nodes_of_ray()
             nodes.refresh(wait=True)
             growing = first.options.address is not None and nodes.grows()
-            demand = PlaceholderDemand() if growing else None
+            demand = PlaceholderDemand().show if growing else None
             crew = Crew(requests, states, nodes, demand=demand, on_decision=metrics.decided)
             if not crew.over:
                 tuning.run(crew, folder)
