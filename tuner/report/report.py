@@ -6,35 +6,48 @@ Its small figure of the parameters shows the fastest configuration that fits, at
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from tuner.core.expressions import all_of
-from tuner.core.records import MemoryCategory, TrialRecord
-from tuner.core.units import GIB, MIB, format_duration, format_gib, format_size, significant
+from tuner.core.records import KnobValue, MemoryCategory, TrialRecord
+from tuner.core.units import (
+    GIB,
+    MIB,
+    format_duration,
+    format_gib,
+    format_size,
+    printable,
+    significant,
+)
 from tuner.report.html import all_shown, page_environment, plotlyjs
 from tuner.report.memory_timeline import TimelineOf, load_or_trace, timeline_figure, timeline_json
-from tuner.report.plot import axes_of, axis_title, front_figure, labels, pareto_png, subtitle
+from tuner.report.plot import (
+    COLORS,
+    PLAIN_TICKS,
+    axes_of,
+    axis_title,
+    front_figure,
+    labels,
+    pareto_png,
+    plotly_data,
+    plotly_text,
+    subtitle,
+)
 from tuner.report.table import front_row, level_rows, pareto_csv, stage_rows, value_text
 from tuner.searches.best import BestTrial, best_yaml, close_calls_text
 from tuner.searches.cost import COLUMNS, row_texts, trade_text
-from tuner.searches.facts import gpus_text, ranks_text
+from tuner.searches.facts import gpus_text, ranks_text, rounded
 from tuner.searches.front import UNDECIDED
 from tuner.searches.store import ResultsFolder, utf8, write_atomically
-from tuner.searches.view import SHOWN_LEVELS, View, levels
+from tuner.searches.view import SHOWN_LEVELS, Kind, View, levels
 
 if TYPE_CHECKING:
     from tuner.cost.step_details import MemoryTimeline
-from collections.abc import Sequence
 
-from tuner.core.records import KnobValue
-from tuner.core.units import printable
-from tuner.report.plot import COLORS, PLAIN_TICKS, plotly_data, plotly_text
-from tuner.searches.facts import rounded
-from tuner.searches.view import Kind
 
 MAX_LABEL_LENGTH = 20
 MAX_POINTS = 60

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.core.records import Configuration, Measurement, Outcome, Source, Status
+from tuner.core.records import Configuration, Outcome, Source, Status
 from tuner.cost.calibrate import prior_intervals
 from tuner.cost.correction import STEP
 from tuner.emulator.session import Session
@@ -74,11 +74,8 @@ class EmulatedRunner(IsolatedRunner):
             # Only the machine counts managed memory.
             paged_bytes = max((account.managed_peak_bytes for account in own), default=0)
             memory = replace(outcome.emulation.memory, paged_bytes=paged_bytes)
-            found = replace(outcome.emulation, memory=memory)
-            return outcome.with_ran(with_estimates(found, unknown))
-        if unknown and outcome.status is Status.CRASHED:
-            return replace(outcome, message=f"{outcome.message}; {unknown_text(unknown)}")
-        return outcome
+            outcome = outcome.with_ran(replace(outcome.emulation, memory=memory))
+        return noted(outcome, unknown)
 
     def _unknown_calls(self) -> Counter[str]:
         """Calls of functions that the emulator does not know, since the last time."""
@@ -96,19 +93,25 @@ def _always(options: MeasureOptions) -> None:
     """An emulated device is never lost."""
 
 
-def with_estimates(emulation: Measurement, unknown: Counter[str]) -> Measurement:
-    """`emulation` with the intervals of its times, and a note about unknown calls."""
+def noted(outcome: Outcome, unknown: Counter[str]) -> Outcome:
+    """`outcome` with the intervals of its times, and the calls that the emulator doesn't know."""
+    emulation, text = outcome.emulation, _unknown_text(unknown)
+    if emulation is None:
+        if unknown and outcome.status is Status.CRASHED:
+            return replace(outcome, message=f"{outcome.message}; {text}")
+        return outcome
     # The times of operators are those of predictions without a profile of the device.
     prior = prior_intervals(emulation.memory, emulation.speed, method="")
-    notes = [*emulation.notes, *([unknown_text(unknown)] if unknown else [])]
-    return replace(
-        emulation,
-        intervals={**{name: prior[name] for name in ESTIMATED}, **emulation.intervals},
-        notes=tuple(notes),
+    return outcome.with_ran(
+        replace(
+            emulation,
+            intervals={**{name: prior[name] for name in ESTIMATED}, **emulation.intervals},
+            notes=(*emulation.notes, text) if unknown else emulation.notes,
+        )
     )
 
 
-def unknown_text(unknown: Counter[str]) -> str:
+def _unknown_text(unknown: Counter[str]) -> str:
     """The names of unknown functions, with the number of their calls."""
     named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(MOST_NAMED))
     more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""

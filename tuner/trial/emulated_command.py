@@ -40,7 +40,7 @@ from tuner.trial.command import (
 )
 from tuner.trial.command_progress import CommandProgress
 from tuner.trial.command_result import required
-from tuner.trial.emulated import unknown_text, with_estimates
+from tuner.trial.emulated import noted
 from tuner.trial.isolated import secrets_of
 from tuner.trial.stop_rule import Deadline
 
@@ -239,9 +239,4 @@ def _with_findings(outcome: Outcome, found: Emulation) -> Outcome:
             duration_s=outcome.duration_s,
             exhausted=Exhausted.DEVICE,
         )
-    unknown = Counter(found.unknown_calls)
-    if outcome.emulation is not None:
-        return outcome.with_ran(with_estimates(outcome.emulation, unknown))
-    if unknown and outcome.status is Status.CRASHED:
-        return replace(outcome, message=f"{outcome.message}; {unknown_text(unknown)}")
-    return outcome
+    return noted(outcome, Counter(found.unknown_calls))
