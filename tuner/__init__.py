@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuner.app.api.programs import Check, check, emulate, tune
-    from tuner.app.api.recommended import Recommendation
-    from tuner.app.api.result import SearchResult, SearchResults
+    from tuner.app.api.result import Recommendation, SearchResult, SearchResults
     from tuner.app.api.searching import estimate, load, load_results, search
     from tuner.app.estimate import Estimate
     from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
@@ -31,7 +30,7 @@ _HOMES = {
     "Estimate": "tuner.app.estimate",
     "InputError": "tuner.core.errors",
     "NothingFitsError": "tuner.core.errors",
-    "Recommendation": "tuner.app.api.recommended",
+    "Recommendation": "tuner.app.api.result",
     "SearchResult": "tuner.app.api.result",
     "SearchResults": "tuner.app.api.result",
     "SearchSpace": "tuner.space",

@@ -32,7 +32,7 @@ from benchmarks.accuracy.harnesses import Case, express
 from benchmarks.accuracy.predictions import predict_all
 from benchmarks.accuracy.report import Comparison
 from benchmarks.accuracy.rows import read_rows
-from tuner.cost import correction
+from tuner.cost import calibrate
 from tuner.cost.calibrate import PROGRAM_PRIOR, prior_of
 from tuner.cost.interval import (
     Calibration,
@@ -418,9 +418,9 @@ def lines(
 
 
 _SHIPPED = {
-    ALLOCATED: prior_of(correction.ALLOCATED, has_profile=False),
-    HELD: prior_of(correction.DEVICE, has_profile=False),
-    STEP: prior_of(correction.STEP, has_profile=False),
+    ALLOCATED: prior_of(calibrate.ALLOCATED, has_profile=False),
+    HELD: prior_of(calibrate.DEVICE, has_profile=False),
+    STEP: prior_of(calibrate.STEP, has_profile=False),
 }
 
 

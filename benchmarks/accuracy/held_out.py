@@ -25,7 +25,7 @@ from benchmarks.accuracy.coverage import (
 from benchmarks.accuracy.memory_intervals import doubts_of
 from benchmarks.accuracy.report import Comparison, rank_correlation
 from tuner.cost.calibrate import PROGRAM_PRIOR, doubted_step, prior_of
-from tuner.cost.correction import STEP as STEP_QUANTITY
+from tuner.cost.calibrate import STEP as STEP_QUANTITY
 from tuner.cost.interval import Calibration, Interval, in_quadrature
 from tuner.searches.front import PAIR_ERROR
 

@@ -21,18 +21,16 @@ from tuner.core.records import (
 )
 from tuner.core.units import GIB
 from tuner.cost.calibrate import (
-    Calibrations,
-    calibrations_from,
-    observations_of,
-    prior_intervals,
-)
-from tuner.cost.correction import (
     ALLOCATED,
     DEVICE,
     QUANTITIES,
     RESERVED,
     STEP,
     TOKENS,
+    Calibrations,
+    calibrations_from,
+    observations_of,
+    prior_intervals,
     uncorrected,
 )
 

@@ -10,8 +10,7 @@ import pytest
 from test_stages import prediction
 
 from tuner.core.records import Measurement, Outcome, Source, Status, TrialRecord
-from tuner.cost.calibrate import observations_of
-from tuner.cost.correction import multiplied, uncorrected
+from tuner.cost.calibrate import multiplied, observations_of, uncorrected
 from tuner.predict.stages import combine, hardest_first
 from tuner.searches.strategies import score
 from tuner.space import configure, load_space

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tuner.space.steps import steps_per_epoch
+from tuner.space.lengths import steps_per_epoch
 
 accelerate = pytest.importorskip("accelerate.data_loader")
 Trainer = pytest.importorskip("transformers").Trainer

@@ -12,7 +12,7 @@ from tuner.core.setup.distributed_knobs import MACHINES, strategy
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.searches.facts import SpaceFacts, counted_gpus, paid_gpus, rounded, seconds_of
 from tuner.searches.front import PAIR_ERROR, fastest_first
-from tuner.space.steps import steps_per_epoch
+from tuner.space.lengths import steps_per_epoch
 
 PREDICTED_PERCENT = 90
 """Percent of runs that lie within a prediction's interval (benchmarks/accuracy/coverage.csv)."""

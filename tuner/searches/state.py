@@ -14,11 +14,11 @@ from tuner.core.kinds import LOST
 from tuner.core.records import Configuration, MemoryBudget, Outcome, Status, TrialRecord
 from tuner.core.records.trial import utc_now
 from tuner.searches.failures import everything_fails
+from tuner.searches.journal import pooled
 from tuner.searches.open_trials import OpenTrials, Proposed, record_of
 from tuner.searches.progress import Progress, StoppedBy, device_s, eta_s
 from tuner.searches.proposer import Proposer
 from tuner.searches.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
-from tuner.searches.repeats import pooled
 from tuner.searches.request import SearchOutcome, SearchRequest
 from tuner.trial.base import PLAIN, GiveUp, Instructions
 

@@ -15,7 +15,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.core.errors import InputError, unknown
-from tuner.space import steps
+
+
+def steps_per_epoch(
+    rows: int,
+    micro_batch: int,
+    *,
+    accumulation: int = 1,
+    ranks: int = 1,
+    drop_last: bool = False,
+    split_batches: bool = False,
+) -> int:
+    """Optimizer steps of one pass over `rows`, which are packed rows where rows are packed.
+
+    Ranks take turns at batches (accelerate's `BatchSamplerShard`) or share each with
+    `split_batches`. A last, partial accumulation is a step (`Trainer.set_initial_training_values`
+    of transformers 5.23). The order of the rows changes nothing. 0 where `drop_last` leaves no
+    batch: Trainer then refuses to start.
+    """
+    batches = rows // micro_batch if drop_last else math.ceil(rows / micro_batch)
+    if not split_batches:
+        batches = batches // ranks if drop_last else math.ceil(batches / ranks)
+    return math.ceil(batches / accumulation)
+
 
 PADDING_MODES = ("longest", "max_length", "packing")
 """Contents of a micro-batch: examples padded to the longest among them, examples padded to
@@ -252,10 +274,10 @@ class TokenLengths:
         if self.examples is None or self.tokens is None:
             return None
         if padding != "packing":
-            return steps.steps_per_epoch(self.examples, effective_batch)
+            return steps_per_epoch(self.examples, effective_batch)
         # The mean of counted lengths is a rounded quotient; its multiple is whole again.
         tokens = round(self.tokens) if self.known else self.tokens
-        return steps.steps_per_epoch(math.ceil(tokens / max_length), effective_batch)
+        return steps_per_epoch(math.ceil(tokens / max_length), effective_batch)
 
     def share_up_to(self, length: float) -> float:
         """Fraction of examples with at most `length` tokens, if the distribution is known."""

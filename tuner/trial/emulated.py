@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.core.records import Configuration, Outcome, Source, Status
-from tuner.cost.calibrate import prior_intervals
-from tuner.cost.correction import STEP
+from tuner.cost.calibrate import STEP, prior_intervals
 from tuner.emulator.session import Session
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.trial.isolated import IsolatedRunner, Progress

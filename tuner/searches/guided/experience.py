@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.searches.failures import Suspects
 from tuner.searches.guided.goals import LogNormal, staircase
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.regression import (
@@ -20,7 +21,6 @@ from tuner.searches.guided.regression import (
     Trials,
     features,
 )
-from tuner.searches.suspects import Suspects
 
 LEAST_PROBABLE = 0.02
 """Causes that are less probable are left out."""

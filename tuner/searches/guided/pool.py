@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from tuner.core.records import MemoryBudget, Prediction
 from tuner.core.setup.schemas import MemoryOrder
-from tuner.cost.calibrate import prior_of
-from tuner.cost.correction import DEVICE, STEP, uncorrected
+from tuner.cost.calibrate import DEVICE, STEP, prior_of, uncorrected
 from tuner.cost.speed.profile import uses_profile
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.regression import Prior
