@@ -21,6 +21,7 @@ from tuner.emulator.ending import (
     ProgramError,
     Refusal,
     find_ending,
+    last_fatal,
     of_first_steps,
 )
 from tuner.emulator.session import Account, DevicePeak
@@ -65,12 +66,12 @@ class TestOutOfMemory:
     def test_a_refusal_after_which_no_step_ends_is_one_whatever_the_program_says(self, status):
         found = ended(step(1), accounts=(refused(2),), status=status)
         assert found.ended is Ended.OOM
-        assert found.fatal is not None
-        assert found.fatal.bytes == 5 * GIB
+        assert last_fatal(found.refusals) is not None
+        assert last_fatal(found.refusals).bytes == 5 * GIB
 
     def test_so_is_what_the_allocator_told_of_and_the_device_later_met(self):
         found = ended(step(1), told(2))
-        assert (found.ended, found.fatal) == (
+        assert (found.ended, last_fatal(found.refusals)) == (
             Ended.OOM,
             Refusal(MAIN, GIB, Afterwards.FATAL, "train.py:3"),
         )

@@ -20,7 +20,6 @@ from tuner.core.units import format_size
 from tuner.emulator.emulation import FEW
 from tuner.program.changes import Change, change
 from tuner.program.edit.place import is_same
-from tuner.program.program import Program
 from tuner.program.settings import Setting
 
 LEAST_GAIN = 0.02
@@ -89,7 +88,6 @@ class CheckedProgram:
 
     found: RunAnswer
     needed: RunAnswer | None = None
-    program: Program | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     suggestion: BetterChange | None = None
@@ -146,7 +144,6 @@ def check_program(
             suggestion = search.best(fits=bool(found.fits))
             least_bytes = search.least_bytes
     return CheckedProgram(
-        program=runs.program,
         found=found,
         needed=needed,
         settings=runs.settings,

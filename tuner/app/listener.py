@@ -8,6 +8,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,15 +44,13 @@ class Listener:
     def refused(self, refused: SkippedGpu) -> None:
         """One of several GPU types is skipped: no trial runs on it."""
 
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[Compiling]:
-        """Wraps the prediction of a space. The yielded function is called as it advances."""
-        yield lambda done, total: None
+    def compiling(self) -> AbstractContextManager[Compiling]:
+        """Wraps the prediction of a space. The function that it gives is called as it advances."""
+        return contextlib.nullcontext(lambda done, total: None)
 
-    @contextlib.contextmanager
-    def searching(self) -> Iterator[Searching]:
-        """Wraps the running of trials. The yielded function is called at each change."""
-        yield lambda progress: None
+    def searching(self) -> AbstractContextManager[Searching]:
+        """Wraps the running of trials. The function that it gives is called at each change."""
+        return contextlib.nullcontext(lambda progress: None)
 
 
 SILENT = Listener()

@@ -120,7 +120,8 @@ class Calibration:
         self._weight = weight[kept] / weight[kept].sum()
         self._table = self._tabulate()
         tail = (1 - COVERAGE) / 2
-        self._factors = Interval(*(math.exp(self._quantile(p)) for p in (tail, 0.5, 1 - tail)))
+        self.factors = Interval(*(math.exp(self._quantile(p)) for p in (tail, 0.5, 1 - tail)))
+        """Measured over predicted (with fixed costs): what `correct` multiplies by."""
         self.count = count
         """Observations that were learned from."""
         self.fixed_cost = fixed_cost
@@ -145,14 +146,9 @@ class Calibration:
             bias.ravel(), spread.ravel(), weight.ravel(), count=len(data), fixed_cost=fixed_cost
         )
 
-    @property
-    def factors(self) -> Interval:
-        """Measured over predicted (with fixed costs): what `correct` multiplies by."""
-        return self._factors
-
     def correct(self, predicted: float, *, units: float = 1.0) -> Interval:
         """The interval of the measured value of a quantity predicted as `predicted`."""
-        factors, base = self._factors, predicted + self.fixed_cost * units
+        factors, base = self.factors, predicted + self.fixed_cost * units
         return Interval(base * factors.low, base * factors.median, base * factors.high)
 
     def probabilities_above(self, predicted: Floats, limit: float) -> Floats:

@@ -113,11 +113,6 @@ class Ending:
     refusals: tuple[Refusal, ...] = ()
     later: ProgramError | None = None
 
-    @property
-    def fatal(self) -> Refusal | None:
-        """The last refusal that ended a process."""
-        return last_fatal(self.refusals)
-
 
 def last_fatal(refusals: Sequence[Refusal]) -> Refusal | None:
     """The last refusal that ended a process; None if none did."""

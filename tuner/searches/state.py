@@ -97,7 +97,7 @@ class SearchState:
     @property
     def has_outcomes(self) -> bool:
         """True once a trial of this run has ended."""
-        return self._new_count > 0
+        return len(self.records) > self.reused
 
     @property
     def progress(self) -> Progress:
@@ -320,7 +320,7 @@ class SearchState:
         self.open.take_back(ray_id)
         self.unfit_workers[ray_id] = error
         self._warnings.append(f"a worker was not used: {error.message}")
-        gives_up = self._new_count == 0 and len(self.unfit_workers) >= LOSSES_THAT_END_A_SEARCH
+        gives_up = not self.has_outcomes and len(self.unfit_workers) >= LOSSES_THAT_END_A_SEARCH
         if gives_up or not isinstance(error, UnavailableError):
             self.fail(next(iter(self.unfit_workers.values())) if gives_up else error)
         self.report()
@@ -399,10 +399,6 @@ class SearchState:
         for record in self.records[self._stood.count :]:
             self._stood.add(record)
         return self._stood
-
-    @property
-    def _new_count(self) -> int:
-        return len(self.records) - self.reused
 
     @contextlib.contextmanager
     def _keeping_failure(self) -> Iterator[None]:

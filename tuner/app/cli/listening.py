@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from tuner.app.listener import Compiling, Listener, Searching
 from tuner.app.measuring import Predicting
@@ -53,17 +52,13 @@ class Printer(Listener):
             text = f"not searched: {refused.reason}"
             print_fields([(refused.target.gpu.id, text)], err=self._err)
 
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[Compiling]:
+    def compiling(self) -> AbstractContextManager[Compiling]:
         """Lines, or one that is drawn over in a terminal."""
-        with compiling(err=self._err, quiet=self._quiet) as report:
-            yield report
+        return compiling(err=self._err, quiet=self._quiet)
 
-    @contextlib.contextmanager
-    def searching(self) -> Iterator[Searching]:
+    def searching(self) -> AbstractContextManager[Searching]:
         """A live display in a terminal, lines elsewhere."""
-        with reporting(err=self._err, quiet=self._quiet) as report:
-            yield report
+        return reporting(err=self._err, quiet=self._quiet)
 
 
 def print_plan(
