@@ -22,7 +22,7 @@ from tuner.predict.predict import check_supported
 from tuner.predict.training.quantized import adaptable_names
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture, load_catalogue, resolve_config
-from tuner.space.models.positions import table_positions
+from tuner.space.models.config_fields import table_positions
 from tuner.space.models.trainable import model_defaults, require_quantization, require_trained
 
 ALL = ("all-linear",)

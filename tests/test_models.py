@@ -12,7 +12,6 @@ import pytest
 
 from tuner.core.errors import EXIT_BAD_INPUT, InputError, UnavailableError
 from tuner.space.models import catalogue
-from tuner.space.models.bounds import problem_in
 from tuner.space.models.catalogue import (
     architecture,
     auto_class,
@@ -21,6 +20,7 @@ from tuner.space.models.catalogue import (
     load_catalogue,
     resolve_config,
 )
+from tuner.space.models.config_fields import problem_in
 
 IDS = list(load_catalogue())
 ONE_OF_A_KIND = {entry.config["architectures"][0]: entry.id for entry in load_catalogue().values()}

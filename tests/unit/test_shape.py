@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.space.models.catalogue import get_entry
-from tuner.space.models.shape import shape_of
+from tuner.space.models.config_fields import shape_of
 
 LLAMA = get_entry("llama-3.1-8b").config
 QWEN = get_entry("qwen3-4b").config

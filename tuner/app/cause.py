@@ -10,8 +10,8 @@ from tuner.core.errors import TunerError
 from tuner.core.records import Memory, MemoryCategory
 from tuner.core.setup.common import QUANTIZED
 from tuner.core.units import GIB, significant
-from tuner.space.models.bounds import EXPERTS
 from tuner.space.models.catalogue import get_entry, resolve_config
+from tuner.space.models.config_fields import EXPERTS
 
 MUCH = 0.4
 """A part of device memory from which it is the cause."""

@@ -16,7 +16,7 @@ from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.changes import Change, change
 from tuner.space.models.catalogue import family_of, get_entry, resolve_config
-from tuner.space.models.positions import configured_positions
+from tuner.space.models.config_fields import configured_positions
 
 MOST = {"micro_batch": 1 << 14, "max_length": 1 << 20, "lora_rank": 1 << 12}
 """Settings whose largest value is searched for, and the largest that is tried."""

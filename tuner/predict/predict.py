@@ -33,7 +33,7 @@ from tuner.cost.traced import Training
 from tuner.predict.traces import Subject, Traces, grad_accum_of
 from tuner.predict.training import tokens_per_sample
 from tuner.space.models.catalogue import FP8, MXFP4, NF4, Architecture
-from tuner.space.models.positions import length_problem
+from tuner.space.models.config_fields import length_problem
 
 NOT_PREDICTED = "not predicted"
 """The words of a problem that is tuner's and not the GPU's."""

@@ -20,7 +20,7 @@ from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.session import ModelSession
 from tuner.predict.training.token_data import TokenBatches, build_loader
 from tuner.space.data import DataFacts
-from tuner.space.models.positions import length_problem, table_positions
+from tuner.space.models.config_fields import length_problem, table_positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.core.errors import InputError, UnavailableError, nearest, unknown
 from tuner.core.files import read_file
-from tuner.space.models.bounds import problem_in
-from tuner.space.models.positions import table_positions
-from tuner.space.models.shape import shape_of
+from tuner.space.models.config_fields import problem_in, shape_of, table_positions
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and only a resolved config needs it
     from transformers import PreTrainedConfig

@@ -19,8 +19,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tuner.core.errors import InputError
 from tuner.core.files import read_file
 from tuner.space.models.catalogue import get_entry
+from tuner.space.models.config_fields import table_positions
 from tuner.space.models.hollow_processor import IMAGE_TOKENS, add_processor
-from tuner.space.models.positions import table_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
