@@ -22,7 +22,8 @@ from runner_bodies import CLOCK, family, obey_clock
 from tuner.core import processes
 from tuner.core.records import Configuration
 from tuner.predict.training.causal_lm import CausalLM
-from tuner.trial import process_device, steps
+from tuner.trial import device as trial_device
+from tuner.trial import steps
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.training import Training
 
@@ -145,7 +146,7 @@ def _count_retries(session: Any) -> None:
         retries += 1
 
     session.model.register_forward_pre_hook(one_more)
-    for module in (process_device, steps):  # of this process of one trial, which ends with it
+    for module in (trial_device, steps):  # of this process of one trial, which ends with it
         vars(module)["alloc_retries"] = lambda device: retries
 
 

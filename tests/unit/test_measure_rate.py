@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.trial import process_device as gpu_watch
-from tuner.trial.process_device import GpuWatch
+from tuner.trial import device as gpu_watch
+from tuner.trial.device import GpuWatch
 from tuner.trial.stop_rule import RunningMean, student_t
 
 # Quantiles at 97.5 %, from the table in NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.

@@ -29,7 +29,7 @@ from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedRunner
 
 if TYPE_CHECKING:
-    from tuner.trial.emulated_command import EmulatedCommandRunner
+    from tuner.trial.emulated import EmulatedCommandRunner
 
 SMALLER = 0.95
 """Memory below this share of the device's is a different size, not a driver difference."""

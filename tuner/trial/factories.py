@@ -22,8 +22,7 @@ from tuner.trial.base import (
 from tuner.trial.isolated import IsolatedRunner
 
 if TYPE_CHECKING:
-    from tuner.trial.emulated import EmulatedRunner
-    from tuner.trial.emulated_command import EmulatedCommandRunner
+    from tuner.trial.emulated import EmulatedCommandRunner, EmulatedRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,7 @@ class EmulatedFactory:
 
     def __call__(self) -> EmulatedRunner | EmulatedCommandRunner:
         """See `RunnerFactory`. Raises `UnavailableError` where nothing can be emulated here."""
-        from tuner.trial.emulated import EmulatedRunner
-        from tuner.trial.emulated_command import EmulatedCommandRunner
+        from tuner.trial.emulated import EmulatedCommandRunner, EmulatedRunner
 
         make = EmulatedRunner if self.job.command is None else EmulatedCommandRunner
         # Every step takes the same: one is timed, by its parts.

@@ -26,9 +26,15 @@ from tuner.predict.training.base import TrainingSession
 from tuner.space.data import DataFacts
 from tuner.space.models.catalogue import get_entry, resolve_config
 from tuner.trial.base import MeasureOptions, TrialJob
-from tuner.trial.device import RealEnvironment, alloc_retries, open_session, parse_device
+from tuner.trial.device import (
+    ProcessDevice,
+    RealEnvironment,
+    alloc_retries,
+    open_session,
+    parse_device,
+    peaks_of,
+)
 from tuner.trial.messages import Report
-from tuner.trial.process_device import ProcessDevice, peaks_of
 from tuner.trial.ranks import Rank
 from tuner.trial.step_plan import StepPlan
 from tuner.trial.steps import Stepper, TimedSteps, time_steps, warm_up
