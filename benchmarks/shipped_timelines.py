@@ -18,10 +18,11 @@ from typing import Any
 
 from tuner.app.estimate import asked
 from tuner.core.gpu import Gpu
+from tuner.core.host import usable_cpus
 from tuner.core.records import Configuration
 from tuner.cost.sized import OptimizerSteps, SizedTimeline
 from tuner.predict.compiler.deepening import optimizer_steps
-from tuner.predict.compiling import default_workers, in_forks, trace_timelines
+from tuner.predict.compiling import in_forks, trace_timelines
 from tuner.predict.predict import check_supported
 from tuner.predict.shipped import (
     FILE,
@@ -258,7 +259,7 @@ def traced(
     every = dict.fromkeys(one for one in found if one is not None)
     said |= {one.key: one.said for one in every}
     wanted = [one for one in every if one.key not in there]
-    for _ in trace_timelines(subject, wanted, traces, workers=default_workers()):
+    for _ in trace_timelines(subject, wanted, traces, workers=usable_cpus()):
         pass
     return {one.key: sized for one, sized in traces.timelines.items()}
 
@@ -280,7 +281,7 @@ def steps_of(
         if name in names
     }
     missing = [(*one, rank) for one, key in keys.items() for rank in ranks if key not in there]
-    made = in_forks(_steps, missing, (trained, scaled), workers=default_workers())
+    made = in_forks(_steps, missing, (trained, scaled), workers=usable_cpus())
     found: dict[str, dict[int, OptimizerSteps]] = {}
     for (name, clip, rank), steps in sorted(made, key=lambda one: one[0]):
         found.setdefault(keys[name, clip], {})[rank] = steps

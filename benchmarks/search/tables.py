@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from tuner.app.predicting import SpacePredictor
 from tuner.core.errors import TunerError
+from tuner.core.host import usable_cpus
 from tuner.core.records import Configuration, Prediction
-from tuner.predict.compiling import default_workers
 from tuner.predict.predict import check_supported
 from tuner.space import SearchSpace, configure, list_spaces, load_space
 from tuner.space.gpus import get_gpu
@@ -112,7 +112,7 @@ def _predicted(
     print(f"predicting {len(configurations)} configurations of {space.name} on {gpu_id} ...")
     if space.model is None:
         raise TunerError(f"space {space.name!r} names no model")
-    predictor = SpacePredictor(space, get_gpu(gpu_id), workers=default_workers())
+    predictor = SpacePredictor(space, get_gpu(gpu_id), workers=usable_cpus())
     return arrays_of([each.prediction for each in predictor.predict(configurations)])
 
 

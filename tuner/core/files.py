@@ -21,6 +21,13 @@ import platformdirs
 from tuner.core.errors import InputError, UnavailableError
 
 
+def shipped_places(packaged: str, in_source: str) -> list[Path]:
+    """The paths of what comes with tuner: in the package, and in the source tree if it is one."""
+    package = Path(__file__).resolve().parents[1]
+    is_source = (package.parent / "pyproject.toml").is_file()  # and not site-packages
+    return [package / packaged, *([package.parent / in_source] if is_source else [])]
+
+
 def read_file(path: Path, max_bytes: int) -> bytes:
     """The bytes of the file at `path`.
 

@@ -204,8 +204,3 @@ def _quieten_threads() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def default_workers() -> int:
-    """Processes that compile at once: one per core this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.files import shipped_places
 from tuner.core.records import TrialRecord
 from tuner.searches.journal import (
     JournalContents,
@@ -133,10 +134,7 @@ class ResultsFolder:
 
 def shipped(space: str, gpu: str) -> ResultsFolder | None:
     """The results of a space that come with tuner; None without any for this GPU type."""
-    package = Path(__file__).resolve().parents[1]
-    roots = [package / "shipped_results"]
-    if (package.parent / "pyproject.toml").is_file():  # the source tree, not site-packages
-        roots.append(package.parent / "results")
+    roots = shipped_places("shipped_results", "results")
     folders = (ResultsFolder(root, space, gpu) for root in roots)
     return next((folder for folder in folders if folder.has_results), None)
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.core.errors import InputError, unknown
+from tuner.core.files import shipped_places
 from tuner.space.document import read_text
 from tuner.space.format import read_space
 from tuner.space.searchspace import SearchSpace, complete_space
 
 _SUFFIXES = (".yaml", ".yml")
+_OWN_FOLDERS = shipped_places("search_spaces", "search_spaces")
 DEFAULT_WORKLOAD = "causal_lm"
 
 
@@ -66,20 +68,12 @@ def default_space(model: str, settings: Collection[str] = ()) -> SearchSpace:
 
 def space_folders() -> list[Path]:
     """The folders of search spaces; the first match counts."""
-    return [Path("search_spaces"), *_own_folders()]
+    return [Path("search_spaces"), *_OWN_FOLDERS]
 
 
 def is_shipped(space: SearchSpace) -> bool:
     """True if the space comes with tuner."""
-    return space.path is not None and space.path.resolve().parent in _own_folders()
-
-
-def _own_folders() -> list[Path]:
-    package = Path(__file__).resolve().parents[1]
-    folders = [package / "search_spaces"]
-    if (package.parent / "pyproject.toml").is_file():  # the source tree, not site-packages
-        folders.append(package.parent / "search_spaces")
-    return folders
+    return space.path is not None and space.path.resolve().parent in _OWN_FOLDERS
 
 
 def _find() -> dict[str, Path]:

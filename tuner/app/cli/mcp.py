@@ -38,6 +38,7 @@ from tuner.core.errors import (
     unknown,
 )
 from tuner.core.expressions import show
+from tuner.core.files import shipped_places
 from tuner.core.supervised import ProgramTask, run_supervised
 from tuner.program.program import ONLY_BELOW
 from tuner.report.terminal.render import echo
@@ -235,9 +236,8 @@ def command(*, may_run: bool, as_skill: bool) -> None:
 
 def _shipped(packaged: str, in_source: str) -> str:
     """The text of a file in the package, or in the source tree."""
-    package = Path(tuner.__file__).parent
-    found = package / packaged
-    return (found if found.exists() else package.parent / in_source).read_text("utf-8")
+    places = shipped_places(packaged, in_source)
+    return next(path for path in places if path.exists()).read_text("utf-8")
 
 
 async def _serve(offered: Mapping[str, CommandTool]) -> None:

@@ -16,6 +16,7 @@ from tuner.app.measuring import Measuring, labels_of
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import has_program_prior, is_predicted
 from tuner.app.target import sorted_by_use
+from tuner.core.host import usable_cpus
 from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.units import format_duration, format_size
 from tuner.predict.stages import hardest_first
@@ -57,12 +58,11 @@ class Predictors:
     def of(self, plan: SearchPlan, on_progress: Compiling | None = None) -> SpacePredictor:
         """The predictor of a plan's space on its GPU type."""
         from tuner.app.predicting import SpacePredictor, predictor_of  # numpy
-        from tuner.predict.compiling import default_workers
 
         space = plan.part.space
         job = (space.workload, space.predicted_model())
         if job not in self._made:
-            self._made[job] = predictor_of(space, workers=default_workers())
+            self._made[job] = predictor_of(space, workers=usable_cpus())
         return SpacePredictor(
             space,
             plan.target.gpu,

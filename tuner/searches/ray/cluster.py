@@ -20,6 +20,7 @@ from ray.exceptions import AuthenticationError
 from tuner.core.environment import DEVICE_ORDER
 from tuner.core.errors import UnavailableError
 from tuner.core.files import scratch_folder
+from tuner.core.host import usable_cpus
 from tuner.core.meanwhile import environment
 from tuner.searches.joining import checked_address, keep_private, no_token, not_joined
 from tuner.searches.options import SearchOptions
@@ -110,8 +111,7 @@ def cpus_for(workers: int | None, resources_per_trial: Mapping[str, float]) -> i
     """CPUs of a new cluster: those that concurrent trials need, else those of this process."""
     if workers is not None:
         return max(1, math.ceil(workers * resources_per_trial.get("CPU", 1.0)))
-    # In a container, these are fewer than the machine's.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cpus()
 
 
 def _started(
