@@ -155,6 +155,14 @@ def test_trl_hands_its_options_on_to_accelerate(tmp_path, config):
     assert not plan.left_out
 
 
+@pytest.mark.parametrize("by", ["-m", "--module"])
+def test_a_script_of_trl_is_started_as_a_module(tmp_path, config, by):
+    words = ("accelerate", "launch", "--num_processes=2", by, "trl.scripts.sft")
+    said = ("--model_name_or_path=tiny-llama-3m", "--dataset_name=d", "--max_length=64")
+    plan = plan_program(read_program((*words, *said), tmp_path, is_run=False))
+    assert (plan.configuration["gpus_per_trial"], plan.configuration["max_length"]) == (2, 64)
+
+
 def test_visible_gpus_of_one_process_are_refused(tmp_path, config):
     assert "starts one process on 2 GPUs" in refusals(
         tmp_path, "CUDA_VISIBLE_DEVICES=0,1", "python"
@@ -322,6 +330,14 @@ def test_the_file_of_deepspeed_says_which_stage_it_is(tmp_path):
     found = plan.configuration
     assert (found["distributed"], found["gpus_per_trial"]) == ("zero2", 2)
     assert (found["reduce_bucket_size"], plan.left_out) == (200_000_000, ())
+
+
+def test_deepspeeds_settings_in_the_program_count_as_those_of_its_file(tmp_path):
+    with_zero(tmp_path, offload_optimizer={"device": "cpu"})
+    settings = (tmp_path / "ds.json").read_text().replace("true", "True")
+    plan = planned(tmp_path, "deepspeed", "--num_gpus=2", arguments=f"deepspeed={settings}")
+    assert plan.configuration["distributed"] == "zero2"
+    assert "deepspeed zero_optimization.offload_optimizer" in plan.at_most[0]
 
 
 def test_a_bucket_that_trainer_fills_in_is_the_square_of_the_hidden_size(tmp_path):

@@ -195,6 +195,39 @@ def test_seq2seq_trainer_trains_a_causal_model_as_trainer_does(tmp_path):
     assert "an encoder and a decoder isn't modelled" in refusals(tmp_path, other)
 
 
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("transformers.AutoModelForTokenClassification.from_pretrained", "of this class isn't"),
+        ("transformers.AutoModel.from_pretrained", "a model of this class isn't modelled"),
+        ("transformers.LlamaModel.from_pretrained", "a model of this class isn't modelled"),
+        ("Own", "Own is a module of the program's own, and only a run tells its memory"),
+    ],
+)
+def test_a_model_with_another_head_is_known_when_it_runs(tmp_path, made, said):
+    own = "import transformers\nclass Own(torch.nn.Module):\n    pass\n"
+    text = TRAINER.format("", "", "").replace("AutoModelForCausalLM.from_pretrained", made)
+    with pytest.raises(UndecidedError) as caught:
+        planned(tmp_path, own + text)
+    assert said in str(caught.value.problems)
+    assert "determine the model" not in str(caught.value.problems)
+
+
+def test_a_star_gives_what_the_program_never_makes_itself(tmp_path):
+    text = "from transformers import *\nfrom own import *\nset_seed(1)\nmore = LENGTH\n"
+    (tmp_path / "own.py").write_text("LENGTH = 64\n")
+    collated = "data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)"
+    plan = planned(tmp_path, text + SFT.format("max_length=more", collated))
+    assert (plan.configuration["max_length"], plan.notes) == (64, ())
+
+
+def test_settings_of_an_unknown_mapping_are_not_read_as_defaults(tmp_path):
+    with pytest.raises(UndecidedError) as caught:
+        planned(tmp_path, SFT.format("**rows.settings", ""))
+    assert "batch ? x ?, length ?, ?, SFT" in str(caught.value)
+    assert "TypeError" not in str(caught.value.problems)
+
+
 TOKENIZED = "tokenizer(rows, max_length=128)\n"
 UNSLOTH = f"""\
 from unsloth import FastModel

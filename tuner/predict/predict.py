@@ -113,7 +113,10 @@ def _scaling_problems(configuration: Configuration) -> list[Problem]:
     dtype, mixed = (configuration.get(name) for name in ("adapter_dtype", "mixed_precision"))
     if dtype != "bf16" or mixed != "fp16" or not configuration.get("lora_rank"):
         return []
-    reason = "adapter_dtype bf16 with mixed_precision fp16: gradients in bf16 cannot be scaled"
+    reason = (
+        "bf16 (as TRL keeps those of a quantised model) with mixed_precision fp16: PyTorch's "
+        "gradient scaler takes no gradients in bf16, and the first step fails; train with bf16=True"
+    )
     return [Problem(reason, where="adapter_dtype")]
 
 

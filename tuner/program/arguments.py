@@ -67,6 +67,12 @@ class Undecided(Problem):
     effect: Effect = ""
 
 
+ANY = "**"
+"""The argument that stands for those of an unknown mapping, and the parameters that they set."""
+OWN_MODULE = "module"
+"""In place of a parameter: the model itself is only known when the program runs."""
+
+
 def knob_of(name: str) -> str:
     """The parameter that an argument of this name sets; "" if there is none."""
     terms, own = SCHEMAS["causal_lm"].terms, name.rpartition(".")[2]
@@ -179,8 +185,8 @@ class Arguments:
             outer = {name[:end] for end, letter in enumerate(name) if letter == "."}
             if {name, *outer} & self.taken or name.startswith(tuple(prefixes)):
                 continue
-            if name == "**" and argument.problem is not None:
-                self.found.problems.append(Problem(argument.problem, argument.where))
+            if name == ANY and argument.problem is not None:
+                self.found.problems.append(Undecided(argument.problem, argument.where, ANY))
             else:
                 self.found.left_out.append(self.where(name))
 

@@ -29,7 +29,9 @@ from tuner.core.setup.schemas import SCHEMAS
 from tuner.program import releases
 from tuner.program.arguments import (
     DTYPES,
+    ANY,
     EMULATE,
+    OWN_MODULE,
     TABLES,
     Arguments,
     ProgramTraining,
@@ -52,7 +54,7 @@ from tuner.program.reading import (
 )
 from tuner.program.recorded import record
 from tuner.program.trainer import Planned, Reading, reading_of
-from tuner.program.trainers.deepspeed import AUTO, zero_of_file
+from tuner.program.trainers.deepspeed import AUTO, zero_of
 from tuner.program.training import MODEL_KEYS, read_loops, read_trainings
 from tuner.space.models.catalogue import NF4, entry_like, resolve_config, stored_format
 
@@ -209,7 +211,7 @@ class _Planner:
         found, given, gpu = training.found, self.given, self.gpu
         with _malformed(program):
             chosen = self.model or _beside(program, planned.model)
-            if chosen is None and not any(_knob(problem) == MODEL for problem in found.problems):
+            if chosen is None and not {MODEL, OWN_MODULE} & {*map(_knob, found.problems)}:
                 found.problems.append(Undecided(_NO_MODEL, "", MODEL))
             said = dict(given)
             if "micro_batch" in said:
@@ -384,7 +386,10 @@ def _knob(problem: Problem) -> str:
 
 
 def _with_unknowns(knobs: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    return {**knobs, **{p.knob: "?" for p in problems if isinstance(p, Undecided)}}
+    unknown = {_knob(problem) for problem in problems}
+    if ANY in unknown:
+        unknown |= {"micro_batch", "grad_accum", "max_length", "gradient_checkpointing", "optimizer"}
+    return {**knobs, **dict.fromkeys(unknown, "?")}
 
 
 def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
@@ -434,8 +439,11 @@ def _started(
     found = training.found
     launch = read_launch(program)
     own = planned.knobs
-    if file := training["arguments"].take("deepspeed", quietly=True):
-        zero, problems = zero_of_file(program.folder / str(file), found.at_most)
+    arguments = training["arguments"]
+    if said := arguments.take("deepspeed", quietly=True):
+        inner = [name for name in arguments.values if name.startswith("deepspeed.")]
+        values = {n.partition(".")[2]: arguments.take(n, quietly=True) for n in inner}
+        zero, problems = zero_of(values or program.folder / str(said), found.at_most)
         own = {**own, **zero}
         found.problems += problems
     knobs = ranks_and_knobs(launch, own, gpus)
@@ -592,9 +600,9 @@ def _stored_dtype(model: str, knob: str) -> str:
     said = config.get("dtype") or config.get("torch_dtype")  # as of a file of the hub
     dtype = str(said or getattr(resolve_config(model), "dtype", None)).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise InputError(
-            f"the configuration of model {model} does not say in which dtype its weights are",
-            hint=f"say it: --set {knob}=bf16",
+        raise UndecidedError(
+            f"the configuration of {model} doesn't say the dtype of its weights",
+            hint=f"--set {knob}=fp32 or another value decides",
         )
     return DTYPES[dtype]
 

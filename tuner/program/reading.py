@@ -303,6 +303,8 @@ def _sharded(arguments: Arguments) -> dict[str, KnobValue]:
 
 _OF_IMAGES = ("ForImageTextToText", "ForConditionalGeneration", "ForVision2Seq", "FastVisionModel")
 """Words in the names of classes that load models of images."""
+_HEADS = ("CausalLM", "SequenceClassification", "PreTraining", *(n[3:] for n in _OF_IMAGES[:3]))
+"""What models are for that have the step that is predicted."""
 
 
 def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, dict[str, Any]]:
@@ -323,6 +325,11 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     trainer = training["trainer"]
     if "Seq2Seq" in f"{source.title} {trainer.title}" and "CausalLM" not in source.title:
         only_run(trainer, "model", "a model with an encoder and a decoder")
+    made = source.title.partition(".")[0]
+    task = made.partition("For")[2]
+    is_bare = made.endswith("Model") and not made.startswith(("Fast", "Peft", "AutoPeft"))
+    if is_bare or (task and not task.startswith(_HEADS) and "Seq2Seq" not in task):
+        only_run(source, "0", "a model of this class")
     if any(word in source.title for word in _OF_IMAGES):
         source.adds("0", "the memory of images that it may be trained with", "images")
     if "ForSequenceClassification" in source.title:

@@ -21,6 +21,7 @@ from tuner.program.arguments import (
     COMMAND_LINE,
     DTYPES,
     EMULATE,
+    OWN_MODULE,
     TABLES,
     Argument,
     Arguments,
@@ -147,6 +148,10 @@ class _Reader:
             training.model_by_name = model
         elif loaded := made(model):
             groups |= self._loaded(loaded, found)
+            if self._library(loaded).startswith("torch."):
+                text = "is a module of the program's own, and only a run tells its memory"
+                text = f"{last(loaded['class'])} {text}"
+                found.problems.append(Undecided(text, call.where("model"), OWN_MODULE))
             if loaded["class"].startswith("unsloth."):
                 training.trainer = f"Unsloth {training.trainer}"
         groups |= self._groups(row, found, ("reference", "compiled", "loader"))
@@ -309,7 +314,7 @@ class _Reader:
                 continue  # of the program's own class, which has fields of its own
             path = f"{one['class'].partition('.')[0]}.{last(one['class'])}"
             for name, argument in list(own.values.items()):
-                text = lacks(path, name, show(argument.value)) if "." not in name else None
+                text = lacks(path, name, show(argument.value)) if name.isidentifier() else None
                 if text is None:
                     continue
                 del own.values[name]

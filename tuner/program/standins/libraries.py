@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
 import importlib
 import importlib.machinery
 import os
@@ -224,15 +226,19 @@ def installed(root: str) -> bool:
 
 
 def _starred(root: str, frame: Any) -> list[str]:
-    """Names that `import *` gives: those of the tables, and what looks like a library's class."""
+    """Names that `import *` gives: those of the tables, and those that the program never makes."""
     known = [path.rpartition(".") for path in (*unknown.ROWS, *FIXED, *PARSERS.split())]
     found, others = {name for of, _, name in known if of == root}, {name for *_, name in known}
     codes = [frame.f_code] if frame is not None else []
-    ends = ("Trainer", "Config", "Arguments", "LM", "Tokenizer", "Dataset", "Module")
+    used, made = set[str](), {*dir(builtins)}
     for code in codes:
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-        likely = (n for n in code.co_names if n.startswith(("Auto", "Fast")) or n.endswith(ends))
-        found.update(name for name in likely if name not in others)
+        for each in dis.get_instructions(code):
+            if each.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+                used.add(each.argval)
+            elif each.opname in ("STORE_NAME", "STORE_GLOBAL"):
+                made.add(each.argval)
+    found = {name for name in found | (used - made - others) if _home(root, name) == root}
     return [name for name in found if frame is None or name not in frame.f_globals]
 
 

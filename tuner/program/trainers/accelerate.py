@@ -18,7 +18,7 @@ from tuner.program.arguments import EMULATE, TABLES, file_in
 from tuner.program.edit.source import opened
 from tuner.program.program import Program
 from tuner.program.trainer import Format, Launch, Trainer
-from tuner.program.trainers.deepspeed import zero_knobs, zero_of_file
+from tuner.program.trainers.deepspeed import zero_knobs, zero_of
 from tuner.program.writing import Settings, SettingsReader
 
 _KINDS = {
@@ -86,7 +86,7 @@ def _deepspeed_of(
 ) -> tuple[dict[str, KnobValue], list[Problem]]:
     file = options.get("deepspeed_config_file")
     if file is not None:
-        return zero_of_file(program.folder / str(file))
+        return zero_of(program.folder / str(file))
     settings = {"stage": int(str(options.get("zero_stage", 2)))}
     for name in ("offload_optimizer", "offload_param"):
         settings[f"{name}.device"] = options.get(f"{name}_device", "none")

@@ -38,17 +38,20 @@ _FILLED = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Numbers that Trainer fills in from the hidden size, below DeepSpeed's own."""
 
 
-def zero_of_file(
-    path: Path, at_most: list[str] | None = None
+def zero_of(
+    config: Mapping[str, Any] | Path, at_most: list[str] | None = None
 ) -> tuple[dict[str, KnobValue], list[Problem]]:
-    """Parameters of the file that `deepspeed` of TrainingArguments names, and problems.
+    """Parameters of DeepSpeed's settings, by names such as "bf16.enabled" or of a file; problems.
 
     `reduce_bucket_size` may be `AUTO`. Settings that only save memory go into `at_most`, if given.
     """
-    source = opened(path)
-    if source is None:
-        return {}, [Problem("cannot be read: expected DeepSpeed's settings in JSON", str(path))]
-    said = {name: found.value for name, found in values_of_files([source]).items()}
+    if isinstance(config, Path):
+        path, source = str(config), opened(config)
+        if source is None:
+            return {}, [Problem("cannot be read: expected DeepSpeed's settings in JSON", path)]
+        said = {name: found.value for name, found in values_of_files([source]).items()}
+    else:
+        path, said = "deepspeed", config
     problems = []
     if "optimizer.type" in said and said.get("optimizer.params.torch_adam") is not True:
         text = f"is DeepSpeed's own optimizer, which is not predicted: {EMULATE}"

@@ -15,7 +15,7 @@ from tuner.core.errors import UnavailableError
 from tuner.core.setup.common import QUANTIZED
 from tuner.program.arguments import TABLES, Arguments, ProgramTraining
 from tuner.program.edit.source import opened
-from tuner.program.program import Program, tool_settings
+from tuner.program.program import Program, tool_settings, tool_words
 from tuner.program.reading import (
     PAIRS,
     WITHOUT_KL,
@@ -211,16 +211,18 @@ def _script(program: Program) -> Program:
 
     Raises `UnavailableError` without TRL.
     """
-    place = next(n for n, word in enumerate(program.command) if Path(word).name == "trl") + 1
-    path = _folder() / "scripts" / f"{program.command[place]}.py"
+    place = tool_words(program) or slice(0, 0)
+    before, rest = program.command[: place.start], program.command[place.stop :]
+    name = program.command[place][-1].rpartition(".")[2]
+    path = _folder() / "scripts" / f"{name}.py"
     source = opened(path)
     if source is None:
         raise UnavailableError(
-            f"`trl {program.command[place]}` runs a script of TRL's, which isn't installed here",
+            f"`trl {name}` runs a script of TRL's, which isn't installed here",
             hint="run tuner in the environment of the trainer, or pip install trl",
         )
-    command = [*program.command[:place], str(path), *program.command[place + 1 :]]
-    own, said = f"trl.{_CONFIGS[program.command[place]]}Config", tool_settings(program)
+    command = [*(before or ("trl",)), str(path), *rest]
+    own, said = f"trl.{_CONFIGS[name]}Config", tool_settings(program)
     for name, argument in said.items():
         instead = None if takes(own, name) else meant(own, name, argument.value)
         if instead is not None and instead.argument not in said:
@@ -234,7 +236,10 @@ TRAINER = Trainer(
     SettingsFile(
         ("trl", "sft", "--config", FILE),
         (("model_name_or_path",), ("dataset_name", "datasets", "max_length", "packing")),
-        tuple(("trl", name) for name in _CONFIGS),
+        (
+            *(("trl", name) for name in _CONFIGS),
+            *((by, f"trl.scripts.{name}") for name in _CONFIGS for by in ("-m", "--module")),
+        ),
     ),
     tuple(
         Reading(f"TRL {name}Trainer", f"{name}Trainer", _VERSIONS, _plan)
