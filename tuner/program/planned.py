@@ -28,8 +28,8 @@ from tuner.core.setup.distributed_knobs import (
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program import releases
 from tuner.program.arguments import (
-    DTYPES,
     ANY,
+    DTYPES,
     EMULATE,
     OWN_MODULE,
     TABLES,
@@ -385,10 +385,14 @@ def _knob(problem: Problem) -> str:
     return problem.knob if isinstance(problem, Undecided) else ""
 
 
+_OF_ARGUMENTS = ("micro_batch", "grad_accum", "max_length", "gradient_checkpointing", "optimizer")
+"""What `read_as` says of a trainer's arguments."""
+
+
 def _with_unknowns(knobs: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
     unknown = {_knob(problem) for problem in problems}
     if ANY in unknown:
-        unknown |= {"micro_batch", "grad_accum", "max_length", "gradient_checkpointing", "optimizer"}
+        unknown |= {*_OF_ARGUMENTS}
     return {**knobs, **dict.fromkeys(unknown, "?")}
 
 
