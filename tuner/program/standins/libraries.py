@@ -238,7 +238,9 @@ def _starred(root: str, frame: Any) -> list[str]:
                 used.add(each.argval)
             elif each.opname in ("STORE_NAME", "STORE_GLOBAL"):
                 made.add(each.argval)
-    found = {name for name in found | (used - made - others) if _home(root, name) == root}
+    found |= used - made - others
+    if root in EXPORTS:
+        found = {name for name in found if _home(root, name) == root}
     return [name for name in found if frame is None or name not in frame.f_globals]
 
 

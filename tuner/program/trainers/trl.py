@@ -35,6 +35,7 @@ from tuner.program.writing import (
     SettingsReader,
     train_as_transformers,
 )
+from tuner.space.models.catalogue import NF4, stored_format
 
 TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machines")
 """Settings that `trl sft` passes on to `accelerate launch` (trl/cli, 1.16)."""
@@ -145,7 +146,7 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     trainer = training["trainer"]
     if trainer.take("peft_config") is not None or training.has("lora"):
         knobs |= adapters_by_calls(training)
-    if knobs["precision"] in QUANTIZED:
+    if knobs["precision"] in QUANTIZED or stored_format(model or "") == NF4:
         knobs["adapter_dtype"] = "bf16"
     trainer.leave_out("", "Trainer")
     return model, knobs
