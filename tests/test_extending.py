@@ -13,7 +13,7 @@ import pytest
 from documents import ROOT, blocks
 
 PAGE = "docs/extending.md"
-OPTIMIZER, TRAINER, STRATEGY, GPU, MODEL = (
+OPTIMIZER, TRAINER, GPU, MODEL = (
     block.text for block in blocks(PAGE) if "test_extending" in (block.said("not run") or "")
 )
 
@@ -32,7 +32,6 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert rows
     table.write_text(head + rows + OPTIMIZER + "\n" + rest)
     (package / "program/trainers/notes.py").write_text(TRAINER)
-    (folder / "strategy.py").write_text(STRATEGY)
     catalogue = package / "space/gpus.yaml"
     head, gpus, rest = catalogue.read_text().partition("\ngpus:\n")
     assert gpus
@@ -82,29 +81,6 @@ def test_a_trainer_is_read_and_written(clone: Path) -> None:
     plan = json.loads(tuner(clone, "check", "run.yaml", "--gpu", "a6000", "--predict", "--json"))
     assert plan["program"]["trainer"] == "Notes"
     assert plan["program"]["left_out"] == ["run.yaml:5 x"]
-
-
-PROPOSED = """
-import json
-from tuner.searches.options import Mode, SearchOptions
-from tuner.app.search.plan import make_plan
-from tuner.app.search.prepare import prepare
-from tuner.app.target import load_targets
-from tuner.searches.ray.driver import proposer_of
-
-options = SearchOptions(mode=Mode.PREDICT, searcher="strategy:FastestFirst", trials=3)
-request = prepare(make_plan(load_targets("tiny_cpu", ["a6000"])[0], options), ()).request
-proposer = proposer_of(request)
-found = [request.predictions[proposer.propose().key] for _ in range(3)]
-print(json.dumps([prediction.speed.samples_per_s for prediction in found]))
-"""
-
-
-@pytest.mark.proof
-def test_a_strategy_proposes(clone: Path) -> None:
-    baseline, *rates = json.loads(python(clone, "-c", PROPOSED))
-    assert baseline < min(rates)
-    assert rates == sorted(rates, reverse=True)
 
 
 def test_a_gpu_and_a_model_are_known(clone: Path) -> None:

@@ -54,7 +54,7 @@ NOTHING = Knowledge()
 
 
 class Strategy:
-    """Chooses trials. `--searcher package.module:Class` takes a subclass of your own.
+    """Chooses trials.
 
     `chance` is reseeded before each decision, from the seed of the search and the number of trials,
     so that an interrupted search continues as if it had not been interrupted.
@@ -189,14 +189,9 @@ def strategy_of(
     """
     if ":" in name:
         found = load_object(name, "searcher")
-        if isinstance(found, type) and issubclass(found, Strategy):
-            strategy: Strategy = found(candidates, knowledge, chance)
-            return strategy
         if isinstance(found, type) and issubclass(found, BaseSampler):
             return OptunaStrategy(candidates, knowledge, chance, make=found)
-        raise InputError(
-            f"searcher {name!r} is no sampler of Optuna's (a BaseSampler) and no Strategy"
-        )
+        raise InputError(f"searcher {name!r} is no sampler of Optuna's (a BaseSampler)")
     if name == "grid":
         return GridStrategy(candidates, knowledge, chance, trials=trials)
     made: dict[str, type[Strategy]] = {"tpe": OptunaStrategy, "random": RandomStrategy}

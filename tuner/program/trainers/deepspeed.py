@@ -51,7 +51,7 @@ def zero_of(
             return {}, [Problem("cannot be read: expected DeepSpeed's settings in JSON", path)]
         said = {name: found.value for name, found in values_of_files([source]).items()}
     else:
-        path, said = "deepspeed", config
+        path, said = "deepspeed", dict(config)
     problems = []
     if "optimizer.type" in said and said.get("optimizer.params.torch_adam") is not True:
         text = f"is DeepSpeed's own optimizer, which is not predicted: {EMULATE}"
