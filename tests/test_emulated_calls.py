@@ -39,6 +39,30 @@ def take(size: int) -> None:
     torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
+def add_gradients(*, kept: bool) -> float:
+    """The peak of a backward pass whose two gradients of a tied weight are added, in weights."""
+    import torch
+
+    seen = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, hidden, weight):
+            ctx.shapes = hidden.shape, weight.shape
+            return hidden.mean()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            of_weight = torch.zeros(ctx.shapes[1], device="cuda")
+            seen.extend([of_weight] * kept)
+            return torch.zeros(ctx.shapes[0], device="cuda"), of_weight
+
+    weight = torch.nn.Parameter(torch.randn(10_000, 256, device="cuda"))
+    hidden = torch.nn.functional.embedding(torch.zeros(8, dtype=torch.long, device="cuda"), weight)
+    Product.apply(hidden, weight).backward()
+    return torch.cuda.max_memory_allocated() / weight.nbytes
+
+
 def chosen() -> None:
     """Makes a tensor whose size depends on floats that are not computed."""
     import torch
@@ -64,6 +88,13 @@ def test_a_function_is_called_on_a_machine():
     with pytest.raises(torch.OutOfMemoryError) as refused:
         Machine(get_gpu("t4")).call(take, 30 << 30)
     assert "in take" in refused.value.__notes__[0]
+
+
+@needs_emulator
+def test_gradients_are_added_in_place_unless_someone_holds_the_first():
+    h100 = Machine(get_gpu("h100_sxm"))
+    assert h100.call(add_gradients, kept=False).value == pytest.approx(3, rel=0.03)
+    assert h100.call(add_gradients, kept=True).value == pytest.approx(4, rel=0.03)
 
 
 @needs_emulator

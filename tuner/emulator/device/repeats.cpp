@@ -9,7 +9,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/PyInterpreter.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/torch_dispatch_mode.h>
+#if __has_include(<torch/headeronly/version.h>)
+#include <torch/headeronly/version.h>
+#endif
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,6 +23,18 @@
 #include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Of Python, whose headers need not be there.
+extern "C" {
+void* PyGILState_GetThisThreadState(void);
+int PyGILState_Ensure(void);
+void PyGILState_Release(int held);
+void* PyEval_GetFrame(void);
+void* PyFrame_GetCode(void* frame);
+void* PyObject_GetAttrString(void* object, const char* name);
+int PyUnicode_CompareWithASCIIString(void* text, const char* other);
+void Py_DecRef(void* object);
+}
 
 extern "C" void emu_work(double host_ns, double device_ns);
 extern "C" uint64_t emu_launch_count(void);
@@ -177,7 +193,51 @@ void run(const c10::OperatorHandle& op, Stack* stack, const Judged& judged) {
   tuner_shared.seen = static_cast<int64_t>(emu_launch_count());
 }
 
+#if defined(TORCH_VERSION_MINOR) && (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13)
+// True if no Python but the call of the engine is on this thread's stack.
+bool is_engines() {
+  if (!PyGILState_GetThisThreadState()) return true;
+  int held = PyGILState_Ensure();
+  void* frame = PyEval_GetFrame();
+  bool found = !frame;
+  if (frame) {
+    void* code = PyFrame_GetCode(frame);
+    void* name = PyObject_GetAttrString(code, "co_name");
+    found = PyUnicode_CompareWithASCIIString(name, "_engine_run_backward") == 0;
+    Py_DecRef(name);
+    Py_DecRef(code);
+  }
+  PyGILState_Release(held);
+  return found;
+}
+
+// True if autograd adds two gradients of which nobody else holds the first. Without a mode it adds
+// in place then; under one a gradient that Python has seen counts as held (InputBuffer::accumulate).
+bool accumulates(const c10::OperatorHandle& op, const Stack& stack) {
+  static const auto add = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
+  if (c10::GradMode::is_enabled() || !(op == add) || !torch::autograd::get_current_node()) return false;
+  const auto arguments = torch::jit::last(stack, 3);
+  const auto &sum = arguments[0].toTensor(), &gradient = arguments[1].toTensor();
+  if (!sum.is_cuda() || !gradient.is_cuda() || sum.layout() != at::kStrided ||
+      gradient.layout() != at::kStrided || has_subclass(arguments[0]) || has_subclass(arguments[1]))
+    return false;
+  auto seen = sum.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  auto storage = sum.storage().unsafeGetStorageImpl();
+  // The engine's, the stack's, the call's, and that of Python's object; which nobody else has.
+  return seen && *reinterpret_cast<const uint32_t*>(seen) == 1 && sum.use_count() == 4 && sum.sizes() == gradient.sizes() &&
+         sum.scalar_type() == gradient.scalar_type() && sum.is_non_overlapping_and_dense() &&
+         sum.storage().use_count() == 1 + (storage->pyobj_slot()->load_pyobj() != nullptr) &&
+         is_engines();
+}
+#else
+bool accumulates(const c10::OperatorHandle&, const Stack&) { return false; }
+#endif
+
 void dispatch(const PyInterpreterVTable* self, const c10::OperatorHandle& op, Stack* stack) {
+  if (accumulates(op, *stack)) {
+    static const auto in_place = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add_", "Tensor");
+    return dispatch(self, in_place, stack);
+  }
   Frame frame{nullptr, {}};
   if (is_ours()) {
     auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
