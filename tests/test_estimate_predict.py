@@ -104,10 +104,10 @@ def test_prediction_says_what_it_is(prediction):
 def test_a_prediction_names_the_knobs_whose_effect_it_leaves_out():
     plain = Configuration({"precision": "nf4", "num_workers": 0})
     assert method_text("traced", "causal_lm", plain, A6000) == "traced"
-    ignored = plain.replace(liger=True, num_workers=4)
+    ignored = plain.replace(cudnn_benchmark=True, num_workers=4)
     text = method_text("traced", "causal_lm", ignored, A6000)
     assert text.startswith("traced; without the effect of ")
-    assert {"liger", "num_workers"} <= set(text.replace(",", "").split())
+    assert {"cudnn_benchmark", "num_workers"} <= set(text.replace(",", "").split())
 
 
 def test_a_compiled_training_has_the_memory_without_as_a_bound_and_no_speed(subject):

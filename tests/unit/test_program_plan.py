@@ -221,6 +221,21 @@ def test_a_star_gives_what_the_program_never_makes_itself(tmp_path):
     assert (plan.configuration["max_length"], plan.notes) == (64, ())
 
 
+def test_ligers_kernels_are_predicted_where_they_are_known(tmp_path):
+    plan = planned(tmp_path, SFT.format("use_liger_kernel=True", ""))
+    assert knobs(plan, "liger", "loss") == (True, "chunked")
+    trained = planned(tmp_path, TRAINER.format("", "", "use_liger_kernel=True"))
+    assert knobs(trained, "liger", "loss") == (True, "liger")
+    other = TRAINER.format("", "", "use_liger_kernel=True").replace(MODEL, "gpt2")
+    plan = planned(tmp_path, other)
+    assert knobs(plan, "liger", "loss") == (False, "transformers")
+    assert any("Liger's kernels of this model" in text for text in plan.at_most)
+    some = "use_liger_kernel=True, liger_kernel_config={'rope': False}"
+    plan = planned(tmp_path, SFT.format(some, ""))
+    assert "liger" not in plan.configuration
+    assert any("as far as liger_kernel_config" in text for text in plan.at_most)
+
+
 def test_settings_of_an_unknown_mapping_are_not_read_as_defaults(tmp_path):
     with pytest.raises(UndecidedError) as caught:
         planned(tmp_path, SFT.format("**rows.settings", ""))

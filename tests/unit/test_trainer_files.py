@@ -178,7 +178,7 @@ def test_stages_of_llama_factory(tmp_path, stage, more, micro_batch, reference, 
 def test_kernels_and_frozen_layers_of_llama_factory_make_an_upper_bound(tmp_path):
     sft = FACTORY.format(stage="sft", kind="freeze") + "enable_liger_kernel: true\n"
     plan = planned(tmp_path, sft)
-    assert (chosen(plan, "loss", "lora_rank"), len(plan.at_most)) == (("chunked", 0), 2)
+    assert (chosen(plan, "loss", "lora_rank"), len(plan.at_most)) == (("liger", 0), 1)
     dpo = FACTORY.format(stage="dpo", kind="lora") + "enable_liger_kernel: true\n"
     assert chosen(planned(tmp_path, dpo), "loss") == ("transformers",)
     assert "stage: ppo" in refusals(tmp_path, FACTORY.format(stage="ppo", kind="lora"))

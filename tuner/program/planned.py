@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from tuner.program.arguments import (
     OWN_MODULE,
     TABLES,
     Arguments,
+    Found,
     ProgramTraining,
     Undecided,
     knob_of,
@@ -57,6 +59,7 @@ from tuner.program.trainer import Planned, Reading, reading_of
 from tuner.program.trainers.deepspeed import AUTO, zero_of
 from tuner.program.training import MODEL_KEYS, read_loops, read_trainings
 from tuner.space.models.catalogue import NF4, entry_like, resolve_config, stored_format
+from tuner.space.models.trainable import LIGER_TYPES
 
 WORKLOAD = "causal_lm"
 
@@ -245,7 +248,7 @@ class _Planner:
         bounds += _resized(training, chosen, knobs)
         if planned.of_images is not None and "images" not in given and _takes_images(chosen):
             knobs |= planned.of_images(knobs)
-        knobs = _settled(knobs, chosen)
+        knobs = _settled(_with_known_liger(knobs, chosen, found), chosen)
         is_default = any(text.endswith(_NO_WORD_ON_ATTENTION) for text in found.assumed)
         if is_default and knobs["attention"] == "sdpa" and not _has_sdpa(chosen):
             found.assumed.append("attention=eager: transformers has no sdpa for this model")
@@ -426,6 +429,7 @@ def read_as(values: Mapping[str, Any], loop: str) -> str:
         f"{values.get('optimizer', '?')}": True,
         loop: bool(loop),
         f"{values.get('loss')} loss": "loss" in values,
+        "Liger's kernels": values.get("liger") is True,
     }
     return ", ".join(word for word, holds in words.items() if holds)
 
@@ -514,11 +518,12 @@ def _malformed(program: Program) -> Iterator[None]:
 
 
 def _beside(program: Program, model: str | None) -> str | None:
-    """A model's folder is meant from the folder that the program runs in."""
+    """A model's folder is meant from the folder that the program runs in, as a path."""
     if model is None:
         return None
     folder = program.folder / model
-    return str(folder) if folder.is_dir() else model
+    # Without a separator it would be a model of the catalogue, which may have the same name.
+    return os.path.join(os.curdir, folder) if folder.is_dir() else model  # noqa: PTH118
 
 
 def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
@@ -596,6 +601,22 @@ def _has_sdpa(model: str) -> bool:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     first = re.search(r"^    _supports_sdpa = (\w+)", text, re.MULTILINE)
     return first is None or first[1] == "True"
+
+
+def _with_known_liger(knobs: dict[str, Any], model: str, found: Found) -> dict[str, Any]:
+    """The knobs without Liger's kernels, as an upper bound, where they are not modelled."""
+    if not knobs.get("liger"):
+        return knobs
+    entry = entry_like(model)
+    kind = resolve_config(model).model_type if entry is None else entry.config["model_type"]
+    known = kind in LIGER_TYPES and not knobs.get("num_labels")
+    if not known:
+        found.at_most.append("Liger's kernels of this model aren't modelled, and only save memory")
+    if known and knobs["loss"] == "liger" and "eval_batch" in knobs:
+        found.at_most.append("Liger's loss, beside an evaluation, isn't modelled, and saves memory")
+    is_kept = known and "eval_batch" not in knobs
+    loss = "transformers" if knobs["loss"] == "liger" and not is_kept else knobs["loss"]
+    return {**knobs, "liger": known, "loss": loss}
 
 
 def _stored_dtype(model: str, knob: str) -> str:

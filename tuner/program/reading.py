@@ -255,7 +255,19 @@ def trainer_arguments(
         "training_loop": "trainer",
         **compiled(arguments),
         **sharded(arguments),
+        **with_liger(arguments, "use_liger_kernel"),
     }
+
+
+def with_liger(arguments: Arguments, name: str) -> dict[str, KnobValue]:
+    """The parameter of Liger's kernels, all of them; some only are named as what saves memory."""
+    if arguments.is_unknown(name):
+        arguments.undecided(name, "saves")
+    elif arguments.take(name):
+        if not arguments.take("liger_kernel_config"):
+            return {"liger": True}
+        arguments.bound(name, "Liger's kernels, as far as liger_kernel_config names some,")
+    return {}
 
 
 WITH_SYNC = f'accelerator_config={{"gradient_accumulation_kwargs": {{"{SYNC}": True}}}}'

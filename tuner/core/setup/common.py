@@ -74,7 +74,6 @@ class Process(Group):
         "Liger's Triton kernels, as Trainer's use_liger_kernel=True; needs liger-kernel and a GPU",
         default=False,
         optional=True,
-        modelled=False,
     )
     offload: float = knob(
         "offload",

@@ -32,7 +32,8 @@ def unmodelled(workload: str, configuration: Configuration) -> tuple[str, ...]:
     return tuple(
         name
         for name, term in SCHEMAS[workload].terms.items()
-        if not term.modelled and configuration.get(name, term.default) != term.default
+        if configuration.get(name, term.default) != term.default
+        and (not term.modelled or (name == "liger" and workload != CAUSAL_LM.workload))
     )
 
 

@@ -28,6 +28,7 @@ HOST_KNOBS = frozenset(
         "n_positives",
         *(term.name for term in (*Process.terms(), *Loader.terms(), *Ranks.terms())),
     }
+    - {"liger"}
 )
 """Knobs that a traced step does not see: what feeds it, how many pairs an epoch has, and the ranks
 that do the same (`tuner.cost.parallel`)."""
@@ -95,6 +96,7 @@ class Structure:
             name: value
             for name, value in configuration.items()
             if name not in sizes | OPTIMIZER_KNOBS | HOST_KNOBS | EVALUATION_KNOBS
+            and (name != "liger" or value)
         }
         length = _whole(configuration["max_length"])
         evaluated = _whole(configuration.get("eval_batch", 0))

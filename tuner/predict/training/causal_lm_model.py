@@ -20,8 +20,8 @@ from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.predict.training import attention_ways
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.causal_lm_settings import TrainingSetup
+from tuner.predict.training.liger import apply_liger, use_shapes
 from tuner.predict.training.losses import (
-    apply_liger,
     fused_cross_entropy,
     use_chunked_loss,
     use_liger_loss,
@@ -143,6 +143,8 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
         except (ValueError, ImportError) as error:
             raise _build_error(error, settings.update.attention) from error
         _use_loss(model, settings, real=real)
+        if settings.process.liger and not real:
+            use_shapes(model)
         if "fused_attention" in settings.ways:
             with_fused_attention(model)
         if settings.precision.is_quantized:

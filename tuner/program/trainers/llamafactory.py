@@ -23,6 +23,7 @@ from tuner.program.reading import (
     packed_rows,
     preference,
     trainer_arguments,
+    with_liger,
 )
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.writing import (
@@ -73,13 +74,15 @@ def _plan(training: ProgramTraining) -> Planned:
         "precision": "fp32" if is_full and not pure else STORED,
         "attention": _attention(file),
         "max_length": number(file, "cutoff_len", 2048),
-        # Liger's loss never has the whole logits, and is off where they are asked for.
-        "loss": "chunked"
-        if file.take("enable_liger_kernel") and not has_logits
-        else "transformers",
+        "loss": "transformers",
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    liger = with_liger(file, "enable_liger_kernel")
+    if liger and has_logits:  # of which it computes the loss by another kernel then
+        file.bound("enable_liger_kernel", "Liger's kernels beside a metric")
+    elif liger:
+        knobs |= {**liger, "loss": "liger"}
     if file.take("use_muon"):
         knobs["optimizer"] = "muon"
     file.take("packing")  # whole rows of one length are what is predicted anyway

@@ -25,7 +25,7 @@ _VERSIONS = {"transformers": "5.23", "peft": "0.21"}
 
 def _plan(training: ProgramTraining) -> Planned:
     model, knobs = training_by_calls(training, checkpoints=False, precision="no")
-    knobs["loss"] = "transformers"
+    knobs["loss"] = "liger" if knobs.get("liger") else "transformers"
     if training.has("lora"):
         knobs |= adapters_by_calls(training)
     lengths = {repr(one.value): one.value for one in training.lengths if one.problem is None}

@@ -78,7 +78,7 @@ def _as_release_does(training: ProgramTraining, knobs: dict[str, Any], loss: obj
     """The behaviour of SFTTrainer by its release, and by a template."""
     arguments = training["arguments"]
     if is_before("1.7") and loss != "chunked_nll":
-        knobs["loss"] = "transformers"
+        knobs["loss"] = "liger" if knobs.get("liger") else "transformers"
     if is_before("0.27") and knobs["precision"] in QUANTIZED:
         knobs["kbit_preparation"] = "trl" if knobs["mixed_precision"] == "bf16" else "peft"
     template, saved = arguments.take("chat_template_path"), knobs.get("modules_to_save", ())

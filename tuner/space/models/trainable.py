@@ -23,6 +23,10 @@ _CATALOGUE_WITHOUT_SDPA = frozenset(
 )
 """Types of models in the catalogue whose classes have no fused attention (transformers 5.23)."""
 
+LIGER_TYPES = ("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "qwen2", "qwen3",
+               "smollm3")  # fmt: skip
+"""Types of models whose training with Liger's kernels is predicted."""
+
 
 def model_defaults(name: str) -> Mapping[str, Any]:
     """Settings that replace the vocabulary's defaults, where the model's class knows no others.
