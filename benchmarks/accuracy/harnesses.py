@@ -149,7 +149,7 @@ def _fms(row: Row) -> Case | str:
     """fms-acceleration, scripts/benchmarks (scenarios*.yaml, defaults.yaml) over trl's SFTTrainer.
 
     Its bnb plugin skips k-bit preparation; `foak` and `liger` replace kernels, of which the
-    cross entropies are expressed and rotary embeddings, norms and LoRA products are not.
+    cross entropies, norms and rotary embeddings are expressed, and LoRA products are not.
     """
     if "granite" in row.model or "moe" in row.model:
         return "the mixture-of-experts models of these rows are not public or not in the catalogue"
@@ -164,6 +164,7 @@ def _fms(row: Row) -> Case | str:
     fused, chunked = "foak" in plugin, "liger" in plugin
     ran_out = row.peak_gib is None
     targets = tuple(sorted(set(row.lora_targets) - {"c_attn"}))
+    way = "keeps_cache" if is_bigcode else "fused_norms" if fused else ""
     return Case(
         row,
         fitted=True,
@@ -180,7 +181,7 @@ def _fms(row: Row) -> Case | str:
             loss="unwidened" if is_bigcode else "liger" if chunked else widened,
             fused_loss=fused and not chunked,
             kbit_preparation="none" if plugin.startswith("accelerated") else "trl",
-            **({"program_ways": ("keeps_cache",)} if is_bigcode else {}),
+            **({"program_ways": (way,)} if way else {}),
         ),
         measured=Measured(
             allocated=_bytes(row.peak_gib),

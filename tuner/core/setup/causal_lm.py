@@ -317,6 +317,7 @@ PROGRAM_WAYS: Mapping[str, str] = {
     "gradients_until_next": "gradients are forgotten before the next forward pass",
     "keeps_cache": "GPT-BigCode up to transformers 4.48, whose training keeps its cache",
     "fused_attention": "one product for query, key and value, as the first Qwen",
+    "fused_norms": "one kernel for each norm and rotary embedding, as Unsloth's fast kernels",
     "question_answering": "a model with a head for the places of an answer",
     "pretraining": "a model with its heads for pretraining",
     "master_weights": "Apex's O2: all in half precision, and FusedAdam on copies in fp32",

@@ -143,8 +143,8 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
         except (ValueError, ImportError) as error:
             raise _build_error(error, settings.update.attention) from error
         _use_loss(model, settings, real=real)
-        if settings.process.liger and not real:
-            use_shapes(model)
+        if "fused_norms" in settings.ways or (settings.process.liger and not real):
+            use_shapes(model, gated=settings.process.liger)
         if "fused_attention" in settings.ways:
             with_fused_attention(model)
         if settings.precision.is_quantized:

@@ -43,8 +43,8 @@ def apply_liger(model: Any) -> None:
     apply_liger_kernel(model, None)
 
 
-def use_shapes(model: Any) -> None:
-    """Give a model of a trace the memory and the traffic of Liger's norms, rotary and MLP.
+def use_shapes(model: Any, *, gated: bool = True) -> None:
+    """Give a model of a trace the memory and traffic of Liger's norms, rotary and, `gated`, MLP.
 
     Raises `InputError` for a type of models whose kernels are not known.
     """
@@ -58,14 +58,17 @@ def use_shapes(model: Any) -> None:
         name = type(module).__name__
         if name.endswith("RMSNorm"):
             _norm(module, in_place=kind not in NOT_IN_PLACE)
-        elif hasattr(module, "gate_proj") and hasattr(module, "down_proj"):
+        elif gated and hasattr(module, "gate_proj") and hasattr(module, "down_proj"):
             module.forward = types.MethodType(_mlp, module)
         elif hasattr(sys.modules[type(module).__module__], _ROTARY) and hasattr(module, "q_proj"):
             _rotate(module)
 
 
 def _norm(module: Any, *, in_place: bool) -> None:
-    module.forward = lambda hidden: _Norm.apply(hidden, module.weight, in_place)
+    def forward(hidden: torch.Tensor) -> Any:
+        return _Norm.apply(hidden, module.weight, in_place)  # type: ignore[no-untyped-call]
+
+    module.forward = forward
 
 
 class _Norm(torch.autograd.Function):
@@ -97,7 +100,8 @@ class _Norm(torch.autograd.Function):
 
 
 def _mlp(self: Any, hidden: torch.Tensor) -> Any:
-    return self.down_proj(_Gated.apply(self.gate_proj(hidden), self.up_proj(hidden)))
+    gate, up = self.gate_proj(hidden), self.up_proj(hidden)
+    return self.down_proj(_Gated.apply(gate, up))  # type: ignore[no-untyped-call]
 
 
 class _Gated(torch.autograd.Function):
@@ -138,7 +142,7 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     def of(q: torch.Tensor, k: torch.Tensor, cos: Any, sin: Any, **_: Any) -> Any:
-        return _Rotary.apply(q, k, cos, sin)
+        return _Rotary.apply(q, k, cos, sin)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, cos: Any, sin: Any) -> Any:
