@@ -18,8 +18,8 @@ from optuna.trial import FrozenTrial, TrialState
 from tuner.app.predicting import SpacePredictor
 from tuner.app.search.supported import supported_part
 from tuner.core.errors import InputError
+from tuner.core.host import usable_cpus
 from tuner.core.records import Configuration
-from tuner.predict.compiling import default_workers
 from tuner.searches.candidates import Candidates, parameter
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.sampler import Guided
@@ -52,7 +52,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
             raise InputError(f"{self.space.name} has no predictions, which the sampler starts from")
         device = get_gpu(gpu)
         part = supported_part(self.space, device, (), runs=True)
-        predictor = SpacePredictor(self.space, device, workers=default_workers())
+        predictor = SpacePredictor(self.space, device, workers=usable_cpus())
         found = predictor.predict(part.supported)
         self._candidates = Candidates(part.supported, tuple(self.space.knobs))
         self._guide = Guided(Pool.of(self._candidates, [each.prediction for each in found]))
