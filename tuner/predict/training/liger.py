@@ -89,14 +89,11 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         hidden, weight, _ = ctx.saved_tensors
         gradient = gradient.contiguous()
-        of_weight = None
-        if ctx.needs_input_grad[1]:
-            parts = weight.new_empty((PROCESSORS, weight.numel()), dtype=torch.float32)
+        rows = PROCESSORS if ctx.needs_input_grad[1] else 0
+        parts = weight.new_empty((rows, weight.numel()), dtype=torch.float32)
         result = gradient if ctx.in_place else torch.zeros_like(gradient)
         result.mul_(hidden)
-        if ctx.needs_input_grad[1]:
-            of_weight = parts.sum(dim=0).to(weight.dtype)
-        return result, of_weight, None
+        return result, parts.sum(dim=0).to(weight.dtype) if rows else None, None
 
 
 def _mlp(self: Any, hidden: torch.Tensor) -> Any:
