@@ -221,6 +221,24 @@ def test_memory_that_grows_is_named_with_its_line_and_the_step_that_it_ends(tmp_
     assert found.fits is (found.ends_at_step > 60_000)
 
 
+def test_a_queue_that_fills_up_does_not_grow(tmp_path: Path) -> None:
+    program = """\
+import collections, os, torch
+deep = torch.nn.Sequential(*[torch.nn.Linear(8, 8)] * 200).cuda()
+optimizer = torch.optim.SGD(deep.parameters())
+kept = collections.deque(maxlen=int(os.environ["MOST"]))
+for step in range(9000):
+    deep(torch.ones(1, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    kept.append(torch.zeros(25_000_000, device="cuda"))
+"""
+    found, _ = ran(tmp_path, program, MOST=20)
+    assert (found.fits, found.ends_at_step) == (True, None)
+    assert allocated(found)["largest batch"] > 20 * 25_000_000 * 4
+    found, _ = ran(tmp_path, program, MOST=9000)
+    assert (found.fits, found.ends_at_step) == (False, pytest.approx(160, abs=5))
+
+
 def test_code_after_a_loop_that_is_left_early_is_the_end(tmp_path: Path) -> None:
     program = """\
 import torch

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tuner.emulator.inside import row_sizes as reading
 from tuner.emulator.inside.budget import Budget
+from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.row_sizes import row_sizes
 from tuner.emulator.inside.shortening import Shortening
 
@@ -44,7 +45,7 @@ def shortening(
         after_training=lambda: None,
         accumulation=lambda: accumulation,
         evaluates=lambda: evaluates,
-        evaluated=lambda: None,
+        memory=MemoryWatch(3),
     )
 
 

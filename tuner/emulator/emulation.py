@@ -67,10 +67,11 @@ class EmulatedAllocation:
 
 @dataclass(frozen=True, slots=True)
 class GrowingMemory:
-    """Memory that a line of the program keeps from each step."""
+    """Memory that a line of the program keeps from each step, to the end of an `each_epoch`."""
 
     line: str
     bytes_per_step: int
+    each_epoch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,13 +416,21 @@ class Emulation:
     def _grows_too_much(self) -> bool:
         """True if memory that grows is full before the training, or an evaluation, ends."""
         ends, data = self.ends_at_step, self.training_data
-        least = self.all_steps or (data.steps if data is not None else 0)
+        least = self._growing_steps or (data.steps if data is not None else 0)
         return (ends is not None and ends <= least) or self.evaluation_ends_at is not None
+
+    @property
+    def _growing_steps(self) -> int | None:
+        """The steps in which memory grows: of an epoch, if its end frees what it kept."""
+        use, data = self.limiting, self.training_data
+        if use is not None and data is not None and all(one.each_epoch for one in use.growth):
+            return data.steps
+        return self.all_steps
 
     @property
     def may_grow(self) -> bool:
         """True if memory grows, and nothing tells the step at which a whole run ends."""
-        return self.whole and self.ends_at_step is not None and self.all_steps is None
+        return self.whole and self.ends_at_step is not None and self._growing_steps is None
 
     @property
     def verdict(self) -> Verdict:

@@ -119,6 +119,7 @@ class Follower:
         self._arrived = Arrived(self._note_vocabulary, self._note_looked_up)
         self._decoding = Decoding(self._memory, pricer, self._generation)
         self._done = 0
+        self._first_end = steps
         self._began = 0
         self._loop_goes_on = False
         self._renew()
@@ -329,7 +330,7 @@ class Follower:
             after_training=lambda: self._enter(END),
             accumulation=lambda: int(self._arrived.settings.get("grad_accum") or 1),
             evaluates=lambda: self._evaluates,
-            evaluated=self._memory.note_evaluated,
+            memory=self._memory,
         )
 
     @property
@@ -337,7 +338,10 @@ class Follower:
         """True if a data loader brings the program to its end, or if more steps are cheap."""
         if self._shortening is None:
             return False
-        if self._shortening.drives and self._done < self._steps + MOST_STEPS:
+        if self._memory.grows:
+            self._first_end = self._done + 1
+            return True
+        if self._shortening.drives and self._done < self._first_end + MOST_STEPS:
             return True
         return self._loop_goes_on and self._budget.affords(1, self._step_launches)
 
@@ -508,6 +512,7 @@ class Follower:
             self._shortening.epochs,
             self._memory.ran_lines,
             sys._getframe() if reason == "steps" else None,
+            grows=self._memory.grows_by_round,
         )
         if stopped is not None:
             found["unreached"] = [stopped, *(one for one in found["unreached"] if one != stopped)]

@@ -114,20 +114,26 @@ class Horizon:
     # -- at the end -----------------------------------------------------------------------------
 
     def result(
-        self, done: int, epochs: int, ran: Iterable[Place], frame: FrameType | None
+        self,
+        done: int,
+        epochs: int,
+        ran: Iterable[Place],
+        frame: FrameType | None,
+        *,
+        grows: bool = False,
     ) -> dict[str, Any]:
         """The lines that were not reached, and the steps of the whole training.
 
         `ran` are lines that allocated memory, and `frame` is the one in which the program is
-        stopped; None at its own end.
+        stopped; None at its own end. A loop of rounds whose memory `grows` was not reached whole.
         """
-        found = self._unreached(done, epochs, set(ran) | self._boundaries, frame)
+        found = self._unreached(done, epochs, set(ran) | self._boundaries, frame, grows=grows)
         lines = list(dict.fromkeys(shown(name, line) for name, line in sorted(found or ())))
         return {"unreached": lines[:MOST_SHOWN], "of_steps": self._of_steps}
 
     @guarded("the end of the training loop")
     def _unreached(
-        self, done: int, epochs: int, ran: set[Place], frame: FrameType | None
+        self, done: int, epochs: int, ran: set[Place], frame: FrameType | None, *, grows: bool
     ) -> list[Place]:
         for name, _ in ran:
             if package_of(name) is None:
@@ -143,19 +149,20 @@ class Horizon:
                 else:
                     continue
                 found += [(source.name, line) for line in source.left_by(test, ran)]
-        return found + list(self._after(frame))
+        return found + list(self._after(frame, grows=grows))
 
-    def _after(self, frame: FrameType | None) -> Iterator[Place]:
+    def _after(self, frame: FrameType | None, *, grows: bool) -> Iterator[Place]:
         """The first code after the training that may allocate, where it is stopped.
 
-        It may be a loop of trainings, each with an optimizer of its own.
+        It may be a loop of trainings, each with an optimizer of its own, or of rounds.
         """
         for one, source, function in reversed(list(self._own(frame))):
             loops = source.loops_at(function, one.f_lineno)
             names = _names(one)
             for loop in loops:
                 total, index = _progress(loop, names)
-                if (total is None or index + 1 < total) and source.has_any(loop, self.trainings):
+                is_more = total is None or index + 1 < total
+                if is_more and (grows or source.has_any(loop, self.trainings)):
                     yield source.name, loop.lineno
                     return
             for statement in source.after(function, loops[0] if loops else None, one.f_lineno):

@@ -43,8 +43,14 @@ _OF_A_STEP = ("forward", "backward", "optimizer")
 _SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 """Entries of the history that change reserved memory."""
 
+Round = tuple[int, int, int]
+"""The beginning of a round of a loader: its time, the allocated bytes, and the steps until then."""
+
 _GROWS_FROM = 3
 """Steps after which growing memory is seen."""
+
+_GROWS_FOR = 64
+"""Steps that run while memory grows: a queue or a cache that fills up ends to grow."""
 
 _GROWTH_BYTES = 1 << 16
 """Smaller blocks, such as a loss that is kept, end no run."""
@@ -80,6 +86,8 @@ class MemoryWatch:
         self._has_history = False
         self._kept: dict[int, list[dict[str, Any]]] = {}
         self._steps_us: list[int] = []
+        self._level = self._first_level = self._grown_for = 0
+        self._rounds: list[tuple[int, int, int]] = []
         self._trained_us = 0
         """The time at which the first forward pass began."""
         self._evaluated_us: list[int] = []
@@ -168,7 +176,42 @@ class MemoryWatch:
     def note_step(self) -> None:
         """Note that an optimizer step ended now."""
         self._steps_us.append(_now_us())
+        done, before = len(self._steps_us), self._level
+        if done <= _GROWS_FOR:
+            self._level = allocated_bytes()
+            is_more = self._level >= before + _GROWTH_BYTES
+            if done < _GROWS_FROM or (is_more and self._grown_for == done - 1):
+                self._grown_for = done
+            if done == 1:
+                self._first_level = self._level
         device_core().emu_begin_attempt()
+
+    @property
+    def grows(self) -> bool:
+        """True while more steps tell whether memory that has grown grows on.
+
+        A few steps later, a queue that is full holds nothing of the first steps.
+        """
+        done = len(self._steps_us)
+        if done < 2 * _GROWS_FROM:
+            return done >= _GROWS_FROM and self._level >= self._first_level + _GROWTH_BYTES
+        last = self._grown_for + self._grown_for // 8 + _GROWS_FROM
+        return self._grown_for >= 2 * _GROWS_FROM and done < min(last, _GROWS_FOR)
+
+    def begin_round(self) -> Round:
+        """The time, the allocated bytes and the steps at which a loader is read."""
+        return _now_us(), allocated_bytes(), len(self._steps_us)
+
+    def note_round(self, began: Round) -> None:
+        """Note the beginning of a round of a loader that trains."""
+        self._rounds.append(began)
+
+    @property
+    def grows_by_round(self) -> bool:
+        """True if each round of the training, as an epoch, leaves more than the one before."""
+        levels = [level for _, level, _ in self._rounds[1:]]
+        grown = [later - before for before, later in itertools.pairwise(levels)]
+        return len(grown) > 1 and min(grown) >= _GROWTH_BYTES
 
     def note_evaluated(self) -> None:
         """Note that an evaluation asks for its next batch."""
@@ -348,24 +391,36 @@ class MemoryWatch:
         return is_freed and place > 0
 
     def _growth(self, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Lines that leak, with the bytes of one step that each still holds after the next.
+        """Lines that leak, with the bytes of each step that they hold after the first steps.
 
-        The first step makes the optimizer's state, and what the last one made may be on its way.
+        The first one makes the optimizer's state, and what the last one made may be on its way. A
+        queue that is full has let go of the first, and a cache that has all it needs gets nothing
+        from the last. With `each_epoch` the next epoch began without what was kept.
         """
-        if len(self._steps_us) < _GROWS_FROM:
+        ends, next_us = self._steps_us[:_GROWS_FOR], sys.maxsize
+        if len(self._rounds) > 1 and self._rounds[1][2] >= _GROWS_FROM:
+            next_us, _, steps = self._rounds[1]
+            ends = ends[:steps]
+        if len(ends) < _GROWS_FROM:
             return []
-        ends = self._steps_us[:_GROWS_FROM]
-        rows: dict[str, list[int]] = {}
+        rows: dict[str, Counter[int]] = {}
+        dies: dict[str, int] = {}
         for one in blocks:
             step = bisect.bisect_left(ends, one["time_us"])
-            if step in (1, 2) and one["died_us"] > ends[-1] and one["size"] >= _GROWTH_BYTES:
+            is_kept = one["died_us"] > ends[-1] and one["size"] >= _GROWTH_BYTES
+            if 0 < step < len(ends) and is_kept:
                 line = self._place_of(one)[1]
-                rows.setdefault(line, [0, 0, 0])[step] += one["size"]
-        return [
-            {"line": line, "bytes_per_step": min(second, third)}
-            for line, (_, second, third) in rows.items()
-            if second and third
-        ]
+                rows.setdefault(line, Counter())[step] += one["size"]
+                dies[line] = max(dies.get(line, 0), one["died_us"])
+        few = 1 + len(ends) // 16
+        found = []
+        for line, kept in rows.items():
+            sizes = sorted(kept[step] for step in range(1, len(ends)))
+            size = sizes[(len(sizes) - 1) // 2]
+            if size and min(kept) <= few and max(kept) >= len(ends) - few:
+                each = next_us < sys.maxsize and dies[line] <= next_us
+                found.append({"line": line, "bytes_per_step": size, "each_epoch": each})
+        return found
 
     def _evaluation_growth(self, entries: list[dict[str, Any]]) -> dict[str, int]:
         """Bytes that the first evaluation keeps of each batch, and the peak of its third."""
@@ -402,6 +457,11 @@ class MemoryWatch:
             own = self._backward_line[max(number, 0)][1]
             library = library or "the backward pass"
         return library or "PyTorch", own or ""
+
+
+def allocated_bytes() -> int:
+    """The bytes that tensors hold on all devices of this process."""
+    return sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count())))
 
 
 def _record_history(**options: Any) -> None:

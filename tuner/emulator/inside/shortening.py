@@ -19,6 +19,7 @@ from typing import Any
 
 from tuner.emulator.inside.budget import WORTHWHILE, Budget
 from tuner.emulator.inside.faults import guarded
+from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.row_sizes import (
     ALL,
@@ -60,8 +61,8 @@ class Shortening:
     `report` sends an event; `stop` ends the program; `after_training` is called when a loader that
     trained has no more batches, and `before_training` when it is read again. `accumulation` is the
     number of micro-batches of a step, as far as it is known, and `evaluates` is true while the
-    model is being evaluated; `evaluated` is then called before each batch. The `budget` bounds the
-    rounds that are not shortened.
+    model is being evaluated. The `budget` bounds the rounds that are not shortened. While `memory`
+    grows, more of the first steps run; it is told of rounds that train, and of evaluated batches.
     """
 
     def __init__(  # noqa: PLR0913 - what it asks of the follower
@@ -75,13 +76,13 @@ class Shortening:
         after_training: Callable[[], None],
         accumulation: Callable[[], int],
         evaluates: Callable[[], bool],
-        evaluated: Callable[[], None],
+        memory: MemoryWatch,
     ) -> None:
         self._steps, self._budget = steps, budget
         self._report, self._stop = report, stop
         self._before_training = before_training
         self._after_training, self._accumulation = after_training, accumulation
-        self._evaluates, self._evaluated = evaluates, evaluated
+        self._evaluates, self._memory = evaluates, memory
         self._done = 0
         self._backwards = 0
         self._ended_at = -2
@@ -149,7 +150,7 @@ class Shortening:
         @functools.wraps(following)
         def follow_to_the_end(iterator: Any) -> Any:
             if shortening._evaluates():
-                shortening._evaluated()
+                shortening._memory.note_evaluated()
             started = time.perf_counter()
             try:
                 batch = following(iterator)
@@ -187,6 +188,7 @@ class Shortening:
                 self._stop()  # it asks for single batches, or until it has done its steps
             return
         began, done, launches = self._backwards, self._done, self._budget.launches
+        round_began = self._memory.begin_round()
         ahead = loader.num_workers * (loader.prefetch_factor or 0)
         first = FIRST if self._evaluates() else max(AHEAD, self._accumulation())
         first = 1 if has_done and is_known else first
@@ -212,6 +214,7 @@ class Shortening:
         if trains:
             self._trained.add(loader)
             self.epochs += 1
+            self._memory.note_round(round_began)
             self._goes_on = goes_on and self._budget.affords(left + len(batches), cost)
         if goes_on:
             if not is_known:
@@ -262,7 +265,8 @@ class Shortening:
         served = 0
         for batch in batches:
             trains = self._backwards > began
-            if served >= most if not trains else self._done >= self._steps:
+            is_enough = self._done >= self._steps and not self._memory.grows
+            if served >= most if not trains else is_enough:
                 return served, False
             yield batch
             served += 1
