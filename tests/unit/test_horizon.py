@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import runpy
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch  # noqa: F401 - values of it are left alone
 
 from tuner.emulator.inside.horizon import Horizon
 
@@ -15,13 +17,20 @@ PROGRAM = """\
 def evaluate(): allocate()
 def allocate(n=1): return zeros(n)
 def log(step): print(step)
+def batch_at(at):
+    if at < 500: return 8
+    return BIG
+BIG, schedule, long = 64, {500: 64}, [[1]] * 50 + [[1, 1]] * 50
 def train():
-    step = 0
+    step, left, losses, phase, began, rows = 0, 500, [], "early", time(), [[1]] * 100
     for epoch in range(30):
         for i in range(100):
             note()
             step += 1
+            left -= 1
+            losses.append(0.0)
             {code}
+            if phase == "late": evaluate()
 train()
 """
 
@@ -31,23 +40,38 @@ REACHED = (
     "if step == -1: evaluate()",
     "if i == 200: evaluate()",
     "lr = 1e-3 if step < 500 else 1e-4",
+    "allocate(64 if step < 500 else 8)",
+    "if time() - began > 10: log(step)",
+    "allocate(max(8, 64 - step))",
+    "rows[i:i + 2]",
 )
 LEFT = (
     "if step % 500 == 0: evaluate()",
     "if epoch > 25: evaluate()",
     "if i == 50: kept = zeros(9)",
     "allocate(8 if step < 500 else 64)",
+    "if time() - began > 1e9: evaluate()",
+    "if len(losses) % 500 == 0: evaluate()",
+    "if left == 0: evaluate()",
+    "size = 8 if step < 500 else 64; allocate(size)",
+    "if step == 500: size = BIG",
+    "allocate(8 + step // 100)",
+    "size = min(64, 2 ** (step // 100)); allocate(size)",
+    "allocate(schedule.get(step, 8))",
+    "long[i:i + 2]",
 )
+ELSEWHERE = {"if step == 500: phase = 'late'": 17, "batch_at(step)": 6}
+"""Code that changes what other lines do."""
 
 
 class StoppedError(Exception):
     """Ends the program after its first steps."""
 
 
-@pytest.mark.parametrize("code", [*REACHED, *LEFT])
+@pytest.mark.parametrize("code", [*REACHED, *LEFT, *ELSEWHERE])
 def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text(PROGRAM.format(code=code))
+    path.write_text(PROGRAM.replace("{code}", code))
     horizon, found = Horizon(), []
 
     def note() -> None:
@@ -57,10 +81,13 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
             raise StoppedError
 
     def run() -> Any:
-        return runpy.run_path(str(path), {"note": note, "zeros": bytearray})
+        return runpy.run_path(str(path), {"note": note, "zeros": bytearray, "time": time.time})
 
     with pytest.raises(StoppedError):
         run()
     (result,) = found
     assert result["of_steps"] == 3000
-    assert [one.rpartition(":")[2] for one in result["unreached"]] == ["10"] * (code in LEFT)
+    left = ELSEWHERE.get(code, 16)
+    assert [int(one.rpartition(":")[2]) for one in result["unreached"]] == [left] * (
+        code not in REACHED
+    )

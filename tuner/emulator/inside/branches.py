@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import re
 import sys
 from collections import defaultdict
@@ -21,8 +22,8 @@ FUTURE = 100_000
 COUNTERS = re.compile(
     r"""
     completed_steps | current_epoch | current_step | epoch | epoch_num | global_step |
-    global_steps | it | iter_num | iteration | iterations | n_iter | num_steps | num_updates
-    | opt_step | step | steps | update_step
+    global_steps | it | iter_num | iteration | iterations | last_epoch | n_iter | num_steps |
+    num_updates | opt_step | step | steps | update_step
     """,
     re.VERBOSE,
 )
@@ -36,9 +37,14 @@ _SAFE = (
     *(ast.Attribute, ast.Tuple, ast.List, ast.Set, ast.expr_context, ast.operator, ast.cmpop),
     *(ast.boolop, ast.unaryop, ast.Call),
 )
-_SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr")
+SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr")
 _ADDS = ("append", "extend", "appendleft")
+_MOST_PASSED = 3
+"""Functions through which a counter is followed."""
 _COUNTING = frozenset({"range", "enumerate", "trange", "count"})
+_CLOCK = re.compile(r"(\w+\.)*(time|monotonic|perf_counter|now)\(\)")
+_SCHEDULES = ("LambdaLR", "MultiplicativeLR")
+"""Learning rate schedules, whose functions get a counter."""
 
 _HARMLESS = re.compile(
     r"""
@@ -46,9 +52,10 @@ _HARMLESS = re.compile(
     | collect | cpu | critical | debug | dict | dump | dumps | empty_cache | enumerate |
     error | eval | exception | exists | exit | extend | filter | float | flush | format |
     get | getLogger | get_last_lr | getattr | hasattr | info | int | is_main_process |
-    isinstance | item | items | iter | join | keys | len | list | lower | makedirs | map |
-    max | max_memory_allocated | mean | memory_allocated | min | mkdir | named_parameters |
-    next | numpy | open | parameters | perf_counter | pop | print | range | remove | replace
+    isinstance | item | items | iter | join | keys | len | list | lower | makedirs |
+    manual_seed | manual_seed_all | map | max | max_memory_allocated | mean |
+    memory_allocated | min | mkdir | named_parameters | next | numpy | open | parameters |
+    perf_counter | pop | print | range | remove | replace
     | report | reset | reset_peak_memory_stats | rmtree | round | rstrip | set |
     set_description | set_epoch | set_postfix | set_postfix_str | sleep | sorted | split |
     state_dict | step | str | strip | sum | super | synchronize | time | tolist | train |
@@ -103,20 +110,21 @@ class Test:
         if self.code is None:
             return None
         try:
-            found = eval(self.code, {"__builtins__": _BUILTINS}, {**others, **values})  # noqa: S307
+            found = eval(self.code, {"__builtins__": BUILTINS}, {**others, **values})  # noqa: S307
         except Exception:  # noqa: BLE001 - the program's own names
             return None
         return bool(found) if isinstance(found, int | float | str | None) else None
 
 
-_BUILTINS = {name: getattr(builtins, name) for name in _SAFE_CALLS}
+BUILTINS = {name: getattr(builtins, name) for name in SAFE_CALLS}
 
 
 class Source:
     """One file of the program."""
 
     def __init__(self, name: str, tree: ast.Module) -> None:
-        self.name, self._tree = name, tree
+        self.name = name
+        self._tree: ast.Module = ast.fix_missing_locations(_Cases().visit(tree))
         self._parents = {
             child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)
         }
@@ -197,8 +205,9 @@ class Source:
         return found
 
     def _test(self, node: ast.If | ast.IfExp, function: ast.AST) -> Test | None:
-        counting = _Counting(self._counters(function), self._aliases(function))
-        test = counting.visit(_copied(node.test))
+        counters = self.counters(function) | self._states
+        counting = Counting(counters, self._aliases(function))
+        test = counting.visit(copy.deepcopy(node.test))
         if not counting.atoms:
             return None
         simple = _evaluable(test)
@@ -210,10 +219,13 @@ class Source:
             code = compile(expression, "<test>", "eval")
         return Test(node, function, counting.atoms, code)
 
-    def _counters(self, function: ast.AST) -> set[str]:
+    def counters(self, function: ast.AST) -> set[str]:
         """The counters that a function sees, as they are written."""
+        return self._own_counters(function) | self._passed.get(function, set())
+
+    def _own_counters(self, function: ast.AST) -> set[str]:
         if function not in self._counted:
-            found = set(self._added)
+            found = {name for name in self._added if not self._is_other(name, function)}
             for one in ast.walk(function):
                 if isinstance(one, ast.For | ast.AsyncFor):
                     target = counter_target(one)
@@ -227,18 +239,88 @@ class Source:
     def _counted(self) -> dict[ast.AST, set[str]]:
         return {}
 
+    def _is_other(self, name: str, function: ast.AST) -> bool:
+        """True if a name that is counted elsewhere is a function's own, which doesn't count it."""
+        if function is self._tree or any(
+            self._function_around(one) is function for one in self._added[name]
+        ):
+            return False
+        return any(
+            getattr(one, "arg", None) == name
+            or (getattr(one, "id", None) == name and isinstance(one.ctx, ast.Store))  # type: ignore[attr-defined]
+            for one in ast.walk(function)
+        )
+
+    @cached_property
+    def _passed(self) -> Mapping[ast.AST, set[str]]:
+        """The parameters of functions that get counters."""
+        found: dict[ast.AST, set[str]] = defaultdict(set)
+        calls = [one for one in ast.walk(self._tree) if isinstance(one, ast.Call)]
+        for call in calls:
+            if last_name(call.func) in _SCHEDULES:
+                for given in (*call.args, *(one.value for one in call.keywords)):
+                    for function in (given, *self._by_name.get(last_name(given), ())):
+                        if isinstance(function, (*_FUNCTIONS, ast.Lambda)):
+                            found[function] |= {one.arg for one in function.args.args}
+        for _ in range(_MOST_PASSED):
+            for call in calls:
+                around = self._function_around(call)
+                lambdas = (one for one in self._up(call) if isinstance(one, ast.Lambda))
+                seen = self.counters_of(around, found).union(*(found[one] for one in lambdas))
+                for function, name, given in self.passed_to(call):
+                    if _is_counter(given, seen):
+                        found[function].add(name)
+        return found
+
+    def counters_of(self, function: ast.AST, passed: Mapping[ast.AST, set[str]]) -> set[str]:
+        """The counters of a function, with those that are passed to it."""
+        return self._own_counters(function) | passed.get(function, set())
+
+    def passed_to(self, call: ast.Call) -> Iterator[tuple[ast.AST, str, ast.expr]]:
+        """The program's functions that a call may mean, with each parameter and its value."""
+        for function in self._by_name.get(last_name(call.func), ()):
+            names = [one.arg for one in function.args.args]
+            names = names[1:] if names[:1] in (["self"], ["cls"]) else names
+            yield from ((function, name, one) for name, one in zip(names, call.args, strict=False))
+            yield from ((function, one.arg, one.value) for one in call.keywords if one.arg)
+
+    @cached_property
+    def _states(self) -> set[str]:
+        """The names of words and signs that branches on counters set, as of a state machine."""
+        found = set()
+        for one in ast.walk(self._tree):
+            if isinstance(one, ast.If):
+                function = self._function_around(one)
+                counting = Counting(self.counters(function), self._aliases(function))
+                counting.visit(copy.deepcopy(one.test))
+                for statement in one.body if counting.atoms else ():
+                    value = getattr(statement, "value", None)
+                    is_word = isinstance(getattr(value, "value", None), str | bool)
+                    if isinstance(statement, ast.Assign) and is_word:
+                        found |= {ast.unparse(target) for target in statement.targets}
+        return found
+
     @cached_property
     def _added(self) -> dict[str, list[ast.stmt]]:
-        """The names, attributes and items that are counted up, and where."""
+        """The names, attributes and items that are counted up or down, and where.
+
+        The length of a list that is added to counts, and the next number of `itertools.count`.
+        """
         found: dict[str, list[ast.stmt]] = defaultdict(list)
         for one in ast.walk(self._tree):
-            if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add):
+            if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add | ast.Sub):
                 if isinstance(one.value, ast.Constant) and isinstance(one.value.value, int):
                     found[ast.unparse(one.target)].append(one)
             elif isinstance(one, ast.Assign) and len(one.targets) == 1:
                 target = ast.unparse(one.targets[0])
                 if ast.unparse(one.value) in (f"{target} + 1", f"1 + {target}"):
                     found[target].append(one)
+                elif last_name(getattr(one.value, "func", one)) == "count":
+                    found[f"next({target})"] = []
+            elif isinstance(one, ast.Expr) and last_name(getattr(one.value, "func", one)) in _ADDS:
+                added = one.value.func  # type: ignore[attr-defined]
+                if isinstance(added, ast.Attribute):
+                    found[f"len({ast.unparse(added.value)})"].append(one)
         return found
 
     def _aliases(self, function: ast.AST) -> Mapping[str, ast.expr]:
@@ -255,22 +337,50 @@ class Source:
             if len(values) == 1 and isinstance(values[0], ast.Compare | ast.BoolOp | ast.BinOp)
         }
 
-    def shift(self, test: Test, atom: ast.expr, line: int) -> int:
-        """The difference between a counter's value at the end of a step and at its test."""
-        at = test.node.lineno
+    def shift(self, node: ast.expr | ast.stmt, atom: ast.expr, line: int) -> int:
+        """The difference between a counter's value at the end of a step and where it is used."""
+        at, function = node.lineno, self._function_around(node)
         found = 0
         for one in self._added.get(ast.unparse(atom), ()):
-            if self._function_around(one) is test.function:
-                found += (line < one.lineno < at) - (at < one.lineno < line)
+            if self._function_around(one) is function:
+                found += _sign(one) * ((line <= one.lineno < at) - (at < one.lineno < line))
         return found
 
-    def last_value(self, test: Test, atom: ast.expr, names: Mapping[str, Any]) -> int | None:
-        """The last value of a loop's counter; None if it is not known."""
-        for one in self._up(test.node):
+    def begins_at(self, test: Test, atom: ast.expr) -> int:
+        """The first value of a counter at its test, in a function that begins anew each time."""
+        added = self._added.get(ast.unparse(atom), ())
+        here = [one for one in added if self._function_around(one) is test.function]
+        return sum(_sign(one) for one in here if one.lineno < test.node.lineno)
+
+    def falls(self, atom: ast.expr) -> bool:
+        """True for a counter that is counted down."""
+        added = self._added.get(ast.unparse(atom), ())
+        return bool(added) and all(_sign(one) < 0 for one in added)
+
+    def values(self, node: ast.AST, atom: ast.expr, names: Mapping[str, Any]) -> range | None:
+        """The values of a loop's counter; None if they are not known."""
+        for one in self._up(node):
             if isinstance(one, ast.For | ast.AsyncFor) and counter_target(one) == last_name(atom):
-                values = iterated(one.iter, names)
-                return values[-1] if values else None
+                return iterated(one.iter, names)
         return None
+
+    @property
+    def bodies(self) -> list[ast.AST]:
+        """The module and all functions."""
+        return [self._tree, *self._functions]
+
+    def parts(self, function: ast.AST) -> Iterator[ast.AST]:
+        """The nodes of a function, or of the module, without those of functions in it."""
+        waiting = list(ast.iter_child_nodes(function))
+        while waiting:
+            node = waiting.pop()
+            yield node
+            if not isinstance(node, _FUNCTIONS):
+                waiting += ast.iter_child_nodes(node)
+
+    def named(self, name: str) -> Sequence[ast.AST]:
+        """The functions with this name."""
+        return self._by_name.get(name, ())
 
     def is_used(self, function: ast.AST) -> bool:
         """True if a function, or the class whose method it is, is named anywhere else."""
@@ -295,7 +405,7 @@ class Source:
             if test.code is not None and wanted in test.taken:
                 continue
             if isinstance(test.node, ast.IfExp):
-                sizes = test.code is not None and self._sizes_something(test.node, wanted=wanted)
+                sizes = self._value_allocates(test.node, test.names, wanted=wanted)
                 if sizes and self._comes(test, wanted=wanted):
                     yield test.node.lineno
                 continue
@@ -322,6 +432,10 @@ class Source:
         first, last = body[0].lineno, body[-1].end_lineno or 0
         return any(name == self.name and first <= line <= last for name, line in ran)
 
+    def ran(self, statement: ast.stmt, places: set[Place]) -> bool:
+        """True if any of these places is in the statement."""
+        return self._has_run([statement], places)
+
     def has_any(self, loop: Any, places: set[Place]) -> bool:
         """True if any of these places is in the loop."""
         return self._has_run(loop.body, places)
@@ -331,22 +445,30 @@ class Source:
         if test.code is None or len(test.values) != 1:
             return True
         ((name, value),) = test.values.items()
-        total = test.totals.get(name)
-        last = int(value) + FUTURE if total is None else total
-        return any(
-            test.outcome({name: number}, test.names) is wanted
-            for number in range(int(value) + 1, min(last, int(value) + FUTURE) + 1)
-        )
+        now, total = int(value), test.totals.get(name)
+        coming = range(now + 1, now + FUTURE if total is None else min(total, now + FUTURE) + 1)
+        if self.falls(test.atoms[name]):
+            coming = range(now - 1, now - FUTURE, -1)
+        return any(test.outcome({name: number}, test.names) is wanted for number in coming)
 
-    def _sizes_something(self, node: ast.IfExp, *, wanted: bool) -> bool:
-        """True if a value of a conditional expression is a size that goes into a call."""
-        chosen = node.body if wanted else node.orelse
-        if isinstance(chosen, ast.Constant) and not _is_size(chosen.value):
+    def _value_allocates(self, node: ast.IfExp, names: Mapping[str, Any], *, wanted: bool) -> bool:
+        """True if a value of a conditional expression may allocate, or is the larger size."""
+        chosen, other = (node.body, node.orelse) if wanted else (node.orelse, node.body)
+        calls = (one for one in ast.walk(chosen) if isinstance(one, ast.Call))
+        if any(not self._is_harmless(one, names, set()) for one in calls):
+            return True
+        known = {**self.globals, **names}
+        size, less = value_of(chosen, known), value_of(other, known)
+        if isinstance(chosen, ast.Constant | ast.Name) and not _is_size(
+            2 if size is None else size
+        ):
             return False
-        if isinstance(chosen, ast.Name) and not _is_size(self.globals.get(chosen.id, 2)):
+        if _is_size(size) and _is_size(less) and size <= less:
             return False
         call = next((one for one in self._up(node) if isinstance(one, ast.Call | ast.stmt)), None)
-        return isinstance(call, ast.Call) and not self._is_harmless(call, {}, set())
+        if isinstance(call, ast.Call):
+            return not self._is_harmless(call, {}, set())
+        return _is_size(size) and isinstance(call, ast.Assign | ast.Return)
 
     def after(self, function: ast.AST, loop: ast.AST | None, line: int) -> Iterator[ast.stmt]:
         """The statements of a function that follow its loop, or this line."""
@@ -358,10 +480,19 @@ class Source:
             and one.lineno <= line <= (one.end_lineno or 0)
             and self._function_around(one) is function
         ]
-        start = loop if loop is not None else within[-1] if within else None
+        block = self._parents[within[-1]] if within else None
+        here = [one for one in within if self._parents[one] is block]  # several on a line
+        start = loop if loop is not None else next(iter(here), None)
         while start is not None and start is not function:
             yield from self._following(start)
             start = self._parents.get(start)
+
+    def after_inner(self, loop: ast.AST, outer: ast.AST) -> Iterator[ast.stmt]:
+        """The statements that follow a loop in the loop around it."""
+        start = loop
+        while start is not outer:
+            yield from self._following(start)
+            start = self._parents[start]
 
     # -- code that may allocate -----------------------------------------------------------------
 
@@ -378,9 +509,25 @@ class Source:
         for one in ast.walk(statement):
             if isinstance(one, ast.Call) and not self._is_harmless(one, names, seen):
                 return one.lineno
-            if isinstance(one, ast.Assign) and _sets_size(one):
+            if isinstance(one, ast.stmt) and self._sets_size(one, names):
                 return one.lineno
         return None
+
+    def _sets_size(self, node: ast.stmt, names: Mapping[str, Any]) -> bool:
+        """True for a number that may be a size, and for parameters that begin to be trained."""
+        if isinstance(node, ast.AugAssign):
+            grows = isinstance(node.op, ast.Mult | ast.Add) and isinstance(node.value, ast.Constant)
+            return grows and _is_size(node.value.value)  # type: ignore[attr-defined]
+        if not isinstance(node, ast.Assign | ast.Return) or node.value is None:
+            return False
+        for target in getattr(node, "targets", ()):
+            if last_name(target) == "requires_grad":
+                return True
+        if _is_counter(node.value, self.counters(self._function_around(node))):
+            return False
+        known = {**self.globals, **names}
+        is_plain = isinstance(node.value, ast.Constant | ast.Name | ast.Attribute | ast.BinOp)
+        return is_plain and _is_size(value_of(node.value, known))
 
     def _is_harmless(self, call: ast.Call, names: Mapping[str, Any], seen: set[ast.AST]) -> bool:
         name, root = last_name(call.func), _root(call.func)
@@ -391,6 +538,7 @@ class Source:
             return all(self._is_harmless_function(one, seen) for one in own)
         if (
             _HARMLESS.fullmatch(name)
+            or (name.endswith("_") and not name.startswith("_"))  # in place
             or _HARMLESS_ROOTS.fullmatch(root)
             or name.startswith(_HARMLESS_STARTS)
         ):
@@ -407,7 +555,30 @@ class Source:
         return all(self.allocates_at(one, {}, seen) is None for one in body)
 
 
-class _Counting(ast.NodeTransformer):
+class _Cases(ast.NodeTransformer):
+    """Puts branches in the place of `match` statements."""
+
+    def visit_Match(self, node: ast.Match) -> Any:
+        """The cases as branches, each with a test of its own."""
+        self.generic_visit(node)
+        return [
+            ast.copy_location(ast.If(_matches(node.subject, one), one.body, []), one.pattern)
+            for one in node.cases
+        ]
+
+
+def _matches(subject: ast.expr, case: ast.match_case) -> ast.expr:
+    """The test of a case; true for patterns other than values."""
+    pattern, tests = case.pattern, [case.guard] if case.guard else []
+    values = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
+    known = [one.value for one in values if isinstance(one, ast.MatchValue)]
+    if len(known) == len(values):
+        among = ast.Tuple(known, ast.Load())
+        tests.insert(0, ast.Compare(copy.deepcopy(subject), [ast.In()], [among]))
+    return ast.BoolOp(ast.And(), [ast.Constant(value=True), *tests])
+
+
+class Counting(ast.NodeTransformer):
     """Puts a name in the place of each counter in a test."""
 
     def __init__(self, counters: set[str], aliases: Mapping[str, ast.expr]) -> None:
@@ -417,9 +588,14 @@ class _Counting(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         """The node, or what stands for it."""
-        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             text = ast.unparse(node)
-            if text in self._counters or COUNTERS.fullmatch(getattr(node, "attr", "")):
+            item = getattr(node, "attr", None) or getattr(getattr(node, "slice", 0), "value", 0)
+            if (
+                text in self._counters
+                or COUNTERS.fullmatch(item if isinstance(item, str) else "")
+                or _CLOCK.fullmatch(text)
+            ):
                 known = {ast.unparse(atom): name for name, atom in self.atoms.items()}
                 name = known.get(text, f"__{len(self.atoms)}")
                 self.atoms[name] = node
@@ -427,15 +603,23 @@ class _Counting(ast.NodeTransformer):
         if isinstance(node, ast.Name) and node.id in self._aliases and self._depth < 3:
             self._depth += 1
             try:
-                return self.visit(_copied(self._aliases[node.id]))
+                return self.visit(copy.deepcopy(self._aliases[node.id]))
             finally:
                 self._depth -= 1
         return self.generic_visit(node)
 
 
-def _copied(node: ast.expr) -> ast.expr:
-    parsed = ast.parse(ast.unparse(node), mode="eval")
-    return parsed.body
+def _is_counter(node: ast.expr, counters: set[str]) -> bool:
+    """True for a counter, and for sums and products of one."""
+    if ast.unparse(node) in counters or COUNTERS.fullmatch(last_name(node)):
+        return True
+    parts = (node.left, node.right) if isinstance(node, ast.BinOp) else ()
+    return any(_is_counter(one, counters) for one in parts)
+
+
+def _sign(added: ast.stmt) -> int:
+    """-1 for a counter that is counted down."""
+    return -1 if isinstance(getattr(added, "op", None), ast.Sub) else 1
 
 
 def _evaluable(node: ast.expr) -> ast.expr | None:
@@ -443,13 +627,14 @@ def _evaluable(node: ast.expr) -> ast.expr | None:
     if isinstance(node, ast.BoolOp):
         parts = [part for one in node.values if (part := _evaluable(one)) is not None]
         return ast.BoolOp(node.op, parts) if len(parts) > 1 else parts[0] if parts else None
-    return node if _is_safe(node) else None
+    return node if is_safe(node) else None
 
 
-def _is_safe(node: ast.expr) -> bool:
+def is_safe(node: ast.expr, calls: Sequence[str] = SAFE_CALLS) -> bool:
+    """True for an expression that may be evaluated: it changes nothing."""
     return all(
-        isinstance(one, _SAFE)
-        and (not isinstance(one, ast.Call) or last_name(one.func) in _SAFE_CALLS)
+        isinstance(one, (*_SAFE, ast.Slice, ast.IfExp))
+        and (not isinstance(one, ast.Call) or last_name(one.func) in calls)
         for one in ast.walk(node)
     )
 
@@ -471,13 +656,6 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 1
 
 
-def _sets_size(node: ast.Assign) -> bool:
-    """True for a number that may be a size, and for parameters that begin to be trained."""
-    if any(last_name(target) == "requires_grad" for target in node.targets):
-        return True
-    return isinstance(node.value, ast.Constant) and _is_size(node.value.value)
-
-
 ON_DEVICE = object()
 """Stands for a tensor, which would be kept alive."""
 
@@ -492,7 +670,7 @@ def is_on_device(value: Any) -> bool:
 
 def value_of(atom: ast.expr, names: Mapping[str, Any]) -> Any:
     """The value of a counter or of a bound; None if it has none."""
-    if not _is_safe(atom):
+    if not is_safe(atom):
         return None
     needed = {one.id for one in ast.walk(atom) if isinstance(one, ast.Name)}
     found = {name: names[name] for name in needed if name in names}
@@ -500,7 +678,7 @@ def value_of(atom: ast.expr, names: Mapping[str, Any]) -> Any:
         return None
     try:
         code = compile(ast.Expression(atom), "<counter>", "eval")
-        return eval(code, {"__builtins__": _BUILTINS}, found)  # noqa: S307
+        return eval(code, {"__builtins__": BUILTINS}, found)  # noqa: S307
     except Exception:  # noqa: BLE001 - the program's own names
         return None
 

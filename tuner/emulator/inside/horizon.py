@@ -3,12 +3,13 @@
 A program that is stopped, or whose loaders are shortened, ran the first of its steps. Its own files
 are parsed. A branch in its training loop whose test depends on a counter, such as `step == 500` or
 `epoch > 25`, is evaluated with the values that the counter had. If it was not taken within these,
-may be later, and may allocate on the device, it is told.
+may be later, and may allocate on the device, it is told. So are sizes that grow (ramps.py).
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -27,6 +28,7 @@ from tuner.emulator.inside.branches import (
 )
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import package_of, parsed, shown
+from tuner.emulator.inside.ramps import Ramps
 
 MOST_SHOWN = 20
 """Lines that are told."""
@@ -39,6 +41,7 @@ class Horizon:
 
     def __init__(self) -> None:
         self._sources: dict[str, Source | None] = {}
+        self._ramps: dict[str, Ramps] = {}
         self._boundaries: set[Place] = set()
         self._on_stack: set[ast.AST] = set()
         self.steps_left: int | None = None
@@ -73,6 +76,12 @@ class Horizon:
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
                     _note(test, names, source, one.f_lineno)
+            ramps = self._ramps_of(source)
+            for ramp in ramps.of(function):
+                if is_in_loop or source.is_within(ramp.node, loops[0]):
+                    ramps.see(ramp, names, one.f_lineno)
+            for loop in loops:
+                ramps.see_list(loop, function, names)
             totals += [_progress(loop, names) for loop in loops]
             is_in_loop = True
             del names
@@ -110,6 +119,11 @@ class Horizon:
             tree = parsed(name)
             self._sources[name] = None if tree is None else Source(name, tree)
         return self._sources[name]
+
+    def _ramps_of(self, source: Source) -> Ramps:
+        if source.name not in self._ramps:
+            self._ramps[source.name] = Ramps(source)
+        return self._ramps[source.name]
 
     # -- at the end -----------------------------------------------------------------------------
 
@@ -149,9 +163,14 @@ class Horizon:
                 else:
                     continue
                 found += [(source.name, line) for line in source.left_by(test, ran)]
-        return found + list(self._after(frame, grows=grows))
+            ramps = self._ramps_of(source)
+            for ramp in ramps.all:
+                if ramp.function not in self._on_stack and source.is_used(ramp.function):
+                    ramps.look_back(ramp, done)
+            found += [(source.name, line) for line in ramps.growing(self.steps_left)]
+        return found + list(self._after(frame, ran, grows=grows))
 
-    def _after(self, frame: FrameType | None, *, grows: bool) -> Iterator[Place]:
+    def _after(self, frame: FrameType | None, ran: set[Place], *, grows: bool) -> Iterator[Place]:
         """The first code after the training that may allocate, where it is stopped.
 
         It may be a loop of trainings, each with an optimizer of its own, or of rounds.
@@ -165,6 +184,10 @@ class Horizon:
                 if is_more and (grows or source.has_any(loop, self.trainings)):
                     yield source.name, loop.lineno
                     return
+            for outer, loop in itertools.pairwise(loops):
+                statements = [s for s in source.after_inner(loop, outer) if not source.ran(s, ran)]
+                found = (source.allocates_at(one, names) for one in statements)
+                yield from ((source.name, place) for place in found if place is not None)
             for statement in source.after(function, loops[0] if loops else None, one.f_lineno):
                 place = source.allocates_at(statement, names)
                 if place is not None:
@@ -190,10 +213,12 @@ def _note(test: Test, names: Mapping[str, Any], source: Source, line: int) -> No
     values: dict[str, Any] = {}
     for name, atom in test.atoms.items():
         value = value_of(atom, names)
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float):  # a clock, a tensor, or a state
+            test.code, test.taken = None, {False}
             return
-        values[name] = value + source.shift(test, atom, line)
-        test.totals[name] = source.last_value(test, atom, names)
+        values[name] = value + source.shift(test.node, atom, line)
+        all_values = source.values(test.node, atom, names)
+        test.totals[name] = all_values[-1] if all_values else None
     test.names = {name: names[name] for name in _plain_names(test, names)}
     test.names |= {name: ON_DEVICE for name in test.kept if is_on_device(names.get(name))}
     test.values = values
@@ -235,7 +260,8 @@ def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:
         elif "epoch" in name:
             ranges[key] = range(max(1, epochs))
         else:
-            ranges[key] = range(int(name in _FROM_ONE), done + 1)
+            first = source.begins_at(test, atom) or int(name in _FROM_ONE)
+            ranges[key] = range(first, done + 1)
     test.names, test.values = others, {key: one[-1] for key, one in ranges.items()}
     test.totals = dict.fromkeys(ranges)
     test.taken = {False}
