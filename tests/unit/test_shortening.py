@@ -162,12 +162,44 @@ def test_the_largest_batch_is_found_by_each_field_of_a_row() -> None:
     assert [32, 33] in served
 
 
-def test_rows_that_are_ids_are_made_into_batches_to_see_the_largest() -> None:
-    def together(ids: list[int]) -> Any:
+@pytest.mark.parametrize("of_table", [True, False])
+def test_numbers_of_a_row_may_be_lengths(of_table: bool) -> None:
+    """A batch is found by how often a row is repeated, and by the durations of its sounds."""
+    rows: Any = [{"ids": [1] * 9, "times": 2, "durations": torch.tensor([1, 2])} for _ in range(40)]
+    rows[25]["times"], rows[33]["durations"] = 900, torch.tensor([1, 700])
+    if of_table:
+        rows = datasets.Dataset.from_list(
+            [{"ids": one["ids"], "times": one["times"]} for one in rows]
+        )
+    loader = DataLoader(rows, batch_size=2)
+    served = list(shortening([], evaluates=True).chosen(loader.batch_sampler, loader))
+    assert [24, 25] in served
+    assert ([32, 33] in served) is not of_table
+
+
+def test_a_loader_goes_on_until_one_beside_it_has_served_its_largest_batch() -> None:
+    short = shortening([])
+    first, second = (DataLoader(data, batch_size=2) for data in (range(400), rows()))  # type: ignore[arg-type]
+    beside, served = None, []
+    for number, _ in enumerate(short.chosen(first.batch_sampler, first)):
+        short.note_backward()
+        short.note_step()
+        if number % 10 == 0:
+            beside = beside or short.chosen(second.batch_sampler, second)
+            served.append(next(beside))
+    assert [24, 25] in served
+    assert number < 100
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_rows_that_are_ids_are_made_into_batches_to_see_the_largest(named: bool) -> None:
+    def together(rows: list[Any]) -> Any:
+        ids = [int(one["image"][:-4]) if named else one for one in rows]
         return torch.zeros(sum(100 if one != 25 else 9_000 for one in ids))
 
     told: list[dict[str, Any]] = []
-    loader: Any = DataLoader(range(40), batch_size=2, collate_fn=together)  # type: ignore[arg-type]
+    data = [{"input_ids": [1] * 9, "image": f"{one}.png"} if named else one for one in range(40)]
+    loader: Any = DataLoader(data, batch_size=2, collate_fn=together)  # type: ignore[arg-type]
     served = list(shortening(told, evaluates=True).chosen(loader.batch_sampler, loader))
     assert [24, 25] in served
     assert (told[0]["size"], told[0]["batch"], told[0]["row"]) == (9_100, 13, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import random
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,11 +16,23 @@ MOST_ROWS = 50_000
 MOST_ELEMENTS = 1_000_000_000
 """Elements that are read one by one: rows of this many together, as of thousands of images."""
 
+_MOST_NUMBERS = 1 << 15
+"""Bytes of a field of integers, up to which they are summed up."""
+
+_MOST_FIELDS = 100
+"""Fields or items of a row in which names of files are looked for."""
+
 ROW_ELEMENTS = 1_000_000
 """A row counts as at most this many elements, so that a very large one doesn't end the reading."""
 
 MOST_COLLATED = 1_000
-"""Batches that are made to see their sizes, where the rows don't tell them."""
+"""Batches that are made to see their sizes, where the rows don't tell them; more if small."""
+
+_NO_LENGTHS = ("attention_mask", "input_ids", "labels", "position_ids", "token_type_ids")
+"""Fields whose numbers are no lengths."""
+
+_FILE = re.compile(r"\S+\.[A-Za-z]\w{1,4}")
+"""A text that names a file, of which the collate function may make something large."""
 
 ALL = ""
 """The field of all that a row has; with input ids, these."""
@@ -31,14 +44,22 @@ class RowSizes:
     """The sizes of rows by field and row, as far as they are known, of `rows`.
 
     The `unit` of a row is tokens, characters or elements. Rows that are only numbers and texts,
-    such as ids and paths, don't tell (`tells`) the size of what is made of them.
+    such as ids and paths, don't tell (`tells`) the size of what is made of them. `numbers` are the
+    sums of fields of integers, which may be lengths.
     """
 
     def __init__(
-        self, by_field: Mapping[str, Sizes], rows: int, unit: str, *, tells: bool = True
+        self,
+        by_field: Mapping[str, Sizes],
+        rows: int,
+        unit: str,
+        *,
+        tells: bool = True,
+        numbers: Mapping[str, Sizes] | None = None,
     ) -> None:
         self.by_row = by_field.get(ALL, {})
         self.fields = [self.by_row, *_others(by_field)] if by_field else []
+        self.numbers = [one for one in (numbers or {}).values() if len(set(one.values())) > 1]
         self.rows, self.unit, self.tells = rows, unit, tells
 
 
@@ -65,16 +86,21 @@ def row_sizes(dataset: Any) -> RowSizes:
     with same_random_numbers():
         first = dataset[0]
         by_field: dict[str, dict[int, int]] = {}
+        numbers: dict[str, dict[int, int]] = {}
         elements = 0
         for number in range(min(rows, MOST_ROWS)):
-            sizes = sizes_of(dataset[number])
+            row = dataset[number]
+            sizes = sizes_of(row)
             for field, size in sizes.items():
                 by_field.setdefault(field, {})[number] = size
+            for field, total in _totals(row):
+                numbers.setdefault(field, {})[number] = total
             elements += min(sizes[ALL], ROW_ELEMENTS)
             if elements > MOST_ELEMENTS:
                 break
     unit = "tokens" if hasattr(first, "keys") and "input_ids" in first else "elements"
-    return RowSizes(by_field, rows, unit, tells=_has_data(first))
+    tells = _has_data(first) and not _names_file(first)
+    return RowSizes(by_field, rows, unit, tells=tells, numbers=numbers)
 
 
 def collated_sizes(
@@ -85,13 +111,18 @@ def collated_sizes(
     Of many batches those with the largest rows by `sizes` are made. A function that fails here
     fails for the program, too.
     """
-    order = sorted(range(len(batches)), key=lambda number: -sizes[number])[:MOST_COLLATED]
+    order = sorted(range(len(batches)), key=lambda number: -sizes[number])
     found: dict[str, dict[int, int]] = {}
+    rows = elements = 0
     with same_random_numbers(), contextlib.suppress(Exception):
-        for number in sorted(order):
+        for made, number in enumerate(order):
+            if made >= MOST_COLLATED and (rows > MOST_ROWS or elements > MOST_ELEMENTS):
+                break
             batch = loader.collate_fn([loader.dataset[index] for index in batches[number]])
             for field, size in sizes_of(batch).items():
                 found.setdefault(field, {})[number] = size
+            rows += len(batches[number])
+            elements += min(found[ALL][number], ROW_ELEMENTS * len(batches[number]))
     return found
 
 
@@ -99,12 +130,46 @@ def sizes_of(row: Any) -> dict[str, int]:
     """The number of elements of each field of a row or a batch, and of all (`ALL`)."""
     if hasattr(row, "keys"):
         found = {str(name): _size(row[name]) for name in row}
-    elif isinstance(row, list | tuple) and not _is_numbers(row):
+    elif _is_row(row):
         found = {str(number): _size(one) for number, one in enumerate(row)}
     else:
         found = {}
     every = found.get("input_ids", sum(found.values())) if found else _size(row)
     return {**found, ALL: every}
+
+
+def _totals(row: Any) -> Iterator[tuple[str, int]]:
+    """The integers of each field of a row, summed up."""
+    named = hasattr(row, "keys")
+    fields = (
+        [(name, row[name]) for name in row] if named else enumerate(row if _is_row(row) else ())
+    )
+    for name, value in fields:
+        if name in _NO_LENGTHS or isinstance(value, bool):
+            continue
+        if isinstance(value, int):
+            yield str(name), value
+        elif isinstance(value, list) and _is_numbers(value):
+            yield str(name), int(sum(value))
+        elif 0 < getattr(value, "nbytes", 0) <= _MOST_NUMBERS and _is_integers(value):
+            yield str(name), int(value.sum())
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, list | tuple) and not _is_numbers(row)
+
+
+def _is_integers(value: Any) -> bool:
+    return any(word in str(value.dtype) for word in ("int32", "int64"))
+
+
+def _names_file(row: Any) -> bool:
+    """True if a field of a row is a file's name, or a list of them."""
+    if isinstance(row, str):
+        return _FILE.fullmatch(row) is not None
+    if hasattr(row, "keys"):
+        row = [row[name] for name in row]
+    return isinstance(row, list | tuple) and any(map(_names_file, row[:_MOST_FIELDS]))
 
 
 def rows_of(dataset: Any) -> int:
@@ -135,7 +200,16 @@ def table_sizes(dataset: Any) -> RowSizes | None:
         by_field[name] = sizes if indices is None else sizes[indices.column(0).to_numpy()]
     by_field[ALL] = sum(by_field[name] for name in main)
     found = {name: dict(enumerate(sizes.tolist())) for name, sizes in by_field.items()}
-    return RowSizes(found, len(dataset), "tokens" if lists else "characters", tells=bool(lists))
+    numbers = {}
+    for name in shown:
+        if arrow.types.is_integer(kinds[name]) and name not in _NO_LENGTHS:
+            values = _filled(table.column(name))
+            values = values if indices is None else values[indices.column(0).to_numpy()]
+            numbers[name] = dict(enumerate(values.tolist()))
+    first = {name: table.column(name)[0].as_py() for name in shown} if len(dataset) else {}
+    tells = bool(lists) and not _names_file(first)
+    unit = "tokens" if lists else "characters"
+    return RowSizes(found, len(dataset), unit, tells=tells, numbers=numbers)
 
 
 def _elements(arrow: Any, column: Any) -> Any:

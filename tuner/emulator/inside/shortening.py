@@ -92,6 +92,9 @@ class Shortening:
         self._rounds: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._costs: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._goes_on = False
+        self._turn = 0
+        self._turns: dict[int, int] = {}
+        """The rounds that are being read, in their order, with the backward passes before each."""
         self.has_cut = False
         """True if any loader served fewer batches than it has."""
         self.epochs = 0
@@ -180,13 +183,22 @@ class Shortening:
 
     def chosen(self, sampler: Any, loader: Any) -> Iterator[Any]:
         """The batches of indices that are served, from all of one epoch."""
-        has_done = self._done >= self._steps
-        is_known = loader in self._costs
-        if self._rounds.get(loader, 0) > MOST_ROUNDS and has_done:
+        if self._rounds.get(loader, 0) > MOST_ROUNDS and self._done >= self._steps:
             rounds = self._rounds[loader] = self._rounds[loader] + 1
             if loader not in self._exhausted or rounds > MOST_EMPTY_ROUNDS:
                 self._stop()  # it asks for single batches, or until it has done its steps
             return
+        self._turn += 1
+        turn = self._turn
+        self._turns[turn] = self._backwards
+        try:
+            yield from self._round(sampler, loader, turn)
+        finally:
+            self._turns.pop(turn, None)
+
+    def _round(self, sampler: Any, loader: Any, turn: int) -> Iterator[Any]:
+        has_done = self._done >= self._steps
+        is_known = loader in self._costs
         began, done, launches = self._backwards, self._done, self._budget.launches
         round_began = self._memory.begin_round()
         ahead = loader.num_workers * (loader.prefetch_factor or 0)
@@ -226,8 +238,17 @@ class Shortening:
         if has_done and rounds > FULL_ROUNDS:
             return
         numbers = self._deciding(loader, batches, is_whole, accumulation, trains) or ()
-        for number in self._at_their_places(numbers, served, accumulation, len(batches)):
+        left = list(self._at_their_places(numbers, served, accumulation, len(batches)))
+        while left:
+            number = left.pop(0)
+            if not left:
+                self._turns.pop(turn, None)
             yield batches[number]
+        # A loader beside it, that was read after it, has not come to its largest batches.
+        for batch in batches[served : served + AHEAD]:
+            if not any(later > turn and self._backwards > at for later, at in self._turns.items()):
+                break
+            yield batch
 
     def _worthwhile(self, batches: Any, cost: float) -> Iterator[Any]:
         """More batches of a stream, if the budget affords many of them."""
@@ -284,6 +305,8 @@ class Shortening:
         found = {len(lists) - 1}
         for field in sizes.fields:
             found |= set(_largest(lists, field))
+        for field in sizes.numbers:
+            found.add(_largest(lists, field)[1])
         made: dict[str, dict[int, int]] = {}
         if not sizes.tells and sizes.rows and not _is_default(loader.collate_fn):
             longest = [max((sizes.by_row.get(row, 0) for row in rows), default=0) for rows in lists]
