@@ -241,6 +241,23 @@ while n > 1_000_000:
     gc.collect(); torch.cuda.empty_cache()
 for _ in range(4): step(n)
 """
+DOUBLED = """
+m, opt = model()
+def fits(n):
+    try: step(n); return True
+    except torch.OutOfMemoryError: opt.zero_grad(); return False
+    finally: gc.collect(); torch.cuda.empty_cache()
+n = 1_000_000
+while fits(n): n *= 2
+for _ in range(4): step(n // 2)
+"""
+ANOTHER_CALL = """
+m, opt = model()
+def run(n): return m(torch.randn(n, 1024, device="cuda")).sum()
+try: run(20_000_000)
+except torch.OutOfMemoryError: pass
+for _ in range(4): run(8).backward(); opt.step(); opt.zero_grad()
+"""
 OTHERWISE = """
 m, opt = model()
 try: taken(30)
@@ -275,6 +292,8 @@ if __name__ == "__main__":
     [
         # 2.5 million rows, and their output; the attempts before them filled the GPU.
         pytest.param(SMALLER, 0, (18, 20.5), ["recovered"], id="a search for the batch"),
+        pytest.param(DOUBLED, 0, (14, 18), ["recovered"], id="a search from below"),
+        pytest.param(ANOTHER_CALL, 4, (0, 1), ["survived"], id="an evaluation in the same lines"),
         pytest.param(OTHERWISE, 4, (0, 1), ["survived"], id="a fallback"),
         pytest.param(IN_A_THREAD, 4, (0, 1), ["survived"], id="a thread"),
         pytest.param(A_CHILD, 1, (0, 30), ["fatal"], id="a child"),

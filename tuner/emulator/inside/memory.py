@@ -176,6 +176,7 @@ class MemoryWatch:
     def note_step(self) -> None:
         """Note that an optimizer step ended now."""
         self._steps_us.append(_now_us())
+        self.refusals.note_step(self._steps_us[-1], sys._getframe(1))
         done, before = len(self._steps_us), self._level
         if done <= _GROWS_FOR:
             self._level = allocated_bytes()

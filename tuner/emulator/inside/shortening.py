@@ -238,10 +238,10 @@ class Shortening:
         if has_done and rounds > FULL_ROUNDS:
             return
         numbers = self._deciding(loader, batches, is_whole, accumulation, trains) or ()
-        left = list(self._at_their_places(numbers, served, accumulation, len(batches)))
-        while left:
-            number = left.pop(0)
-            if not left:
+        due = list(self._at_their_places(numbers, served, accumulation, len(batches)))
+        while due:
+            number = due.pop(0)
+            if not due:
                 self._turns.pop(turn, None)
             yield batches[number]
         # A loader beside it, that was read after it, has not come to its largest batches.
