@@ -77,7 +77,7 @@ FROM_WHAT_SHIPS = (
     ("tune", "--predict", "--gpu", "rtx4090", SCRIPT, "qwen3-0.6b"),
 )
 ASK = (
-    ("estimate", "--model", "gemma-2-2b", "--gpu", "rtx4090"),
+    ("estimate", "--model", "olmo-2-7b", "--gpu", "rtx4090"),
     ("estimate", *RESULTS, "--model", "qwen3-8b"),
     ("estimate", "--model", "someone/a-model", "--gpu", "rtx4090"),
     ("estimate", "--model", "folder", "--gpu", "rtx4090"),
@@ -86,7 +86,7 @@ ASK = (
     ("search", *RESULTS, "--address", "auto"),
     ("search", "--space", "tiny_cpu", "--gpu", "cpu"),
     ("search", "--space", "qwen7b_lora", "--gpu", "a6000", "--fresh"),
-    ("search", "--space", "own.yaml", "--gpu", "rtx4090", "--model", "gemma-2-2b"),
+    ("search", "--space", "own.yaml", "--gpu", "rtx4090", "--model", "olmo-2-7b"),
     ("calibrate",),
     ("models", "hollow", "tiny-llama-3m", "hollow"),
 )
