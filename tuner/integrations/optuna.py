@@ -140,8 +140,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         return self._place_of.get(tuple(parameter(params.get(name, "")) for name in names))
 
     def _learn(self, trial: FrozenTrial) -> None:
-        place = self._place(trial.params)
-        if place is None or trial.number in self._seen:
+        if trial.number in self._seen or (place := self._place(trial.params)) is None:
             return
         if trial.state == TrialState.COMPLETE:
             self._guide.end(place, self._values(trial))

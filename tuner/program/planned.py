@@ -389,7 +389,7 @@ def _knob(problem: Problem) -> str:
 
 
 _OF_ARGUMENTS = ("micro_batch", "grad_accum", "max_length", "gradient_checkpointing", "optimizer")
-"""What `read_as` says of a trainer's arguments."""
+"""Parameters of a trainer's arguments that `read_as` shows."""
 
 
 def _with_unknowns(knobs: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:

@@ -316,7 +316,7 @@ def _sharded(arguments: Arguments) -> dict[str, KnobValue]:
 _OF_IMAGES = ("ForImageTextToText", "ForConditionalGeneration", "ForVision2Seq", "FastVisionModel")
 """Words in the names of classes that load models of images."""
 _HEADS = ("CausalLM", "SequenceClassification", "PreTraining", *(n[3:] for n in _OF_IMAGES[:3]))
-"""What models are for that have the step that is predicted."""
+"""Tasks, in names of classes, whose training step is predicted."""
 
 
 def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, dict[str, Any]]:

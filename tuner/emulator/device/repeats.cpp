@@ -224,8 +224,8 @@ bool accumulates(const c10::OperatorHandle& op, const Stack& stack) {
   auto seen = sum.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
   auto storage = sum.storage().unsafeGetStorageImpl();
   // The engine's, the stack's, the call's, and that of Python's object; which nobody else has.
-  return seen && *reinterpret_cast<const uint32_t*>(seen) == 1 && sum.use_count() == 4 && sum.sizes() == gradient.sizes() &&
-         sum.scalar_type() == gradient.scalar_type() && sum.is_non_overlapping_and_dense() &&
+  return seen && *reinterpret_cast<const uint32_t*>(seen) == 1 && sum.use_count() == 4 &&
+         sum.sizes() == gradient.sizes() && sum.scalar_type() == gradient.scalar_type() && sum.is_non_overlapping_and_dense() &&
          sum.storage().use_count() == 1 + (storage->pyobj_slot()->load_pyobj() != nullptr) &&
          is_engines();
 }
@@ -234,12 +234,12 @@ bool accumulates(const c10::OperatorHandle&, const Stack&) { return false; }
 #endif
 
 void dispatch(const PyInterpreterVTable* self, const c10::OperatorHandle& op, Stack* stack) {
-  if (accumulates(op, *stack)) {
-    static const auto in_place = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add_", "Tensor");
-    return dispatch(self, in_place, stack);
-  }
   Frame frame{nullptr, {}};
-  if (is_ours()) {
+  if (is_ours()) {  // under a mode of the program's own, autograd adds as it does there
+    if (accumulates(op, *stack)) {
+      static const auto in_place = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add_", "Tensor");
+      return dispatch(self, in_place, stack);
+    }
     auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
     std::unique_lock<std::mutex> held(lock);
     Operator& known = operators[&op.operator_name()];
