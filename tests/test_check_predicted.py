@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -12,10 +13,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from click.testing import CliRunner
 
 from tests.emulating import needs_emulator
 from tuner.app.checking import check_program
-from tuner.app.cli.main import run
+from tuner.app.cli.main import cli, run
 from tuner.app.program_oracle import ProgramPredictions
 from tuner.core.errors import EXIT_UNAVAILABLE, UnavailableError
 from tuner.core.units import format_size
@@ -167,7 +169,30 @@ def test_the_verdict_is_the_first_of_at_most_fourteen_lines(
     assert "change" not in text  # none was tried
     assert "trainer TRL SFTTrainer" in text
     assert "every sequence is of full length" in text
-    assert "predicted, in 1 prediction; nothing was written" in text
+    assert text.endswith("predicted, in 1 prediction")
+
+
+def test_a_change_is_written_after_a_question(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    words = ["--predict", "--gpu", "rtx4090", "--gpu-memory", "1GiB", "--apply"]
+
+    def asked(answer: str, command: str, *more: str) -> Any:
+        with contextlib.chdir(tmp_path):
+            return CliRunner().invoke(cli, [command, *words, *more, "train.py"], input=answer)
+
+    assert "nothing was written" in asked("n\n", "check").stderr
+    assert program.read_text() == PROGRAM
+    told = asked("y\n", "check")
+    assert told.exit_code == 1  # of the program as it was
+    (backup,) = tmp_path.glob("train.py.*.bak")
+    assert backup.read_text() == PROGRAM
+    assert "BATCH_SIZE = 64" not in program.read_text()
+    assert asked("y\n", "check", "--no-changes").stderr.endswith("nothing changes\n")
+
+    program.write_text(PROGRAM)
+    assert asked("y\n", "tune").exit_code == 0
+    assert "BATCH_SIZE = 64" not in program.read_text()
 
 
 def test_without_a_gpu_all_types_are_compared_from_one_trace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 import time
@@ -12,6 +13,8 @@ import pytest
 import torch  # noqa: F401 - values of it are left alone
 
 from tuner.emulator.inside.horizon import Horizon
+from tuner.program.launch import runnable
+from tuner.program.program import read_program
 
 PROGRAM = """\
 def evaluate(): allocate()
@@ -91,3 +94,28 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
     assert [int(one.rpartition(":")[2]) for one in result["unreached"]] == [left] * (
         code not in REACHED
     )
+
+
+CELLS = ("def train():\n    for step in range(100):\n        note()\n", "train()\n", "{code}\n")
+"""A training in the second cell of a notebook."""
+
+
+@pytest.mark.parametrize(
+    ("code", "left"),
+    [("print(1)", []), ("log()", []), ("\nzeros(64)", ["run.ipynb[3]:2"])],
+)
+def test_the_cells_of_a_notebook_are_one_file(code: str, left: list[str], tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": one.replace("{code}", code)} for one in CELLS]
+    cells[0]["source"] += "def log(): print(1)\n"
+    (tmp_path / "run.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
+    program = read_program(["python", "run.ipynb"], folder=tmp_path)
+    horizon, found = Horizon(), []
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        found.append(horizon.result(1, 1, (), sys._getframe(1)))
+        raise StoppedError
+
+    with runnable(program) as command, pytest.raises(StoppedError):
+        runpy.run_path(command[-1], {"note": note, "zeros": bytearray})
+    assert [Path(one).name for one in found[0]["unreached"]] == left

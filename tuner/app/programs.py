@@ -41,8 +41,8 @@ Report = Callable[[str], None]
 class ProgramOptions:
     """Options of `tuner check`, of which `--largest` and `tuner tune --predict` take the first.
 
-    A `whole` run comes, shortened, to its evaluation, its saving and its end; it does not fit if it
-    takes more than `host_memory_bytes` of the host. Without `improve` no change is tried.
+    An emulated run comes, shortened, to its evaluation, its saving and its end; it does not fit if
+    it takes more than `host_memory_bytes` of the host. Without `improve` no change is tried.
     """
 
     gpus: int | None = None
@@ -52,17 +52,13 @@ class ProgramOptions:
     predict: bool = False
     timeout_s: float | None = None
     improve: bool = True
-    whole: bool = True
     host_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.gpus is not None and self.gpus < 1:
             raise InputError("--gpus is 1 or more")
-        if self.host_memory_bytes is not None and (self.predict or not self.whole):
-            raise InputError(
-                "--host-memory is of the whole emulated run",
-                hint="leave --predict and --steps-only out",
-            )
+        if self.host_memory_bytes is not None and self.predict:
+            raise InputError("--host-memory is of an emulated run", hint="leave --predict out")
 
     @property
     def given(self) -> dict[str, KnobValue]:
@@ -98,8 +94,7 @@ def check(
     if not (options.predict or options.model is not None or options.given):
         try:
             read = read_program(program)
-            limits = options.whole, options.host_memory_bytes
-            how = (options.gpus, margin, options.timeout_s, *limits)
+            how = (options.gpus, margin, options.timeout_s, True, options.host_memory_bytes)
             with ProgramRuns(read, gpu, *how) as runs:
                 return check_program(runs, **told)
         except UnavailableError as error:

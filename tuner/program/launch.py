@@ -122,14 +122,21 @@ if _start["module"]:
     __import__("runpy").run_module(_start["module"], run_name="__main__", alter_sys=True)
 else:
     __file__ = {path!r}
-    for _name, _text in _start["parts"]:
-        _code = compile(_text, _name, "exec", {flags}, dont_inherit=True)
-        _more = eval(_code)
-        if _more is not None:
-            _loop = globals().get("_loop") or __import__("asyncio").new_event_loop()
-            _loop.run_until_complete(_more)
+    exec(compile(_start["run"], "<tuner>", "exec"))
 """
 """The script that Python runs in place of a changed one."""
+
+_RUN = """\
+for _name, _text in _start["parts"]:
+    __import__("linecache").cache[_name] = len(_text), None, _text.splitlines(True), _name
+for _name, _text in _start["parts"]:
+    _code = compile(_text, _name, "exec", _start["flags"], dont_inherit=True)
+    _more = eval(_code)
+    if _more is not None:
+        _loop = globals().get("_loop") or __import__("asyncio").new_event_loop()
+        _loop.run_until_complete(_more)
+"""
+"""Code that runs the parts of a program: no line of it is taken for the program's own."""
 
 _COPIES = """\
 import builtins, importlib.machinery, io, os
@@ -241,6 +248,8 @@ def _start(program: Program, main: SourceFile, copies: Mapping[str, str], folder
         "parts": [] if is_module else _parts(main, program.main),
         "files": copies,
         "copies": _COPIES,
+        "run": _RUN,
+        "flags": ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if main.path.suffix == NOTEBOOK else 0,
     }
     file.write_text(json.dumps(told), encoding="utf-8")
     path = main.path.resolve()
@@ -250,7 +259,6 @@ def _start(program: Program, main: SourceFile, copies: Mapping[str, str], folder
         folder=str(program.folder.resolve() if is_module else path.parent),
         path=str(path),
         start=str(file),
-        flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if path.suffix == NOTEBOOK else 0,
     )
     start.write_text(text, encoding="utf-8")
     return str(start)

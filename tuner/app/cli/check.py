@@ -60,12 +60,10 @@ if TYPE_CHECKING:
     help="With --predict: the largest micro_batch, max_length, lora_rank or model that fits.",
 )
 @click.option(
-    "--steps-only",
-    "whole",
+    "--apply",
+    "write",
     is_flag=True,
-    default=True,
-    flag_value=False,
-    help="Run the first steps only: no largest batch, evaluation, saving or end.",
+    help="Write the change into the program's files, after a question.",
 )
 @click.option(
     "--host-memory",
@@ -88,6 +86,7 @@ def command(
     gpu_name: str | None,
     gpu_memory: int | None,
     largest_of: str | None,
+    write: bool,
     quiet: bool,
     verbose: bool,
     as_json: bool,
@@ -99,7 +98,7 @@ def command(
     torchtune, or any command after --. It runs unchanged on an emulated GPU: a few steps, the
     largest batch of its data, evaluation, saving and its end; what it saves is thrown away. With
     --predict, and where there is no emulator, its lines run with stand-ins for libraries. The
-    change keeps effective batch, adapters and lengths; no file is written.
+    change keeps effective batch, adapters and lengths; only --apply writes it.
 
     The first line is the answer: fits, tight (the 90 % interval spans the limit), does not fit or
     unknown. Without --gpu, a table of all GPU types is predicted.
@@ -114,6 +113,7 @@ def command(
         print_found,
         print_largest,
     )
+    from tuner.app.cli.results import write_asked
 
     if gpu_name is None:
         from tuner.app.everywhere import program_everywhere, show_everywhere
@@ -121,6 +121,7 @@ def command(
         require_gpu("--gpu-memory", gpu_memory)
         require_gpu("--largest", largest_of)
         require_gpu("--host-memory", how["host_memory_bytes"])
+        require_gpu("--apply", write or None)
         with Waiting(quiet=quiet) as waiting:
             waiting("predicting the program for every GPU type")
             found = program_everywhere(program, ProgramOptions(**how))
@@ -133,6 +134,8 @@ def command(
         with Waiting(quiet=quiet) as waiting:
             most = largest(program, gpu, largest_of, options, waiting)
         print_json(largest_to_dict(most)) if as_json else print_largest(most, verbose=verbose)
+        if write:
+            write_asked(most.change)
         raise click.exceptions.Exit(verdict_code(most.found is not None))
     with Waiting(quiet=quiet) as waiting:
 
@@ -143,4 +146,6 @@ def command(
 
         checked = check(program, gpu, options, waiting, answered)
     print_json(checked_to_dict(checked)) if as_json else print_checked(checked, verbose=verbose)
+    if write:
+        write_asked(checked.suggestion and checked.suggestion.change)
     raise click.exceptions.Exit(checked.found.exit_code)

@@ -341,7 +341,7 @@ def _print_all(checked: CheckedProgram) -> None:
     if checked.runs:
         what = "run" if checked.source == "emulated" else "prediction"
         number = f"{checked.runs} {what}{'s' * (checked.runs != 1)}"
-        echo(f"{checked.source}, in {number}; nothing was written")
+        echo(f"{checked.source}, in {number}")
 
 
 def _details(found: RunAnswer, answer: Answer) -> list[Field]:

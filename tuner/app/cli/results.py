@@ -40,6 +40,7 @@ from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, unknown
 from tuner.core.expressions import all_of, settings_text
 from tuner.core.records import TrialRecord
 from tuner.core.units import format_size
+from tuner.program.changes import Change
 from tuner.program.export import FORMATS
 from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
 from tuner.report.terminal.front import counts_text, print_front, record_dict
@@ -309,13 +310,18 @@ def apply(*, selected: Selected, criteria: Criteria, yes: bool, program: tuple[s
         echo(f"not set by the program: {', '.join(found.lacking)}", err=True)
     for note in found.notes:
         echo(f"note: {note}", err=True)
-    made = found.change
-    files = " and ".join(map(str, made.files))
-    if not files:
-        is_same = made.before.command == made.after.command
-        echo("nothing changes" if is_same else "only the command changes", err=True)
+    write_asked(found.change, yes=yes)
+
+
+def write_asked(change: Change | None, *, yes: bool = False) -> None:
+    """Write a change into its files, each with a dated copy beside it, after a question."""
+    files = " and ".join(map(str, change.files)) if change is not None else ""
+    if change is None or not files:
+        is_command = change is not None and change.before.command != change.after.command
+        text = "only the command changes: start the program with it" if is_command else ""
+        echo(text or "nothing changes", err=True)
     elif yes or click.confirm(f"Write {files}?", err=True):
-        for path, backup in made.write().items():
+        for path, backup in change.write().items():
             echo(f"wrote {path}; as it was: {backup}", err=True)
     else:
         echo("nothing was written", err=True)

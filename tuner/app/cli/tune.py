@@ -75,7 +75,13 @@ _OF_TRIALS = {
 @click.option(
     "--predict",
     is_flag=True,
-    help="Predict all of them from the program's settings; run and write nothing.",
+    help="Predict all of them from the program's settings; run nothing.",
+)
+@click.option(
+    "--apply",
+    "write",
+    is_flag=True,
+    help="With --predict: write the change into the program's files, after a question.",
 )
 @model_option("With --predict: the model, if the program doesn't name it.")
 @set_option
@@ -99,6 +105,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     trials: int,
     mode: str,
     predict: bool,
+    write: bool,
     model: str | None,
     settings: dict[str, str],
     space_path: Path | None,
@@ -121,9 +128,13 @@ def command(  # noqa: PLR0913 - one argument for each option
         options = ProgramOptions(margin=margin, model=model, settings=settings)
         found = tune_predicted(program, gpu, options, knobs)
         print_json(found.to_dict()) if as_json else _print_program_front(found)
+        if write:
+            from tuner.app.cli.results import write_asked
+
+            write_asked(found.change)
         return found.exit_code
-    if model is not None or settings:
-        raise click.UsageError("--model and --set need --predict.")
+    if model is not None or settings or write:
+        raise click.UsageError("--model, --set and --apply need --predict.")
     path = write_space(
         program,
         gpu_name,
@@ -175,7 +186,7 @@ def _print_program_front(found: ProgramFront) -> None:
     )
     echo()
     print_front(found.view)
-    echo(f"predicted, {len(found.view.records)} configurations; nothing was run or written")
+    echo(f"predicted, {len(found.view.records)} configurations; nothing was run")
 
 
 def _refuse_of_trials() -> None:

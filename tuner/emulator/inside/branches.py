@@ -133,14 +133,12 @@ class Source:
         for one in self._functions:
             self._by_name[one.name].append(one)
 
-    def function_of(self, code: CodeType) -> ast.AST | None:
-        """The function, or the module, whose code this is."""
-        if code.co_name == "<module>":
+    def function_of(self, name: str, line: int) -> ast.AST | None:
+        """The function, or the module, whose code has this name and begins in this line."""
+        if name == "<module>":
             return self._tree
-        lines = (code.co_firstlineno,)
-        for one in self._by_name[code.co_name]:
-            first = min((one.lineno, *(decorator.lineno for decorator in one.decorator_list)))
-            if first in lines or one.lineno in lines:
+        for one in self._by_name[name]:
+            if line in (one.lineno, *(decorator.lineno for decorator in one.decorator_list)):
                 return one
         return None
 

@@ -27,7 +27,7 @@ from tuner.emulator.inside.branches import (
     value_of,
 )
 from tuner.emulator.inside.faults import guarded
-from tuner.emulator.inside.lines import package_of, parsed, shown
+from tuner.emulator.inside.lines import joined, package_of, parsed, shown
 from tuner.emulator.inside.ramps import Ramps
 
 MOST_SHOWN = 20
@@ -57,7 +57,7 @@ class Horizon:
     def note_training(self, frame: FrameType | None) -> None:
         """Note the lines in which an optimizer is made: a training begins there."""
         while frame is not None:
-            self.trainings.add((frame.f_code.co_filename, frame.f_lineno))
+            self.trainings.add(joined(frame.f_code.co_filename, frame.f_lineno))
             frame = frame.f_back
 
     @guarded("the training loop")
@@ -66,20 +66,20 @@ class Horizon:
         self._done += 1
         totals: list[tuple[int | None, int]] = []
         is_in_loop = False
-        for one, source, function in reversed(list(self._own(frame))):  # the outermost first
-            self._boundaries.add((one.f_code.co_filename, one.f_lineno))
+        for one, source, function, line in reversed(list(self._own(frame))):  # the outermost first
+            self._boundaries.add((source.name, line))
             self._on_stack.add(function)
-            loops = source.loops_at(function, one.f_lineno)
+            loops = source.loops_at(function, line)
             if not loops and not is_in_loop:
                 continue
             names = _names(one)
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
-                    _note(test, names, source, one.f_lineno)
+                    _note(test, names, source, line)
             ramps = self._ramps_of(source)
             for ramp in ramps.of(function):
                 if is_in_loop or source.is_within(ramp.node, loops[0]):
-                    ramps.see(ramp, names, one.f_lineno)
+                    ramps.see(ramp, names, line)
             for loop in loops:
                 ramps.see_list(loop, function, names)
             totals += [_progress(loop, names) for loop in loops]
@@ -104,14 +104,17 @@ class Horizon:
         self._of_steps = max(whole // self._each, self._done)
         self.steps_left = self._of_steps - self._done
 
-    def _own(self, frame: FrameType | None) -> Iterator[tuple[FrameType, Source, ast.AST]]:
-        """The program's own functions that run, the innermost first."""
+    def _own(self, frame: FrameType | None) -> Iterator[tuple[FrameType, Source, ast.AST, int]]:
+        """The program's own functions that run, each with its line, the innermost first."""
         while frame is not None:
-            name = frame.f_code.co_filename
-            source = self._source(name) if package_of(name) is None else None
-            function = source.function_of(frame.f_code) if source is not None else None
-            if source is not None and function is not None:
-                yield frame, source, function
+            code = frame.f_code
+            if package_of(code.co_filename) is None:
+                name, line = joined(code.co_filename, frame.f_lineno)
+                source = self._source(name)
+                first = joined(code.co_filename, code.co_firstlineno)[1]
+                function = source.function_of(code.co_name, first) if source is not None else None
+                if source is not None and function is not None:
+                    yield frame, source, function, line
             frame = frame.f_back
 
     def _source(self, name: str) -> Source | None:
@@ -141,7 +144,8 @@ class Horizon:
         `ran` are lines that allocated memory, and `frame` is the one in which the program is
         stopped; None at its own end. A loop of rounds whose memory `grows` was not reached whole.
         """
-        found = self._unreached(done, epochs, set(ran) | self._boundaries, frame, grows=grows)
+        places = {joined(*place) for place in ran} | self._boundaries
+        found = self._unreached(done, epochs, places, frame, grows=grows)
         lines = list(dict.fromkeys(shown(name, line) for name, line in sorted(found or ())))
         return {"unreached": lines[:MOST_SHOWN], "of_steps": self._of_steps}
 
@@ -175,8 +179,8 @@ class Horizon:
 
         It may be a loop of trainings, each with an optimizer of its own, or of rounds.
         """
-        for one, source, function in reversed(list(self._own(frame))):
-            loops = source.loops_at(function, one.f_lineno)
+        for one, source, function, line in reversed(list(self._own(frame))):
+            loops = source.loops_at(function, line)
             names = _names(one)
             for loop in loops:
                 total, index = _progress(loop, names)
@@ -188,7 +192,7 @@ class Horizon:
                 statements = [s for s in source.after_inner(loop, outer) if not source.ran(s, ran)]
                 found = (source.allocates_at(one, names) for one in statements)
                 yield from ((source.name, place) for place in found if place is not None)
-            for statement in source.after(function, loops[0] if loops else None, one.f_lineno):
+            for statement in source.after(function, loops[0] if loops else None, line):
                 place = source.allocates_at(statement, names)
                 if place is not None:
                     yield source.name, place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import os
 import re
 import sys
@@ -93,6 +94,10 @@ def shown(filename: str, line: int) -> str:
 
     For files elsewhere, as in packages, it is the last folder and the file.
     """
+    cells = _cells(filename)
+    for cell in reversed(cells):
+        if cells[cell] < line:
+            return shown(cell, line - cells[cell])
     if package_of(filename) is None:
         below = os.path.relpath(_FOLDER / filename, _FOLDER)
         if not below.startswith(os.pardir):
@@ -220,11 +225,36 @@ def called_around(frame: FrameType | None) -> set[str]:
 
 @cache
 def parsed(filename: str) -> ast.Module | None:
-    """The code of a file of the program; None for statements without a file."""
+    """The code of a file of the program; None for statements without a file.
+
+    The cells of a notebook are one file (`joined`), and a script may run with a changed text.
+    """
+    names = _cells(filename) or (str(_FOLDER / filename),)
+    text = "".join(line for name in names for line in linecache.getlines(name))
     try:
-        return ast.parse((_FOLDER / filename).read_text("utf-8"))
-    except (OSError, ValueError, SyntaxError, RecursionError):
+        return ast.parse(text) if text else None
+    except (ValueError, SyntaxError, RecursionError):
         return None
+
+
+def joined(filename: str, line: int) -> tuple[str, int]:
+    """A place in a file; for a cell of a notebook, its place in all cells one after the other."""
+    notebook = _CELL.sub("", filename)
+    return notebook, line + _cells(notebook).get(filename, 0)
+
+
+_CELL = re.compile(r"(?<=\.ipynb)\[\d+\]$")
+
+
+@cache
+def _cells(notebook: str) -> dict[str, int]:
+    """The cells of a notebook that runs, each with the number of lines before it."""
+    found, count = {}, 0
+    for name in list(linecache.cache) if notebook.endswith(".ipynb") else ():
+        if _CELL.sub("", name) == notebook:
+            found[name] = count
+            count += len(linecache.getlines(name))
+    return found
 
 
 def is_file(filename: str, path: str) -> bool:
