@@ -178,6 +178,7 @@ loads = torch.bincount(floats.topk(2)[1].flatten(), minlength=1000)  # line 24
 rest = floats[~(floats > 0.5)].numel()  # line 25
 chosen = floats[(floats > 0.5).cpu()].numel()  # line 26
 found["read"] = int((floats > 0.5).sum())  # line 27
+found["printed"] = len(f"{floats} {floats.sum()!r} {few[:9]}")  # decides nothing
 names = "operator", "line", "kind", "decides_shape"
 found["rows"] = [[row[name] for name in names] for row in rows()]
 print(json.dumps(found))

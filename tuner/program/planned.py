@@ -415,18 +415,24 @@ def _loop_word(trainer: str) -> str:
 
 
 def read_as(values: Mapping[str, Any], loop: str) -> str:
-    """A training in ten words: "bf16, LoRA 16, batch 2 x 8, length 2048, adamw_8bit, SFT"."""
+    """A training in ten words: "bf16, LoRA 16, batch 2 x 8, length 2048, adamw_8bit, SFT".
+
+    Of an emulated one, without `loop`, settings that are not known are left out.
+    """
+    if loop:
+        asked = ("micro_batch", "grad_accum", "max_length", "optimizer")
+        values = {**dict.fromkeys(asked, "?"), **values}
     precision, mixed = values.get("precision"), values.get("mixed_precision")
     is_mixed = precision in ("fp32", STORED) and mixed not in (None, "no")
     rank = values.get("lora_rank")
-    batch = " x ".join(str(values.get(name, "?")) for name in ("micro_batch", "grad_accum"))
+    batch = " x ".join(str(values[name]) for name in ("micro_batch", "grad_accum") if name in values)
     words = {
         f"{precision} with {mixed}" if is_mixed else f"{precision}": precision is not None,
         f"LoRA {rank}": bool(rank),
-        f"batch {batch}": True,
-        f"length {values.get('max_length', '?')}": True,
+        f"batch {batch}": batch != "",
+        f"length {values.get('max_length')}": "max_length" in values,
         "checkpointing": values.get("gradient_checkpointing") is True,
-        f"{values.get('optimizer', '?')}": True,
+        f"{values.get('optimizer')}": "optimizer" in values,
         loop: bool(loop),
         f"{values.get('loss')} loss": "loss" in values,
         "Liger's kernels": values.get("liger") is True,

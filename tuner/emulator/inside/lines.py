@@ -140,6 +140,8 @@ def program_line(frame: FrameType | None, *, frames: Any = None) -> str | None:
 MOST_ROWS = 200
 """The most rows in the list; further ones are counted in the last."""
 UNKNOWN = "unknown"
+_PRINTS = f"torch{os.sep}_tensor_str.py"
+"""PyTorch's own printing of tensors."""
 SIZE, BRANCH = "size", "branch"
 """Uses of a value on the host: a size follows, or the program branches by it."""
 
@@ -187,7 +189,10 @@ class Unknowns:
         ]
 
     def _add(self, operator: str, kind: str, *, decides_shape: bool) -> None:
-        own, library = places(frames_of(sys._getframe(1)))
+        frames = list(frames_of(sys._getframe(1)))
+        if any(filename.endswith(_PRINTS) for filename, _, _ in frames):
+            return  # the size of a text follows
+        own, library = places(frames)
         row = (operator, own or library, kind, decides_shape)
         if row not in self._rows and len(self._rows) >= MOST_ROWS:
             row = ("(more operators than can be listed)", None, kind, decides_shape)
