@@ -3,23 +3,27 @@
 `python -m benchmarks.shipped_timelines MODEL...` traces each model with the methods, kinds
 of GPUs and checkpointing of `covered`, in minutes a model, and adds what is not in the file yet;
 with `--anew` what is there is made again, as a change of what is traced needs. `--space` adds the
-structures of a search space.
+structures of a search space, and `--replays` the memory that its search asks for.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
+from unittest import mock
 
+import tuner
 from tuner.app.estimate import asked
 from tuner.core.gpu import Gpu
 from tuner.core.host import usable_cpus
-from tuner.core.records import Configuration
+from tuner.core.records import Configuration, Memory
 from tuner.cost.sized import OptimizerSteps, SizedTimeline
 from tuner.predict.compiler.deepening import optimizer_steps
 from tuner.predict.compiling import in_forks, trace_timelines
@@ -203,6 +207,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--space", dest="spaces", action="append", default=[])
+    parser.add_argument("--replays", nargs=2, action="append", default=[], metavar=("SPACE", "GPU"))
     parser.add_argument("--anew", action="store_true")
     arguments = parser.parse_args()
     versions = {name: installed_version(name) or "" for name in LIBRARIES}
@@ -238,9 +243,30 @@ def main() -> int:
             f"{time.monotonic() - began:.0f} s",
             flush=True,
         )
-    write(FILE, versions, found[False], optimizers, found[True], said, keep=keep)
+    replays: dict[str, Any] = {}
+    for name, gpu in arguments.replays:
+        replays |= replays_of(name, gpu)
+    write(FILE, versions, found[False], optimizers, found[True], said, replays, keep=keep)
     print(f"{FILE.stat().st_size:,} bytes")
     return 0
+
+
+def replays_of(space: str, gpu: str) -> dict[str, Any]:
+    """The memory that a search of a space replays, as `Shipped.memory` has it."""
+    found: dict[str, Any] = {}
+
+    class Kept(Traces):
+        def memory(self, *args: Any, **kwargs: Any) -> Memory:
+            memory = super().memory(*args, **kwargs)
+            found.update({key: asdict(one) for key, one in self.replayed.items()})
+            return memory
+
+    os.sched_setaffinity(0, {0})  # one process: what forks find is theirs
+    with mock.patch.dict(os.environ, TUNER_CACHE="off"):
+        with mock.patch("tuner.predict.predictor.Traces", Kept):
+            tuner.search(space, gpu=gpu, mode="predict")
+    print(f"{space} on {gpu}: {len(found)} replays", flush=True)
+    return found
 
 
 def traced(

@@ -2,7 +2,8 @@
 
 `python -m benchmarks.shipped_timelines` makes the file. It is a zip archive, compressed with LZMA:
 members for the structures of each model, apart from those of search spaces alone, and for the steps
-of its optimizers; and the versions of the libraries that were traced. A member holds several that
+of its optimizers; the memory of configurations whose replay a search of a space that ships asks
+for; and the versions of the libraries that were traced. A member holds several that
 are alike, as `GROUPS` says, and its name is their keys: apart they take four times as much.
 """
 
@@ -53,6 +54,7 @@ SHIPPED_OPTIMIZERS = (
 
 _VERSIONS = "versions.json"
 _STRUCTURES = "structures.json"
+_MEMORY = "memory.json"
 _TIMELINES, _SPACES, _OPTIMIZERS = "timelines", "spaces", "optimizers"
 _EVENTS = "events"
 """Arrays (E, 2) of block and +1 or -1, which are kept as differences: the events of all layers are
@@ -110,6 +112,11 @@ class Shipped:
     def said(self) -> Mapping[str, Mapping[str, Any]]:
         """`Structure.said` of each structure, by its key."""
         return dict(json.loads(self.read(_STRUCTURES) or b"{}"))
+
+    @cached_property
+    def memory(self) -> Mapping[str, Mapping[str, Any]]:
+        """`Memory` without a context, as a dictionary, by `memory_key`."""
+        return dict(json.loads(self.read(_MEMORY) or b"{}"))
 
     def models(self, *, of_spaces: bool = False) -> Iterator[str]:
         """The digests of the models that it has, or of those that it has for search spaces."""
@@ -224,6 +231,11 @@ def optimizer_key(name: str, sized: SizedTimeline, *, clip: bool, scaled: bool) 
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def memory_key(*of: Any) -> str:
+    """16 hexadecimal digits for a replay: of what training, with which settings."""
+    return hashlib.sha256(repr(of).encode()).hexdigest()[:16]
+
+
 def _at_rank(steps: Steps, rank: int) -> OptimizerSteps | None:
     """The steps at a rank, or on the line through its neighbours where there is one."""
     if 0 in steps or rank in steps or not steps:
@@ -257,12 +269,13 @@ def write(
     optimizers: Mapping[str, Mapping[str, Steps]],
     spaces: Mapping[str, Mapping[str, SizedTimeline]] = MappingProxyType({}),
     said: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    memory: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     *,
     keep: bool = False,
 ) -> None:
     """Write a file of structures and optimizers, by the model's digest and their keys.
 
-    `spaces` are further structures, of search spaces; `said` as in `Shipped`. To `keep` leaves what
+    `spaces` are further structures, of search spaces; `said` and `memory` as in `Shipped`. To `keep` leaves what
     the file has beside them.
 
     The same content makes the same bytes.
@@ -292,6 +305,8 @@ def write(
     with zipfile.ZipFile(new, "w", zipfile.ZIP_LZMA) as archive:
         _add(archive, _VERSIONS, json.dumps(versions, sort_keys=True).encode())
         _add(archive, _STRUCTURES, json.dumps(told, sort_keys=True).encode())
+        replays = {**(before.memory if keep else {}), **memory}
+        _add(archive, _MEMORY, json.dumps(dict(sorted(replays.items()))).encode())
         groups = {
             f"{folder}/{model}/{_WITH.join(keys)}": {key: members[key] for key in keys}
             for (folder, model), members in added.items()

@@ -30,7 +30,7 @@ from tuner.predict.compiler.structure import (
     differences,
     kernels_like,
 )
-from tuner.predict.shipped import can_trace, shipped
+from tuner.predict.shipped import can_trace, memory_key, shipped
 from tuner.predict.training import get_workload
 from tuner.space.models.catalogue import (
     Architecture,
@@ -105,13 +105,15 @@ class Traces:
         self._sized: dict[Structure, SizedTimeline | None] = {}
         self._optimizers: dict[str, OptimizerSteps] = {}
         self._entries: dict[tuple[SizedTimeline, int, tuple[str, bool, bool]], str] = {}
-        self._memory: dict[tuple[Any, ...], Memory] = {}
+        self.replayed: dict[str, Memory] = {}
+        """By `memory_key`, without a context."""
 
     def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Training:
         """The training of a configuration, made once for all GPUs with the same kernels."""
         capability = gpu.compute_capability
         workspace = cublas_workspace_bytes(capability)
-        key = (configuration.key, kernels_like(capability), workspace)
+        of = (subject.workload_name, subject.architecture.digest)
+        key = (*of, configuration.key, kernels_like(capability), workspace)
         if key not in self._traces:
             while len(self._traces) >= MOST_TRACES:
                 del self._traces[next(iter(self._traces))]
@@ -241,12 +243,16 @@ class Traces:
         short: bool = False,
     ) -> Memory:
         """`peak_memory` of one of these traces."""
-        key = next(name for name, kept in self._traces.items() if kept is traced), settings, short
-        if key not in self._memory:
-            self._memory[key] = peak_memory(
-                traced.course, context_bytes=0, settings=settings, short=short
+        of = next(name for name, kept in self._traces.items() if kept is traced)
+        key = memory_key(*of, settings, short)
+        if key not in self.replayed:
+            known = shipped().memory.get(key) if self._takes_shipped else None
+            self.replayed[key] = (
+                peak_memory(traced.course, context_bytes=0, settings=settings, short=short)
+                if known is None
+                else Memory(**known)
             )
-        found = self._memory[key]
+        found = self.replayed[key]
         context = str(MemoryCategory.CONTEXT_AND_WORKSPACE)
         return replace(
             found,
