@@ -268,6 +268,74 @@ def test_what_unsloth_loads_beside_the_weights_takes_memory(tmp_path):
     assert "qat_scheme: training with fake quantization" in plan.at_least[0]
 
 
+LOAD = (
+    f"import copy\nmodel = AutoModelForCausalLM.from_pretrained('{MODEL}', dtype='float32')\n{{}}\n"
+)
+BY_SFT = "trainer = SFTTrainer(model=model, args=SFTConfig(), {})\n{}\ntrainer.train()\n"
+LINEAR = "m for m in {k.split('.')[-1] for k, v in model.named_modules() if 'proj' in k}"
+OF_MODEL = {
+    "model.set_attn_implementation('eager')": {"attention": "eager"},
+    "model.config._attn_implementation = 'eager'": {"attention": "eager"},
+    "get_peft_model(copy.deepcopy(model), LoraConfig())": {"lora_rank": 0},
+    "copy.deepcopy(model).to(torch.float16)": {"precision": "fp32"},
+    "for m in model.modules(): m.to(torch.float16)": {"precision": "fp32"},
+    f"model = get_peft_model(model, LoraConfig(target_modules=[{LINEAR}]))": {
+        "lora_targets": ("all-linear",)
+    },
+}
+
+
+@pytest.mark.parametrize("code", OF_MODEL)
+def test_what_is_done_to_a_model_is_read(tmp_path, code):
+    plan = planned(tmp_path, LOAD.format(code) + BY_SFT.format("", ""))
+    assert OF_MODEL[code].items() <= dict(plan.configuration).items()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "model.lm_head = torch.nn.Linear(8, 300000)",
+        "del model.model.layers[2:]",
+        "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m', num_hidden_layers=2)",
+        "from peft import PeftModel\nmodel = PeftModel.from_pretrained(model, 'saved')",
+    ],
+)
+def test_another_model_than_the_named_one_is_known_when_it_runs(tmp_path, code):
+    with pytest.raises(UndecidedError, match=r"train\.py"):
+        planned(tmp_path, LOAD.format(code) + BY_SFT.format("", ""))
+
+
+FREEZES = """
+from transformers import TrainerCallback
+class Freezes(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **more):
+        for p in model.parameters(): p.requires_grad = False
+trainer.add_callback(Freezes())
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ("trainer.compute_loss = lambda *args: 0", "compute_loss"),
+        ("SFTTrainer.compute_loss = lambda *args: 0", "compute_loss"),
+        (FREEZES, "which weights are trained"),
+    ],
+)
+def test_what_a_program_gives_its_trainer_is_told(tmp_path, after, said):
+    plan = planned(tmp_path, LOAD.format("") + BY_SFT.format("", after))
+    assert said in str([*plan.at_least, *plan.left_out])
+
+
+def test_mixed_precision_around_the_training_is_read(tmp_path):
+    trains = "Trainer(model, TrainingArguments('out')).train()"
+    inside = f"with torch.autocast('cuda', dtype=torch.bfloat16): {trains}"
+    by_name = f"import os\nos.environ['ACCELERATE_MIXED_PRECISION'] = 'bf16'\n{trains}"
+    for text in (inside, by_name):
+        plan = planned(tmp_path, LOAD.format(text), max_length=64)
+        assert knobs(plan, "mixed_precision") == ("bf16",)
+
+
 @pytest.mark.parametrize("model", ["google/gemma-3-4b-it", "tiny-llama-3m"])
 def test_images_of_an_unknown_number_take_memory_if_the_model_takes_some(tmp_path, model):
     unsloth = UNSLOTH.replace("FastModel", "FastVisionModel").replace("tiny-llama-3m", model)

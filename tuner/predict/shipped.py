@@ -262,7 +262,7 @@ def _at_rank(steps: Steps, rank: int) -> OptimizerSteps | None:
     return dataclasses.replace(low, blocks=blocks, **numbers)
 
 
-def write(
+def write(  # noqa: PLR0913 - one argument for each kind of member
     file: Path,
     versions: Mapping[str, str],
     timelines: Mapping[str, Mapping[str, SizedTimeline]],
@@ -275,8 +275,8 @@ def write(
 ) -> None:
     """Write a file of structures and optimizers, by the model's digest and their keys.
 
-    `spaces` are further structures, of search spaces; `said` and `memory` as in `Shipped`. To `keep` leaves what
-    the file has beside them.
+    `spaces` are further structures, of search spaces; `said` and `memory` as in `Shipped`. To
+    `keep` leaves what the file has beside them.
 
     The same content makes the same bytes.
     """

@@ -425,7 +425,9 @@ def read_as(values: Mapping[str, Any], loop: str) -> str:
     precision, mixed = values.get("precision"), values.get("mixed_precision")
     is_mixed = precision in ("fp32", STORED) and mixed not in (None, "no")
     rank = values.get("lora_rank")
-    batch = " x ".join(str(values[name]) for name in ("micro_batch", "grad_accum") if name in values)
+    batch = " x ".join(
+        str(values[name]) for name in ("micro_batch", "grad_accum") if name in values
+    )
     words = {
         f"{precision} with {mixed}" if is_mixed else f"{precision}": precision is not None,
         f"LoRA {rank}": bool(rank),

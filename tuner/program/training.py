@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,11 +115,24 @@ _MERGES = ("merge_and_unload", "save_pretrained_merged")
 _CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 """Methods of models that change the dtype of their weights."""
 
+_SHAPES = re.compile(
+    r"n_(layer|embd|head|inner|positions)|num_.*(layers|heads|experts|experts_per_tok)"
+    r"|.*_(size|dim|rank|layers)|layer_types|tie_word_embeddings"
+)
+"""Settings of a model's configuration that are shapes of its weights or of what they compute."""
+
+_ATTENTION = ("attn_implementation", "_attn_implementation")
+"""Names of the attention in a call and in a configuration."""
+
+_GENERIC = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+"""Linear layers that a stand-in lists for any model: a program that lists them means them all."""
+
 _OVERRIDES = {
     "compute_loss": "",
     "training_step": "",
     "create_optimizer": "optimizer",
     "create_optimizer_and_scheduler": "optimizer",
+    "get_optimizer_cls_and_kwargs": "optimizer",
     "get_train_dataloader": "micro_batch",
 }
 """Methods of trainers that decide memory, by the parameter that says what one's own does."""
@@ -155,7 +169,8 @@ class _Reader:
             if loaded["class"].startswith("unsloth."):
                 training.trainer = f"Unsloth {training.trainer}"
         groups |= self._groups(row, found, ("reference", "compiled", "loader"))
-        self._adapt(row.get("lora"), training)
+        is_listed = bool((made(model) or {}).get("listed"))
+        self._adapt(row.get("lora"), training, is_listed=is_listed)
         self._quantize(row, groups, found)
         if not training.trainer.startswith("Unsloth"):  # whose classes take more
             self._of_releases(row, groups, found)
@@ -245,9 +260,12 @@ class _Reader:
         how = model.get("made") or "from_pretrained"
         loaded = self.arguments(model, found, f"{last(model['class'])}.{how}")
         config = made((model.get("given") or {}).get("config"))
-        if how.endswith("from_config") and config:
-            # Weights of one's own, of the shapes that a configuration has.
-            dtype = {"dtype": Argument("float32", loaded.where("0"))}
+        self._changed(model, config, loaded)
+        if _is_own(model) and config:
+            # Weights of one's own, of the shapes that a configuration has, and of its dtype.
+            is_stored = "pretrained_model_name_or_path" in (config.get("given") or {})
+            word = "auto" if is_stored else "float32"
+            dtype = {"dtype": Argument(word, loaded.where("0"))}
             loaded.values = {**dtype, **loaded.values, **self.arguments(config, found).values}
         parts = (model.get("given") or {}).get("modules")
         if isinstance(parts, list) and parts and (body := made(parts[0])):
@@ -266,12 +284,45 @@ class _Reader:
         calls = {"preparation": model.get("prepared"), "enabled": model.get("enabled")}
         return {"model": loaded, **self._groups(calls, found, calls)}
 
-    def _adapt(self, given: Any, training: ProgramTraining) -> None:
+    def _changed(self, model: Row, config: Row | None, loaded: Arguments) -> None:
+        """Note shapes and attention that a program sets, and parts of its model that it replaces.
+
+        What a configuration gets once the model is loaded changes no weights.
+        """
+        is_own, problems = _is_own(model), loaded.found.problems
+        for one in (config or {}, {**model, "assigned": {}}):
+            at = one.get("where")
+            told = {name: [value, at] for name, value in (one.get("given") or {}).items()}
+            for name, (value, line) in {**told, **(one.get("assigned") or {})}.items():
+                where = self.places.at(line)
+                if name in _ATTENTION:
+                    loaded.values[_ATTENTION[0]] = self._argument(value, where)
+                elif _SHAPES.fullmatch(name) and not is_own:
+                    how = "save its configuration with config.save_pretrained(FOLDER) and pass"
+                    text = f"sets {name}, and the model has other shapes: {how} --model FOLDER"
+                    problems.append(Undecided(text, where, "model"))
+        for name, (value, line) in (model.get("assigned") or {}).items():
+            where = self.places.at(line)
+            if name.startswith("config."):
+                if last(name) in _ATTENTION:
+                    loaded.values[_ATTENTION[0]] = self._argument(value, where)
+            elif isinstance(value, Mapping) and ("$unknown" in value or made(value)):
+                text = f"another part takes the place of model.{name}: {EMULATE}"
+                problems.append(Undecided(text, where, OWN_MODULE))
+
+    def _adapt(self, given: Any, training: ProgramTraining, *, is_listed: bool) -> None:
         """The adapters: `peft_config` of the trainer, or those that its model has."""
         where, lora = training["trainer"].where("peft_config"), made(given)
         self._undecided(training.found, given, where, "lora_rank")
         if lora and self._library(lora).endswith((".LoraConfig", ".get_peft_model")):
-            training.groups["lora"] = self.arguments(lora, training.found)
+            training.groups["lora"] = arguments = self.arguments(lora, training.found)
+            targets = arguments.values.get("target_modules")
+            if is_listed and targets and set(targets.value or ()) == _GENERIC:
+                arguments.values["target_modules"] = replace(targets, value="all-linear")
+        elif lora and last(lora["class"]) == "from_pretrained":
+            text = f"has the rank of a saved adapter: {decided_by('lora_rank')}"
+            where = f"{self.places.at(lora.get('where'))} {lora['class']}"
+            training.found.problems.append(Undecided(text, where, "lora_rank"))
         elif lora:
             kind = last(lora["class"])
             term = SCHEMAS["causal_lm"].terms["adapter"]
@@ -318,6 +369,8 @@ class _Reader:
                 if text is None:
                     continue
                 del own.values[name]
+                if group == "trainer" and name in (one.get("assigned") or {}):
+                    continue  # an attribute, and no argument
                 if name in (one.get("assigned") or {}):
                     shown = f"{name}={show(argument.value)}"
                     found.notes.append(f"{argument.where}: {shown} has no effect: {text}")
@@ -345,8 +398,9 @@ class _Reader:
     def _own_parts(self, trainer: Row, training: ProgramTraining) -> None:
         """Methods of a trainer that the program replaces by its own, and its own optimizer."""
         what = "is the program's own, and what it takes is known only when it runs"
+        assigned = trainer.get("assigned") or {}
         for method, knob in _OVERRIDES.items():
-            if method in (trainer.get("methods") or ()):
+            if method in (*(trainer.get("methods") or ()), *assigned):
                 effect: Effect = "" if knob else "adds"
                 where = f"{self.places.at(trainer.get('where'))} {last(trainer['class'])}.{method}"
                 problem = Undecided(f"{what}: {decided_by(knob)}", where, knob, effect)
@@ -354,6 +408,7 @@ class _Reader:
         # `optimizers=(optimizer, None)` of a trainer counts, whatever `optim` says.
         given = (trainer.get("given") or {}).get("optimizers")
         chosen = given[0] if isinstance(given, list) and given else given
+        chosen = assigned.get("optimizer", [chosen])[0]
         one, call = made(chosen), training["trainer"]
         if one is None:
             self._undecided(training.found, chosen, call.where("optimizers"), "optimizer")
@@ -377,7 +432,7 @@ class _Reader:
 
     def _calls(self, row: Row, training: ProgramTraining) -> None:
         """Calls: lengths of examples, merges, frozen weights, and others that aren't predicted."""
-        found = training.found
+        found, is_own = training.found, _is_own(made(row.get("model")) or {})
         for call in row.get("calls") or ():
             name, at = last(call["class"]), self.places.at(call.get("where"))
             read = self.arguments(call, found)
@@ -402,8 +457,34 @@ class _Reader:
                 found.problems.append(Undecided(text, f"{at} data", "", "adds"))
             elif name == "compile":
                 training.groups.setdefault("compiled", read)
-            elif name in _CASTS or name == "to":
-                _cast(name, given, training["model"])
+            else:
+                self._of_model(name, at, given, training, is_own=is_own)
+
+    def _of_model(
+        self,
+        name: str,
+        at: str,
+        given: Mapping[str, Argument],
+        training: ProgramTraining,
+        *,
+        is_own: bool,
+    ) -> None:
+        """Calls that change a model's dtype, its attention or its kernels."""
+        if name in _CASTS or name == "to":
+            _cast(name, at, given, training)
+        elif name == "set_attn_implementation" and given:
+            training["model"].values["attn_implementation"] = next(iter(given.values()))
+        elif name == "autocast":
+            _autocast(given, at, training)
+        elif name == "set_default_dtype" and given and is_own:
+            training["model"].values["dtype"] = next(iter(given.values()))
+        elif name.startswith("apply_liger_kernel_to_"):
+            is_whole = all(one.value is (n != "cross_entropy") for n, one in given.items())
+            if is_whole and training.trainer == "Trainer":
+                training["arguments"].values["use_liger_kernel"] = Argument(True, at)
+            else:
+                text = f"{at}: Liger's kernels that are named only save memory"
+                training.found.at_most.append(text)
 
     # -- names -----------------------------------------------------------------------------------
 
@@ -421,12 +502,41 @@ class _Reader:
         return path if word == "Trainer" else word
 
 
-def _cast(name: str, given: Mapping[str, Argument], model: Arguments) -> None:
-    """`model.half()`, `model.to(torch.bfloat16)`: the dtype that the weights have then."""
-    said = [Argument(_CASTS[name], "")] if name in _CASTS else given.values()
+def _cast(name: str, at: str, given: Mapping[str, Argument], training: ProgramTraining) -> None:
+    """`model.half()`, `model.to(torch.bfloat16)`: the dtype that the weights have then.
+
+    Of a part of the model: that it saves memory, or may add some.
+    """
+    said = [Argument(_CASTS[name], at)] if name in _CASTS else given.values()
     dtypes = [one for one in said if str(one.value) in DTYPES]
-    if dtypes and "of" not in given and "quantization_config" not in model:
-        model.values["dtype"] = dtypes[0]
+    part, model = given.get("of"), training["model"]
+    if not dtypes:
+        return
+    if part is None:
+        if "quantization_config" not in model:
+            model.values["dtype"] = dtypes[0]
+    elif DTYPES[str(dtypes[0].value)] != "fp32":
+        training.found.at_most.append(f"{at}: parts in {dtypes[0].value} only save memory")
+    elif "norm" not in str(part.value):  # whose weights are small
+        text = f"weights of another dtype may take more memory: {EMULATE}"
+        training.found.problems.append(Undecided(text, f"{at} {name}", "", "adds"))
+
+
+def _autocast(given: Mapping[str, Argument], at: str, training: ProgramTraining) -> None:
+    """A training inside of `torch.autocast`, as one with mixed precision."""
+    dtype, enabled = given.get("dtype"), given.get("enabled")
+    arguments = training["arguments"]
+    training.groups["arguments"] = arguments
+    if (enabled is not None and enabled.value is False) or arguments.take("bf16", quietly=True):
+        return
+    word = DTYPES.get(str(dtype.value) if dtype else "float16", "")
+    if word in ("bf16", "fp16"):
+        arguments.values[word] = Argument(True, f"{at} dtype")
+
+
+def _is_own(model: Row) -> bool:
+    """True for a model of one's own weights, which is made of a configuration."""
+    return str(model.get("made") or "").endswith("from_config")
 
 
 def _freezes(where: str, given: Mapping[str, Argument], training: ProgramTraining) -> None:

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 @verbose_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(
+def command(  # noqa: PLR0913 - one argument for each option
     *,
     program: tuple[str, ...],
     gpu_name: str | None,
@@ -147,5 +147,5 @@ def command(
         checked = check(program, gpu, options, waiting, answered)
     print_json(checked_to_dict(checked)) if as_json else print_checked(checked, verbose=verbose)
     if write:
-        write_asked(checked.suggestion and checked.suggestion.change)
+        write_asked(checked.suggestion.change if checked.suggestion is not None else None)
     raise click.exceptions.Exit(checked.found.exit_code)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tuner.program.standins import guard, libraries, record
 from tuner.program.standins.files import opened
-from tuner.program.standins.unknown import KEYS, ORACLE, Unknown, is_library, place
+from tuner.program.standins.unknown import KEYS, ORACLE, Note, Unknown, is_library, place
 
 _lock = threading.Lock()
 
@@ -156,7 +156,7 @@ def _last_line(error: BaseException) -> dict[str, Any] | None:
 def _soften() -> None:
     """Lets an `Unknown` into JSON and regular expressions, which are written in C."""
     time.sleep = lambda seconds: None
-    builtins.getattr = _attribute
+    builtins.getattr, builtins.setattr = _attribute, _set
     own: Any = json.JSONEncoder.default
     json.JSONEncoder.default = lambda self, value: (  # type: ignore[assignment,method-assign]
         str(value) if isinstance(value, Unknown) else own(self, value)
@@ -175,6 +175,14 @@ def _attribute(value: Any, name: Any, *default: Any, get: Any = getattr) -> Any:
     if value is module is not None:  # one of its models, as a config names it
         return module.PreTrainedModel
     return Unknown(f"getattr(..., {name._what})")
+
+
+def _set(value: Any, name: Any, new: Any, put: Any = setattr) -> None:
+    """`setattr`, also of a name that is unknown: any setting of the object may have changed."""
+    if not isinstance(name, Unknown):
+        put(value, name, new)
+    elif isinstance(note := getattr(value, "_note", None), Note):
+        note.assign("**", name)
 
 
 def _unless_unknown(function: Any) -> Any:

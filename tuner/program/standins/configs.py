@@ -101,7 +101,10 @@ class Config(metaclass=ConfigMeta):
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        held = self.__dict__
+        held, mixed = self.__dict__, os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        given = self._note.given
+        if mixed in held and "output_dir" in held and not (given.get("bf16") or given.get("fp16")):
+            held[mixed] = True  # TrainingArguments read it
         for name, other in self._contrary.items():
             if held.get(name, self) is None:
                 held[name] = not held.get(other)

@@ -54,7 +54,8 @@ torch.nn.parallel.DistributedDataParallel torch.distributed.fsdp.fully_shard
 torch.distributed.fsdp.FullyShardedDataParallel torch.quantization.convert torchao.quantize_
 optimum.bettertransformer.BetterTransformer.transform"""
 _OF_MEMORY = """torch.autograd.graph.save_on_cpu torch.cuda.set_per_process_memory_fraction
-torchao.optim.CPUOffloadOptimizer galore_torch.GaLoreAdamW galore_torch.GaLoreAdamW8bit
+torch.set_default_dtype torchao.optim.CPUOffloadOptimizer galore_torch.GaLoreAdamW
+galore_torch.GaLoreAdamW8bit
 apollo_torch.APOLLOAdamW lomo_optim.Lomo lomo_optim.AdaLomo"""
 _DTYPES = """bfloat16 float16 float32 half float float64 double int8 uint8 int16 int32 int64 long
 short int bool float8_e4m3fn float8_e5m2 complex64"""
@@ -103,6 +104,9 @@ def _known() -> dict[str, Any]:
         **{f"torch.{k}": Name(f"torch.{_SAME.get(k, k)}", itemsize=2) for k in _DTYPES.split()},
         **{k: lambda *args, v=v, **kwargs: v for k, v in _answers().items()},
         "torch.dtype": Name,
+        **dict.fromkeys(
+            (f"torch.{k}autocast" for k in ("", "amp.", "cuda.amp.")), trainers.Autocast
+        ),
         "torch.compile": models.compile_model,
         "torch.version.cuda": "13.0",
         "torch.version.hip": None,
@@ -172,6 +176,8 @@ def attribute(path: str) -> Any:
     known = path if path in CLASSES else short
     if configs.is_config(known):
         return configs.config(known)
+    if last.startswith("apply_liger_kernel_to_"):
+        return trainers.special(path)
     if last.startswith("is_") and last.endswith("_available"):
         return lambda *args, **kwargs: _available(last[3:-10])
     return _class(known, root, last) if last[:1].isupper() else Unknown(path)

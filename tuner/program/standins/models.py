@@ -21,7 +21,8 @@ RECORDED = set(
     disable_input_require_grads set_attn_implementation for_training for_inference load_adapter
     add_weighted_adapter delete_adapter fuse_lora enable_gradient_checkpointing enable_adapter
     enable_xformers_memory_efficient_attention use_gradient_checkpointing
-    register_post_accumulate_grad_hook add_adapter save_pretrained_merged""".split()
+    register_post_accumulate_grad_hook add_adapter save_pretrained_merged
+    activation_checkpointing_enable activation_checkpointing_disable""".split()
 )
 _LAYER = """self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj
 mlp.up_proj mlp.down_proj input_layernorm post_attention_layernorm""".split()
@@ -55,10 +56,12 @@ class Model(Thing):
         return made
 
     def _recorded(self, name: str, args: Any, kwargs: Any, **of: str) -> Any:
-        note, extra = call(name, args, kwargs), self._note.extra
+        note, extra, calls = call(name, args, kwargs), self._note.extra, self._note.calls
         note.given.update(of)
-        self._note.calls.append(note)
-        if "gradient_checkpointing" in name:
+        # A line that goes through all modules is told once.
+        if not (of and calls and (calls[-1].path, calls[-1].where) == (name, note.where)):
+            calls.append(note)
+        if "checkpointing" in name:
             extra["enabled"] = None if "disable" in name else note
         elif name in ("merge_and_unload", "unload"):
             extra["adapted"] = None
@@ -85,7 +88,9 @@ class Model(Thing):
         for name, cls in (("load_in_4bit", "Linear4bit"), ("load_in_8bit", "Linear8bitLt")):
             if True in (given.get(name), getattr(given.get("quantization_config"), name, None)):
                 made["proj"] = getattr(importlib.import_module("bitsandbytes.nn"), cls)()
-        return ((name, next(v for k, v in made.items() if k in name)) for name in _MODULES)
+        self._note.extra["listed"] = True
+        found = {name: next(v for k, v in made.items() if k in name) for name in _MODULES}
+        return ((name, _listed(module, self, name)) for name, module in found.items())
 
     def modules(self) -> Any:
         return (module for _, module in self.named_modules())
@@ -102,7 +107,27 @@ class Model(Thing):
         held = {"quantization": self._note.given.get("quantization_config"), **self._note.extra}
         kinds = ("prepared", "enabled", "quantization")
         of = {kind: described(held.get(kind)) for kind in kinds}
-        return {**told(self, stubs), **of, "made": held.get("made", "")}
+        kept = {name: held.get(name, "") for name in ("made", "listed")}
+        return {**told(self, stubs), **of, **kept}
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        made, note = Thing.__new__(type(self)), self._note
+        copied = Note(note.path, note.where, (), note.given)
+        copied.assigned, copied.calls = dict(note.assigned), list(note.calls)
+        copied.extra = {k: v for k, v in note.extra.items() if k != "trainings"}
+        put(made, "_note", copied)
+        return made
+
+    __copy__ = __deepcopy__
+
+
+def _listed(module: Any, model: Model, name: str) -> Any:
+    """A module as a model lists it, of its class; what is done to it is recorded of the model."""
+    one, part = Thing.__new__(type(module)), Part(model, name)
+    for method in ("to", "half", "bfloat16", "float", "requires_grad_", "cuda", "cpu"):
+        put(one, method, getattr(part, method))
+    put(one, "weight", Part(model, f"{name}.weight"))
+    return one
 
 
 class Part(Unknown):
@@ -129,6 +154,9 @@ class Part(Unknown):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return Part(self._model, f"{self._name}()")
+
+    def __delitem__(self, key: Any) -> None:
+        self._model._note.assign(f"{self._name}[...]", Unknown(f"del {self._what}[{key!r}]"))
 
     def __len__(self) -> int:
         return (2, 12, 24, 32, 48, 80)[ORACLE.number(f"number of {self._what}") % 6]

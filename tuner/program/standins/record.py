@@ -6,12 +6,14 @@ import pathlib
 from typing import Any
 
 from tuner.program.standins import MARK
-from tuner.program.standins.unknown import Meta, Name, Note, Thing, Unknown, place, where
+from tuner.program.standins.unknown import PATCHED, Name, Note, Thing, Unknown, place, where
 
 TRAININGS: list[dict[str, Any]] = []
 LOOPS: dict[int, dict[str, Any]] = {}
 STANDINS: dict[str, None] = {}
 ABSENT: dict[str, None] = {}
+
+_OURS = ("builtins", "tuner.program.standins.unknown")
 
 _open: list[int] = []  # objects that are being told: a circle ends
 
@@ -51,7 +53,9 @@ def _plain(value: Any, stubs: frozenset[int]) -> Any:
     if isinstance(value, pathlib.PurePath):
         return str(value)
     if isinstance(value, (list, tuple, set, frozenset, range)):
-        return [plain(each, stubs) for each in list(value)[:1024]]
+        items = list(value)
+        most = len(items) if all(isinstance(each, str) for each in items) else 1024
+        return [plain(each, stubs) for each in items[:most]]
     if isinstance(value, type):
         return {"$name": _class_of(value)}
     if isinstance(getattr(value, "_note", None), Note):
@@ -91,8 +95,11 @@ def told(value: Any, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
     made["class"] = _class_of(cls)
     paths = dict.fromkeys(base.__dict__.get("_path") for base in cls.__mro__)
     made["bases"] = [path for path in paths if path not in (None, "Thing", made["class"])]
-    own = [base for base in cls.__mro__ if isinstance(base, Meta) and "_path" not in vars(base)]
-    if methods := {name for base in own for name, each in vars(base).items() if callable(each)}:
+    methods = {name for base in cls.__mro__ for name in PATCHED.get(base, ())}
+    for base in cls.__mro__:  # the program's own, those beside the library's among them
+        if "_path" not in vars(base) and base.__module__ not in _OURS:
+            methods |= {name for name, each in vars(base).items() if callable(each)}
+    if methods:
         made["methods"] = sorted(methods)
     made["values"] = {
         name: plain(each, stubs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import types
 from typing import Any
 
 from tuner.program.standins import record
@@ -76,6 +78,20 @@ class Trainer(Holder):
                 now["assigned"].pop(name, None)
         return now
 
+    def add_callback(self, callback: Any) -> None:
+        self._note.extra.setdefault("callbacks", []).append(callback)
+
+    def _begin(self, arguments: Any, model: Any) -> None:
+        """Calls what the program's own callbacks do before the first step."""
+        given, added = self._note.given.get("callbacks"), self._note.extra.get("callbacks", ())
+        for each in (*(given if isinstance(given, (list, tuple)) else ()), *added):
+            callback = each() if isinstance(each, type) else each
+            for name in ("on_init_end", "on_train_begin"):
+                own = getattr(type(callback), name, None)
+                if isinstance(own, types.FunctionType):
+                    with contextlib.suppress(Exception):
+                        own(callback, arguments, Unknown("state"), Unknown("control"), model=model)
+
     def _snapshot(self, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
         given, held, extra = self._note.given, self.__dict__, self._note.extra
         arguments, model, text = held.get("args"), held.get("model"), given.get("model")
@@ -85,6 +101,7 @@ class Trainer(Holder):
         lora = given.get("peft_config")
         stubs = frozenset(map(id, (arguments, model, lora))) - {id(None)}
         tried(given.get("data_collator"), [Unknown("row")])
+        self._begin(arguments, model)
         calls = [*_SPECIAL, *TOKENIZED.values(), *self._note.calls, *of_model.calls]
         when = getattr(arguments, "eval_strategy", None)
         return {
@@ -135,6 +152,26 @@ def special(path: str) -> Any:
         return Unknown(f"{path}(...)")
 
     return noted
+
+
+class Autocast(Thing):
+    """`torch.autocast`: it matters to the trainings inside."""
+
+    _path = "torch.autocast"
+
+    def __enter__(self) -> Any:
+        _SPECIAL.append(self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _SPECIAL.remove(self._note)
+
+    def __call__(self, function: Any, *args: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
 
 
 def trainer_class(path: str) -> Any:

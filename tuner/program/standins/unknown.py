@@ -363,6 +363,10 @@ _ODD = {
 }
 
 
+PATCHED: dict[type, set[str]] = {}
+"""By class of a library: the methods that the program has replaced."""
+
+
 class Meta(ABCMeta):
     """The class of stand-ins' classes: every attribute is there, and `isinstance` can be asked."""
 
@@ -380,6 +384,11 @@ class Meta(ABCMeta):
             made = Name(f"{path}.{name}")
         type.__setattr__(cls, name, made)
         return made
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        type.__setattr__(cls, name, value)
+        if callable(value) and name[0] != "_":
+            PATCHED.setdefault(cls, set()).add(name)
 
     def __instancecheck__(cls, instance: object) -> bool:
         if cls in type(instance).__mro__ or "_path" not in vars(cls):
@@ -456,6 +465,8 @@ _PARAMETERS = {
     "add_adapter": "adapter_config adapter_name",
     "resize_token_embeddings": "new_num_tokens pad_to_multiple_of",
     "gradient_checkpointing_enable": "gradient_checkpointing_kwargs",
+    "activation_checkpointing_enable": "activation_checkpointing_kwargs",
+    "autocast": "device_type dtype enabled",
     "requires_grad_": "requires_grad",
     "Linear": "in_features out_features",
     "SentenceTransformer": "model_name_or_path modules device",
