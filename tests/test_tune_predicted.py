@@ -49,4 +49,4 @@ def test_options_of_trials_contradict_it(capsys: Any) -> None:
     assert run([*words, "--predict", "--trials", "3"]) == 2
     assert "--trials and --predict contradict each other" in capsys.readouterr().err
     assert run([*words, "--model", "qwen3-8b"]) == 2
-    assert "--model and --set need --predict" in capsys.readouterr().err
+    assert "--model, --set and --apply need --predict" in capsys.readouterr().err

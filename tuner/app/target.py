@@ -19,6 +19,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import MemoryBudget, Outcome, Source, TrialRecord
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_gib
+from tuner.program.export import FORMATS
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.joining import checked_address
 from tuner.searches.store import ResultsFolder, shipped
@@ -59,6 +60,16 @@ class Target:
         """The facts of the space that are needed to write results."""
         return SpaceFacts.of(self.space)
 
+    def use_commands(self, *words: str) -> tuple[str, ...]:
+        """Commands that write the recommendation into a file of yours, or another tool's."""
+        command, file = self.space.command, _file_of(self.space)
+        if command is not None:
+            name = ("apply",) if command.is_program else ("export", "--format", "command")
+            return (self.command(name[0], *words, *name[1:]),)
+        able = "trl" if self.space.workload in FORMATS["trl"].workloads else "accelerate"
+        apply = [self.command("apply", *words, file)] if file is not None else []
+        return (*apply, self.command("export", *words, "--format", able))
+
     def view(self, records: Sequence[TrialRecord], where: tuple[str, ...], **more: Any) -> View:
         """The view of `records` under the conditions in force; `more` are those of `build_view`.
 
@@ -70,12 +81,24 @@ class Target:
             self.gpu,
             where=lambda configuration: self.space.matches(configuration, where),
             conditions=check_conditions(self, where),
+            use=self.use_commands(*(word for text in where for word in ("--where", text))),
             **more,
         )
 
     def command(self, name: str, *more: str) -> str:
         """A command line about this target, for people to copy."""
         return shlex.join(["tuner", name, *self.arguments, *more])
+
+
+def _file_of(space: SearchSpace) -> str | None:
+    """A file that the mappings of a space are for; None where it has none."""
+    for mapping in space.apply.values():
+        if mapping.is_of_script:
+            return "train.py"
+        plain = [name for name in mapping.files if "*" not in name]
+        if plain:
+            return plain[0]
+    return None
 
 
 def known_folder(space: SearchSpace, folder: ResultsFolder) -> ResultsFolder:

@@ -5,7 +5,6 @@ Its small figure of the parameters shows the fastest configuration that fits, at
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -249,8 +248,7 @@ def report_html(view: View, *, timeline: MemoryTimeline | None = None) -> str:
             stages=stage_rows(view),
             front_title=title if not view.is_default else "Throughput against memory",
             page=page,
-            estimate_command=_estimate_command(view),
-            use_commands=_use_commands(view),
+            use_commands=view.use,
             runs=_runs(view),
             versions=[(name, ", ".join(sorted(found))) for name, found in sorted(seen.items())],
             plotlyjs=library,
@@ -375,28 +373,6 @@ def _trial_row(view: View, record: TrialRecord, verdict: str) -> list[object]:
     source = str(evidence.source) if evidence else ""
     stage = [outcome.limiting_stage or ""] if view.space.stages else []
     return [*first, verdict, *settings, *more, ended, source, record.trial_id, *stage]
-
-
-def _estimate_command(view: View) -> str:
-    """The command that predicts the recommended configuration again, alone."""
-    if view.best is None:
-        return ""
-    words = ["tuner", "estimate", "--space", view.space.name, "--gpu", view.gpu.id]
-    for name in view.space.knobs:
-        if name in view.best.configuration:
-            words += ["--set", f"{name}={value_text(view.best.configuration[name])}"]
-    return shlex.join(words)
-
-
-def _use_commands(view: View) -> list[str]:
-    """The commands that bring the recommendation into a file, and to another tool."""
-    if view.best is None:
-        return []
-    target = ["--space", view.space.name, "--gpu", view.gpu.id]
-    return [
-        shlex.join(["tuner", "apply", *target, "train.py"]),
-        shlex.join(["tuner", "export", *target, "--format", "trl"]),
-    ]
 
 
 def _runs(view: View) -> list[tuple[str, str]]:

@@ -59,6 +59,8 @@ class View:
     best: BestTrial | None
     conditions: tuple[str, ...]
     command: str
+    use: tuple[str, ...]
+    """Commands that bring the recommendation into a file, or to another tool."""
     source: str
     """Source of the front's numbers: predicted, emulated or measured."""
     drawn_source: str
@@ -98,6 +100,7 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
     where: Callable[[Configuration], bool] | None = None,
     conditions: Sequence[str] = (),
     command: str = "",
+    use: Sequence[str] = (),
     notes: Sequence[str] = (),
     objectives: Sequence[str] = (),
 ) -> View:
@@ -148,6 +151,7 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         best=best,
         conditions=tuple(conditions),
         command=command,
+        use=tuple(use),
         source=source_label(front or own),
         drawn_source=source_label(own),
         knobs=knobs,

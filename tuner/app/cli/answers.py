@@ -17,7 +17,6 @@ from tuner.app.target import Target
 from tuner.core.expressions import settings_text, show
 from tuner.core.records import Source
 from tuner.core.units import GIB, format_duration, significant
-from tuner.program.export import FORMATS
 from tuner.report.terminal.front import (
     print_front,
     print_prediction_error,
@@ -36,7 +35,6 @@ from tuner.report.terminal.tables import print_settings
 from tuner.searches.best import BestTrial
 from tuner.searches.facts import OF_ONE, times_text
 from tuner.searches.options import SearchOptions
-from tuner.space import SearchSpace
 from tuner.space.settings import default_values
 
 if TYPE_CHECKING:
@@ -289,24 +287,4 @@ def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[st
         words += ["--max-memory", size_text(criteria.max_memory)]
     words += ["--headroom", criteria.headroom] if criteria.headroom is not None else []
     words += [word for name in criteria.objectives for word in ("--objective", name)]
-    command = target.space.command
-    if command is None:
-        file = _file_of(target.space)
-        apply = [target.command("apply", *words, file)] if file is not None else []
-        trained = FORMATS["trl"].workloads
-        able = "trl" if target.space.workload in trained else "accelerate"
-        return (*apply, target.command("export", *words, "--format", able))
-    if not command.is_program:
-        return (target.command("export", *words, "--format", "command"),)
-    return (target.command("apply", *words),)
-
-
-def _file_of(space: SearchSpace) -> str | None:
-    """A file that the mappings of a space are for; None where it has none."""
-    for mapping in space.apply.values():
-        if mapping.is_of_script:
-            return "train.py"
-        plain = [name for name in mapping.files if "*" not in name]
-        if plain:
-            return plain[0]
-    return None
+    return target.use_commands(*words)
