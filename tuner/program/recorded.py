@@ -129,11 +129,13 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
     while len(keys) < _MOST_KEYS and (key_lacking := _key_lacking(runs[0])) not in (None, *keys):
         keys.append(str(key_lacking))
         runs = [run(0)]
-    if runs[0]["asked"]:
-        with ThreadPoolExecutor(2) as pool:
-            runs += pool.map(run, range(1, seeds))
-    if seeds > 1:
-        runs += _other_branches(runs, run)
+    ended = (runs[0]["ended"] or {}).get("kind")
+    if ended != "time" or runs[0]["trainings"]:  # a loop of one's own that takes its time
+        if runs[0]["asked"]:
+            with ThreadPoolExecutor(2) as pool:
+                runs += pool.map(run, range(1, seeds))
+        if seeds > 1:
+            runs += _other_branches(runs, run)
     recorded = join(runs)
     is_empty = not recorded.trainings and not recorded.loops
     if is_empty and (error := _error(program, recorded.ended, seconds, gpu)):

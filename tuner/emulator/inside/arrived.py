@@ -51,7 +51,7 @@ class Arrived:
         self._looked_up = looked_up
         self.inputs: dict[int, list[tuple[int, int]]] = {}
         """(sequences, tokens of each) of every forward pass with gradients, by step."""
-        self._largest_table = 0
+        self._table, self._largest = 0, (0, 0)
         self.compares = ""
         """The part of the training that takes all samples of a micro-batch together."""
 
@@ -87,11 +87,14 @@ class Arrived:
 
     @guarded("an input of the model")
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
-        """Record the indices into the model's largest embedding table as its input."""
-        if weight.numel() < self._largest_table or not weight.is_cuda:
+        """Record the indices into one table: in the first step the most, in the largest table."""
+        size = (indices.numel(), weight.numel())
+        is_other = weight.data_ptr() != self._table
+        is_first = min(self.inputs, default=step) == step
+        if not weight.is_cuda or (is_other and (size < self._largest or not is_first)):
             return
-        if weight.numel() > self._largest_table:
-            self._largest_table = weight.numel()
+        if is_other:
+            self._table, self._largest = weight.data_ptr(), size
             self._note_vocabulary(weight.shape[0] if weight.shape[0] != weight.shape[1] else 0)
             self.inputs.clear()
         rows = indices.shape[0] if indices.dim() > 1 else 1

@@ -534,16 +534,7 @@ class Source:
         own = self._by_name.get(name)
         if own and (isinstance(call.func, ast.Name) or root in ("self", "cls")):
             return all(self._is_harmless_function(one, seen) for one in own)
-        if (
-            _HARMLESS.fullmatch(name)
-            or (name.endswith("_") and not name.startswith("_"))  # in place
-            or _HARMLESS_ROOTS.fullmatch(root)
-            or name.startswith(_HARMLESS_STARTS)
-        ):
-            return True
-        if name == "update":
-            return all(isinstance(one, ast.Constant | ast.Dict) for one in call.args)
-        return isinstance(getattr(builtins, name, None), type) and isinstance(call.func, ast.Name)
+        return is_quiet(call)
 
     def _is_harmless_function(self, function: ast.AST, seen: set[ast.AST]) -> bool:
         if function in seen:
@@ -551,6 +542,21 @@ class Source:
         seen.add(function)
         body: list[ast.stmt] = getattr(function, "body", [])
         return all(self.allocates_at(one, {}, seen) is None for one in body)
+
+
+def is_quiet(call: ast.Call) -> bool:
+    """True for a call that allocates nothing on the device that stays, by its name."""
+    name, root = last_name(call.func), _root(call.func)
+    if (
+        _HARMLESS.fullmatch(name)
+        or (name.endswith("_") and not name.startswith("_"))  # in place
+        or _HARMLESS_ROOTS.fullmatch(root)
+        or name.startswith(_HARMLESS_STARTS)
+    ):
+        return True
+    if name == "update":
+        return all(isinstance(one, ast.Constant | ast.Dict) for one in call.args)
+    return isinstance(getattr(builtins, name, None), type) and isinstance(call.func, ast.Name)
 
 
 class _Cases(ast.NodeTransformer):

@@ -70,7 +70,7 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
 
-MOST_STEPS = 50
+MOST_STEPS = 150
 """Steps beyond the first ones that a loader may drive without a budget for them."""
 
 
@@ -125,7 +125,7 @@ class Follower:
         self._renew()
         enter = functools.partial(self._enter, OPTIMIZER)
         trainers = self._memory.owners.trainers
-        made = self._horizon.note_training
+        made = self._note_training
         self._ends = Steps(mode, trainers, made=made, updating=enter, over=self._step_is_over)
         self._trained: Any = None
         self._backward_depth = 0
@@ -318,6 +318,11 @@ class Follower:
         if self._steps and self._done >= self._steps and not self._goes_on:
             self._end("steps", 0)
 
+    def _note_training(self, frame: FrameType | None) -> None:
+        """Note that an optimizer is made: a training begins, which has steps of its own."""
+        self._horizon.note_training(frame)
+        self._first_end = max(self._first_end, self._done)
+
     # -- the rest of a run ----------------------------------------------------------------------
 
     def _shortened(self) -> Shortening:
@@ -341,8 +346,11 @@ class Follower:
         if self._memory.grows:
             self._first_end = self._done + 1
             return True
-        if self._shortening.drives and self._done < self._first_end + MOST_STEPS:
-            return True
+        if self._shortening.drives:
+            if self._shortening.is_granted or self._budget.affords(1, self._step_launches):
+                self._first_end = self._done + 1
+            if self._done < self._first_end + MOST_STEPS:
+                return True
         return self._loop_goes_on and self._budget.affords(1, self._step_launches)
 
     @property

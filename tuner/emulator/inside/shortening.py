@@ -43,8 +43,8 @@ MOST_BATCHES = 1_000_000
 FULL_ROUNDS = 2
 """Shortened rounds of a loader that serve the batches that decide memory; others the first."""
 
-MOST_ROUNDS = 20
-"""A loader has no more batches after this many shortened rounds."""
+MOST_ROUNDS = 50
+"""A loader that trains has no more batches after this many shortened rounds."""
 
 MOST_EMPTY_ROUNDS = 1000
 """A program that asks for batches in more rounds than this is stopped."""
@@ -95,6 +95,8 @@ class Shortening:
         self._turn = 0
         self._turns: dict[int, int] = {}
         """The rounds that are being read, in their order, with the backward passes before each."""
+        self.is_granted = False
+        """True while a loader serves all batches that it has, which the budget afforded."""
         self.has_cut = False
         """True if any loader served fewer batches than it has."""
         self.epochs = 0
@@ -183,7 +185,8 @@ class Shortening:
 
     def chosen(self, sampler: Any, loader: Any) -> Iterator[Any]:
         """The batches of indices that are served, from all of one epoch."""
-        if self._rounds.get(loader, 0) > MOST_ROUNDS and self._done >= self._steps:
+        is_over = self._rounds.get(loader, 0) > MOST_ROUNDS and self._done >= self._steps
+        if is_over and loader in self._trained:
             rounds = self._rounds[loader] = self._rounds[loader] + 1
             if loader not in self._exhausted or rounds > MOST_EMPTY_ROUNDS:
                 self._stop()  # it asks for single batches, or until it has done its steps
@@ -231,7 +234,7 @@ class Shortening:
         if goes_on:
             if not is_known:
                 self._note_data(loader, batches, is_whole, accumulation, trains)
-            yield from batches[served:]
+            yield from self._granted(batches[served:])
             return
         self.has_cut = True
         rounds = self._rounds[loader] = self._rounds.get(loader, 0) + 1
@@ -249,6 +252,13 @@ class Shortening:
             if not any(later > turn and self._backwards > at for later, at in self._turns.items()):
                 break
             yield batch
+
+    def _granted(self, batches: list[Any]) -> Iterator[Any]:
+        self.is_granted = True
+        try:
+            yield from batches
+        finally:
+            self.is_granted = False
 
     def _worthwhile(self, batches: Any, cost: float) -> Iterator[Any]:
         """More batches of a stream, if the budget affords many of them."""

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from tuner.emulator.inside.branches import is_quiet
 from tuner.emulator.inside.lines import BRANCH, SIZE, package_of
 
 NOTHING = ""
@@ -57,15 +58,8 @@ _TENSOR_FIRST = frozenset(
 )
 """Functions of `_MODULES` whose first argument is the tensor."""
 _MODULES = frozenset({"torch", "F", "functional", "np", "numpy"})
-_QUIET = frozenset(
-    {"print", "log", "log_dict", "log_metrics", "add_scalar", "append", "write", "info", "debug"}
-    | {"warning", "warn", "error", "format", "update", "set_postfix", "set_description", "item"}
-    | {"save", "save_pretrained", "save_model", "save_state", "save_checkpoint", "state_dict"}
-    | {"zero_grad", "isnan", "isfinite", "isinf", "join", "len", "float", "int", "str", "round"}
-    | {"min", "max", "makedirs", "dump", "time", "exit", "step", "flush", "items", "get", "dict"}
-    | {"eval", "train", "cpu", "detach", "clone", "tolist", "rank", "getattr", "isinstance", "abs"}
-)
-"""Calls that allocate nothing that counts, in a branch that may not run."""
+_COPIES = frozenset({"clone", "copy", "deepcopy", "detach", "isnan", "isfinite", "isinf", "warn"})
+"""Calls that allocate no more than what they are given, as of the best weights so far."""
 
 _FINITE = frozenset({"isnan", "isfinite", "isinf"})
 _KEEPS_SIZE = frozenset(
@@ -74,6 +68,7 @@ _KEEPS_SIZE = frozenset(
 )
 _ENDS = _KEEPS_SIZE | {"print", "log", "append", "format"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
+_LOOPS = (ast.While, ast.For, ast.AsyncFor)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
 
@@ -145,7 +140,7 @@ def _site(code: CodeType, at: int) -> _Site | None:
         return None
     found = _Following(source, source.around(node, _FUNCTIONS))
     kind = found.use(node)
-    loop = source.around(node, (ast.While, ast.For, ast.AsyncFor, *_COMPREHENSIONS, *_FUNCTIONS))
+    loop = source.around(node, (*_LOOPS, *_COMPREHENSIONS, *_FUNCTIONS))
     line = getattr(loop, "lineno", 0) if not isinstance(loop, _FUNCTIONS) else 0
     line = line if isinstance(loop, ast.While) else -line
     # A jump asks a tensor for its truth; a call may read for itself only.
@@ -206,7 +201,8 @@ class _Following:
 
     def __init__(self, source: _Source, function: ast.AST) -> None:
         self._parents, self._function = source.parents, function
-        self._names: set[str] = set()
+        self._names: dict[str, list[ast.AST]] = {}
+        """By variable, and by attribute with a point before it: where it gets such a value."""
         self._masks: set[str] = set()
         """Names of the results of comparisons."""
         self.grows, self.returned = True, False
@@ -216,12 +212,49 @@ class _Following:
         found = [self._climb(node)]
         waiting = True
         while waiting and SIZE not in found:
-            before = set(self._names)
-            for one in ast.walk(self._function):
-                if _is_load_of(one, before):
+            before = {name: len(places) for name, places in self._names.items()}
+            for key, one in self._loads:
+                if any(self._reaches(at, key, one) for at in self._names.get(key, ())):
                     found.append(self._climb(one))
-            waiting = self._names != before
+            waiting = before != {name: len(places) for name, places in self._names.items()}
         return max(found, key=_GRAVITY.index)
+
+    @functools.cached_property
+    def _loads(self) -> list[tuple[str, ast.AST]]:
+        """The variables and attributes that are read, without variables of functions inside."""
+        found: list[tuple[str, ast.AST]] = []
+        for one in ast.walk(self._function):
+            if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load):
+                key, inside = _key(one), self._function_around(one)
+                if inside is self._function or key[0] == "." or key not in _locals(inside):
+                    found.append((key, one))
+        return found
+
+    def _function_around(self, node: ast.AST) -> ast.AST:
+        while node is not self._function and node in self._parents:
+            node = self._parents[node]
+            if isinstance(node, _FUNCTIONS):
+                break
+        return node
+
+    def _reaches(self, at: ast.AST, key: str, load: Any) -> bool:
+        """True if what is set by a statement may be read here: below it, or around a loop."""
+        if key[0] == "." or self._function_around(load) is not self._function:
+            return True
+        line, statement = load.lineno, at
+        if line >= at.lineno:  # type: ignore[attr-defined]
+            return True
+        while statement is not self._function and statement in self._parents:
+            statement = self._parents[statement]
+            if isinstance(statement, _LOOPS) and statement.lineno <= line:
+                return True
+        return False
+
+    def _set(self, names: set[str], at: ast.AST) -> None:
+        for name in names:
+            places = self._names.setdefault(name, [])
+            if at not in places:
+                places.append(at)
 
     def _climb(self, node: ast.AST) -> str:
         """The use of a value in its statement; names that it is given to are followed."""
@@ -253,7 +286,7 @@ class _Following:
         if isinstance(parent, ast.comprehension):
             if child is not parent.iter:
                 return self._size(grows=False)
-            self._names |= _targets(parent.target)
+            self._set(_targets(parent.target), child)
         return None
 
     def _in_statement(self, statement: ast.stmt, child: ast.AST, *, grows: bool) -> str:
@@ -262,12 +295,12 @@ class _Following:
         elif isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = getattr(statement, "targets", None) or [statement.target]  # type: ignore[union-attr]
             if child is getattr(statement, "value", None):
-                self._names.update(*map(_targets, targets))
+                self._set(set().union(*map(_targets, targets)), statement)
                 if any(isinstance(one, ast.Compare) for one in ast.walk(child)):
                     self._masks.update(*map(_targets, targets))
                 self.grows = self.grows and grows
         elif isinstance(statement, ast.For):
-            self._names |= _targets(statement.target)
+            self._set(_targets(statement.target), statement)
         elif isinstance(statement, ast.If | ast.While):
             return self._branch(statement)
         return NOTHING
@@ -284,7 +317,7 @@ class _Following:
         for node in inside:
             if isinstance(node, ast.Assign | ast.AugAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                self._names.update(*map(_targets, targets))
+                self._set(set().union(*map(_targets, targets)), node)
             elif self._works(node):
                 return self._size(grows=False)
         self.grows = False
@@ -292,7 +325,7 @@ class _Following:
 
     def _works(self, node: ast.AST) -> bool:
         """True for a call that may allocate memory."""
-        if not isinstance(node, ast.Call) or _name(node.func) in _QUIET:
+        if not isinstance(node, ast.Call) or _name(node.func) in _COPIES or is_quiet(node):
             return False
         return not isinstance(self._parents.get(node), ast.Raise)
 
@@ -338,13 +371,30 @@ def _targets(target: ast.expr) -> set[str]:
         return set().union(*map(_targets, target.elts))
     if isinstance(target, ast.Starred | ast.Subscript):
         return _targets(target.value)
-    return {_name(target)} - {""}
+    return {_key(target)} - {""}
 
 
-def _is_load_of(node: ast.AST, names: set[str]) -> bool:
-    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-        return _name(node) in names
-    return False
+def _key(node: ast.AST) -> str:
+    """A variable by its name, an attribute by its own with a point before it."""
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+@functools.cache
+def _locals(function: ast.AST) -> set[str]:
+    """The variables of a function of its own: its parameters, and those that it sets."""
+    outer = {
+        name
+        for one in ast.walk(function)
+        for name in getattr(one, "names", ())
+        if type(name) is str
+    }
+    set_here = {
+        one.arg if isinstance(one, ast.arg) else one.id
+        for one in ast.walk(function)
+        if isinstance(one, ast.arg)
+        or (isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+    }
+    return set_here - outer
 
 
 class Loops:

@@ -202,7 +202,7 @@ class Parameters(dict[str, Any]):
         return self[name]
 
 
-_MOST_STEPS = 4096  # of a loop without a loader, which may be endless
+_MOST_STEPS = 128  # of a loop without a loader, which may be endless
 
 
 def _loop() -> dict[str, Any]:
