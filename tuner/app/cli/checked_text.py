@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.app.cause import cause_of
-from tuner.app.checking import CheckedProgram
+from tuner.app.checking import NOT_TRIED, CheckedProgram
 from tuner.app.cli.emulated_text import (
     emulated_notes,
     ended_text,
@@ -164,14 +164,15 @@ def checked_lines(checked: CheckedProgram) -> list[str]:
     """The lines below the verdict, as many as a short answer has."""
     found, fields = checked.found, answer_fields(checked)
     notes = [text for label, text in fields if label == NOTE]
-    apart = (ANSWER, READ_AS, CHANGE, "memory", "source", NOTE)
+    better = checked.suggestion
+    apart = [ANSWER, READ_AS, CHANGE, "memory", "source", NOTE]
+    apart += ["cause"] if better is not None and found.fits else []
     memory = field_lines(field for field in fields if field[0] == "memory" and not found.fits)
     numbers = field_lines(field for field in fields if field[0] not in apart)
     is_whole = is_in_notebook()
     room = (NOTEBOOK_LINES if is_whole else LINES) - 2 - len(numbers)
     room -= len(_read_lines(checked.needed or found))
     # The whole change has the room that it needs; then the memory, a note and the places have it.
-    better = checked.suggestion
     spare = room - len(_change_lines(checked, 0))
     if better is not None:
         spare = room - 1 - least_lines(better.change.difference)
@@ -218,7 +219,12 @@ def change_texts(checked: CheckedProgram) -> list[str]:
     if not checked.found.fits or checked.needed is not None:
         return _nothing_fits(checked)
     if checked.runs > 1:
-        return ["Nothing faster was found with the same effective batch, adapters and lengths."]
+        lacking = [note for note in checked.notes if note.startswith(NOT_TRIED)]
+        if any("without PyTorch" in note for note in lacking):
+            return ["Without PyTorch, not every change could be tried; no other is clearly faster."]
+        if lacking:
+            return ["Not every change could be tried; no other is clearly faster."]
+        return ["No change with the same effective batch, adapters and lengths is clearly faster."]
     return []
 
 
