@@ -155,7 +155,7 @@ def check_program(
         found=found,
         needed=needed,
         settings=runs.settings,
-        ignored=tuple(ignored(runs.settings, base)),
+        ignored=tuple(ignored(runs.settings, base, runs.given)),
         suggestion=suggestion,
         least_bytes=least_bytes,
         runs=runs.count,
