@@ -157,8 +157,10 @@ def _print_program_front(found: ProgramFront) -> None:
     if best is None:
         least = f"{format_size(found.least_bytes)} of {format_size(limit)}"
         say(f"nothing fits: the smallest takes {least}")
+    elif len(found.view.records) == 1:
+        echo("fits; no other settings could be predicted")
     elif found.change is None:
-        echo("fits: the program has the fastest of these settings already")
+        echo("fits: keep it as it is; none of these settings is clearly faster")
     else:
         values = settings_text(found.change.values)
         gain = best.evidence.speed.samples_per_s / base.prediction.speed.samples_per_s
@@ -185,7 +187,7 @@ def _print_program_front(found: ProgramFront) -> None:
         ]
     )
     echo()
-    print_front(found.view)
+    print_front(found.view, best="recommended" if found.change is not None else "the fastest")
     echo(f"predicted, {len(found.view.records)} configurations; nothing was run")
 
 
