@@ -69,7 +69,7 @@ class BetterChange:
     """A change that fits. `step_s` is the time of an optimizer step with it."""
 
     change: Change
-    found: RunAnswer
+    found: RunAnswer = field(repr=False)
     step_s: float | None
     base_step_s: float | None
 

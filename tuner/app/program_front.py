@@ -128,9 +128,7 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
     return ProgramFront(base, varied, view, change_of_best, tuple(dict.fromkeys([*inert, *notes])))
 
 
-def _changed(
-    predictions: ProgramPredictions, values: Values
-) -> tuple[Change, ProgramPlan, Values]:
+def _changed(predictions: ProgramPredictions, values: Values) -> tuple[Change, ProgramPlan, Values]:
     """The program with `values` and its plan, both without those that have no effect, and these."""
     changed = change(predictions.settings, values)
     plan = predictions.plan(changed.after)

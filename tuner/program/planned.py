@@ -283,7 +283,7 @@ class _Planner:
         )  # fmt: skip
 
     def _sets(self, text: str) -> bool:
-        """True if --set decides the argument at the end of "train.py:14 max_length", or "bf16=no"."""
+        """True if --set decides what "train.py:14 max_length" or "bf16=no" names."""
         name = text.partition("=")[0].rpartition(" ")[2]
         if name in PROGRAM_NAMES["packing"]:
             return "padding" in self.given
@@ -434,7 +434,9 @@ def read_as(values: Mapping[str, Any], loop: str) -> str:
     precision, mixed = values.get("precision"), values.get("mixed_precision")
     is_mixed = precision in ("fp32", STORED) and mixed not in (None, "no")
     rank = values.get("lora_rank")
-    batch = " x ".join(str(values[name]) for name in ("micro_batch", "grad_accum") if name in values)
+    batch = " x ".join(
+        str(values[name]) for name in ("micro_batch", "grad_accum") if name in values
+    )
     words = {
         f"{precision} with {mixed}" if is_mixed else f"{precision}": precision is not None,
         f"LoRA {rank}": bool(rank),

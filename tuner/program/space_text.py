@@ -43,9 +43,9 @@ def knobs_of(
     for name, values in wanted.items():
         if not settings.can_change(name):
             setting = settings.get(name)
-            why = f"{setting.name} {setting.problem}" if setting else "the program does not set it"
+            why = f"it {setting.problem}" if setting else "the program does not set it"
             if setting is None or not setting.is_given:
-                why += f": write {PROGRAM_NAMES[name][0]} into it first"
+                why += f"; set {PROGRAM_NAMES[name][0]} in the program first"
             problems.append(Problem(f"{name} cannot be varied: {why}"))
             continue
         own = arrived.get(name, settings[name].value if name in settings else None)

@@ -220,11 +220,11 @@ def change_texts(checked: CheckedProgram) -> list[str]:
         return _nothing_fits(checked)
     if checked.runs > 1:
         lacking = [note for note in checked.notes if note.startswith(NOT_TRIED)]
-        if any("without PyTorch" in note for note in lacking):
-            return ["Without PyTorch, not every change could be tried; no other is clearly faster."]
+        text = "No change with the same effective batch, adapters and lengths is clearly faster."
         if lacking:
-            return ["Not every change could be tried; no other is clearly faster."]
-        return ["No change with the same effective batch, adapters and lengths is clearly faster."]
+            where = "Without PyTorch, not" if "without PyTorch" in lacking[0] else "Not"
+            text = f"{where} every change could be tried; no other is clearly faster."
+        return [text]
     return []
 
 

@@ -41,6 +41,8 @@ UNKNOWN_SPEED = "unknown under torch.compile: `tuner check` runs it on the emula
 
 SETTINGS, NOTE, READ_AS = "with", "note", "read as"
 """Labels of fields with two lines."""
+_WHOLE = ("memory", "speed", "time", "cost", "source")
+"""Labels of fields that are never cut."""
 ANSWER, CHANGE = "answer", "change"
 """Labels of the verdict and of what a change does, which a screen shows without them."""
 
@@ -258,13 +260,17 @@ def versions_text(versions: Mapping[str, str]) -> str:
 
 
 def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str]:
-    """Fields of one line each, settings and notes of up to `most`; --verbose has the rest."""
+    """Fields of one line each, settings and notes of up to `most`; --verbose has the rest.
+
+    Numbers, and a command in a note, are whole.
+    """
     shown: list[str] = []
     for label, value in fields if most > 0 else ():
+        longest = most if label in (SETTINGS, NOTE, READ_AS) else 1
         lines = textwrap.wrap(
             printable(value),
             max(20, width() - 8),
-            max_lines=most if label in (SETTINGS, NOTE, READ_AS) else 1,
+            max_lines=None if label in _WHOLE or "pip install" in value else longest,
             placeholder=" ...",
             break_long_words=False,
             break_on_hyphens=False,
