@@ -147,5 +147,6 @@ def command(
         checked = check(program, gpu, options, waiting, answered)
     print_json(checked_to_dict(checked)) if as_json else print_checked(checked, verbose=verbose)
     if write:
-        write_asked(checked.suggestion and checked.suggestion.change)
+        better = checked.suggestion
+        write_asked(better.change if better is not None else None)
     raise click.exceptions.Exit(checked.found.exit_code)

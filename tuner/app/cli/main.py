@@ -253,8 +253,10 @@ def _show(error: click.ClickException, arguments: Sequence[str]) -> None:
         echo_error(f"error: {InputError(f'no such option: {error.option_name}', hint=hint)}")
         return
     text = printable(error.format_message())
-    usage = isinstance(error, click.UsageError)
-    (click.UsageError(text, error.ctx) if usage else click.ClickException(text)).show()
+    if isinstance(error, click.UsageError):
+        click.UsageError(text, error.ctx).show()
+    else:
+        click.ClickException(text).show()
 
 
 class _Stop:

@@ -149,8 +149,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         )
     except UnavailableError as error:
         varied = [word for knob in knobs for word in ("--knob", knob)]
-        predict = ["tuner", "tune", "--predict", "--gpu", gpu_name, *varied, "--", *program]
-        hint = f"predict them instead: {shlex.join(predict)}; or {error.hint}"
+        words = ["tuner", "tune", "--predict", "--gpu", gpu_name, *varied, "--", *program]
+        hint = f"predict them instead: {shlex.join(words)}; or {error.hint}"
         raise UnavailableError(error.message, hint=hint) from error
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     how = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)

@@ -351,12 +351,12 @@ def _fitted(lines: Sequence[str]) -> list[str]:
 
 def _differing(one: str, other: str) -> tuple[str, str]:
     """Two texts with dots in place of what they share; the option of a changed word stays."""
-    words = [_WORD.findall(text)[:-1] for text in (one, other)]
+    old, new = (_WORD.findall(text)[:-1] for text in (one, other))
     shown = "", ""
-    for tag, start, end, begin, stop in SequenceMatcher(None, *words, autojunk=False).get_opcodes():
-        parts = "".join(words[0][start:end]), "".join(words[1][begin:stop])
+    for tag, start, end, begin, stop in SequenceMatcher(None, old, new, False).get_opcodes():
+        parts = "".join(old[start:end]), "".join(new[begin:stop])
         if tag == "equal":
-            last, after = words[0][end - 1], "".join(words[1][stop : stop + 1])
+            last, after = old[end - 1], "".join(new[stop : stop + 1])
             same = f"... {last}" if after and "=" not in after else "... "
             parts = (same, same) if len(same) < len(parts[0]) else parts
         shown = shown[0] + parts[0], shown[1] + parts[1]
