@@ -216,15 +216,14 @@ def change_texts(checked: CheckedProgram) -> list[str]:
     if checked.evaluation is not None:
         batch, of = checked.evaluation
         return [f"With --set per_device_eval_batch_size={batch} it fits: {_size(of)}"]
+    lacking = [note for note in checked.notes if note.startswith(NOT_TRIED)]
+    where = "Without PyTorch, not" if "without PyTorch" in "".join(lacking) else "Not"
+    untried = [f"{where} every change could be tried."] if lacking else []
     if not checked.found.fits or checked.needed is not None:
-        return _nothing_fits(checked)
+        return [*_nothing_fits(checked), *untried]
     if checked.runs > 1:
-        lacking = [note for note in checked.notes if note.startswith(NOT_TRIED)]
-        text = "No change with the same effective batch, adapters and lengths is clearly faster."
-        if lacking:
-            where = "Without PyTorch, not" if "without PyTorch" in lacking[0] else "Not"
-            text = f"{where} every change could be tried; no other is clearly faster."
-        return [text]
+        same = "" if lacking else " with the same effective batch, adapters and lengths"
+        return [*untried, f"No {'other ' * bool(lacking)}change{same} is clearly faster."]
     return []
 
 
