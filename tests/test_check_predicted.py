@@ -161,6 +161,8 @@ def test_the_verdict_is_the_first_of_at_most_fourteen_lines(
     labels = [line[:8].strip() for line in lines]
     assert labels[-5:] == ["speed", "time", "cost", "source", "note"]
     assert lines[-1].endswith("train.py:9 torch_empty_cache_steps")
+    assert run(["check", *small, "--no-changes", "--set", "micro_batch=1", "train.py"]) == 0
+    assert "has no effect" not in capsys.readouterr().out
 
     assert run(["check", *small, "--no-changes", "--verbose", "train.py"]) == 1
     out = capsys.readouterr().out

@@ -332,7 +332,7 @@ def test_a_variant_takes_over_figures_but_no_names(own_file):
     ("old", "new", "expected"),
     [
         ("memory: 20 GiB", "memory: 20", "own.yaml:5 gpus.own.memory: memory '20' is not a size"),
-        ("    memory: 20 GiB\n", "", "own.yaml:3 gpus.own: 'memory' is missing"),
+        ("    memory: 20 GiB\n", "", "'memory' is missing; `like: rtx4090` takes"),
         ("memory:", "memry:", "unknown key 'memry' (did you mean 'memory'?)"),
         ("fp16: 80, ", "", "fp16 has neither a rate in `tflops` nor a reason"),
         ("fp16: 80", "fp16: nan", "'nan' is not a number"),

@@ -27,7 +27,8 @@ def test_the_front_and_the_change_to_the_fastest_that_fits(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
-    words = ["tune", "train.py", "--gpu", "rtx4090", "--predict", "--json", "--knob", "micro_batch"]
+    knob = ["--knob", "per_device_train_batch_size"]
+    words = ["tune", "train.py", "--gpu", "rtx4090", "--predict", "--json", *knob]
     assert run([*words, "--gpu-memory", "2GiB"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["varied"] == {"micro_batch": [1, 2, 4]}
@@ -42,6 +43,21 @@ def test_the_front_and_the_change_to_the_fastest_that_fits(
     assert json.loads(capsys.readouterr().out)["best"] is None
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
     assert Path("train.py").read_text() == PROGRAM
+
+
+def test_packing_is_varied_and_a_parameter_that_cannot_be_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(PROGRAM)
+    words = ["tune", "train.py", "--gpu", "rtx4090", "--predict", "--knob"]
+    assert run([*words, "packing", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["notes"] == []
+    tried = {one["configuration"]["packing"] for one in found["front"]}
+    assert tried <= {True, False}
+    assert run([*words, "attention"]) == 2
+    assert "set attn_implementation in the program first" in capsys.readouterr().err
 
 
 def test_options_of_trials_contradict_it(capsys: Any) -> None:

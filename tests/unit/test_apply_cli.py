@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,7 @@ def test_committed_result_goes_into_the_program_of_the_readme(capsys, monkeypatc
     assert script.read_text() == text
     said = capsys.readouterr().err
     assert 'target_modules: says "all-linear", kept: a list' in said
-    assert "lora_dropout = 0.05" in said
+    assert "lora_dropout = 0.05 (now 0.0)" in said
 
 
 @pytest.mark.parametrize(
@@ -270,12 +271,16 @@ def test_models_are_compared_by_what_they_are(name, same):
     assert same_architecture(name, "llama-3.2-1b") is same
 
 
-def test_another_model_is_said(folder, capsys):
-    (folder / "train.py").write_text(MODEL_SCRIPT.format("Qwen/Qwen2.5-0.5B"))
+def test_another_model_is_refused(folder, capsys):
+    script = MODEL_SCRIPT.format("Qwen/Qwen2.5-0.5B")
+    (folder / "train.py").write_text(script)
     named = f"model: {{name: {write_model(folder, num_hidden_layers=3)}}}\n"
     (folder / "config.yaml").write_text(named + CONFIG)
-    assert run([*APPLY, "train.py", "config.yaml", "--yes"]) == 0
+    assert run([*APPLY, "train.py", "config.yaml", "--yes"]) == 2
     said = capsys.readouterr().err
-    assert "trains Qwen/Qwen2.5-0.5B, and the recommendation is for ./tiny-m" in said
-    assert "search with --model Qwen/Qwen2.5-0.5B" in said
-    assert "config.yaml:1 model.name trains own" in said
+    assert "the recommendation is for ./tiny-m" in said
+    assert "train.py:4: trains Qwen/Qwen2.5-0.5B" in said
+    search = shlex.join(["tuner", "search", *APPLY[1:], "--model", "Qwen/Qwen2.5-0.5B"])
+    assert f"hint: {search}, then" in said
+    assert "config.yaml:1 model.name: trains own" in said
+    assert (folder / "train.py").read_text() == script

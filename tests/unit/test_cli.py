@@ -219,6 +219,11 @@ class TestEstimate:
 BAD_INPUT = {
     "unknown command": (["serach"], ["'serach'", "'search'"]),
     "unknown option": (["search", "--spcae", "x"], ["'--spcae'", "'--space'"]),
+    "option of the program": (
+        ["check", "train.py", "--bs", "1", "--gpu", "t4"],
+        ["tuner check --gpu t4 -- train.py --bs 1"],
+    ),
+    "space without its suffix": (["search", "--space", "tiny", "--gpu", "t4"], ["tiny.yaml"]),
     "missing option": (["search", "--space", "tiny.yaml"], ["--gpu"]),
     "neither space nor model": (["estimate", "--gpu", "a6000"], ["--space", "--model"]),
     "unknown knob": (

@@ -509,6 +509,7 @@ def test_what_best_suggests_works(name, monkeypatch, capsys):
     from tuner.app.target import load_targets
 
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("tuner.app.cli.answers.can_emulate", lambda gpu: True)
     gpu = next((p.name for p in (ROOT / "results" / name).glob("*") if p.is_dir()), None)
     if gpu is None or gpu == "cpu":
         pytest.skip("no results of a GPU ship")

@@ -1,11 +1,16 @@
-"""The verdict with the arithmetic behind it."""
+"""The verdict with the arithmetic behind it, and the changes that go with it."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from tuner.app import checking
 from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
 from tuner.report.terminal.evidence import verdict_text
+from tuner.report.terminal.verdict import difference_lines
 
 GIB = 1 << 30
 BUDGET = MemoryBudget(24 * GIB, GIB)
@@ -28,3 +33,62 @@ def prediction(high_bytes: int) -> Prediction:
 def test_an_interval_that_reaches_past_the_card_makes_it_tight(high: int, words: str) -> None:
     rest = "22.00 GiB of 24.00 GiB, 2.00 GiB free, headroom 1.00 GiB"
     assert verdict_text(prediction(high * GIB), BUDGET) == f"{words}: {rest}"
+
+
+class _Runs:
+    """A program of one micro-batch with checkpointing, and `changed` without it."""
+
+    doing, log_tail, count, given = "predicting", "", 0, {}
+
+    def __init__(self, own: Any, changed: Any) -> None:
+        self.own, self.changed, self.settings = own, changed, self
+
+    def as_it_is(self) -> Any:
+        return self.own
+
+    def with_values(self, wanted: list[Any], **how: Any) -> list[Any]:
+        return [self.changed for _ in wanted]
+
+    def smaller_evaluation(self, found: Any) -> None: ...
+
+    def get(self, knob: str) -> None: ...
+
+    def items(self) -> list[Any]:
+        return []
+
+    def can_change(self, knob: str) -> bool:
+        return knob == "gradient_checkpointing"
+
+
+@pytest.mark.parametrize(
+    ("high", "step_s", "is_suggested"), [(23, 0.5, True), (25, 0.5, False), (23, 0.95, False)]
+)
+def test_a_faster_change_must_fit_and_be_clearly_faster(
+    high: int, step_s: float, is_suggested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(step_s: float, high: int, checkpointing: bool) -> Any:
+        of = prediction(high * GIB)
+        settings = {"micro_batch": 1, "gradient_checkpointing": checkpointing}
+        time = SimpleNamespace(step_s=step_s, updating_s=0.0)
+        return SimpleNamespace(
+            fits=True, verdict=of.verdict, budget=BUDGET, used_bytes=of.memory.device_bytes,
+            memory=None, time=time, settings=settings, inputs=(), ended="predicted", compares="",
+            generates=False, host_is_full=False,
+        )  # fmt: skip
+
+    monkeypatch.setattr(checking, "change", lambda settings, values: SimpleNamespace(values=values))
+    runs: Any = _Runs(found(1.0, 23, checkpointing=True), found(step_s, high, checkpointing=False))
+    assert (checking.check_program(runs).suggestion is not None) is is_suggested
+
+
+def test_every_changed_word_of_a_long_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    line = "args = Arguments('out', batch=2, epochs=3, {}lr=1e-4, checkpointing={}, packing=False)"
+    texts = [line.format("warmup_ratio=0.1, " * 4, value) for value in (True, False)]
+    texts[1] = texts[1].replace("batch=2", "batch=4")
+    shown = difference_lines(f"--- t.py\n+++ t.py\n@@ -3 +3 @@\n-{texts[0]}\n+{texts[1]}\n", 9)
+    assert shown == [
+        " t.py:3",
+        "-... batch=2, ... checkpointing=True, ...",
+        "+... batch=4, ... checkpointing=False, ...",
+    ]

@@ -133,11 +133,14 @@ def test_arguments_that_hold_data_are_left_alone(folder):
         (["broken.yaml"], "broken.yaml:2: broken YAML"),
         (["latin.py"], "latin.py:1: not text in UTF-8"),
         (["rot13.py"], "rot13.py:1: broken Python: it says that it is rot13"),
-        (["."], "there is no program '.'"),
+        (["."], "'.' is a folder, not a program"),
+        (["notes.txt"], "'notes.txt' is not a program"),
+        (["brokn.py"], "did you mean 'broken.py'?"),
     ],
 )
 def test_what_is_no_program_is_said_so(words, message, folder):
     (folder / "f.py").mkdir()
+    (folder / "notes.txt").write_text("a: 1\n")
     (folder / "unknown.yaml").write_text("a: 1\n")
     (folder / "broken.py").write_text("B = = 4\n")
     (folder / "broken.yaml").write_text("a: [1\n")

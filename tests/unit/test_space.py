@@ -134,7 +134,7 @@ def test_a_value_outside_the_list_is_for_estimates_only(qlora27b: SearchSpace) -
 GOLDEN_SETTINGS = [
     (
         {"precison": "nf4"},
-        "unknown parameter 'precison'\n  hint: did you mean 'precision'?; `tuner spaces qlora27b` "
+        "unknown parameter 'precison'\n  hint: did you mean 'precision'? `tuner spaces qlora27b` "
         f"lists all {len(TERMS)}",
     ),
     (

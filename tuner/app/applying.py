@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.core.aliases import PROGRAM_NAMES
-from tuner.core.errors import InputError, Problem, UnavailableError
+from tuner.core.errors import InputError, Problem, TunerError, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.program.changes import Change, FileSetting, by_hand, change
-from tuner.program.edit.place import Location, is_wanted
+from tuner.program.edit.place import Location, is_same, is_wanted
 from tuner.program.edit.source import SETTINGS_FILES, open_source
+from tuner.program.planned import plan_program
 from tuner.program.program import Program, read_program
 from tuner.program.settings import Settings, settings_of
 from tuner.program.trainer import trainer_of
-from tuner.program.training import named_models
+from tuner.program.training import NamedModel, named_models
 from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import is_meant, read_key, show_path
 from tuner.space.models.catalogue import get_entry, resolve_config
@@ -38,14 +41,27 @@ class Applying:
     notes: tuple[str, ...]
 
 
-def applying(space: SearchSpace, configuration: Configuration, words: Sequence[str]) -> Applying:
+def applying(
+    space: SearchSpace,
+    configuration: Configuration,
+    words: Sequence[str],
+    selected: Sequence[str] = (),
+) -> Applying:
     """Give the files or the program in `words` the values of `configuration`; nothing is written.
 
     Without words it is the program that the space searches. Raises `InputError` for files that set
-    none of the values, and for a change that can't be proved.
+    none of the values, for a change that can't be proved, and for a program that trains another
+    model; `selected` are the arguments that select the search on a command line.
     """
     settings = settings_of(_program(space, words))
     program = settings.program
+    if others := list(_other_models(space, program)):
+        search = ["tuner", "search", *selected, "--model", others[0].name]
+        raise InputError(
+            f"the recommendation is for {space.model}, and the program trains another model",
+            problems=[Problem(f"trains {one.name}", one.where) for one in others],
+            hint=f"{shlex.join(search)}, then `tuner apply` with that --model",
+        )
     stages = {"": configuration, **space.stage_configurations(configuration)}
     table, spoken = _table(space, stages, settings)
     obstacles = {one: one.obstacle(program) for one in table}
@@ -66,7 +82,13 @@ def applying(space: SearchSpace, configuration: Configuration, words: Sequence[s
     refused += [by_hand(settings, n, values[n]) for n in values if n in settings and n not in can]
     unset = {n: v for n, v in values.items() if n not in settings and n not in can}
     missing = unset | _lacking(space, stages, spoken, values)
-    lacking = tuple(f"{name} = {show(value)}" for name, value in missing.items())
+    own = _predicted(program)
+    said = {*space.fixed} - space.defaulted | {*_BESIDE_RANK}
+    said -= {n for n, _ in spoken}
+    missing |= {n: configuration[n] for n in own if n in said and n in configuration}
+    missing = {n: v for n, v in missing.items() if n not in own or not is_same(own[n], v)}
+    now = {n: f" (now {show(own[n])})" for n in missing if n in own}
+    lacking = tuple(f"{n} = {show(v)}{now.get(n, '')}" for n, v in missing.items())
     unread = [Problem(settings.trial.error.message)] if settings.trial.error is not None else []
     written = [one for one, problem in obstacles.items() if problem is None]
     if not can and not written:
@@ -79,7 +101,7 @@ def applying(space: SearchSpace, configuration: Configuration, words: Sequence[s
     made = change(settings, can, written)
     before = {n: setting.value for n, setting in settings.items()}
     before |= {one.expression: one.place.value for one in table}
-    notes, old, new = [*_other_models(space, program)], _batch(before), _batch(configuration)
+    notes, old, new = list[str](), _batch(before), _batch(configuration)
     if old and new and old != new:
         notes.append(
             f"the effective batch of a GPU changes from {old} to {new}: the learning rate that "
@@ -135,7 +157,8 @@ def _lacking(
     ]
     wanted += [(name, "") for name in space.knobs if "." not in name]
     # The effective batch is that of the values that are written.
-    implied = {n for text in space.derived.values() for n in space.condition(text).names}
+    written = [text for name, text in space.derived.items() if name in PROGRAM_NAMES]
+    implied = {n for text in written for n in space.condition(text).names}
     return {
         f"{name} in {stage}" if stage else name: stages[stage][name]
         for name, stage in wanted
@@ -144,6 +167,18 @@ def _lacking(
         and name not in implied
         and stages[stage].get(name, "") != ""
     }
+
+
+_BESIDE_RANK = ("lora_alpha", "lora_dropout")
+"""Values that suit the recommended rank, whether the space or its workload sets them."""
+
+
+def _predicted(program: Program) -> Mapping[str, KnobValue]:
+    """The values of the program that `tuner apply` has no place for; none if they aren't known."""
+    with contextlib.suppress(TunerError):
+        settings = plan_program(program).settings
+        return {n: v for n, v in settings.items() if n not in (*PROGRAM_NAMES, "effective_batch")}
+    return {}
 
 
 def _at_key(
@@ -182,15 +217,12 @@ def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue
     return value  # type: ignore[no-any-return]
 
 
-def _other_models(space: SearchSpace, program: Program) -> Iterator[str]:
+def _other_models(space: SearchSpace, program: Program) -> Iterator[NamedModel]:
+    """The models that the program trains, where none is that of the space."""
     named = named_models(program) if space.model is not None else []
     same = {one: same_architecture(one.name, space.model or "") for one in named}
     if True not in same.values():
-        for one in (one for one, is_same in same.items() if is_same is False):
-            yield (
-                f"{one.where} trains {one.name}, and the recommendation is for {space.model}: "
-                f"search with --model {one.name}"
-            )
+        yield from (one for one, is_same in same.items() if is_same is False)
 
 
 def _batch(values: Mapping[str, object]) -> int:
@@ -208,21 +240,24 @@ def same_architecture(one: str, other: str) -> bool | None:
     A name is one of the catalogue, a folder, or one of the hub's.
     """
     entries = [get_entry(name) for name in (one, other)]
-    if one == other or (entries[0] is not None and entries[0] == entries[1]):
+    if one == other:
         return True
+    first, second = entries
+    if first is not None and second is not None:  # which takes no transformers
+        return first == second or _shapes(first.config) == _shapes(second.config)
     try:
-        return _shapes(one) == _shapes(other)
+        configs = [resolve_config(name) for name in (one, other)]
     except (InputError, UnavailableError):
         return None
+    shapes = [_shapes({**c.to_dict(), **c.get_text_config().to_dict()}) for c in configs]
+    return shapes[0] == shapes[1]
 
 
-def _shapes(name: str) -> dict[str, Any]:
-    config = resolve_config(name)
-    text = config.get_text_config()
-    fields = {**config.to_dict(), **text.to_dict()}
-    shapes = {
+def _shapes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {**fields, **fields.get("text_config", {})}
+    return {
         key: value
         for key, value in fields.items()
-        if _SIZES.search(key) and isinstance(value, int) and not isinstance(value, bool)
+        if key == "model_type"
+        or (_SIZES.search(key) and isinstance(value, int) and not isinstance(value, bool))
     }
-    return {**shapes, "model_type": config.model_type}

@@ -15,15 +15,23 @@ from typing import Any
 from tuner.app.program_oracle import ProgramOracle, RunAnswer, ignored
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.expressions import settings_text, show
-from tuner.core.records import KnobValue
+from tuner.core.records import KnobValue, Verdict
 from tuner.core.units import format_size
 from tuner.emulator.emulation import FEW
 from tuner.program.changes import Change, change
 from tuner.program.edit.place import is_same
 from tuner.program.settings import Setting
+from tuner.searches.front import PAIR_ERROR
 
 LEAST_GAIN = 0.02
-"""Faster changes are suggested from this gain on."""
+"""Step times that differ by less than this share are about the same."""
+
+CLEAR_GAIN = 1 - math.exp(-PAIR_ERROR)
+"""A change of a program that fits is suggested if it saves more of the step time than this share:
+less is within prediction error."""
+
+NOT_TRIED = "a change was not tried: "
+"""Begins a note on a change without an answer."""
 
 SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """A setting of PyTorch's allocator with which it keeps next to no free blocks."""
@@ -61,7 +69,7 @@ class BetterChange:
     """A change that fits. `step_s` is the time of an optimizer step with it."""
 
     change: Change
-    found: RunAnswer
+    found: RunAnswer = field(repr=False)
     step_s: float | None
     base_step_s: float | None
 
@@ -147,7 +155,7 @@ def check_program(
         found=found,
         needed=needed,
         settings=runs.settings,
-        ignored=tuple(ignored(runs.settings, base)),
+        ignored=tuple(ignored(runs.settings, base, runs.given)),
         suggestion=suggestion,
         least_bytes=least_bytes,
         runs=runs.count,
@@ -246,22 +254,25 @@ class _Search:
     # -- runs -----------------------------------------------------------------------------------
 
     def best(self, *, fits: bool) -> BetterChange | None:
-        """The fastest change that fits; None without one that is faster."""
+        """The fastest change that fits; None without one that is clearly faster.
+
+        A change of a program that fits must not be tight.
+        """
         base = CheckRun(self.micro_batch, self.checkpointing, self.accumulation, self.base)
         self._lines = {way: [] for way in self._ways}
         self._lines[self.checkpointing].append(base)
         self._look(fits=fits)
         base_step_s = base.step_s(self.accumulation)
         for size, way, promised_s in self._promising():
-            if fits and base_step_s and promised_s and promised_s > base_step_s * (1 - LEAST_GAIN):
+            if fits and base_step_s and promised_s and promised_s > base_step_s * (1 - CLEAR_GAIN):
                 return None
             if (size, way) == (self.micro_batch, self.checkpointing):
                 return None
             run = self._verified(size, way)
-            if run is None:
+            if run is None or (fits and run.found.verdict is not Verdict.FITS):
                 continue
             step_s = run.step_s(self._rounds(size))
-            if fits and base_step_s and step_s and step_s > base_step_s * (1 - LEAST_GAIN):
+            if fits and base_step_s and step_s and step_s > base_step_s * (1 - CLEAR_GAIN):
                 continue
             made = change(self.runs.settings, self._values(size, way))
             if "micro_batch" in made.values and self.base.settings.get("micro_batch") is None:
@@ -322,7 +333,7 @@ class _Search:
         ):
             if isinstance(answer, TunerError):
                 reasons = "; ".join(map(str, answer.problems)) or answer.message
-                note: str | None = f"a change was not tried: {reasons}"
+                note: str | None = NOT_TRIED + reasons
             elif (note := self._inert(changed, answer)) is None and _is_known(answer):
                 runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))
             if note is not None and note not in self.notes:

@@ -17,6 +17,7 @@ from tuner.program.planned import ProgramPlan
 from tuner.program.space_text import knobs_of
 from tuner.report.terminal.front import record_dict
 from tuner.searches.facts import SpaceFacts
+from tuner.searches.front import may_be_as_fast
 from tuner.searches.view import View, build_view
 from tuner.trial.base import outcome_versions
 
@@ -29,7 +30,8 @@ class ProgramFront:
 
     - `base` is the unchanged program, `varied` the values that were tried of each parameter.
     - `view` has the front and its recommended configuration.
-    - `change` makes it the program's own; None if nothing fits, or the program has it already.
+    - `change` makes it the program's own; None if nothing fits, or nothing is clearly faster than
+      the program as it is.
     - `notes` are changes that could not be tried.
     """
 
@@ -86,43 +88,64 @@ def predict_front(predictions: ProgramPredictions, knobs: Sequence[str] = ()) ->
             hint=f"the largest is at {base.plan.where}: leave the others out",
         )
     varied = knobs_of(settings, base.settings, knobs)
-    notes: list[str] = []
-    tried: dict[str, tuple[Change, ProgramPlan]] = {}
-    for values in _combinations(base.settings, varied, predictions):
+    # Packing, which predictions have under another name, is as it is read.
+    read = {n: bool(settings[n].value) for n in varied if n in settings and n not in base.settings}
+    own = Configuration({**read, **base.plan.settings})
+    inert: list[str] = []
+    untried: dict[str, list[str]] = {}  # by the reason
+    tried: dict[str, tuple[Change, ProgramPlan, Configuration]] = {}
+    for values in _combinations(own, varied, predictions):
         try:
-            changed = change(settings, values)
-            plan = predictions.plan(changed.after)
+            changed, plan, without_effect = _changed(predictions, values)
         except InputError as error:
-            notes.append(f"{settings_text(values)}: {error.message}")
+            untried.setdefault(error.reason, []).append(settings_text(values))
             continue
-        wrong = [name for name, value in values.items() if plan.settings.get(name) != value]
-        if wrong:
-            notes.append(
-                f"{settings_text(values)}: {', '.join(wrong)} has no effect in this program"
-            )
-        else:
-            tried.setdefault(Configuration(plan.settings).key, (changed, plan))
-    own = Configuration(base.plan.settings)
-    records = {}
+        if without_effect:
+            inert.append(f"{settings_text(without_effect)} has no effect in this program")
+        seen = {name: changed.values.get(name, value) for name, value in read.items()}
+        made = Configuration({**seen, **plan.settings})
+        if made.key != own.key:
+            tried.setdefault(made.key, (changed, plan, made))
+    records = [_record(base, own)]
     for key, found in _predicted(predictions, tried).items():
+        changed, _, made = tried[key]
         if isinstance(found, PredictedProgram):
-            records[key] = _record(found)
+            records.append(_record(found, made))
         else:
-            notes.append(f"{settings_text(tried[key][0].values)}: {found.message.splitlines()[0]}")
-    records[own.key] = _record(base)
+            why = found.message.partition("\n")[0]
+            untried.setdefault(why, []).append(settings_text(changed.values))
+    notes = [
+        f"{texts[0]}{f' and {len(texts) - 1} more' * (len(texts) > 1)}: {why}"
+        for why, texts in untried.items()
+    ]
     name, model, knobs = Path(base.command[0]).stem, base.plan.model, tuple(varied)
     facts = SpaceFacts(name=name, description="", model=model, knobs=knobs, baseline=own)
-    view = build_view(list(records.values()), facts, base.gpu)
-    key = view.best.configuration.key if view.best is not None else own.key
-    made = tried[key][0] if key != own.key else None
-    return ProgramFront(base, varied, view, made, tuple(dict.fromkeys(notes)))
+    view = build_view(records, facts, base.gpu)
+    best = view.best
+    # The program stays as it is where the gain is within prediction error.
+    stays = best is None or (base.fits and may_be_as_fast(records[0], best.record))
+    change_of_best = None if stays or best is None else tried[best.configuration.key][0]
+    return ProgramFront(base, varied, view, change_of_best, tuple(dict.fromkeys([*inert, *notes])))
+
+
+def _changed(predictions: ProgramPredictions, values: Values) -> tuple[Change, ProgramPlan, Values]:
+    """The program with `values` and its plan, both without those that have no effect, and these."""
+    changed = change(predictions.settings, values)
+    plan = predictions.plan(changed.after)
+    inert = {n: v for n, v in values.items() if plan.settings.get(n, v) != v}
+    if not inert:
+        return changed, plan, {}
+    others = {n: v for n, v in values.items() if n not in inert}
+    changed, plan, more = _changed(predictions, others)
+    return changed, plan, {**inert, **more}
 
 
 def _predicted(
-    predictions: ProgramPredictions, tried: Mapping[str, tuple[Change, ProgramPlan]]
+    predictions: ProgramPredictions,
+    tried: Mapping[str, tuple[Change, ProgramPlan, Configuration]],
 ) -> dict[str, PredictedProgram | UnavailableError]:
     """The prediction of each changed program, or why there is none without PyTorch."""
-    asked = {key: (changed.after, plan) for key, (changed, plan) in tried.items()}
+    asked = {key: (changed.after, plan) for key, (changed, plan, _) in tried.items()}
     try:
         return dict(zip(asked, predictions.predicted([*asked.values()]), strict=True))
     except UnavailableError:
@@ -149,11 +172,11 @@ def _combinations(
         yield {name: value for name, value in values.items() if own.get(name) != value}
 
 
-def _record(found: PredictedProgram) -> TrialRecord:
+def _record(found: PredictedProgram, configuration: Configuration) -> TrialRecord:
     return TrialRecord.of(
         Path(found.command[0]).stem,
         found.gpu,
-        Configuration(found.plan.settings),
+        configuration,
         Outcome.predicted(found.prediction),
         versions=outcome_versions(ran=False),
         searcher="predicted",

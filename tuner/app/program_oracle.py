@@ -170,13 +170,15 @@ class ProgramOracle(ABC, Generic[Answer]):
     """Answers how much memory and time a program takes on one GPU type.
 
     `gpus` are those of the machine, None for one per process that the program's launcher starts.
-    `count` is the number of answers so far, `log_tail` the end of the last output.
+    `given` are parameters that count more than the program's, for a prediction. `count` is the
+    number of answers so far, `log_tail` the end of the last output.
     """
 
     program: Program
     gpu: Gpu
     gpus: int | None = None
     margin_fraction: float | None = None
+    given: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     count: int = field(default=0, init=False)
     log_tail: str = field(default="", init=False)
     settings: Settings = field(init=False)
@@ -218,10 +220,9 @@ class ProgramOracle(ABC, Generic[Answer]):
 class ProgramPredictions(ProgramOracle[PredictedProgram]):
     """Predictions from the settings of a program, which never runs.
 
-    `given` are knobs, and `model` the model, for values that the program does not specify.
+    `model` is the model of a program that does not specify it.
     """
 
-    given: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     predictor: Predictor | None = None
     _wanted: Wanted | None = field(default=None, init=False)
@@ -371,13 +372,20 @@ class ProgramRuns(ProgramOracle[Emulation]):
         return dataclasses.replace(found, command=tuple(program.command))
 
 
-def ignored(settings: Mapping[str, Setting], found: RunAnswer) -> list[str]:
-    """Settings that have no effect, with the value that reached the trainer."""
+def ignored(
+    settings: Mapping[str, Setting], found: RunAnswer, given: Mapping[str, Any]
+) -> list[str]:
+    """Settings that have no effect, with the value that reached the trainer.
+
+    A value that is `given` in place of the program's is left out.
+    """
+    given = {"grad_accum": 0, **given} if "effective_batch" in given else given
     return [
         f"{setting.where}: {setting.name}={show(setting.value)} has no effect, the training has "
         f"{show(found.settings[knob])}"
         for knob, setting in settings.items()
         if setting.value is not None
+        and knob not in given
         and setting.is_given
         and knob in found.settings
         and not is_same(setting.value, found.settings[knob])

@@ -70,7 +70,7 @@ class ProgramOptions:
         from tuner.app.program_oracle import ProgramPredictions  # numpy
 
         margin = parse_margin(self.margin, gpu)
-        return ProgramPredictions(program, gpu, self.gpus, margin, self.given, self.model)
+        return ProgramPredictions(program, gpu, self.gpus, margin, self.model, given=self.given)
 
 
 def check(

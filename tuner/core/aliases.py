@@ -184,7 +184,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 LLaMA-Factory, DeepSpeed, torchtune, Unsloth, Lightning and launchers."""
 
 _VALUES: Mapping[str, tuple[str, ...]] = {
-    "nf4": ("int4", "4bit", "4", "load_in_4bit", "bnb_4bit", "qlora", "fp4", "q4", "w4"),
+    "nf4": ("int4", "4bit", "4", "load_in_4bit", "bnb_4bit", "qlora", "q4", "w4"),
     "int8": ("8bit", "8", "load_in_8bit", "bnb_8bit", "llm_int8", "q8", "w8"),
     "bf16": ("bfloat16", "torch.bfloat16", "bf16-mixed", "bf16-true", "bf"),
     "fp16": ("float16", "torch.float16", "half", "f16", "16", "16-mixed", "16-true"),

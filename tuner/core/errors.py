@@ -166,9 +166,9 @@ def unknown(
     parts = [f"did you mean {close!r}?"] if close else []
     if len(words) > 12 and list_command:
         parts.append(f"`{list_command}` lists all {len(words)}")
-    elif len(words) <= 12 or not close:
+    elif words != [close] and (len(words) <= 12 or not close):
         parts.append(f"allowed: {', '.join(words)}")
-    return InputError(f"unknown {kind} {value!r}", hint="; ".join(parts))
+    return InputError(f"unknown {kind} {value!r}", hint=" ".join(parts))
 
 
 DISTRIBUTION = "tuner-fit"

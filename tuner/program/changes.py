@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.core.aliases import PROGRAM_NAMES
@@ -24,8 +24,8 @@ from tuner.space.apply import Path as Keys
 class Change:
     """A program and what it becomes."""
 
-    before: Program
-    after: Program
+    before: Program = field(repr=False)
+    after: Program = field(repr=False)
     values: Mapping[str, KnobValue]
 
     @property

@@ -264,8 +264,10 @@ class _Planner:
             chosen,
             configuration,
             planned.sequences,
-            assumed=tuple(dict.fromkeys(found.assumed)),
-            left_out=tuple(dict.fromkeys([*found.at_most, *found.left_out])),
+            assumed=tuple(t for t in dict.fromkeys(found.assumed) if not self._sets(t)),
+            left_out=tuple(
+                dict.fromkeys([*found.at_most, *(t for t in found.left_out if not self._sets(t))])
+            ),
             notes=(
                 *findings, *planned.notes, *found.notes, *_unsharded(configuration),
                 *_versions(reading.versions),
@@ -279,6 +281,13 @@ class _Planner:
             read_as=_summary(reading, configuration, planned.sequences),
             where=training.where,
         )  # fmt: skip
+
+    def _sets(self, text: str) -> bool:
+        """True if --set decides what "train.py:14 max_length" or "bf16=no" names."""
+        name = text.partition("=")[0].rpartition(" ")[2]
+        if name in PROGRAM_NAMES["packing"]:
+            return "padding" in self.given
+        return knob_of(name) in self.given
 
     def _is_given(self, problem: Problem, training: ProgramTraining) -> bool:
         """True for a problem that --set or --model decides."""

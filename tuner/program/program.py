@@ -10,7 +10,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 
 from tuner.core.environment import this_python
-from tuner.core.errors import InputError, UnavailableError
+from tuner.core.errors import InputError, UnavailableError, nearest
 from tuner.core.files import read_file
 from tuner.core.host import find_program
 from tuner.program.arguments import (
@@ -121,11 +121,11 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
     if first.suffix in SETTINGS_FILES:
         return _tool(folder, words, is_run=is_run)
     if is_run and find_program(words[0]) is None:
-        raise _no_program(words[0])
+        raise _no_program(folder / words[0])
     trainer = next((t.name for t in trainers() if _words_of(words, t.name)), "")
     program = _with_main(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
     if not program.main and not trainer and find_program(words[0]) is None:
-        raise _no_program(words[0])
+        raise _no_program(folder / words[0])
     return program
 
 
@@ -167,11 +167,21 @@ def starts_of(program: Program) -> list[Program]:
     return found
 
 
-def _no_program(word: str) -> InputError:
-    return InputError(
-        f"there is no program {word!r}",
-        hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
-    )
+def _no_program(path: Path) -> InputError:
+    kinds = "a .py or .ipynb file, or a trainer's .yaml or .json file"
+    if path.is_dir():
+        return InputError(f"{str(path)!r} is a folder, not a program", hint=f"name {kinds} in it")
+    if path.is_file():
+        return InputError(f"{str(path)!r} is not a program", hint=f"name {kinds}")
+    text = f"there is no program {str(path)!r}"
+    return InputError(text, hint=f"name a command on PATH, {kinds}{_near(path)}")
+
+
+def _near(path: Path) -> str:
+    """A question for a file beside `path` with nearly its name; "" without one."""
+    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = nearest(path.name, beside)
+    return f"; did you mean {str(path.parent / close)!r}?" if close else ""
 
 
 def _with_main(program: Program) -> Program:
@@ -280,5 +290,5 @@ def _opened(path: Path) -> SourceFile:
 def _read(path: Path) -> bytes:
     if not path.exists() or path.is_dir():
         why = "is a folder, not a program" if path.is_dir() else "file not found"
-        raise InputError(f"{why}: {path}", hint="name a file that exists")
+        raise InputError(f"{why}: {path}", hint=f"name a file that exists{_near(path)}")
     return read_file(path, _MOST_BYTES)

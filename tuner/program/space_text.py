@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tuner.core.aliases import PROGRAM_NAMES
+from tuner.core.aliases import PROGRAM_NAMES, meanings
 from tuner.core.errors import InputError, Problem, unknown
 from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
@@ -43,7 +43,9 @@ def knobs_of(
     for name, values in wanted.items():
         if not settings.can_change(name):
             setting = settings.get(name)
-            why = setting.problem if setting else "the program does not set it"
+            why = f"it {setting.problem}" if setting else "the program does not set it"
+            if setting is None or not setting.is_given:
+                why += f"; set {PROGRAM_NAMES[name][0]} in the program first"
             problems.append(Problem(f"{name} cannot be varied: {why}"))
             continue
         own = arrived.get(name, settings[name].value if name in settings else None)
@@ -66,9 +68,10 @@ def knobs_of(
 
 def _asked(texts: Iterable[str]) -> Iterable[tuple[str, list[KnobValue]]]:
     for text in texts:
-        name, _, values = text.partition("=")
-        if name not in PROGRAM_NAMES:
-            raise unknown("parameter", name, PROGRAM_NAMES)
+        word, _, values = text.partition("=")
+        name = next((each for each in (word, *meanings(word)) if each in PROGRAM_NAMES), None)
+        if name is None:
+            raise unknown("parameter", word, PROGRAM_NAMES)
         yield name, [typed(part.strip(), name) for part in values.split(",") if part]
 
 

@@ -194,7 +194,8 @@ def read_entry(
                 sources[group] = f"{problems.file}:{line}"
         elif name not in values:
             if key not in _OPTIONAL_KEYS:
-                problems.add(node, f"{key!r} is missing", at=where)
+                how = "" if shipped else "; `like: rtx4090` takes over all that another type has"
+                problems.add(node, f"{key!r} is missing{how}", at=where)
             values[name] = _OPTIONAL_KEYS.get(key)
     if own := keys.get("sources"):
         for group, text in mapping(own.value, problems, own.at, allowed=_SOURCE_GROUPS).items():

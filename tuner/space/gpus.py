@@ -229,6 +229,9 @@ def _find(text: str, catalogue: _Catalogue) -> Gpu:
             f"GPUs without tensor cores are not supported: {text!r}",
             hint="the oldest are of the Volta and Turing generations: `tuner gpus` lists all",
         )
+    if "," in text:
+        hint = "name one; `tuner check` and `tuner estimate` compare all types without --gpu"
+        raise InputError(f"--gpu {text!r} names several GPU types", hint=hint)
     error = unknown("GPU", text, gpus, list_command="tuner gpus")
     own = "a GPU of your own can be described in ~/.config/tuner/gpus.yaml"
     raise InputError(error.message, hint=f"{error.hint}; {own}")

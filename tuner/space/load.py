@@ -40,6 +40,10 @@ def load_space(name_or_path: str) -> SearchSpace:
         return _load_file(Path(name_or_path))
     found = _find()
     if name_or_path not in found:
+        files = (Path(name_or_path + suffix) for suffix in _SUFFIXES)
+        if file := next((file for file in files if file.is_file()), None):
+            hint = f"did you mean the file here? --space {file}"
+            raise InputError(f"unknown search space {name_or_path!r}", hint=hint)
         raise unknown("search space", name_or_path, found, list_command="tuner spaces")
     return _load_file(found[name_or_path])
 

@@ -77,7 +77,8 @@ class Recommendation(results.BestTrial):
         file is kept beside it. Raises `InputError`, and writes nothing, where no value can be
         written, or the change can't be proved.
         """
-        found = applying(self.target.space, self.configuration, [str(word) for word in program])
+        target, words = self.target, [str(word) for word in program]
+        found = applying(target.space, self.configuration, words, target.arguments)
         left = (*found.refused, *found.lacking)
         return Applied(found.change.difference, left, {} if dry_run else found.change.write())
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.app.device import can_emulate
 from tuner.app.recommendation import (
     ANY_THAT_FITS,
     Criteria,
@@ -265,7 +266,7 @@ def measure_command(target: Target, best: BestTrial) -> str:
 def verify_command(target: Target, best: BestTrial) -> str:
     """The trial of the recommendation on an emulated GPU; "" where one has been, or cannot be."""
     is_tried = best.source is not Source.PREDICTED or best.record.verified_by is not None
-    if is_tried or target.gpu.id == "cpu":
+    if is_tried or not can_emulate(target.gpu):
         return ""
     taken = ("--space", "--model", "--gpu", "--gpu-memory")
     # Options that all have a value.

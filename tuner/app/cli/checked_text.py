@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.app.cause import cause_of
-from tuner.app.checking import CheckedProgram
+from tuner.app.checking import NOT_TRIED, CheckedProgram
 from tuner.app.cli.emulated_text import (
     emulated_notes,
     ended_text,
@@ -164,14 +164,15 @@ def checked_lines(checked: CheckedProgram) -> list[str]:
     """The lines below the verdict, as many as a short answer has."""
     found, fields = checked.found, answer_fields(checked)
     notes = [text for label, text in fields if label == NOTE]
-    apart = (ANSWER, READ_AS, CHANGE, "memory", "source", NOTE)
+    better = checked.suggestion
+    apart = [ANSWER, READ_AS, CHANGE, "memory", "source", NOTE]
+    apart += ["cause"] if better is not None and found.fits else []
     memory = field_lines(field for field in fields if field[0] == "memory" and not found.fits)
     numbers = field_lines(field for field in fields if field[0] not in apart)
     is_whole = is_in_notebook()
     room = (NOTEBOOK_LINES if is_whole else LINES) - 2 - len(numbers)
     room -= len(_read_lines(checked.needed or found))
     # The whole change has the room that it needs; then the memory, a note and the places have it.
-    better = checked.suggestion
     spare = room - len(_change_lines(checked, 0))
     if better is not None:
         spare = room - 1 - least_lines(better.change.difference)
@@ -215,10 +216,14 @@ def change_texts(checked: CheckedProgram) -> list[str]:
     if checked.evaluation is not None:
         batch, of = checked.evaluation
         return [f"With --set per_device_eval_batch_size={batch} it fits: {_size(of)}"]
+    lacking = [note for note in checked.notes if note.startswith(NOT_TRIED)]
+    where = "Without PyTorch, not" if "without PyTorch" in "".join(lacking) else "Not"
+    untried = [f"{where} every change could be tried."] if lacking else []
     if not checked.found.fits or checked.needed is not None:
-        return _nothing_fits(checked)
+        return [*_nothing_fits(checked), *untried]
     if checked.runs > 1:
-        return ["Nothing faster was found with the same effective batch, adapters and lengths."]
+        same = "" if lacking else " with the same effective batch, adapters and lengths"
+        return [*untried, f"No {'other ' * bool(lacking)}change{same} is clearly faster."]
     return []
 
 

@@ -11,6 +11,7 @@ import importlib
 import io
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -30,9 +31,11 @@ from tuner.core.errors import (
     EXIT_FOUND,
     EXIT_INTERRUPTED,
     EXIT_UNAVAILABLE,
+    InputError,
     Note,
     TunerError,
     missing_extra,
+    nearest,
     unknown,
 )
 from tuner.core.units import printable
@@ -198,12 +201,33 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
-        _as_printable(error).show()
+        _show(error, arguments)
         return EXIT_BAD_INPUT
     except (KeyboardInterrupt, click.Abort):
         echo("interrupted", err=True)
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else EXIT_FOUND
+
+
+def _behind_dashes(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
+    """The command line with the program's own options behind --; "" if no program is before them.
+
+    Options of tuner stay tuner's, wherever they stand.
+    """
+    command = error.ctx.command if error.ctx is not None else None
+    if command is None or all(parameter.name != "program" for parameter in command.params):
+        return ""
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    takes_value = {name: not one.is_flag for one in options for name in one.opts}
+    own, program, words = list[str](), list[str](), iter(arguments[1:])
+    for word in words:
+        name, equals, _ = word.partition("=")
+        (own if name in takes_value else program).append(word)
+        if takes_value.get(name) and not equals:
+            own += [next(words, "")]
+    if not program or program[0].startswith("-"):
+        return ""
+    return shlex.join(["tuner", str(command.name), *own, "--", *program])
 
 
 _show_warning = warnings.showwarning
@@ -217,14 +241,22 @@ def _note(message: Warning | str, category: type[Warning], *more: Any, **kwargs:
         _show_warning(message, category, *more, **kwargs)
 
 
-def _as_printable(error: click.ClickException) -> click.ClickException:
-    """`error` with the control characters of the typed text spelled out."""
+def _show(error: click.ClickException, arguments: Sequence[str]) -> None:
+    """Print `error` with the control characters of the typed text spelled out."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return error  # the help itself
+        error.show()  # the help itself
+        return
+    if isinstance(error, click.NoSuchOption) and (line := _behind_dashes(error, arguments)):
+        close = nearest(error.option_name, error.possibilities or ())
+        hint = f"did you mean {close!r}? " if close else ""
+        hint += f"behind --, it goes to your program: {line}"
+        echo_error(f"error: {InputError(f'no such option: {error.option_name}', hint=hint)}")
+        return
     text = printable(error.format_message())
     if isinstance(error, click.UsageError):
-        return click.UsageError(text, error.ctx)
-    return click.ClickException(text)
+        click.UsageError(text, error.ctx).show()
+    else:
+        click.ClickException(text).show()
 
 
 class _Stop:

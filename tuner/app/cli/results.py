@@ -302,12 +302,12 @@ def apply(*, selected: Selected, criteria: Criteria, yes: bool, program: tuple[s
         used_bytes = best.evidence.memory.device_bytes
         sizes = f"{format_size(used_bytes)} of {format_size(best.memory_bytes)}"
         echo(f"fits: {sizes} {best.limit_text}", err=True)
-    found = applying(target.space, best.configuration, program)
+    found = applying(target.space, best.configuration, program, target.arguments)
     echo(found.change.difference, nl=False)
     for text in found.refused:
         echo(f"not written: {text}", err=True)
     if found.lacking:
-        echo(f"not set by the program: {', '.join(found.lacking)}", err=True)
+        echo(f"to set by hand: {', '.join(found.lacking)}", err=True)
     for note in found.notes:
         echo(f"note: {note}", err=True)
     write_asked(found.change, yes=yes)

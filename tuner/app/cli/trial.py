@@ -212,7 +212,7 @@ def _cuda_device(device: str) -> LocalGpu:
     if found is None:
         raise UnavailableError(
             f"there is no CUDA device {index} on this machine",
-            hint="--device cpu runs the trial on the processor",
+            hint="--mode emulate runs it on an emulated GPU, --device cpu on the processor",
         )
     return found
 

@@ -21,6 +21,7 @@ from tuner.app.cli.options import (
 from tuner.app.cli.search import run_search
 from tuner.app.programs import DEFAULT_TRIALS, ProgramOptions, tune_predicted, write_space
 from tuner.app.target import load_targets
+from tuner.core.errors import UnavailableError
 from tuner.core.expressions import settings_text, show
 from tuner.core.units import format_size, significant
 from tuner.report.terminal.front import print_front
@@ -135,16 +136,22 @@ def command(  # noqa: PLR0913 - one argument for each option
         return found.exit_code
     if model is not None or settings or write:
         raise click.UsageError("--model, --set and --apply need --predict.")
-    path = write_space(
-        program,
-        gpu_name,
-        gpu_memory=gpu_memory,
-        mode=Mode(mode),
-        margin=margin,
-        knobs=knobs,
-        path=space_path,
-        report=lambda text: None if quiet else echo(text, err=True),
-    )
+    try:
+        path = write_space(
+            program,
+            gpu_name,
+            gpu_memory=gpu_memory,
+            mode=Mode(mode),
+            margin=margin,
+            knobs=knobs,
+            path=space_path,
+            report=lambda text: None if quiet else echo(text, err=True),
+        )
+    except UnavailableError as error:
+        varied = [word for knob in knobs for word in ("--knob", knob)]
+        words = ["tuner", "tune", "--predict", "--gpu", gpu_name, *varied, "--", *program]
+        hint = f"predict them instead: {shlex.join(words)}; or {error.hint}"
+        raise UnavailableError(error.message, hint=hint) from error
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     how = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
     return run_search(targets, how, as_json=as_json, quiet=quiet)
@@ -157,8 +164,10 @@ def _print_program_front(found: ProgramFront) -> None:
     if best is None:
         least = f"{format_size(found.least_bytes)} of {format_size(limit)}"
         say(f"nothing fits: the smallest takes {least}")
+    elif len(found.view.records) == 1:
+        echo("fits; no other settings could be predicted")
     elif found.change is None:
-        echo("fits: the program has the fastest of these settings already")
+        echo("fits: keep it as it is; none of these settings is clearly faster")
     else:
         values = settings_text(found.change.values)
         gain = best.evidence.speed.samples_per_s / base.prediction.speed.samples_per_s
@@ -185,7 +194,7 @@ def _print_program_front(found: ProgramFront) -> None:
         ]
     )
     echo()
-    print_front(found.view)
+    print_front(found.view, best="recommended" if found.change is not None else "the fastest")
     echo(f"predicted, {len(found.view.records)} configurations; nothing was run")
 
 

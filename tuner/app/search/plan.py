@@ -66,13 +66,17 @@ class SearchPlan:
     trials_on: Measuring | Predicting
     profile: DeviceProfile | None = None
     objectives: tuple[Objective, ...] = ()
+    baseline: Mapping[str, KnobValue] | None = None
 
     @property
     def facts(self) -> SpaceFacts:
-        """The facts of the space, with the objectives of the options if they name any."""
+        """The facts of the space, with the objectives of the options if they name any.
+
+        The gain is over the space's own baseline, whatever the settings hold.
+        """
         facts = self.target.facts
-        named = tuple(dict.fromkeys(self.options.objectives))
-        return dataclasses.replace(facts, objectives=named) if named else facts
+        named = tuple(dict.fromkeys(self.options.objectives)) or facts.objectives
+        return dataclasses.replace(facts, objectives=named, baseline=self.baseline)
 
     @property
     def trial_device(self) -> TrialDevice | None:
@@ -224,6 +228,7 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
         trials_on=trials_on,
         profile=profile,
         objectives=objectives,
+        baseline=target.space.baseline or None,
     )
 
 

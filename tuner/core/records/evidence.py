@@ -74,7 +74,8 @@ def parse_margin(text: str | None, gpu: Gpu) -> float | None:
             f"headroom {text!r} is not a share of the memory", hint="write for example 3% or 2GiB"
         ) from None
     if fraction >= 1:
-        raise InputError(f"headroom {text!r} leaves nothing of the memory of {gpu.name}")
+        text = f"headroom {text!r} leaves nothing of the memory of {gpu.name}"
+        raise InputError(text, hint="write for example 3% or 2GiB")
     return fraction
 
 

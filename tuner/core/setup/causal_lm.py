@@ -210,6 +210,7 @@ class Precision(Group):
             "gptq": "nf4, of 4 bits, comes nearest",
             "hqq": "nf4, of 4 bits, comes nearest",
             "mxfp4": "nf4, of 4 bits, comes nearest",
+            "fp4": "nf4 has the same size",
             "fp8": "int8, of as many bits, comes nearest",
         },
     )

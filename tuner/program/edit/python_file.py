@@ -60,7 +60,8 @@ def read_python(text: str, file: str, where: Callable[[int], str] | None = None)
         at = file
         if error.lineno:
             at = where(error.lineno) if where else f"{file}:{error.lineno}"
-        raise InputError(f"{at}: broken Python: {error.msg}") from None
+        hint = "correct it: it would not start"
+        raise InputError(f"{at}: broken Python: {error.msg}", hint=hint) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{file}: broken Python: {error}") from None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.core.errors import InputError
@@ -53,7 +53,7 @@ class SourceFile:
     """A file as it is: its bytes, and every value in it."""
 
     path: Path
-    data: bytes
+    data: bytes = field(repr=False)
 
     @property
     def places(self) -> list[Location]:

@@ -96,8 +96,10 @@ MAIN_NUMBERS = _NUMBERS[:3]
 """Numbers that fit beside the settings in 80 columns."""
 
 
-def print_front(view: View) -> None:
+def print_front(view: View, *, best: str = "recommended") -> None:
     """The front as a table: what differs between its configurations, in numbers.
+
+    `best` are the words for the one marked with a star.
 
     The knobs are columns where the screen is wide enough, else one column of settings.
     """
@@ -131,7 +133,7 @@ def print_front(view: View) -> None:
         wide_only=_NUMBERS[len(MAIN_NUMBERS) :],
     )
     if view.best is not None:
-        echo("* recommended")
+        echo(f"* {best}")
     if undecided:
         say(f"? {UNDECIDED}")
     if any(counted_gpus(record.configuration) > 1 for record in view.front):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 import click
@@ -41,6 +41,8 @@ UNKNOWN_SPEED = "unknown under torch.compile: `tuner check` runs it on the emula
 
 SETTINGS, NOTE, READ_AS = "with", "note", "read as"
 """Labels of fields with two lines."""
+_WHOLE = ("memory", "speed", "time", "cost", "source")
+"""Labels of fields that are never cut."""
 ANSWER, CHANGE = "answer", "change"
 """Labels of the verdict and of what a change does, which a screen shows without them."""
 
@@ -258,13 +260,17 @@ def versions_text(versions: Mapping[str, str]) -> str:
 
 
 def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str]:
-    """Fields of one line each, settings and notes of up to `most`; --verbose has the rest."""
+    """Fields of one line each, settings and notes of up to `most`; --verbose has the rest.
+
+    Numbers, and a command in a note, are whole.
+    """
     shown: list[str] = []
     for label, value in fields if most > 0 else ():
+        longest = most if label in (SETTINGS, NOTE, READ_AS) else 1
         lines = textwrap.wrap(
             printable(value),
             max(20, width() - 8),
-            max_lines=most if label in (SETTINGS, NOTE, READ_AS) else 1,
+            max_lines=None if label in _WHOLE or "pip install" in value else longest,
             placeholder=" ...",
             break_long_words=False,
             break_on_hyphens=False,
@@ -278,18 +284,18 @@ def field_lines(fields: Iterable[tuple[str, str]], *, most: int = 2) -> list[str
 
 _HUNK = re.compile(r"@@ -(\d+)")
 _CELL = re.compile(r"cell \d+")
-_AT_WORD = re.compile(r".*[\s,(]", re.DOTALL)
+_WORD = re.compile(r"[^\s,]*[\s,]*")
 
 
 def difference_lines(difference: str, room: int) -> list[str]:
-    """The changed lines of a unified diff, in `room` lines and the width of the screen."""
+    """The changed lines of a unified diff in the width of the screen, all that change.
+
+    In more than `room` lines their places are left out.
+    """
     hunks = _hunks(difference)
-    lines = [line for _, changed in hunks for line in changed]
-    if len(lines) + len(hunks) <= room:
-        lines = [line for place, changed in hunks for line in (f" {place}", *changed)]
-    elif len(lines) > room:
-        left = len(lines) - room + 1
-        lines = [*lines[: room - 1], f" ... {left} more lines: --verbose"]
+    lines = [line for place, changed in hunks for line in (f" {place}", *changed)]
+    if len(lines) > room:
+        lines = [line for line in lines if not line.startswith(" ")]
     colours = {"-": "red", "+": "green"}
     return [painted(printable(line), fg=colours.get(line[0])) for line in lines]
 
@@ -325,17 +331,36 @@ def _hunks(difference: str) -> list[tuple[str, list[str]]]:
 
 
 def _fitted(lines: Sequence[str]) -> list[str]:
-    """Changed lines without their common indent; of long ones the part that changes."""
+    """Changed lines without their common indent; of long ones the words that change."""
     bare = textwrap.dedent("\n".join(line[1:] for line in lines)).split("\n")
-    if max(map(len, bare)) >= width():
-        common = os.path.commonprefix(bare)  # noqa: RUF071 - texts, by character
-        found = _AT_WORD.match(common) if len(bare) > 1 else None
-        same = found.end() if found else 0
-        bare = [f"... {text[same:]}" if same > 4 else text for text in bare]
+    if max(map(len, bare)) < width():
+        return [line[0] + text for line, text in zip(lines, bare, strict=True)]
+    old, new = (
+        [text for line, text in zip(lines, bare, strict=True) if line[0] == sign] for sign in "-+"
+    )
+    if len(old) == len(new):
+        pairs = list(map(_differing, old, new))
+        old, new = [one for one, _ in pairs], [one for _, one in pairs]
+    signed = [*(("-", text) for text in old), *(("+", text) for text in new)]
     return [
-        line[0] + (text if len(text) < width() else f"{text[: width() - 5]} ...")
-        for line, text in zip(lines, bare, strict=True)
+        sign + part
+        for sign, text in signed
+        for part in textwrap.wrap(text, width() - 1, break_on_hyphens=False)
     ]
+
+
+def _differing(one: str, other: str) -> tuple[str, str]:
+    """Two texts with dots in place of what they share; the option of a changed word stays."""
+    old, new = (_WORD.findall(text)[:-1] for text in (one, other))
+    shown = "", ""
+    for tag, start, end, begin, stop in SequenceMatcher(None, old, new, False).get_opcodes():
+        parts = "".join(old[start:end]), "".join(new[begin:stop])
+        if tag == "equal":
+            last, after = old[end - 1], "".join(new[stop : stop + 1])
+            same = f"... {last}" if after and "=" not in after else "... "
+            parts = (same, same) if len(same) < len(parts[0]) else parts
+        shown = shown[0] + parts[0], shown[1] + parts[1]
+    return shown
 
 
 def painted(text: str, **style: object) -> str:
