@@ -243,6 +243,71 @@ def test_settings_of_an_unknown_mapping_are_not_read_as_defaults(tmp_path):
     assert "TypeError" not in str(caught.value.problems)
 
 
+ROWS = """
+import functools
+def cut(row, most=128): return tokenizer(row["text"], truncation=True, max_length=most)
+def two(row): return {{"input_ids": cut(row)["input_ids"] + cut(row, 64)["input_ids"]}}
+def masked(row):
+    prompt, whole = cut(row, 64), cut(row)
+    whole["labels"] = [-100] * len(prompt["input_ids"])
+    return whole
+class Cut:
+    def __call__(self, rows): return tokenizer([r["text"] for r in rows], max_length=256)
+class Rows(torch.utils.data.Dataset):
+    def __getitem__(self, at): return cut(rows[at], 32)
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self): yield cut(rows[0], 16)
+limited = AutoTokenizer.from_pretrained("t", model_max_length=2048)
+print(tokenizer("a prompt", truncation=True, max_length=8))
+more = {{}}
+{}
+model = AutoModelForCausalLM.from_pretrained("tiny-llama-3m")
+Trainer(model, TrainingArguments("out"), **{{"train_dataset": rows, **more}}).train()
+"""
+ONE_CALL = "rows = rows.map(lambda row: tokenizer(row['text'], {}))"
+SKIPS = "SFTTrainer(model, SFTConfig(dataset_kwargs={'skip_prepare_dataset': True}), "
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        ("rows = rows.map(cut)", 128),
+        ("rows = rows.map(masked)", 128),
+        ("rows = rows.map(functools.partial(cut, most=64))", 64),
+        ("rows = rows.map(lambda r: limited(r['text'], truncation=True, max_length=512))", 512),
+        ("rows = rows.map(lambda r: limited(r['text'], truncation=True))", 2048),
+        (ONE_CALL.format("max_length=96"), 96),
+        ("rows = rows.map(lambda r: {'input_ids': cut(r)['input_ids'][:24]})", 24),
+        ("rows.map(two); more = {'data_collator': Cut()}", 256),
+        ("more = {'train_dataset': Rows()}", 32),
+        ("more = {'train_dataset': Stream()}", 16),
+        ("rows = rows.map(lambda r: {'n': len(tokenizer(r['text']))}).map(cut)", 128),
+    ],
+)
+def test_the_length_is_that_to_which_the_rows_are_cut(tmp_path, given, length):
+    text = ROWS.format(given)
+    assert planned(tmp_path, text).configuration["max_length"] == length
+    skips = text.replace('Trainer(model, TrainingArguments("out"), ', SKIPS)
+    assert planned(tmp_path, skips).configuration["max_length"] == length
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("", "couldn't determine the length"),
+        ("rows = rows.map(two)", "rows of several tokenized texts"),
+        (ONE_CALL.format("padding=True, max_length=64"), "this call doesn't cut any"),
+        (ONE_CALL.format("truncation=True"), "model_max_length of the tokenizer"),
+        (ONE_CALL.format("**rows.settings"), "arguments of the tokenizer"),
+        ("rows = rows.map(lambda r: {'input_ids': cut(r)['input_ids'][-24:]})", "a part of a"),
+    ],
+)
+def test_a_length_that_nothing_cuts_rows_to_is_unknown(tmp_path, given, why):
+    text = ROWS.format(given).replace(", model_max_length=2048", "")
+    assert why in refusals(tmp_path, text)
+    assert planned(tmp_path, text, max_length=64).configuration["max_length"] == 64
+
+
 TOKENIZED = "tokenizer(rows, max_length=128)\n"
 UNSLOTH = f"""\
 from unsloth import FastModel

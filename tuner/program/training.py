@@ -383,7 +383,7 @@ class _Reader:
             read = self.arguments(call, found)
             given = read.values
             training.lengths += tuple(
-                given[n] for n in _LENGTHS if n in given and given[n].value is not None
+                one for n in _LENGTHS if (one := given.get(n)) and (one.problem or one.value)
             )
             if name == "add_tokens":
                 training.new_tokens += list(given.values())

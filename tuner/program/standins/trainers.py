@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.program.standins import record
 from tuner.program.standins.configs import as_now, config
-from tuner.program.standins.datasets import CURRENT, TOKENIZED, DataLoader, Holder, named, tried
+from tuner.program.standins.datasets import CURRENT, DataLoader, Holder, named, tokenized
 from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
 from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, thing, where
 
@@ -84,8 +84,8 @@ class Trainer(Holder):
         of_model = model._note if isinstance(model, Model) else Note("", None)
         lora = given.get("peft_config")
         stubs = frozenset(map(id, (arguments, model, lora))) - {id(None)}
-        tried(given.get("data_collator"), [Unknown("row")])
-        calls = [*_SPECIAL, *TOKENIZED.values(), *self._note.calls, *of_model.calls]
+        rows = tokenized(given.get("train_dataset"), given.get("data_collator"))
+        calls = [*_SPECIAL, *rows, *self._note.calls, *of_model.calls]
         when = getattr(arguments, "eval_strategy", None)
         return {
             "trainer": record.told(self, stubs),
