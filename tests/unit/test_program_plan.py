@@ -825,6 +825,50 @@ def test_an_absent_library_is_named_where_the_answer_is_unknown(tmp_path):
         planned(tmp_path, text)
 
 
+ABSENT = """
+import nosuchlibrary
+class Base(nosuchlibrary.Settings):
+    batch: int = 1
+    length: int = 64
+@nosuchlibrary.config
+class Decorated:
+    batch: int = 1
+    length: int = 64
+@nosuchlibrary.configurable()
+def train(length=64, *, batch=1):
+    SFTTrainer('tiny-llama-3m', SFTConfig(max_length=length, per_device_train_batch_size=batch)).train()
+{}
+"""
+
+
+@pytest.mark.parametrize("made", ["Base({})", "Decorated({})"])
+def test_only_what_it_is_given_is_known_of_an_object_of_an_absent_library(tmp_path, made):
+    use = "s = {}\nwith_length = train(batch=s.batch, length=s.length)"
+    text = ABSENT.format(use.format(made.format("batch=4")))
+    found = refusals(tmp_path, text)
+    assert "length" in found and "batch" not in found
+    assert planned(tmp_path, text, max_length=32).configuration["micro_batch"] == 4
+
+
+def test_an_absent_decorator_may_set_arguments_that_have_defaults(tmp_path):
+    assert "(batch)" in refusals(tmp_path, ABSENT.format("train(length=64)"))
+    plan = planned(tmp_path, ABSENT.format("train(length=64, batch=2)"))
+    told = f"isn't known: nosuchlibrary ({tmp_path / 'train.py'}:12)"
+    assert any(told in note for note in plan.notes)
+
+
+def test_variables_of_a_file_are_set_where_dotenv_is_not_installed(tmp_path, monkeypatch):
+    lines = ["# not this", "export A_LENGTH='64' # but this", 'A_BATCH="${A_LENGTH}"', "A_SET=1"]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    monkeypatch.setenv("A_SET", "3")
+    text = "import os\nfrom dotenv import load_dotenv\nload_dotenv()\n"
+    given = "A_LENGTH", "A_BATCH", "A_SET"
+    names = "max_length", "per_device_train_batch_size", "gradient_accumulation_steps"
+    said = ", ".join(f"{n}=int(os.environ['{g}'])" for n, g in zip(names, given, strict=True))
+    plan = planned(tmp_path, text + SFT.format(said, ""))
+    assert knobs(plan, "max_length", "micro_batch", "grad_accum") == (64, 64, 3)
+
+
 OWN_SHAPE = """
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 model = LlamaForCausalLM(LlamaConfig(hidden_size=64))

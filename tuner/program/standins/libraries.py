@@ -12,9 +12,18 @@ import types
 from opcode import opname
 from typing import Any, cast
 
-from tuner.program.standins import configs, datasets, guard, models, trainers, unknown
-from tuner.program.standins.record import ABSENT, STANDINS
-from tuner.program.standins.unknown import CLASSES, ORACLE, Name, Thing, Unknown, thing
+from tuner.program.standins import configs, datasets, dotenv, guard, models, trainers, unknown
+from tuner.program.standins.record import STANDINS
+from tuner.program.standins.unknown import (
+    ABSENT,
+    CLASSES,
+    ORACLE,
+    Absent,
+    Name,
+    Thing,
+    Unknown,
+    thing,
+)
 
 CORE = set("torch transformers trl peft accelerate unsloth datasets bitsandbytes".split())
 # A class of these is known by its last name, whatever module it is taken from.
@@ -115,6 +124,7 @@ def _known() -> dict[str, Any]:
         "deepspeed.add_config_arguments": models.passes,
         "tqdm.trange": lambda *args, **kwargs: datasets.tqdm(range(*args)),
         "wandb.agent": trainers.runs(),
+        **{f"dotenv.{name}": getattr(dotenv, name) for name in dotenv.NAMES.split()},
     }
 
 
@@ -205,7 +215,8 @@ def _class(path: str, root: str, last: str) -> Any:
         return models.model_class(path, **more)
     if (".optim" in path and "lr_scheduler" not in path) or last in _OPTIMIZERS.split():
         return thing(path, trainers.Optimizer)
-    return datasets.DataLoader if last == "DataLoader" else thing(path, Thing)
+    base = Absent if root in ABSENT else Thing
+    return datasets.DataLoader if last == "DataLoader" else thing(path, base)
 
 
 def _has(last: str, words: str) -> bool:

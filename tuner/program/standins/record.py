@@ -11,7 +11,6 @@ from tuner.program.standins.unknown import Meta, Name, Note, Thing, Unknown, pla
 TRAININGS: list[dict[str, Any]] = []
 LOOPS: dict[int, dict[str, Any]] = {}
 STANDINS: dict[str, None] = {}
-ABSENT: dict[str, None] = {}
 
 _open: list[int] = []  # objects that are being told: a circle ends
 

@@ -165,6 +165,45 @@ class Parameters(dict[str, Any]):
         return self[name]
 
 
+class Tracked(dict[str, Any]):
+    """`wandb.config`: what the program gives it; in a sweep anything may have another value."""
+
+    is_swept = False
+
+    def __getitem__(self, name: str) -> Any:
+        known = not self.is_swept and name in self
+        return super().__getitem__(name) if known else Unknown(f"wandb.config.{name}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__":
+            raise AttributeError(name)
+        return self[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self or self.is_swept else default
+
+    def update(self, given: Any = None, **options: Any) -> None:  # type: ignore[override]
+        given = vars(given) if isinstance(given, Namespace) else given
+        if isinstance(given, Mapping):
+            super().update(given)
+        elif given is not None:
+            self.sweep()
+
+    def setdefaults(self, given: Any) -> None:
+        self.update({k: v for k, v in given.items() if k not in self})
+
+    def as_dict(self) -> Any:
+        return self
+
+    def sweep(self) -> None:
+        """Makes every value unknown."""
+        self.is_swept = True
+        super().update({name: Unknown(f"wandb.config.{name}") for name in self})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
 _MOST_STEPS = 4096  # of a loop without a loader, which may be endless
 
 
