@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 from pathlib import Path
 
@@ -836,7 +837,8 @@ class Decorated:
     length: int = 64
 @nosuchlibrary.configurable()
 def train(length=64, *, batch=1):
-    SFTTrainer('tiny-llama-3m', SFTConfig(max_length=length, per_device_train_batch_size=batch)).train()
+    args = SFTConfig(max_length=length, per_device_train_batch_size=batch)
+    SFTTrainer('tiny-llama-3m', args).train()
 {}
 """
 
@@ -846,7 +848,8 @@ def test_only_what_it_is_given_is_known_of_an_object_of_an_absent_library(tmp_pa
     use = "s = {}\nwith_length = train(batch=s.batch, length=s.length)"
     text = ABSENT.format(use.format(made.format("batch=4")))
     found = refusals(tmp_path, text)
-    assert "length" in found and "batch" not in found
+    assert "length" in found
+    assert "batch" not in found
     assert planned(tmp_path, text, max_length=32).configuration["micro_batch"] == 4
 
 
@@ -867,6 +870,51 @@ def test_variables_of_a_file_are_set_where_dotenv_is_not_installed(tmp_path, mon
     said = ", ".join(f"{n}=int(os.environ['{g}'])" for n, g in zip(names, given, strict=True))
     plan = planned(tmp_path, text + SFT.format(said, ""))
     assert knobs(plan, "max_length", "micro_batch", "grad_accum") == (64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["n = random.choice([32, 64, 128])", "n = int(np.random.choice([32, 64, 128]))",
+     "n = int(np.random.default_rng().choice([32, 64, 128]))",
+     "random.seed(rows.seed); n = random.choice([32, 64, 128])"],
+)  # fmt: skip
+def test_a_number_that_is_drawn_without_a_seed_is_unknown(tmp_path, lines):
+    text = f"import random, numpy as np\n{lines}\n"
+    assert "train.py:8)" in refusals(tmp_path, text + SFT.format("max_length=n", ""))
+
+
+@pytest.mark.parametrize(
+    "seed", ["random.seed(5)", "import transformers; transformers.set_seed(5)"]
+)
+def test_a_number_that_is_drawn_with_a_seed_is_known(tmp_path, seed):
+    text = f"import random\n{seed}; n = random.randint(32, 2**20)\n"
+    plan = planned(tmp_path, text + SFT.format("max_length=n", ""))
+    assert plan.configuration["max_length"] == random.Random(5).randint(32, 2**20)
+
+
+WANDB = "import wandb\nrun = wandb.init(config={})\n"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["wandb.config.n", "run.config['n']", "dict(wandb.config)['n']", "wandb.config.get('n', 1)"],
+)
+def test_the_configuration_of_wandb_is_what_it_was_given(tmp_path, value):
+    text = WANDB.format("dict(n=64)") + SFT.format(f"max_length={value}", "")
+    assert planned(tmp_path, text).configuration["max_length"] == 64
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{WANDB.format('rows.config')}n = wandb.config.get('n', 1)\n{{}}",
+        f"{WANDB.format('dict(n=1)')}wandb.config.update(rows)\nn = wandb.config.n\n{{}}",
+        "import wandb\ndef f():\n    n = wandb.init(config={{'n': 1}}).config.n\n    {}\n"
+        "wandb.agent('id', f)",
+    ],
+)
+def test_a_configuration_of_wandb_that_may_be_another_is_unknown(tmp_path, text):
+    assert "(wandb.config.n)" in refusals(tmp_path, text.format(SFT.format("max_length=n", "")))
 
 
 OWN_SHAPE = """

@@ -7,6 +7,7 @@ import dis
 import importlib
 import importlib.machinery
 import os
+import random
 import sys
 import types
 from opcode import opname
@@ -80,7 +81,7 @@ def _answers() -> dict[str, Any]:
         name=name, total_memory=memory, major=major, minor=minor, multi_processor_count=processors
     )
     answers = [
-        (None, "transformers.set_seed torch.cuda.empty_cache torch.cuda.set_device"),
+        (None, "torch.cuda.empty_cache torch.cuda.set_device"),
         (None, "torch.cuda.synchronize torch.cuda.reset_peak_memory_stats"),
         (True, "torch.cuda.is_initialized torch.distributed.is_available"),
         (False, "torch.backends.mps.is_available torch.distributed.is_initialized"),
@@ -111,6 +112,8 @@ def _known() -> dict[str, Any]:
         **{path: trainers.special(path) for path in _OF_MEMORY.split()},
         **{f"torch.{k}": Name(f"torch.{_SAME.get(k, k)}", itemsize=2) for k in _DTYPES.split()},
         **{k: lambda *args, v=v, **kwargs: v for k, v in _answers().items()},
+        **{f"{root}.set_seed": _seed for root in ("transformers", "accelerate", "trl")},
+        **{f"{root}.seed_everything": _seed for root in ("lightning", "pytorch_lightning")},
         "torch.dtype": Name,
         "torch.compile": models.compile_model,
         "torch.version.cuda": "13.0",
@@ -123,13 +126,58 @@ def _known() -> dict[str, Any]:
         "accelerate.notebook_launcher": trainers.runs(),
         "deepspeed.add_config_arguments": models.passes,
         "tqdm.trange": lambda *args, **kwargs: datasets.tqdm(range(*args)),
-        "wandb.agent": trainers.runs(),
+        "wandb.agent": trainers.sweep_wandb,
+        "wandb.init": trainers.start_wandb,
+        "wandb.config": trainers.Tracked({"**": Unknown("wandb.config")}),
         **{f"dotenv.{name}": getattr(dotenv, name) for name in dotenv.NAMES.split()},
     }
 
 
 # Optuna's
 unknown.CALLS["optimize"] = lambda self, args, kwargs: trainers.runs(Unknown("trial"))(*args)
+
+
+def _draws(library: Any, generator: Any) -> None:
+    """Notes each number that is drawn without a seed, which is another one in each run."""
+    state = {"seeded": False}
+
+    def noted(name: str, own: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            said = [each for each in (*args, *kwargs.values()) if each is not None]
+            is_set = bool(said) and not isinstance(said[0], Unknown)
+            if name in ("seed", "setstate", "set_state"):
+                state["seeded"] = is_set
+                return own(*args, **kwargs) if is_set else own(ORACLE.seed)
+            if not state["seeded"] and not unknown.is_library(sys._getframe(1).f_code.co_filename):
+                ORACLE.ask(f"{library.__name__}.{name}()")
+            return own(*args, **kwargs)
+
+        return call
+
+    for name, own in list(vars(library).items()):
+        if getattr(own, "__self__", None) is generator:
+            setattr(library, name, noted(name, own))
+    library.seed()
+
+
+def _draws_of_numpy(library: Any) -> None:
+    _draws(library, library.mtrand._rand)
+    default_rng = library.default_rng
+
+    def seeded(seed: Any = None) -> Any:
+        if seed is None:
+            ORACLE.ask("numpy.random.default_rng()")
+        return default_rng(ORACLE.seed if seed is None else seed)
+
+    library.default_rng = seeded
+
+
+def _seed(seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`set_seed` of transformers and others."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    return seed
 
 
 def _late(*args: Any, **kwargs: Any) -> Any:
@@ -146,6 +194,8 @@ def start(request: dict[str, Any]) -> None:
     for path in FIXED:
         while path := path.rpartition(".")[0]:
             PARENTS.add(path)
+    guard.PATCHES["random"] = lambda module: _draws(module, module._inst)
+    guard.PATCHES["numpy.random"] = _draws_of_numpy
     sys.meta_path.insert(0, First())
     sys.meta_path.append(Last())
     for package in ("importlib", "concurrent", "urllib", "xml"):  # nothing of which is slow

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.standins import record
 from tuner.program.standins.configs import as_now, config
 from tuner.program.standins.datasets import CURRENT, DataLoader, Holder, named, tokenized
 from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
-from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, thing, where
+from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, put, thing, where
 
 _EARLY = "per_device_train_batch_size max_length packing padding_free max_prompt_length"
 """Arguments that a trainer reads when it is made, and no more after that."""
@@ -166,42 +168,49 @@ class Parameters(dict[str, Any]):
 
 
 class Tracked(dict[str, Any]):
-    """`wandb.config`: what the program gives it; in a sweep anything may have another value."""
+    """`wandb.config`: what the program gives it; the rest is unknown."""
 
-    is_swept = False
-
-    def __getitem__(self, name: str) -> Any:
-        known = not self.is_swept and name in self
-        return super().__getitem__(name) if known else Unknown(f"wandb.config.{name}")
+    def __missing__(self, name: str) -> Any:
+        return Unknown(f"wandb.config.{name}")
 
     def __getattr__(self, name: str) -> Any:
         if name[:2] == "__":
             raise AttributeError(name)
         return self[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self or self.is_swept else default
-
-    def update(self, given: Any = None, **options: Any) -> None:  # type: ignore[override]
-        given = vars(given) if isinstance(given, Namespace) else given
-        if isinstance(given, Mapping):
-            super().update(given)
-        elif given is not None:
-            self.sweep()
-
-    def setdefaults(self, given: Any) -> None:
-        self.update({k: v for k, v in given.items() if k not in self})
-
-    def as_dict(self) -> Any:
-        return self
-
-    def sweep(self) -> None:
-        """Makes every value unknown."""
-        self.is_swept = True
-        super().update({name: Unknown(f"wandb.config.{name}") for name in self})
-
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name]
+
+    def update(self, given: Any = None, **options: Any) -> None:
+        given = vars(given) if type(given).__name__ == "Namespace" else given
+        if isinstance(given, Mapping):
+            self.pop("**", None)
+            super().update(given)
+        else:
+            super().update({name: Unknown(f"wandb.config.{name}") for name in (*self, "**")})
+
+
+def start_wandb(*args: Any, **kwargs: Any) -> Any:
+    """`wandb.init`, whose configuration holds outside of a sweep."""
+    module, run, given = (
+        importlib.import_module("wandb"),
+        Unknown("wandb.run"),
+        kwargs.get("config"),
+    )
+    put(run, "config", module.config)
+    if given is not None and isinstance(module.config, Tracked):
+        module.config.update(given)
+    module.__dict__["run"] = run
+    return run
+
+
+def sweep_wandb(sweep_id: Any = None, function: Any = None, *args: Any, **kwargs: Any) -> None:
+    """`wandb.agent`: a sweep may set any value."""
+    importlib.import_module("wandb").__dict__["config"] = Unknown("wandb.config")
+    runs()(function)
 
 
 _MOST_STEPS = 4096  # of a loop without a loader, which may be endless

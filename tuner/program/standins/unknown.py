@@ -133,10 +133,13 @@ class Oracle:
         self.branches: dict[tuple[Any, ...], None] = {}
         self._numbers: dict[str, float] = {}
 
-    def _hash(self, what: str) -> int:
+    def ask(self, what: str) -> None:
         times = self.times[what] = self.times.get(what, 0) + 1
         if times == 1 and len(self.asked) < 200:
             self.asked.append({"what": what[:200], "where": where()})
+
+    def _hash(self, what: str) -> int:
+        self.ask(what)
         return zlib.crc32(what.encode())
 
     def truth(self, what: str) -> bool:
