@@ -161,6 +161,21 @@ def test_cells_and_statements_that_cannot_run_are_notes(tmp_path):
     assert "cell 3, line 2 isn't run: ZeroDivisionError: division by zero" in plan.notes
 
 
+def test_files_and_variables_of_a_notebook_and_parameters_of_papermill(tmp_path):
+    train = "from most import most\nimport os\n" + SFT.format(
+        "max_length=most, per_device_train_batch_size=n, seed=int(os.environ['SEED'])", ""
+    )
+    cells = ["n = 1", SCRIPT, "%%writefile most.py\nmost = 64\n", "%env SEED=3", train]
+    made = [{"cell_type": "code", "source": text, "metadata": {}} for text in cells]
+    made[0]["metadata"] = {"tags": ["parameters"]}
+    (tmp_path / "train.ipynb").write_text(json.dumps({"cells": made, "nbformat": 4}))
+    words = ["papermill", "train.ipynb", "out.ipynb", "-p", "n", "8"]
+    plan = plan_program(read_program(words, tmp_path, is_run=False), {})
+    assert knobs(plan, "max_length", "micro_batch") == (64, 8)
+    with pytest.raises(UnsupportedError, match="papermill's -y aren't read"):
+        plan_program(read_program([*words, "-y", "n: 2"], tmp_path, is_run=False), {})
+
+
 def test_the_dtype_of_the_checkpoint_is_taken_where_none_is_given(tmp_path):
     plan = planned(tmp_path, TRAINER.format("", "", "optim='adamw_torch'"))
     assert knobs(plan, "precision", "mixed_precision") == ("fp32", "no")
