@@ -161,6 +161,29 @@ def test_cells_and_statements_that_cannot_run_are_notes(tmp_path):
     assert "cell 3, line 2 isn't run: ZeroDivisionError: division by zero" in plan.notes
 
 
+def test_a_file_that_a_shell_script_writes_is_read(tmp_path):
+    text = "import yaml\ngiven = yaml.safe_load(open(sys.argv[1]))\n"
+    (tmp_path / "train.py").write_text(SCRIPT + text + SFT.format("**given", ""))
+    script = "cat > {} <<EOF\nmax_length: ${{N:-64}}\nEOF\npython train.py a.yaml"
+    (tmp_path / "run.sh").write_text(script.format("a.yaml"))
+    plan = plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
+    assert plan.configuration["max_length"] == 64
+    (tmp_path / "run.sh").write_text(script.format("b.yaml"))
+    with pytest.raises(
+        UnsupportedError, match=r"run\.sh may make it with a command that isn't run"
+    ):
+        plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
+
+
+def test_a_word_of_a_skipped_command_is_unknown(tmp_path):
+    text = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int)\n"
+    text += SFT.format("max_length=p.parse_args().n", "")
+    (tmp_path / "train.py").write_text(SCRIPT + text)
+    (tmp_path / "run.sh").write_text("python train.py --n $(ask)")
+    with pytest.raises(UndecidedError, match=r"length \?"):
+        plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
+
+
 def test_files_and_variables_of_a_notebook_and_parameters_of_papermill(tmp_path):
     train = "from most import most\nimport os\n" + SFT.format(
         "max_length=most, per_device_train_batch_size=n, seed=int(os.environ['SEED'])", ""

@@ -401,6 +401,9 @@ def _error(program: Program, ended: Any, seconds: float, gpu: Gpu | None) -> Tun
         text = "the program needs an argument that the command lacks"
         start = shlex.join(["tuner", "check", *(["--gpu", gpu.id] if gpu else []), "--"])
         hint = f"pass it: {start} {shlex.join(program.typed)} ARGUMENT"
+    if program.started_by and text.startswith("FileNotFoundError"):
+        error, hint = UnsupportedError, _EMULATE
+        text += f": {program.started_by} may make it with a command that isn't run"
     return error(f"{where}: {says.get(kind, text)}", hint=hint)
 
 

@@ -13,7 +13,7 @@ import types
 from opcode import opname
 from typing import Any, cast
 
-from tuner.program.standins import configs, datasets, dotenv, guard, models, trainers, unknown
+from tuner.program.standins import MARK, configs, datasets, dotenv, guard, models, trainers, unknown
 from tuner.program.standins.record import STANDINS
 from tuner.program.standins.unknown import (
     ABSENT,
@@ -137,6 +137,16 @@ def _known() -> dict[str, Any]:
 unknown.CALLS["optimize"] = lambda self, args, kwargs: trainers.runs(Unknown("trial"))(*args)
 
 
+def _takes_unknown_words(library: Any) -> None:
+    """A word that follows from a command of a shell script which isn't run has no type."""
+    own = library.ArgumentParser._get_value
+
+    def value(self: Any, action: Any, text: str) -> Any:
+        return Unknown(text[len(MARK) : -1].strip()) if MARK in text else own(self, action, text)
+
+    library.ArgumentParser._get_value = value
+
+
 def _draws(library: Any, generator: Any) -> None:
     """Notes each number that is drawn without a seed, which is another one in each run."""
     state = {"seeded": False}
@@ -194,6 +204,7 @@ def start(request: dict[str, Any]) -> None:
     for path in FIXED:
         while path := path.rpartition(".")[0]:
             PARENTS.add(path)
+    guard.PATCHES["argparse"] = _takes_unknown_words
     guard.PATCHES["random"] = lambda module: _draws(module, module._inst)
     guard.PATCHES["numpy.random"] = _draws_of_numpy
     sys.meta_path.insert(0, First())
