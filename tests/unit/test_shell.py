@@ -97,12 +97,13 @@ EOF
 mkdir -p sub; if true; then echo "b; $(ask)" > "sub/b c.yaml"; fi
 for x in 1 2; do echo $x; done > /tmp/loop
 python train.py a.yaml
-printf 'c: %s\\n' 1 >> ./a.yaml
+printf 'c: %s\\n' 1 >> ./a.yaml; echo y: 2 >> kept.yaml
 python train.py a.yaml 2>&1 > log
 """
 
 
 def test_a_program_sees_the_files_that_are_written_before_it(tmp_path: Path) -> None:
+    (tmp_path / "kept.yaml").write_text("x: 1\n")
     first, second = run_shell(["train.sh"], tmp_path, KEPT, environment={"HOME": "/x"})
     place = f"{tmp_path.resolve()}/"
     assert first.files == {
@@ -111,7 +112,8 @@ def test_a_program_sees_the_files_that_are_written_before_it(tmp_path: Path) -> 
         "/tmp/loop": "1\n2",
     }
     assert second.files[f"{place}a.yaml"] == "a: /x\nc: 1"
-    assert not list(tmp_path.iterdir())
+    assert second.files[f"{place}kept.yaml"] == "x: 1\ny: 2"
+    assert (tmp_path / "kept.yaml").read_text() == "x: 1\n"
 
 
 @pytest.mark.parametrize(

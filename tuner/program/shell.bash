@@ -10,10 +10,14 @@ __record() {
     for n in "$__made"/*; do [[ -f $n ]] && printf '%s\0' "${n##*/}" "$(<"$n")"; done
     printf '%s\0' $'\1'; } >&3
 }
-__to() {  # the file that takes the place of one that is written
-  local at=$1
+__to() {  # the file that takes the place of one that is written; with a second word, of its end
+  local at=$1 to
+  case $at in *.log|*.out) printf /dev/null; return;; esac
   [[ $at == /* ]] || at=$PWD/$at
-  printf '%s' "$__made/${at//\//%}"
+  at=${at//\/.\//\/} to=$__made/
+  to+=${at//\//%}
+  [[ ${2-} && -f $at && ! -f $to ]] && { printf '%s\n' "$(<"$at")"; } > "$to"
+  printf '%s' "$to"
 }
 __is_unknown() {  # true for a condition on what a skipped command would have said
   local text=$1 name

@@ -113,7 +113,8 @@ def _joined(one: Started, other: Started) -> Started:
 def _text(text: str, other: str) -> str:
     """The text of a file; the end of each line that differs in the other run is unknown."""
     pairs = [*itertools.zip_longest(text.splitlines(), other.splitlines(), fillvalue="")]
-    return "\n".join(x if x == y else os.path.commonprefix([x, y]) + _SKIPPED for x, y in pairs)
+    same = os.path.commonprefix  # noqa: RUF071
+    return "\n".join(x if x == y else same([x, y]) + _SKIPPED for x, y in pairs)
 
 
 def _known(words: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
@@ -255,7 +256,8 @@ def without_files(text: str) -> str:
             target, sign = found["target"], text[place : found.start("target")]
             is_kept = sign.strip(" \t1") in (">", ">>") and _KEPT.match(text, start, place)
             is_kept = is_kept and not re.search(r"[`]|\$\(|^.?/dev/", target)
-            part = f'{sign.strip()} "$(__to {target})"' if is_kept else f"{sign}/dev/null"
+            end = " end" if ">>" in sign else ""
+            part = f'{sign.strip()} "$(__to {target}{end})"' if is_kept else f"{sign}/dev/null"
             place = found.end() - len(part)
         out.append(part)
         place += len(part)
