@@ -113,7 +113,7 @@ def _joined(one: Started, other: Started) -> Started:
 def _text(text: str, other: str) -> str:
     """The text of a file; the end of each line that differs in the other run is unknown."""
     pairs = [*itertools.zip_longest(text.splitlines(), other.splitlines(), fillvalue="")]
-    same = os.path.commonprefix  # noqa: RUF071
+    same = os.path.commonprefix
     return "\n".join(x if x == y else same([x, y]) + _SKIPPED for x, y in pairs)
 
 

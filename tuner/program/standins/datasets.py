@@ -78,10 +78,11 @@ class Tokenizer(Holder):
     def _encoded(self, path: str, args: Any, given: Any) -> Any:
         """The result of a call, which cuts rows as transformers 5.23 does."""
         note, text = call(path, (), given), args[0] if args else given.get("text")
-        is_fixed = type(text) is str and MARK not in text
-        if _TRIED and is_fixed:  # a marker or a template, and no row
-            return Unknown(f"{path}(...)")
         cut, most, pads = (given.get(n) for n in ("truncation", "max_length", "padding"))
+        # One text that the program has itself is a prompt or a template.
+        is_row = type(text) is not str or MARK in text or pads == "max_length"
+        if _TRIED and not is_row:
+            return Unknown(f"{path}(...)")
         if cut is None:
             cut = most is not None and not pads and path == "tokenizer"
         if "**" in given:
@@ -93,7 +94,7 @@ class Tokenizer(Holder):
             note = limit or _unknown_length(note, "model_max_length of the tokenizer")
         if not _TRIED:
             again = _CALLED.setdefault(_line(note), note)
-            again.extra["rows"] = again is not note or not is_fixed  # else it may be a prompt
+            again.extra["rows"] = again is not note or is_row
             return Unknown(f"{path}(...)")
         _TRIED[-1].append((_stack(), note))
         return Unknown(f"tokenizer({len(_TRIED[-1]) - 1})")
