@@ -254,10 +254,11 @@ def without_files(text: str) -> str:
             marks.append(found["mark"].strip("'\""))
         elif kind == "write" and not (inside and inside[-1] in ("[[", "((", "$((")):
             target, sign = found["target"], text[place : found.start("target")]
-            is_kept = sign.strip(" \t1") in (">", ">>") and _KEPT.match(text, start, place)
-            is_kept = is_kept and not re.search(r"[`]|\$\(|^.?/dev/", target)
-            end = " end" if ">>" in sign else ""
-            part = f'{sign.strip()} "$(__to {target}{end})"' if is_kept else f"{sign}/dev/null"
+            part = f"{sign}/dev/null"
+            is_own = sign.strip(" \t1") in (">", ">>") and _KEPT.match(text, start, place)
+            if is_own and not re.search(r"`|\$\(|^.?/dev/", target):
+                more = " more" if ">>" in sign else ""
+                part = f'{sign.strip()} "$(__to {target}{more})"'
             place = found.end() - len(part)
         out.append(part)
         place += len(part)

@@ -1,4 +1,4 @@
-"""python-dotenv, where it is not installed: variables of a file `.env` (1.2, main.py)."""
+"""python-dotenv 1.2, where it is not installed: variables of a file `.env`."""
 
 from __future__ import annotations
 
@@ -17,39 +17,29 @@ _LINE = re.compile(
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
-def find_dotenv(
-    filename: str = ".env", raise_error_if_not_found: bool = False, usecwd: bool = False
-) -> str:
+def find_dotenv(filename: str = ".env", *_: Any, usecwd: bool = False, **__: Any) -> str:
     """The nearest file of this name, from the folder of the caller on upwards; else ""."""
-    file = users_frame().f_code.co_filename
-    at = os.getcwd() if usecwd or not os.path.isfile(file) else os.path.dirname(file)
-    while not os.path.isfile(found := os.path.join(at, filename)):
-        if (above := os.path.dirname(at)) == at:
-            if raise_error_if_not_found:
-                raise OSError("File not found")
-            return ""
-        at = above
-    return found
+    own = os.path.dirname(users_frame().f_code.co_filename)
+    at = os.path.abspath(own if os.path.isdir(own) and not usecwd else ".")
+    while not os.path.isfile(found := os.path.join(at, filename)) and at != os.path.dirname(at):
+        at = os.path.dirname(at)
+    return found if os.path.isfile(found) else ""
 
 
 def dotenv_values(dotenv_path: Any = None, stream: Any = None, *_: Any, **__: Any) -> Any:
-    path = dotenv_path or find_dotenv()
-    text = stream.read() if stream else ""
-    if not stream and path and os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    values: dict[str, str] = {}
-    for name, single, double, bare in _LINE.findall(text):
-        said = single or double.replace("\\n", "\n") or bare.strip()
-        known = {**values, **os.environ}
-        values[name] = _VARIABLE.sub(lambda v, known=known: known.get(v[1], v[2] or ""), said)
+    path, values = dotenv_path or find_dotenv(), dict[str, str]()
+    if stream or os.path.isfile(path):
+        with stream or open(path, encoding="utf-8") as file:
+            found = _LINE.findall(file.read())
+        for name, single, double, bare in found:
+            known, said = {**values, **os.environ}, single or double or bare.strip()
+            parts = _VARIABLE.split(said.replace("\\n", "\n") if double else said)
+            told = (known.get(name, other or "") for name, other in zip(parts[1::3], parts[2::3]))
+            values[name] = "".join(map("".join, zip(parts[::3], (*told, ""))))
     return values
 
 
-def load_dotenv(
-    dotenv_path: Any = None, stream: Any = None, verbose: bool = False, override: bool = False,
-    *_: Any, **__: Any,
-) -> bool:  # fmt: skip
-    values = dotenv_values(dotenv_path, stream)
+def load_dotenv(*args: Any, override: bool = False, **given: Any) -> bool:
+    values = dotenv_values(*args, **given)
     os.environ.update({k: v for k, v in values.items() if override or k not in os.environ})
     return bool(values)

@@ -184,7 +184,7 @@ class Tracked(dict[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         return self[name]
 
-    def update(self, given: Any = None, **options: Any) -> None:
+    def update(self, given: Any = None, **options: Any) -> None:  # type: ignore[override]
         given = vars(given) if type(given).__name__ == "Namespace" else given
         if isinstance(given, Mapping):
             self.pop("**", None)
@@ -193,16 +193,12 @@ class Tracked(dict[str, Any]):
             super().update({name: Unknown(f"wandb.config.{name}") for name in (*self, "**")})
 
 
-def start_wandb(*args: Any, **kwargs: Any) -> Any:
+def start_wandb(*args: Any, config: Any = None, **kwargs: Any) -> Any:
     """`wandb.init`, whose configuration holds outside of a sweep."""
-    module, run, given = (
-        importlib.import_module("wandb"),
-        Unknown("wandb.run"),
-        kwargs.get("config"),
-    )
+    module, run = importlib.import_module("wandb"), Unknown("wandb.run")
     put(run, "config", module.config)
-    if given is not None and isinstance(module.config, Tracked):
-        module.config.update(given)
+    if config is not None and isinstance(module.config, Tracked):
+        module.config.update(config)
     module.__dict__["run"] = run
     return run
 

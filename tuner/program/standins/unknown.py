@@ -27,6 +27,8 @@ CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
 """Calls of any value that count, by their last name: `.backward()`, `.step()`."""
 ABSENT: dict[str, Any] = {}
 """Libraries that are not installed, with the line that first calls each."""
+_PLAIN = set("loguru rich tenacity retry backoff beartype typeguard colorama termcolor".split())
+"""Libraries that print, repeat or check what a program does, and change no value."""
 KEYS: list[str] = []
 """Keys that the program takes from its copies of unknown mappings."""
 _MAY_BE_NONE = set("pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split())
@@ -218,8 +220,9 @@ class Unknown:
         frame, is_absent = users_frame(2), calls_absent(self._what)
         alone = len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type))
         if alone and _decorates(frame, args[0]):
-            fill = _opened if isinstance(args[0], type) else _filled
-            return fill(args[0], self._what) if is_absent or fill is _filled else args[0]
+            if not isinstance(args[0], type):
+                return _filled(args[0], is_absent)
+            return _opened(args[0], self._what) if is_absent else args[0]
         last = self._what.rpartition(".")[2].replace("(...)", "")
         CALLS.get(last, lambda *given: None)(self, args, kwargs)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
@@ -254,19 +257,20 @@ class Unknown:
 def calls_absent(path: str) -> bool:
     """True for a call of a library that is not installed, whose first line is noted."""
     root = path.partition(".")[0]
-    if root in ABSENT and ABSENT[root] is None:
+    is_absent = root in ABSENT and root not in _PLAIN
+    if is_absent and ABSENT[root] is None:
         ABSENT[root] = where()
-    return root in ABSENT
+    return is_absent
 
 
-def _filled(function: Any, decorator: str) -> Any:
+def _filled(function: Any, is_absent: bool) -> Any:
     """A function that a decorator gives arguments of its own: those that lack are unknown.
 
     One that is not installed may give those that have defaults, too.
     """
     code, least = function.__code__, len(function.__defaults__ or ())
     needed = code.co_varnames[: code.co_argcount - least]
-    if decorator.partition(".")[0] in ABSENT:
+    if is_absent:
         needed = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -279,9 +283,9 @@ def _filled(function: Any, decorator: str) -> Any:
 
 def _opened(cls: type, decorator: str) -> Any:
     """A class to which a decorator that is not installed gives its fields."""
-    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     if "__init__" in vars(cls):
-        body["__init__"] = _filled(vars(cls)["__init__"], decorator)
+        body["__init__"] = _filled(vars(cls)["__init__"], True)
     try:
         return Meta(cls.__name__, (cls, thing(f"{decorator}.{cls.__name__}", Absent)), body)
     except TypeError:  # it can't be derived from
