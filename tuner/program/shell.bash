@@ -1,4 +1,5 @@
 # Decides before each command of a script: it happens, is noted as a start, or is skipped.
+readonly __made __unknown
 __writes='>>?[[:space:]]*([^&/>=[:space:]]|/[^d])'
 __at_start=$'\2'
 for __name in $(compgen -e); do __at_start+="$__name=${!__name}"$'\2'; done

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tuner.program.standins import MARK
+from tuner.program.standins.files import Refused
 from tuner.program.standins.record import call
 from tuner.program.standins.unknown import (
     CALLS,
@@ -155,7 +156,7 @@ def tried(function: Any, *args: Any, own: Any = None, **kwargs: Any) -> tuple[An
     _TRIED.append([])
     try:
         made = function(*args, **kwargs)
-    except Exception:
+    except (Exception, Refused, SystemExit):
         pass
     if not (calls := _TRIED.pop()):
         del ORACLE.asked[asked:]
