@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 from pathlib import Path
 
@@ -160,6 +161,44 @@ def test_cells_and_statements_that_cannot_run_are_notes(tmp_path):
     assert "cell 3, line 2 isn't run: ZeroDivisionError: division by zero" in plan.notes
 
 
+def test_a_file_that_a_shell_script_writes_is_read(tmp_path):
+    text = "import yaml\ngiven = yaml.safe_load(open(sys.argv[1]))\n"
+    (tmp_path / "train.py").write_text(SCRIPT + text + SFT.format("**given", ""))
+    script = "cat > {} <<EOF\nmax_length: ${{N:-64}}\nEOF\npython train.py a.yaml"
+    (tmp_path / "run.sh").write_text(script.format("a.yaml"))
+    plan = plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
+    assert plan.configuration["max_length"] == 64
+    (tmp_path / "run.sh").write_text(script.format("b.yaml"))
+    with pytest.raises(
+        UnsupportedError, match=r"run\.sh may make it with a command that isn't run"
+    ):
+        plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
+
+
+def test_a_word_of_a_skipped_command_is_unknown(tmp_path):
+    text = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int)\n"
+    text += SFT.format("max_length=p.parse_args().n", "")
+    (tmp_path / "train.py").write_text(SCRIPT + text)
+    (tmp_path / "run.sh").write_text("python train.py --n $(ask)")
+    with pytest.raises(UndecidedError, match=r"length \?"):
+        plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
+
+
+def test_files_and_variables_of_a_notebook_and_parameters_of_papermill(tmp_path):
+    train = "from most import most\nimport os\n" + SFT.format(
+        "max_length=most, per_device_train_batch_size=n, seed=int(os.environ['SEED'])", ""
+    )
+    cells = ["n = 1", SCRIPT, "%%writefile most.py\nmost = 64\n", "%env SEED=3", train]
+    made = [{"cell_type": "code", "source": text, "metadata": {}} for text in cells]
+    made[0]["metadata"] = {"tags": ["parameters"]}
+    (tmp_path / "train.ipynb").write_text(json.dumps({"cells": made, "nbformat": 4}))
+    words = ["papermill", "train.ipynb", "out.ipynb", "-p", "n", "8"]
+    plan = plan_program(read_program(words, tmp_path, is_run=False), {})
+    assert knobs(plan, "max_length", "micro_batch") == (64, 8)
+    with pytest.raises(UnsupportedError, match="papermill's -y aren't read"):
+        plan_program(read_program([*words, "-y", "n: 2"], tmp_path, is_run=False), {})
+
+
 def test_the_dtype_of_the_checkpoint_is_taken_where_none_is_given(tmp_path):
     plan = planned(tmp_path, TRAINER.format("", "", "optim='adamw_torch'"))
     assert knobs(plan, "precision", "mixed_precision") == ("fp32", "no")
@@ -241,6 +280,71 @@ def test_settings_of_an_unknown_mapping_are_not_read_as_defaults(tmp_path):
         planned(tmp_path, SFT.format("**rows.settings", ""))
     assert "batch ? x ?, length ?, ?, SFT" in str(caught.value)
     assert "TypeError" not in str(caught.value.problems)
+
+
+ROWS = """
+import functools
+def cut(row, most=128): return tokenizer(row["text"], truncation=True, max_length=most)
+def two(row): return {{"input_ids": cut(row)["input_ids"] + cut(row, 64)["input_ids"]}}
+def masked(row):
+    prompt, whole = cut(row, 64), cut(row)
+    whole["labels"] = [-100] * len(prompt["input_ids"])
+    return whole
+class Cut:
+    def __call__(self, rows): return tokenizer([r["text"] for r in rows], max_length=256)
+class Rows(torch.utils.data.Dataset):
+    def __getitem__(self, at): return cut(rows[at], 32)
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self): yield cut(rows[0], 16)
+limited = AutoTokenizer.from_pretrained("t", model_max_length=2048)
+print(tokenizer("a prompt", truncation=True, max_length=8))
+more = {{}}
+{}
+model = AutoModelForCausalLM.from_pretrained("tiny-llama-3m")
+Trainer(model, TrainingArguments("out"), **{{"train_dataset": rows, **more}}).train()
+"""
+ONE_CALL = "rows = rows.map(lambda row: tokenizer(row['text'], {}))"
+SKIPS = "SFTTrainer(model, SFTConfig(dataset_kwargs={'skip_prepare_dataset': True}), "
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        ("rows = rows.map(cut)", 128),
+        ("rows = rows.map(masked)", 128),
+        ("rows = rows.map(functools.partial(cut, most=64))", 64),
+        ("rows = rows.map(lambda r: limited(r['text'], truncation=True, max_length=512))", 512),
+        ("rows = rows.map(lambda r: limited(r['text'], truncation=True))", 2048),
+        (ONE_CALL.format("max_length=96"), 96),
+        ("rows = rows.map(lambda r: {'input_ids': cut(r)['input_ids'][:24]})", 24),
+        ("rows.map(two); more = {'data_collator': Cut()}", 256),
+        ("more = {'train_dataset': Rows()}", 32),
+        ("more = {'train_dataset': Stream()}", 16),
+        ("rows = rows.map(lambda r: {'n': len(tokenizer(r['text']))}).map(cut)", 128),
+    ],
+)
+def test_the_length_is_that_to_which_the_rows_are_cut(tmp_path, given, length):
+    text = ROWS.format(given)
+    assert planned(tmp_path, text).configuration["max_length"] == length
+    skips = text.replace('Trainer(model, TrainingArguments("out"), ', SKIPS)
+    assert planned(tmp_path, skips).configuration["max_length"] == length
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("", "couldn't determine the length"),
+        ("rows = rows.map(two)", "rows of several tokenized texts"),
+        (ONE_CALL.format("padding=True, max_length=64"), "this call doesn't cut any"),
+        (ONE_CALL.format("truncation=True"), "model_max_length of the tokenizer"),
+        (ONE_CALL.format("**rows.settings"), "arguments of the tokenizer"),
+        ("rows = rows.map(lambda r: {'input_ids': cut(r)['input_ids'][-24:]})", "a part of a"),
+    ],
+)
+def test_a_length_that_nothing_cuts_rows_to_is_unknown(tmp_path, given, why):
+    text = ROWS.format(given).replace(", model_max_length=2048", "")
+    assert why in refusals(tmp_path, text)
+    assert planned(tmp_path, text, max_length=64).configuration["max_length"] == 64
 
 
 TOKENIZED = "tokenizer(rows, max_length=128)\n"
@@ -826,6 +930,97 @@ def test_an_absent_library_is_named_where_the_answer_is_unknown(tmp_path):
     text += "SFTTrainer('m', args=SFTConfig(max_length=nosuchlibrary.x)).train()"
     with pytest.raises(UndecidedError, match="only when it runs; unknown for want of nosuchlib"):
         planned(tmp_path, text)
+
+
+ABSENT = """
+import nosuchlibrary
+class Base(nosuchlibrary.Settings):
+    batch: int = 1
+    length: int = 64
+@nosuchlibrary.config
+class Decorated:
+    batch: int = 1
+    length: int = 64
+@nosuchlibrary.configurable()
+def train(length=64, *, batch=1):
+    args = SFTConfig(max_length=length, per_device_train_batch_size=batch)
+    SFTTrainer('tiny-llama-3m', args).train()
+{}
+"""
+
+
+@pytest.mark.parametrize("made", ["Base({})", "Decorated({})"])
+def test_only_what_it_is_given_is_known_of_an_object_of_an_absent_library(tmp_path, made):
+    use = "s = {}\nwith_length = train(batch=s.batch, length=s.length)"
+    text = ABSENT.format(use.format(made.format("batch=4")))
+    found = refusals(tmp_path, text)
+    assert "length" in found
+    assert "batch" not in found
+    assert planned(tmp_path, text, max_length=32).configuration["micro_batch"] == 4
+
+
+def test_an_absent_decorator_may_set_arguments_that_have_defaults(tmp_path):
+    assert "(batch)" in refusals(tmp_path, ABSENT.format("train(length=64)"))
+    plan = planned(tmp_path, ABSENT.format("train(length=64, batch=2)"))
+    told = f"isn't known: nosuchlibrary ({tmp_path / 'train.py'}:12)"
+    assert any(told in note for note in plan.notes)
+
+
+def test_variables_of_a_file_are_set_where_dotenv_is_not_installed(tmp_path, monkeypatch):
+    lines = ["# not this", "export A_LENGTH='64' # but this", 'A_BATCH="${A_LENGTH}"', "A_SET=1"]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    monkeypatch.setenv("A_SET", "3")
+    text = "import os\nfrom dotenv import load_dotenv\nload_dotenv()\n"
+    given = "A_LENGTH", "A_BATCH", "A_SET"
+    names = "max_length", "per_device_train_batch_size", "gradient_accumulation_steps"
+    said = ", ".join(f"{n}=int(os.environ['{g}'])" for n, g in zip(names, given, strict=True))
+    plan = planned(tmp_path, text + SFT.format(said, ""))
+    assert knobs(plan, "max_length", "micro_batch", "grad_accum") == (64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["n = random.choice([32, 64, 128])", "n = int(np.random.choice([32, 64, 128]))",
+     "n = int(np.random.default_rng().choice([32, 64, 128]))",
+     "random.seed(rows.seed); n = random.choice([32, 64, 128])"],
+)  # fmt: skip
+def test_a_number_that_is_drawn_without_a_seed_is_unknown(tmp_path, lines):
+    text = f"import random, numpy as np\n{lines}\n"
+    assert "train.py:8)" in refusals(tmp_path, text + SFT.format("max_length=n", ""))
+
+
+@pytest.mark.parametrize(
+    "seed", ["random.seed(5)", "import transformers; transformers.set_seed(5)"]
+)
+def test_a_number_that_is_drawn_with_a_seed_is_known(tmp_path, seed):
+    text = f"import random\n{seed}; n = random.randint(32, 2**20)\n"
+    plan = planned(tmp_path, text + SFT.format("max_length=n", ""))
+    assert plan.configuration["max_length"] == random.Random(5).randint(32, 2**20)
+
+
+WANDB = "import wandb\nrun = wandb.init(config={})\n"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["wandb.config.n", "run.config['n']", "dict(wandb.config)['n']", "wandb.config.get('n', 1)"],
+)
+def test_the_configuration_of_wandb_is_what_it_was_given(tmp_path, value):
+    text = WANDB.format("dict(n=64)") + SFT.format(f"max_length={value}", "")
+    assert planned(tmp_path, text).configuration["max_length"] == 64
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{WANDB.format('rows.config')}n = wandb.config.get('n', 1)\n{{}}",
+        f"{WANDB.format('dict(n=1)')}wandb.config.update(rows)\nn = wandb.config.n\n{{}}",
+        "import wandb\ndef f():\n    n = wandb.init(config={{'n': 1}}).config.n\n    {}\n"
+        "wandb.agent('id', f)",
+    ],
+)
+def test_a_configuration_of_wandb_that_may_be_another_is_unknown(tmp_path, text):
+    assert "(wandb.config.n)" in refusals(tmp_path, text.format(SFT.format("max_length=n", "")))
 
 
 OWN_SHAPE = """

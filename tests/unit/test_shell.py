@@ -90,6 +90,49 @@ def test_a_word_that_a_skipped_command_decides_is_unknown(tmp_path: Path) -> Non
     assert starts[0].words[2].startswith("<unknown: 1 follows from a command")
 
 
+KEPT = """
+cat > a.yaml <<EOF
+a: $HOME
+EOF
+mkdir -p sub; if true; then echo "b; $(ask)" > "sub/b c.yaml"; fi
+for x in 1 2; do echo $x; done > /tmp/loop
+python train.py a.yaml
+printf 'c: %s\\n' 1 >> ./a.yaml; echo y: 2 >> kept.yaml
+python train.py a.yaml 2>&1 > log
+"""
+
+
+def test_a_program_sees_the_files_that_are_written_before_it(tmp_path: Path) -> None:
+    (tmp_path / "kept.yaml").write_text("x: 1\n")
+    first, second = run_shell(["train.sh"], tmp_path, KEPT, environment={"HOME": "/x"})
+    place = f"{tmp_path.resolve()}/"
+    assert first.files == {
+        f"{place}a.yaml": "a: /x",
+        f"{place}sub/b c.yaml": "b; <unknown:a-skipped-command>",
+        "/tmp/loop": "1\n2",
+    }
+    assert second.files[f"{place}a.yaml"] == "a: /x\nc: 1"
+    assert second.files[f"{place}kept.yaml"] == "x: 1\ny: 2"
+    assert (tmp_path / "kept.yaml").read_text() == "x: 1\n"
+
+
+@pytest.mark.parametrize(
+    "condition", ['[ "${M:-0}" -gt 20 ]', "((M > 20))", "[[ $M -gt 20 ]]", 'test "$M" = A100']
+)
+def test_both_branches_of_a_skipped_command_are_seen(condition: str, tmp_path: Path) -> None:
+    text = f"M=$(nvidia-smi --query-gpu=memory.total)\nB=1; if {condition}; then B=8; fi\n"
+    starts = run_shell(["train.sh"], tmp_path, f"{text}python train.py --b $B")
+    assert starts[0].words[-1] == "<unknown: 1 follows from a command that isn't run>"
+    text = 'if [ "$B" = 4 ] && [[ $B -gt 2 ]]; then python train.py --b $B; else python b.py; fi'
+    assert run_shell(["a.sh"], tmp_path, f"ask; B=4\n{text}")[0].words[-1] == "4"
+
+
+def test_a_line_of_a_file_that_a_skipped_command_decides_is_unknown(tmp_path: Path) -> None:
+    text = "M=$(ask)\nB=1; if [ $M -gt 2 ]; then B=8; fi\n{ echo a: 1; echo b: $B; } > n\n"
+    (start,) = run_shell(["train.sh"], tmp_path, f"{text}python train.py")
+    assert [*start.files.values()] == ["a: 1\nb: <unknown:a-skipped-command>"]
+
+
 def test_a_script_that_starts_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"starts no Python program: .*line 2"):
         run_shell(["train.sh"], tmp_path, "echo\nif then")

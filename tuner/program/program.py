@@ -61,6 +61,8 @@ class Program:
     """The variables that a shell script sets before it starts the program."""
     shell: str = ""
     """The word of the shell script that is run, "" where none is."""
+    started_by: str = ""
+    """The shell script that starts it."""
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -160,10 +162,16 @@ def starts_of(program: Program) -> list[Program]:
         for word, source in one.files.items():
             other = known.get(source.path.resolve(), source)
             files[word] = replace(source, data=other.data)
+        for path, said in start.files.items():
+            named = (
+                w for w in map(file_in, start.words) if (start.folder / w).resolve() == Path(path)
+            )
+            files[next(named, path)] = SourceFile(Path(path), said.encode())
         own = {source.path.resolve() for source in files.values()}
         files |= {word: s for word, s in program.files.items() if s.path.resolve() not in own}
         environment = {**program.environment, **start.environment, **one.environment}
-        found += starts_of(replace(one, files=files, environment=environment))
+        one = replace(one, files=files, environment=environment, started_by=program.shell)
+        found += starts_of(one)
     return found
 
 

@@ -18,6 +18,7 @@ from tuner.program.arguments import (
     Arguments,
     ProgramTraining,
     Undecided,
+    decided_by,
     knob_of,
 )
 from tuner.program.edit.place import OFFLOADED
@@ -45,6 +46,18 @@ def number(arguments: Arguments, name: str, default: int | float) -> Any:
         arguments.refuse(name, f"is {value!r}, which is not a number")
         return default
     return value
+
+
+def length_of_rows(training: ProgramTraining) -> dict[str, KnobValue]:
+    """The length that the program's own calls cut its rows to, if they say one."""
+    unknown = next((one for one in training.lengths if one.problem), None)
+    if unknown is not None:
+        text = f"{unknown.problem}: {decided_by('max_length')}"
+        where = f"{unknown.where} max_length"
+        training.found.problems.append(Undecided(text, where, "max_length"))
+        return {"max_length": 1024}
+    found = {repr(one.value): one.value for one in training.lengths}
+    return {"max_length": next(iter(found.values()))} if len(found) == 1 else {}
 
 
 def note_effects(

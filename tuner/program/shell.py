@@ -2,7 +2,8 @@
 
 Variables, conditions, loops, functions and files that are sourced are bash's own. A trap before
 each command decides: what only computes happens, a start of Python or of a launcher is noted, and
-everything else is skipped. No file is written: each `> file` is `> /dev/null` before bash sees it.
+everything else is skipped. No file of yours is written: each `> file` is `> /dev/null` before bash
+sees it, and what `cat`, `echo` and `printf` write is kept for the programs that it starts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import itertools
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -37,6 +39,11 @@ _UNKNOWN = "tuner-does-not-run-this"
 """The output of a command that is skipped where a script takes its text; a number follows."""
 
 
+_SAID = re.compile(rf"{_UNKNOWN}-\d(\n{_UNKNOWN}-\d)*")
+_SKIPPED = f"{MARK}a-skipped-command>"
+"""That output in a file."""
+
+
 @functools.cache
 def _prelude() -> str:
     """The lines that run before the script's own."""
@@ -50,6 +57,8 @@ class Started:
     words: tuple[str, ...]
     folder: Path
     environment: Mapping[str, str]
+    files: Mapping[str, str]
+    """The texts of files that the script has written before, by path."""
 
 
 def is_shell(words: Sequence[str]) -> bool:
@@ -91,8 +100,21 @@ def run_shell(
             others, _ = once(seed)
         if len(others) == len(starts):
             pairs = zip(starts, others, strict=True)
-            starts = [replace(one, words=_known(one.words, other.words)) for one, other in pairs]
+            starts = [_joined(one, other) for one, other in pairs]
     return starts
+
+
+def _joined(one: Started, other: Started) -> Started:
+    paths = one.files.keys() | other.files.keys()
+    files = {path: _text(one.files.get(path, ""), other.files.get(path, "")) for path in paths}
+    return replace(one, words=_known(one.words, other.words), files=files)
+
+
+def _text(text: str, other: str) -> str:
+    """The text of a file; the end of each line that differs in the other run is unknown."""
+    pairs = [*itertools.zip_longest(text.splitlines(), other.splitlines(), fillvalue="")]
+    same = os.path.commonprefix
+    return "\n".join(x if x == y else same([x, y]) + _SKIPPED for x, y in pairs)
 
 
 def _known(words: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
@@ -114,8 +136,9 @@ def _once(
     lines_of = 2 if seed > 2 else 1  # which `wc -l` counts
     said_then = "$'" + "\\n".join([f"{_UNKNOWN}-{seed}"] * lines_of) + "'"
     head = f"RANDOM=1; __unknown={said_then}\n{_prelude()}"
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
-        code = f"exec 3>&{told.fileno()}\n{head}{ours}\n"
+    folder_made = tempfile.TemporaryDirectory(prefix="tuner-")
+    with folder_made as made, tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
+        code = f"exec 3>&{told.fileno()}; __made={shlex.quote(made)}\n{head}{ours}\n"
         process = subprocess.Popen(  # noqa: S603
             [bash, "--noprofile", "--norc", "-c", code, script, *arguments],
             cwd=folder,
@@ -160,7 +183,12 @@ def _parsed(text: str) -> tuple[list[Started], bool]:
             folder, *words = itertools.takewhile(_END.__ne__, items)
             pairs = (item.partition("=") for item in itertools.takewhile(_END.__ne__, items))
             environment = {name: value for name, _, value in pairs}
-            starts.append(Started(tuple(words), Path(folder), environment))
+            named = [*itertools.takewhile(_END.__ne__, items)]
+            files = {
+                os.path.normpath(name.replace("%", "/")): _SAID.sub(_SKIPPED, text)
+                for name, text in zip(named[::2], named[1::2], strict=True)
+            }
+            starts.append(Started(tuple(words), Path(folder), environment, files))
     return starts, skipped
 
 
@@ -174,8 +202,12 @@ _TOKEN = re.compile(
 )
 
 
+_KEPT = re.compile(r"\s*(?:(?:then|do|else)\s+)*(?:(?:cat|echo|printf|done)\b|[(}])")
+"""The beginning of a command whose output to a file is kept."""
+
+
 def without_files(text: str) -> str:
-    """The text of a script whose output goes to no file: each target of `>` is /dev/null.
+    """The text of a script that writes no file: each target of `>` is /dev/null, or one of `__to`.
 
     `>` compares within `[[ ]]` and `(( ))`, and is a character within quotes and the texts of
     `<<`; in `"$(command > file)"` it writes again.
@@ -183,6 +215,7 @@ def without_files(text: str) -> str:
     out: list[str] = []
     inside: list[str] = []  # the openings around the place
     place = 0
+    start, starts = 0, list[int]()  # of the command, and of those around it
     marks: list[str] = []  # texts of `<<` that begin with the next line
     while place < len(text):
         if marks and text[place] == "\n":
@@ -190,7 +223,7 @@ def without_files(text: str) -> str:
             end = re.compile(rf"\n\s*{re.escape(mark)}(?=\n|$)").search(text, place)
             stop = end.end() if end else len(text)
             out.append(text[place:stop])
-            place = stop
+            place = start = stop
             continue
         quoted = bool(inside) and inside[-1] == '"'
         found = _TOKEN.match(text, place)
@@ -204,12 +237,15 @@ def without_files(text: str) -> str:
         if found is None or kind is None:
             out.append(text[place])
             place += 1
+            start = place if text[place - 1] in "\n;&|{" and not quoted else start
             continue
         part = found[0]
         if kind == "open":
             inside.append(part)
+            starts.append(start)
+            start = found.end()
         elif kind == "close" and inside and inside[-1] != '"':
-            opened = inside.pop()
+            opened, start = inside.pop(), starts.pop()
             if part == "))" and not opened.endswith("(("):
                 part = ")"
         elif kind == "quote":
@@ -217,7 +253,12 @@ def without_files(text: str) -> str:
         elif kind == "here":
             marks.append(found["mark"].strip("'\""))
         elif kind == "write" and not (inside and inside[-1] in ("[[", "((", "$((")):
-            part = text[place : found.start("target")] + "/dev/null"
+            target, sign = found["target"], text[place : found.start("target")]
+            part = f"{sign}/dev/null"
+            is_own = sign.strip(" \t1") in (">", ">>") and _KEPT.match(text, start, place)
+            if is_own and not re.search(r"`|\$\(|^.?/dev/", target):
+                more = " more" if ">>" in sign else ""
+                part = f'{sign.strip()} "$(__to {target}{more})"'
             place = found.end() - len(part)
         out.append(part)
         place += len(part)

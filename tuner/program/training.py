@@ -37,6 +37,7 @@ from tuner.program.places import Places, Row, last, made
 from tuner.program.program import Program, tool_settings
 from tuner.program.recorded import SEEDS, Recorded, record
 from tuner.program.releases import IGNORING, lacks, meant, names_of
+from tuner.program.standins import NOT_INSTALLED
 from tuner.program.trainer import trainer_named
 from tuner.space.models.catalogue import HUB_ID, get_entry
 
@@ -181,6 +182,13 @@ class _Reader:
             for dropped in self.recorded.dropped
             if (why := dropped["what"].partition(", which ends with ")[2])
         ]
+        absent = ", ".join(
+            f"{dropped['what'].removesuffix(NOT_INSTALLED)} ({self.places.at(dropped['where'])})"
+            for dropped in self.recorded.dropped
+            if dropped["what"].endswith(NOT_INSTALLED)
+        )
+        if absent:
+            found.notes.append(f"not installed here, so what it does isn't known: {absent}")
         if row.get("unsure"):
             lines = ", ".join(map(self.places.at, row["unsure"]))
             found.notes.append(f"{lines}: decides whether the training at {where} happens")
@@ -438,7 +446,7 @@ class _Reader:
             read = self.arguments(call, found)
             given = read.values
             training.lengths += tuple(
-                given[n] for n in _LENGTHS if n in given and given[n].value is not None
+                one for n in _LENGTHS if (one := given.get(n)) and (one.problem or one.value)
             )
             if name == "add_tokens":
                 training.new_tokens += list(given.values())

@@ -24,6 +24,10 @@ _ESCAPE = re.compile(
 )
 _MAGIC = re.compile(r"\s*([\w.][\w., ]*=\s*)?[!%?]|\s*[\w.]+\?{1,2}\s*$")
 _PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun|memit|py|python3?)\b")
+_WRITES = re.compile(
+    r"\s*%%(?:writefile|file)[ \t]+(-a[ \t]+|--append[ \t]+)?([^\s$'\"{}]+)[ \t]*\n"
+)
+_SETS = re.compile(r"(\s*)%(?:env|set_env)[ \t]+(\w+)[ \t=]+([^${}\n]+)\n?$")
 _MOST_MAGIC = 500
 """Lines for the shell and IPython that one cell may have."""
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -33,12 +37,16 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 class Cell:
     """A code cell: its number in the notebook, from 1 on, and its Python.
 
-    `starts` has the place in the file of each character, and of the end.
+    `starts` has the place in the file of each character, and of the end. `run` is the Python that
+    runs, with the files that `%%writefile` writes and the variables that `%env` sets.
     """
 
     number: int
     text: str
     starts: tuple[int, ...]
+    run: str = ""
+    has_parameters: bool = False
+    """papermill puts its parameters behind the cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,10 @@ def code_cells(text: str, file: str) -> Iterator[Cell]:
         ]
         if len(starts) != len(source) or not is_writable(source):
             raise InputError(f"{file}: the source of cell {number} is not plain text")
-        end = before + parts[-1].span[1]
-        yield Cell(number, _without_magic(source) + "\n", (*starts, end, end))
+        end, kept = before + parts[-1].span[1], _without_magic(source)
+        tags = (cells[number - 1].get("metadata") or {}).get("tags") or ()
+        run = _as_run(source, kept) + "\n"
+        yield Cell(number, kept + "\n", (*starts, end, end), run, "parameters" in tags)
 
 
 def _strings(source: object) -> list[_Text]:
@@ -168,6 +178,19 @@ def _without_magic(source: str) -> str:
             break
         _blank(lines, number)
     return "".join(lines)
+
+
+def _as_run(source: str, text: str) -> str:
+    if written := _WRITES.match(source):
+        mode, body = "a" if written[1] else "w", source[written.end() :]
+        return f"with open({written[2]!r}, {mode!r}) as _file: _file.write({body!r})"
+    lines = zip(_LINE.findall(source), _LINE.findall(text), strict=True)
+    return "".join(
+        f"{found[1]}__import__('os').environ[{found[2]!r}] = {found[3].strip()!r}\n"
+        if line != kept and (found := _SETS.match(line))
+        else kept
+        for line, kept in lines
+    )
 
 
 def _broken_line(source: str) -> int | None:

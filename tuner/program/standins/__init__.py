@@ -21,3 +21,6 @@ PLACEHOLDER = "placeholder-for-a-secret"
 
 MARK = "<unknown:"
 """Begins the text of a value that is unknown."""
+
+NOT_INSTALLED = ", which is not installed here"
+"""Ends what a call of a library did not do."""

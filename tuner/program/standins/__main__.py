@@ -14,9 +14,17 @@ import time
 import types
 from typing import Any
 
-from tuner.program.standins import guard, libraries, record
+from tuner.program.standins import NOT_INSTALLED, guard, libraries, record
 from tuner.program.standins.files import opened
-from tuner.program.standins.unknown import KEYS, ORACLE, Note, Unknown, is_library, place
+from tuner.program.standins.unknown import (
+    ABSENT,
+    KEYS,
+    ORACLE,
+    Note,
+    Unknown,
+    is_library,
+    place,
+)
 
 _lock = threading.Lock()
 
@@ -218,8 +226,11 @@ def _write(out: int, ended: dict[str, Any] | None) -> None:
             "ended": ended,
             "files": _files(),
             "standins": list(record.STANDINS),
-            "absent": list(record.ABSENT),
-            "dropped": guard.DROPPED,
+            "absent": list(ABSENT),
+            "dropped": [
+                *guard.DROPPED,
+                *({"what": f"{k}{NOT_INSTALLED}", "where": v} for k, v in ABSENT.items() if v),
+            ],
             "allocators": [os.environ.get(n) for n in _ALLOCATOR if os.environ.get(n)][:1],
         }
         data = json.dumps(done).encode() + b"\n"

@@ -79,8 +79,8 @@ def install(request: Mapping[str, Any], unknown: Callable[[str], Any] | None = N
     _UNKNOWN[:] = [unknown] if unknown else []
     _install_environment()
     _swap(Layer(request["scratch"]).install(request.get("files") or {}) | _processes())
-    for name in _PATCHES.keys() & sys.modules.keys():
-        _PATCHES[name](sys.modules[name])
+    for name in PATCHES.keys() & sys.modules.keys():
+        PATCHES[name](sys.modules[name])
     sys.meta_path.insert(0, _After)
     if resource:  # a program may never touch what it asks for; `watch` limits what is used
         most = 4 * (request.get("memory_bytes") or 2**31)
@@ -145,10 +145,10 @@ class _After:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        spec = name in _PATCHES and PathFinder.find_spec(name, path)
+        spec = name in PATCHES and PathFinder.find_spec(name, path)
         if spec and spec.loader and is_library(spec.origin or ""):
             run = spec.loader.exec_module
-            exec_module: Any = lambda module: (run(module), _PATCHES[name](module))  # noqa: E731
+            exec_module: Any = lambda module: (run(module), PATCHES[name](module))  # noqa: E731
             vars(spec.loader)["exec_module"] = exec_module
         return spec or None
 
@@ -213,7 +213,7 @@ def _patch_socket(module: Any) -> None:
         module.socket.bind = module.socket.listen = lambda *_: None
 
 
-_PATCHES: dict[str, Callable[[Any], None]] = {
+PATCHES: dict[str, Callable[[Any], None]] = {
     "subprocess": lambda module: _swap({module.Popen: _Popen}),
     "multiprocessing": _patch_multiprocessing,
     "concurrent.futures.process": _patch_futures,

@@ -7,14 +7,24 @@ import dis
 import importlib
 import importlib.machinery
 import os
+import random
 import sys
 import types
 from opcode import opname
 from typing import Any, cast
 
-from tuner.program.standins import configs, datasets, guard, models, trainers, unknown
-from tuner.program.standins.record import ABSENT, STANDINS
-from tuner.program.standins.unknown import CLASSES, ORACLE, Name, Thing, Unknown, thing
+from tuner.program.standins import MARK, configs, datasets, dotenv, guard, models, trainers, unknown
+from tuner.program.standins.record import STANDINS
+from tuner.program.standins.unknown import (
+    ABSENT,
+    CLASSES,
+    ORACLE,
+    Absent,
+    Name,
+    Thing,
+    Unknown,
+    thing,
+)
 
 CORE = set("torch transformers trl peft accelerate unsloth datasets bitsandbytes".split())
 # A class of these is known by its last name, whatever module it is taken from.
@@ -72,7 +82,7 @@ def _answers() -> dict[str, Any]:
         name=name, total_memory=memory, major=major, minor=minor, multi_processor_count=processors
     )
     answers = [
-        (None, "transformers.set_seed torch.cuda.empty_cache torch.cuda.set_device"),
+        (None, "torch.cuda.empty_cache torch.cuda.set_device"),
         (None, "torch.cuda.synchronize torch.cuda.reset_peak_memory_stats"),
         (True, "torch.cuda.is_initialized torch.distributed.is_available"),
         (False, "torch.backends.mps.is_available torch.distributed.is_initialized"),
@@ -103,6 +113,8 @@ def _known() -> dict[str, Any]:
         **{path: trainers.special(path) for path in _OF_MEMORY.split()},
         **{f"torch.{k}": Name(f"torch.{_SAME.get(k, k)}", itemsize=2) for k in _DTYPES.split()},
         **{k: lambda *args, v=v, **kwargs: v for k, v in _answers().items()},
+        **{f"{root}.set_seed": _seed for root in ("transformers", "accelerate", "trl")},
+        **{f"{root}.seed_everything": _seed for root in ("lightning", "pytorch_lightning")},
         "torch.dtype": Name,
         **dict.fromkeys(
             (f"torch.{k}autocast" for k in ("", "amp.", "cuda.amp.")), trainers.Autocast
@@ -118,12 +130,68 @@ def _known() -> dict[str, Any]:
         "accelerate.notebook_launcher": trainers.runs(),
         "deepspeed.add_config_arguments": models.passes,
         "tqdm.trange": lambda *args, **kwargs: datasets.tqdm(range(*args)),
-        "wandb.agent": trainers.runs(),
+        "wandb.agent": trainers.sweep_wandb,
+        "wandb.init": trainers.start_wandb,
+        "wandb.config": trainers.Tracked({"**": Unknown("wandb.config")}),
+        **{f"dotenv.{name}": getattr(dotenv, name) for name in dotenv.NAMES.split()},
     }
 
 
 # Optuna's
 unknown.CALLS["optimize"] = lambda self, args, kwargs: trainers.runs(Unknown("trial"))(*args)
+
+
+def _takes_unknown_words(library: Any) -> None:
+    """A word that follows from a command of a shell script which isn't run has no type."""
+    own = library.ArgumentParser._get_value
+
+    def value(self: Any, action: Any, text: str) -> Any:
+        return Unknown(text[len(MARK) : -1].strip()) if MARK in text else own(self, action, text)
+
+    library.ArgumentParser._get_value = value
+
+
+def _draws(library: Any, generator: Any) -> None:
+    """Notes each number that is drawn without a seed, which is another one in each run."""
+    state = {"seeded": False}
+
+    def noted(name: str, own: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            said = [each for each in (*args, *kwargs.values()) if each is not None]
+            is_set = bool(said) and not isinstance(said[0], Unknown)
+            if name in ("seed", "setstate", "set_state"):
+                state["seeded"] = is_set
+                return own(*args, **kwargs) if is_set else own(ORACLE.seed)
+            if not state["seeded"] and not unknown.is_library(sys._getframe(1).f_code.co_filename):
+                ORACLE.ask(f"{library.__name__}.{name}()")
+            return own(*args, **kwargs)
+
+        return call
+
+    for name, own in list(vars(library).items()):
+        if getattr(own, "__self__", None) is generator:
+            setattr(library, name, noted(name, own))
+    library.seed()
+
+
+def _draws_of_numpy(library: Any) -> None:
+    _draws(library, library.mtrand._rand)
+    default_rng = library.default_rng
+
+    def seeded(seed: Any = None) -> Any:
+        if seed is None:
+            ORACLE.ask("numpy.random.default_rng()")
+        return default_rng(ORACLE.seed if seed is None else seed)
+
+    library.default_rng = seeded
+
+
+def _seed(seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`set_seed` of transformers and others."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    return seed
 
 
 def _late(*args: Any, **kwargs: Any) -> Any:
@@ -140,6 +208,9 @@ def start(request: dict[str, Any]) -> None:
     for path in FIXED:
         while path := path.rpartition(".")[0]:
             PARENTS.add(path)
+    guard.PATCHES["argparse"] = _takes_unknown_words
+    guard.PATCHES["random"] = lambda module: _draws(module, module._inst)
+    guard.PATCHES["numpy.random"] = _draws_of_numpy
     sys.meta_path.insert(0, First())
     sys.meta_path.append(Last())
     for package in ("importlib", "concurrent", "urllib", "xml"):  # nothing of which is slow
@@ -211,7 +282,8 @@ def _class(path: str, root: str, last: str) -> Any:
         return models.model_class(path, **more)
     if (".optim" in path and "lr_scheduler" not in path) or last in _OPTIMIZERS.split():
         return thing(path, trainers.Optimizer)
-    return datasets.DataLoader if last == "DataLoader" else thing(path, Thing)
+    base = Absent if root in ABSENT else Thing
+    return datasets.DataLoader if last == "DataLoader" else thing(path, base)
 
 
 def _has(last: str, words: str) -> bool:

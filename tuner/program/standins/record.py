@@ -11,7 +11,6 @@ from tuner.program.standins.unknown import PATCHED, Name, Note, Thing, Unknown, 
 TRAININGS: list[dict[str, Any]] = []
 LOOPS: dict[int, dict[str, Any]] = {}
 STANDINS: dict[str, None] = {}
-ABSENT: dict[str, None] = {}
 
 _OURS = ("builtins", "tuner.program.standins.unknown")
 

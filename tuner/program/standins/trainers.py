@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.standins import record
 from tuner.program.standins.configs import as_now, config
-from tuner.program.standins.datasets import CURRENT, TOKENIZED, DataLoader, Holder, named, tried
+from tuner.program.standins.datasets import CURRENT, DataLoader, Holder, named, tokenized
 from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
-from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, thing, where
+from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, put, thing, where
 
 _EARLY = "per_device_train_batch_size max_length packing padding_free max_prompt_length"
 """Arguments that a trainer reads when it is made, and no more after that."""
@@ -100,9 +102,9 @@ class Trainer(Holder):
         of_model = model._note if isinstance(model, Model) else Note("", None)
         lora = given.get("peft_config")
         stubs = frozenset(map(id, (arguments, model, lora))) - {id(None)}
-        tried(given.get("data_collator"), [Unknown("row")])
+        rows = tokenized(given.get("train_dataset"), given.get("data_collator"))
         self._begin(arguments, model)
-        calls = [*_SPECIAL, *TOKENIZED.values(), *self._note.calls, *of_model.calls]
+        calls = [*_SPECIAL, *rows, *self._note.calls, *of_model.calls]
         when = getattr(arguments, "eval_strategy", None)
         return {
             "trainer": record.told(self, stubs),
@@ -200,6 +202,48 @@ class Parameters(dict[str, Any]):
         if name not in self:
             raise AttributeError(name)
         return self[name]
+
+
+class Tracked(dict[str, Any]):
+    """`wandb.config`: what the program gives it; the rest is unknown."""
+
+    def __missing__(self, name: str) -> Any:
+        return Unknown(f"wandb.config.{name}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__":
+            raise AttributeError(name)
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name]
+
+    def update(self, given: Any = None, **options: Any) -> None:  # type: ignore[override]
+        given = vars(given) if type(given).__name__ == "Namespace" else given
+        if isinstance(given, Mapping):
+            self.pop("**", None)
+            super().update(given)
+        else:
+            super().update({name: Unknown(f"wandb.config.{name}") for name in (*self, "**")})
+
+
+def start_wandb(*args: Any, config: Any = None, **kwargs: Any) -> Any:
+    """`wandb.init`, whose configuration holds outside of a sweep."""
+    module, run = importlib.import_module("wandb"), Unknown("wandb.run")
+    put(run, "config", module.config)
+    if config is not None and isinstance(module.config, Tracked):
+        module.config.update(config)
+    module.__dict__["run"] = run
+    return run
+
+
+def sweep_wandb(sweep_id: Any = None, function: Any = None, *args: Any, **kwargs: Any) -> None:
+    """`wandb.agent`: a sweep may set any value."""
+    importlib.import_module("wandb").__dict__["config"] = Unknown("wandb.config")
+    runs()(function)
 
 
 _MOST_STEPS = 128  # of a loop without a loader, which may be endless

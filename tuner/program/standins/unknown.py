@@ -25,6 +25,10 @@ from tuner.program.standins.tables import Tables
 put = object.__setattr__
 CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
 """Calls of any value that count, by their last name: `.backward()`, `.step()`."""
+ABSENT: dict[str, Any] = {}
+"""Libraries that are not installed, with the line that first calls each."""
+_PLAIN = set("loguru rich tenacity retry backoff beartype typeguard colorama termcolor".split())
+"""Libraries that print, repeat or check what a program does, and change no value."""
 KEYS: list[str] = []
 """Keys that the program takes from its copies of unknown mappings."""
 _MAY_BE_NONE = set("pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split())
@@ -131,10 +135,13 @@ class Oracle:
         self.branches: dict[tuple[Any, ...], None] = {}
         self._numbers: dict[str, float] = {}
 
-    def _hash(self, what: str) -> int:
+    def ask(self, what: str) -> None:
         times = self.times[what] = self.times.get(what, 0) + 1
         if times == 1 and len(self.asked) < 200:
             self.asked.append({"what": what[:200], "where": where()})
+
+    def _hash(self, what: str) -> int:
+        self.ask(what)
         return zlib.crc32(what.encode())
 
     def truth(self, what: str) -> bool:
@@ -210,10 +217,12 @@ class Unknown:
         return self.__dict__.setdefault(name, self._child(what))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        frame = users_frame(2)
+        frame, is_absent = users_frame(2), calls_absent(self._what)
         alone = len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type))
         if alone and _decorates(frame, args[0]):
-            return args[0] if isinstance(args[0], type) else _filled(args[0])
+            if not isinstance(args[0], type):
+                return _filled(args[0], is_absent)
+            return _opened(args[0], self._what) if is_absent else args[0]
         last = self._what.rpartition(".")[2].replace("(...)", "")
         CALLS.get(last, lambda *given: None)(self, args, kwargs)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
@@ -245,10 +254,24 @@ class Unknown:
         self.__dict__.setdefault("[]", {})[repr(key)] = value
 
 
-def _filled(function: Any) -> Any:
-    """A function that a decorator gives arguments of its own: those that lack are unknown."""
+def calls_absent(path: str) -> bool:
+    """True for a call of a library that is not installed, whose first line is noted."""
+    root = path.partition(".")[0]
+    is_absent = root in ABSENT and root not in _PLAIN
+    if is_absent and ABSENT[root] is None:
+        ABSENT[root] = where()
+    return is_absent
+
+
+def _filled(function: Any, is_absent: bool) -> Any:
+    """A function that a decorator gives arguments of its own: those that lack are unknown.
+
+    One that is not installed may give those that have defaults, too.
+    """
     code, least = function.__code__, len(function.__defaults__ or ())
     needed = code.co_varnames[: code.co_argcount - least]
+    if is_absent:
+        needed = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         lacking = [name for name in needed[len(args) :] if name not in kwargs]
@@ -256,6 +279,17 @@ def _filled(function: Any) -> Any:
 
     call.__name__, call.__wrapped__ = function.__name__, function  # type: ignore[attr-defined]
     return call
+
+
+def _opened(cls: type, decorator: str) -> Any:
+    """A class to which a decorator that is not installed gives its fields."""
+    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    if "__init__" in vars(cls):
+        body["__init__"] = _filled(vars(cls)["__init__"], True)
+    try:
+        return Meta(cls.__name__, (cls, thing(f"{decorator}.{cls.__name__}", Absent)), body)
+    except TypeError:  # it can't be derived from
+        return cls
 
 
 def _awaited(self: Any) -> Any:
@@ -430,6 +464,18 @@ class Thing(Unknown, metaclass=Meta):
         put(self, name, value)
         if name[0] != "_":
             self._note.assign(name, value)
+
+
+class Absent(Thing):
+    """An object of a library that is not installed: only what it is given is known of it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        calls_absent(self._path)
+        own = [vars(base) for base in type(self).__mro__ if "_path" not in vars(base)]
+        names = [name for each in own for name in each.get("__annotations__", ())]
+        for name in (*names, *kwargs):
+            put(self, name, kwargs.get(name, Unknown(f"{type(self).__name__}.{name}")))
 
 
 class Note:

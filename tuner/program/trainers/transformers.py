@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.arguments import ProgramTraining
-from tuner.program.reading import adapters_by_calls, note_effects, training_by_calls
+from tuner.program.reading import (
+    adapters_by_calls,
+    length_of_rows,
+    note_effects,
+    training_by_calls,
+)
 from tuner.program.trainer import Format, Planned, Reading, Trainer
 from tuner.program.writing import (
     MACHINE,
@@ -28,9 +33,7 @@ def _plan(training: ProgramTraining) -> Planned:
     knobs["loss"] = "liger" if knobs.get("liger") else "transformers"
     if training.has("lora"):
         knobs |= adapters_by_calls(training)
-    lengths = {repr(one.value): one.value for one in training.lengths if one.problem is None}
-    if len(lengths) == 1:
-        knobs["max_length"] = next(iter(lengths.values()))
+    knobs |= length_of_rows(training)
     note_effects(training["arguments"], "Seq2SeqTrainingArguments")
     training["trainer"].leave_out("", "Trainer")
     training["arguments"].leave_out("", "transformers")

@@ -20,6 +20,7 @@ from tuner.program.reading import (
     PAIRS,
     WITHOUT_KL,
     adapters_by_calls,
+    length_of_rows,
     note_effects,
     number,
     packed_rows,
@@ -137,7 +138,10 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     precision = "bf16" if narrow else "no"
     model, knobs = training_by_calls(training, checkpoints=checkpoints, precision=precision)
     knobs["loss"] = "chunked"
-    if arguments.has_none("max_length"):
+    if arguments.take("dataset_kwargs.skip_prepare_dataset", False, quietly=True):
+        arguments.taken.add("max_length")
+        knobs |= length_of_rows(training)
+    elif arguments.has_none("max_length"):
         arguments.refuse(
             "max_length", "is None: the longest example decides; pass --set max_length"
         )
