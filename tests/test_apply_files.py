@@ -443,7 +443,7 @@ def test_files_that_are_no_configurations(tmp_path):
     with pytest.raises(InputError, match=r"latin\.yaml:1: not text in UTF-8"):
         apply(latin, "a", 1)
     for name, reason in [
-        ("x.ini", "there is no program"),
+        ("x.ini", "is not a program"),
         ("none.yaml", "cannot be read"),
     ]:
         if name == "x.ini":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -177,9 +178,10 @@ def starts_of(program: Program) -> list[Program]:
 
 def _no_program(path: Path) -> InputError:
     kinds = "a .py or .ipynb file, or a trainer's .yaml or .json file"
-    if path.is_dir():
+    # Unlike those of a `Path`, they are false for any text.
+    if os.path.isdir(path):  # noqa: PTH112
         return InputError(f"{str(path)!r} is a folder, not a program", hint=f"name {kinds} in it")
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113
         return InputError(f"{str(path)!r} is not a program", hint=f"name {kinds}")
     text = f"there is no program {str(path)!r}"
     return InputError(text, hint=f"name a command on PATH, {kinds}{_near(path)}")
@@ -187,8 +189,9 @@ def _no_program(path: Path) -> InputError:
 
 def _near(path: Path) -> str:
     """A question for a file beside `path` with nearly its name; "" without one."""
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = nearest(path.name, beside)
+    close = None
+    with contextlib.suppress(OSError):
+        close = nearest(path.name, [other.name for other in path.parent.iterdir()])
     return f"; did you mean {str(path.parent / close)!r}?" if close else ""
 
 

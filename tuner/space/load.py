@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ def load_space(name_or_path: str) -> SearchSpace:
     found = _find()
     if name_or_path not in found:
         files = (Path(name_or_path + suffix) for suffix in _SUFFIXES)
-        if file := next((file for file in files if file.is_file()), None):
+        if file := next(filter(os.path.isfile, files), None):  # false for any text
             hint = f"did you mean the file here? --space {file}"
             raise InputError(f"unknown search space {name_or_path!r}", hint=hint)
         raise unknown("search space", name_or_path, found, list_command="tuner spaces")

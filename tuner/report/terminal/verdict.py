@@ -41,7 +41,7 @@ UNKNOWN_SPEED = "unknown under torch.compile: `tuner check` runs it on the emula
 
 SETTINGS, NOTE, READ_AS = "with", "note", "read as"
 """Labels of fields with two lines."""
-_WHOLE = ("memory", "speed", "time", "cost", "source")
+_WHOLE = ("speed", "time", "source")
 """Labels of fields that are never cut."""
 ANSWER, CHANGE = "answer", "change"
 """Labels of the verdict and of what a change does, which a screen shows without them."""
