@@ -262,9 +262,9 @@ def replays_of(space: str, gpu: str) -> dict[str, Any]:
             return memory
 
     os.sched_setaffinity(0, {0})  # one process: what forks find is theirs
-    with mock.patch.dict(os.environ, TUNER_CACHE="off"):
-        with mock.patch("tuner.predict.predictor.Traces", Kept):
-            tuner.search(space, gpu=gpu, mode="predict")
+    off = mock.patch.dict(os.environ, TUNER_CACHE="off")
+    with off, mock.patch("tuner.predict.predictor.Traces", Kept):
+        tuner.search(space, gpu=gpu, mode="predict")
     print(f"{space} on {gpu}: {len(found)} replays", flush=True)
     return found
 
