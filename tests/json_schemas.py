@@ -28,7 +28,7 @@ ONE_STRUCTURE = tuple(
     word
     for setting in (
         "precision=fp32", "attention=sdpa", "optimizer=adamw_torch",
-        "gradient_checkpointing=false", "max_length=64",
+        "gradient_checkpointing=true", "max_length=64",
     )
     for word in ("--set", setting)
 )  # fmt: skip
