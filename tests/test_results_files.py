@@ -240,6 +240,7 @@ def test_the_report_answers_with_the_best_and_how_to_repeat_it():
 def test_a_report_of_nothing_that_fits_says_so():
     for records in ([], [make_record(500, 90 * GIB)]):
         assert "No configuration fits" in "".join(render(records).text)
+        assert build_view(records, SPACE, GPU, **SAID).use == ()
 
 
 def test_names_are_shown_as_text():

@@ -3,8 +3,8 @@
 `python -m benchmarks.shipped_timelines` makes the file. It is a zip archive, compressed with LZMA:
 members for the structures of each model, apart from those of search spaces alone, and for the steps
 of its optimizers; the memory of configurations whose replay a search of a space that ships asks
-for; and the versions of the libraries that were traced. A member holds several that
-are alike, as `GROUPS` says, and its name is their keys: apart they take four times as much.
+for; and the versions of the libraries that were traced. A member holds several that are alike, as
+`GROUPS` says, and its name is their keys: apart they take four times as much.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _UNKNOWN = "tuner-does-not-run-this"
 
 _SAID = re.compile(rf"{_UNKNOWN}-\d(\n{_UNKNOWN}-\d)*")
 _SKIPPED = f"{MARK}a-skipped-command>"
-"""That output in a file."""
+"""The output of a skipped command, in a file that the script writes."""
 
 
 @functools.cache

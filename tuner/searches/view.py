@@ -60,7 +60,7 @@ class View:
     conditions: tuple[str, ...]
     command: str
     use: tuple[str, ...]
-    """Commands that bring the recommendation into a file, or to another tool."""
+    """Commands that bring the recommendation, if there is one, into a file or to another tool."""
     source: str
     """Source of the front's numbers: predicted, emulated or measured."""
     drawn_source: str
@@ -151,7 +151,7 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         best=best,
         conditions=tuple(conditions),
         command=command,
-        use=tuple(use),
+        use=tuple(use) if best is not None else (),
         source=source_label(front or own),
         drawn_source=source_label(own),
         knobs=knobs,

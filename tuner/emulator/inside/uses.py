@@ -58,10 +58,10 @@ _TENSOR_FIRST = frozenset(
 )
 """Functions of `_MODULES` whose first argument is the tensor."""
 _MODULES = frozenset({"torch", "F", "functional", "np", "numpy"})
-_COPIES = frozenset({"clone", "copy", "deepcopy", "detach", "isnan", "isfinite", "isinf", "warn"})
+_FINITE = frozenset({"isnan", "isfinite", "isinf"})
+_COPIES = _FINITE | {"clone", "copy", "deepcopy", "detach", "warn"}
 """Calls that allocate no more than what they are given, as of the best weights so far."""
 
-_FINITE = frozenset({"isnan", "isfinite", "isinf"})
 _KEEPS_SIZE = frozenset(
     {"linear_sum_assignment", "argsort", "argmax", "argmin", "sort", "shape", "size", "device"}
     | {"dtype", "ndim", "dim", "numel", "len", "isnan", "isfinite", "isinf"}
@@ -200,7 +200,7 @@ class _Following:
     """Follows a value through one function."""
 
     def __init__(self, source: _Source, function: ast.AST) -> None:
-        self._parents, self._function = source.parents, function
+        self._source, self._parents, self._function = source, source.parents, function
         self._names: dict[str, list[ast.AST]] = {}
         """By variable, and by attribute with a point before it: where it gets such a value."""
         self._masks: set[str] = set()
@@ -225,21 +225,14 @@ class _Following:
         found: list[tuple[str, ast.AST]] = []
         for one in ast.walk(self._function):
             if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load):
-                key, inside = _key(one), self._function_around(one)
+                key, inside = _key(one), self._source.around(one, _FUNCTIONS)
                 if inside is self._function or key[0] == "." or key not in _locals(inside):
                     found.append((key, one))
         return found
 
-    def _function_around(self, node: ast.AST) -> ast.AST:
-        while node is not self._function and node in self._parents:
-            node = self._parents[node]
-            if isinstance(node, _FUNCTIONS):
-                break
-        return node
-
     def _reaches(self, at: ast.AST, key: str, load: Any) -> bool:
         """True if what is set by a statement may be read here: below it, or around a loop."""
-        if key[0] == "." or self._function_around(load) is not self._function:
+        if key[0] == "." or self._source.around(load, _FUNCTIONS) is not self._function:
             return True
         line, statement = load.lineno, at
         if line >= at.lineno:  # type: ignore[attr-defined]

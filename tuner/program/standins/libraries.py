@@ -116,9 +116,7 @@ def _known() -> dict[str, Any]:
         **{f"{root}.set_seed": _seed for root in ("transformers", "accelerate", "trl")},
         **{f"{root}.seed_everything": _seed for root in ("lightning", "pytorch_lightning")},
         "torch.dtype": Name,
-        **dict.fromkeys(
-            (f"torch.{k}autocast" for k in ("", "amp.", "cuda.amp.")), trainers.Autocast
-        ),
+        **{f"torch.{k}autocast": trainers.Autocast for k in ("", "amp.", "cuda.amp.")},
         "torch.compile": models.compile_model,
         "torch.version.cuda": "13.0",
         "torch.version.hip": None,
