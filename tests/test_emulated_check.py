@@ -107,7 +107,8 @@ def test_a_change_that_the_run_ignores_is_not_suggested(tmp_path: Path) -> None:
 def test_a_notebook_runs_and_its_lines_are_those_of_its_cells(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": ["# Training"]},
-        {"cell_type": "code", "source": ["!pip install something\n", "BATCH = 8"]},
+        {"cell_type": "code", "source": ["%%writefile sizes.py\n", "BATCH = 8"]},
+        {"cell_type": "code", "source": ["!pip install it\n", "from sizes import BATCH"]},
         {
             "cell_type": "code",
             "source": LOOP.replace("args.batch_size", "BATCH").replace("args = parse()\n", ""),
@@ -119,7 +120,7 @@ def test_a_notebook_runs_and_its_lines_are_those_of_its_cells(tmp_path: Path) ->
 
     assert (found["exit"], found["fits"]) == (0, True)
     lines = {row["line"] for row in found["program"]["devices"][0]["allocations"]}
-    assert "run.ipynb[3]:19" in lines, lines  # the model
+    assert "run.ipynb[4]:19" in lines, lines  # the model
     assert found["program"]["inputs"] == [[8, 1024]]
 
 

@@ -7,6 +7,7 @@ import runpy
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
     def note() -> None:
         horizon.note_step(sys._getframe(1))
         if horizon.steps_left == 3000 - 20:
-            found.append(horizon.result(20, 1, (), None))
+            found.append(horizon.result(20, 1, ()))
             raise StoppedError
 
     def run() -> Any:
@@ -96,26 +97,58 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
     )
 
 
-CELLS = ("def train():\n    for step in range(100):\n        note()\n", "train()\n", "{code}\n")
+CELLS = ("def log(): print(1)\n", "for step in range(100):\n    note()\n    {code}\n")
 """A training in the second cell of a notebook."""
 
 
 @pytest.mark.parametrize(
-    ("code", "left"),
-    [("print(1)", []), ("log()", []), ("\nzeros(64)", ["run.ipynb[3]:2"])],
+    ("code", "left"), [("log()", []), ("if step == 50: zeros(64)", ["run.ipynb[2]:3"])]
 )
 def test_the_cells_of_a_notebook_are_one_file(code: str, left: list[str], tmp_path: Path) -> None:
     cells = [{"cell_type": "code", "source": one.replace("{code}", code)} for one in CELLS]
-    cells[0]["source"] += "def log(): print(1)\n"
     (tmp_path / "run.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
     program = read_program(["python", "run.ipynb"], folder=tmp_path)
     horizon, found = Horizon(), []
 
     def note() -> None:
         horizon.note_step(sys._getframe(1))
-        found.append(horizon.result(1, 1, (), sys._getframe(1)))
+        found.append(horizon.result(1, 1, ()))
         raise StoppedError
 
     with runnable(program) as command, pytest.raises(StoppedError):
         runpy.run_path(command[-1], {"note": note, "zeros": bytearray})
     assert [Path(one).name for one in found[0]["unreached"]] == left
+
+
+def test_a_loop_that_is_cut_goes_on_where_a_branch_waits(tmp_path: Path) -> None:
+    """What it leaves out was not seen: a branch on another counter is told all the same."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def train():\n"
+        "    total = 0\n"
+        "    for step in range(1000):\n"
+        "        note()\n"
+        "        total += 1\n"
+        "        if step in (300, 500): evaluate()\n"
+        "        if step % 100 == 99: evaluate()\n"
+        "        if total == 400: zeros(64)\n"
+        "        if step == 999: print(step)\n"
+        "train()\n"
+    )
+    horizon, found = Horizon(), []
+
+    def note() -> None:
+        frame = sys._getframe(1)
+        horizon.note_step(frame)
+        at = frame.f_locals["step"]
+        if at >= 2:
+            head = SimpleNamespace(f_code=frame.f_code, f_lineno=3, f_back=None)
+            head.f_globals, head.f_locals = frame.f_globals, {}
+            found.append(horizon.cut(head, range(at + 1, 1000), 3, 0, ()))  # type: ignore[arg-type]
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runpy.run_path(str(path), {"note": note, "zeros": bytearray, "evaluate": print})
+    assert found == [99]
+    unreached = horizon.result(3, 0, ())["unreached"]
+    assert {int(one.rpartition(":")[2]) for one in unreached} == {6, 7, 8}

@@ -130,7 +130,12 @@ _RUN = """\
 for _name, _text in _start["parts"]:
     __import__("linecache").cache[_name] = len(_text), None, _text.splitlines(True), _name
 for _name, _text in _start["parts"]:
-    _code = compile(_text, _name, "exec", _start["flags"], dont_inherit=True)
+    try:
+        _code = __import__("importlib.machinery").machinery.SourceFileLoader(
+            "__main__", _name
+        ).source_to_code(_text, _name)
+    except SyntaxError:
+        _code = compile(_text, _name, "exec", _start["flags"], dont_inherit=True)
     _more = eval(_code)
     if _more is not None:
         _loop = globals().get("_loop") or __import__("asyncio").new_event_loop()
@@ -270,5 +275,5 @@ def _parts(source: SourceFile, word: str) -> list[tuple[str, str]]:
     path = str(source.path.resolve())
     if source.path.suffix != NOTEBOOK:
         return [(path, text)]
-    cells = [(f"{path}[{cell.number}]", cell.text) for cell in code_cells(text, word)]
+    cells = [(f"{path}[{cell.number}]", cell.run) for cell in code_cells(text, word)]
     return [("<notebook>", _NOTEBOOK), *cells]

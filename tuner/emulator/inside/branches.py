@@ -115,19 +115,43 @@ class Test:
             return None
         return bool(found) if isinstance(found, int | float | str | None) else None
 
+    def is_new(self, value: int) -> bool:
+        """True if the one counter's `value` has an outcome that was not seen."""
+        return self.outcome(dict.fromkeys(self.values, value), self.names) not in {
+            None,
+            *self.taken,
+        }
+
 
 BUILTINS = {name: getattr(builtins, name) for name in SAFE_CALLS}
 
 
-class Source:
-    """One file of the program."""
+class Tree:
+    """A syntax tree whose nodes know what is around them."""
 
-    def __init__(self, name: str, tree: ast.Module) -> None:
-        self.name = name
-        self._tree: ast.Module = ast.fix_missing_locations(_Cases().visit(tree))
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
         self._parents = {
             child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)
         }
+
+    def up(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around a node, the innermost first."""
+        while node in self._parents:
+            node = self._parents[node]
+            yield node
+
+    def around(self, node: ast.AST, kinds: tuple[type, ...]) -> ast.AST:
+        """The innermost node of these kinds around a node; else the whole tree."""
+        return next((one for one in self.up(node) if isinstance(one, kinds)), self._tree)
+
+
+class Source(Tree):
+    """One file of the program."""
+
+    def __init__(self, name: str, tree: ast.Module) -> None:
+        super().__init__(ast.fix_missing_locations(_Cases().visit(tree)))
+        self.name = name
         self._functions = [one for one in ast.walk(tree) if isinstance(one, _FUNCTIONS)]
         self._by_name: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = defaultdict(list)
         for one in self._functions:
@@ -142,17 +166,25 @@ class Source:
                 return one
         return None
 
-    def _up(self, node: ast.AST) -> Iterator[ast.AST]:
-        while node in self._parents:
-            node = self._parents[node]
-            yield node
-
     def _function_around(self, node: ast.AST) -> ast.AST:
-        return next((one for one in self._up(node) if isinstance(one, _FUNCTIONS)), self._tree)
+        return self.around(node, _FUNCTIONS)
 
     def is_within(self, node: ast.AST, outer: ast.AST) -> bool:
         """True if a node is a part of another."""
-        return any(one is outer for one in self._up(node))
+        return any(one is outer for one in self.up(node))
+
+    def loop_of(self, function: ast.AST, line: int) -> Any:
+        """The loop of a function whose head is in this line; None if there is none."""
+        for one in self._loops.get(function, ()):
+            if one.lineno <= line < max(one.body[0].lineno, one.lineno + 1):
+                return one
+        return None
+
+    def counts(self, loop: Any, test: Test) -> bool:
+        """True if a loop counts the one counter of a test in it."""
+        target = counter_target(loop) if isinstance(loop, ast.For) else None
+        atoms = [last_name(one) for one in test.atoms.values()]
+        return atoms == [target] and self.is_within(test.node, loop)
 
     def loops_at(self, function: ast.AST, line: int) -> list[Any]:
         """The loops of a function around a line, the outermost first."""
@@ -263,7 +295,7 @@ class Source:
         for _ in range(_MOST_PASSED):
             for call in calls:
                 around = self._function_around(call)
-                lambdas = (one for one in self._up(call) if isinstance(one, ast.Lambda))
+                lambdas = (one for one in self.up(call) if isinstance(one, ast.Lambda))
                 seen = self.counters_of(around, found).union(*(found[one] for one in lambdas))
                 for function, name, given in self.passed_to(call):
                     if _is_counter(given, seen):
@@ -357,7 +389,7 @@ class Source:
 
     def values(self, node: ast.AST, atom: ast.expr, names: Mapping[str, Any]) -> range | None:
         """The values of a loop's counter; None if they are not known."""
-        for one in self._up(node):
+        for one in self.up(node):
             if isinstance(one, ast.For | ast.AsyncFor) and counter_target(one) == last_name(atom):
                 return iterated(one.iter, names)
         return None
@@ -430,10 +462,6 @@ class Source:
         first, last = body[0].lineno, body[-1].end_lineno or 0
         return any(name == self.name and first <= line <= last for name, line in ran)
 
-    def ran(self, statement: ast.stmt, places: set[Place]) -> bool:
-        """True if any of these places is in the statement."""
-        return self._has_run([statement], places)
-
     def has_any(self, loop: Any, places: set[Place]) -> bool:
         """True if any of these places is in the loop."""
         return self._has_run(loop.body, places)
@@ -463,34 +491,10 @@ class Source:
             return False
         if _is_size(size) and _is_size(less) and size <= less:
             return False
-        call = next((one for one in self._up(node) if isinstance(one, ast.Call | ast.stmt)), None)
+        call = next((one for one in self.up(node) if isinstance(one, ast.Call | ast.stmt)), None)
         if isinstance(call, ast.Call):
             return not self._is_harmless(call, {}, set())
         return _is_size(size) and isinstance(call, ast.Assign | ast.Return)
-
-    def after(self, function: ast.AST, loop: ast.AST | None, line: int) -> Iterator[ast.stmt]:
-        """The statements of a function that follow its loop, or this line."""
-        within = [
-            one
-            for one in ast.walk(function)
-            if isinstance(one, ast.stmt)
-            and one is not function
-            and one.lineno <= line <= (one.end_lineno or 0)
-            and self._function_around(one) is function
-        ]
-        block = self._parents[within[-1]] if within else None
-        here = [one for one in within if self._parents[one] is block]  # several on a line
-        start = loop if loop is not None else next(iter(here), None)
-        while start is not None and start is not function:
-            yield from self._following(start)
-            start = self._parents.get(start)
-
-    def after_inner(self, loop: ast.AST, outer: ast.AST) -> Iterator[ast.stmt]:
-        """The statements that follow a loop in the loop around it."""
-        start = loop
-        while start is not outer:
-            yield from self._following(start)
-            start = self._parents[start]
 
     # -- code that may allocate -----------------------------------------------------------------
 

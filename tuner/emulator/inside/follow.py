@@ -28,6 +28,7 @@ from tuner.emulator.inside.lines import called_around, in_a_forward, program_lin
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
+from tuner.emulator.inside.rounds import loops
 from tuner.emulator.inside.shortening import Shortening
 from tuner.emulator.inside.sparse_saving import save_sparsely
 
@@ -120,6 +121,8 @@ class Follower:
         self._decoding = Decoding(self._memory, pricer, self._generation)
         self._done = 0
         self._first_end = steps
+        self._training_began = 0
+        self._most_steps: int | None = None
         self._began = 0
         self._loop_goes_on = False
         self._renew()
@@ -153,6 +156,7 @@ class Follower:
         self._wait_for_forward()
         if self._shortening is not None:
             self._shortening.install()
+            loops().training = self
             self._follow_calls()
         self._decoding.install()
         self._memory.install(self._model_is_made)
@@ -316,12 +320,47 @@ class Follower:
             if self._done == self._steps:
                 self._begin_rest()
         if self._steps and self._done >= self._steps and not self._goes_on:
-            self._end("steps", 0)
+            if self._most_steps is None:
+                self._most_steps = self._done + MOST_STEPS
+            if self._done >= self._most_steps or not loops().enclose(sys._getframe()):
+                self._end("steps", 0)
 
     def _note_training(self, frame: FrameType | None) -> None:
         """Note that an optimizer is made: a training begins, which has steps of its own."""
         self._horizon.note_training(frame)
         self._first_end = max(self._first_end, self._done)
+        self._training_began = self._done
+
+    # -- loops of the program (rounds.py) -------------------------------------------------------
+
+    @property
+    def steps_done(self) -> int:
+        """The steps so far."""
+        return self._done
+
+    @property
+    def is_spent(self) -> bool:
+        """True if the running training has had enough steps."""
+        least = min(self._training_began, MOST_STEPS) + self._steps
+        return self._done >= least and not self._goes_on
+
+    def begin_rounds(self) -> None:
+        """Go back to training: a loop begins that has trained before."""
+        if self._phase == END:
+            self._enter(FORWARD)
+
+    @guarded("the end of a loop")
+    def cut(self, frame: FrameType, left: range) -> int | None:
+        """Note that a loop leaves out rounds; of the numbers `left`, it has to go on with this."""
+        assert self._shortening is not None
+        self._shortening.has_cut = True
+        places = self._memory.ran_lines
+        return self._horizon.cut(frame, left, self._done, self._shortening.epochs, places)
+
+    def end_rounds(self) -> None:
+        """Enter the end of the run, unless a loader goes on."""
+        if self._shortening is not None and self._shortening.is_over:
+            self._enter(END)
 
     # -- the rest of a run ----------------------------------------------------------------------
 
@@ -482,7 +521,7 @@ class Follower:
         if self._told or not uses_cuda():
             return False
         self._told = True
-        stopped = program_line(sys._getframe()) if reason == "rest" else None
+        stopped = program_line(sys._getframe()) if reason in ("steps", "rest") else None
         times = [self._started, *self._walls]
         host, trained = self._host, self._memory.owners.trained
         send(
@@ -519,7 +558,6 @@ class Follower:
             self._done,
             self._shortening.epochs,
             self._memory.ran_lines,
-            sys._getframe() if reason == "steps" else None,
             grows=self._memory.grows_by_round,
         )
         if stopped is not None:

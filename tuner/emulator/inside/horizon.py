@@ -9,12 +9,12 @@ may be later, and may allocate on the device, it is told. So are sizes that grow
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from tuner.emulator.inside.branches import (
+    FUTURE,
     ON_DEVICE,
     Place,
     Source,
@@ -50,6 +50,10 @@ class Horizon:
         """The lines in which optimizers were made, with their callers'."""
         self._of_steps: int | None = None
         self._done = 0
+        self._cut: list[Place] = []
+        """The loops that left out rounds."""
+        self._left: list[Place] = []
+        """Those of them whose rounds are trainings."""
 
     # -- while it runs --------------------------------------------------------------------------
 
@@ -75,17 +79,18 @@ class Horizon:
             names = _names(one)
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
-                    _note(test, names, source, line)
+                    _note(test, names, source, line, is_cut=bool(self._cut))
             ramps = self._ramps_of(source)
             for ramp in ramps.of(function):
                 if is_in_loop or source.is_within(ramp.node, loops[0]):
-                    ramps.see(ramp, names, line)
+                    ramps.see(ramp, names, line, is_cut=bool(self._cut))
             for loop in loops:
                 ramps.see_list(loop, function, names)
             totals += [_progress(loop, names) for loop in loops]
             is_in_loop = True
             del names
-        self._note_total(totals[::-1])
+        if not self._cut:
+            self._note_total(totals[::-1])
 
     def _note_total(self, totals: Sequence[tuple[int | None, int]]) -> None:
         """`totals` are the iterations of the loops and those that ran, the innermost first."""
@@ -128,77 +133,73 @@ class Horizon:
             self._ramps[source.name] = Ramps(source)
         return self._ramps[source.name]
 
+    def cut(
+        self, frame: FrameType, left: range, done: int, epochs: int, ran: Iterable[Place]
+    ) -> int | None:
+        """Note that a loop leaves out rounds; of the numbers `left`, it has to go on with this.
+
+        It is the next one of a training, or one at which a branch is taken that was not. From now
+        on counters don't tell which values they had.
+        """
+        if not self._cut:
+            self._look_back(done, epochs, {joined(*place) for place in ran})
+        _, source, function, line = next(self._own(frame))
+        loop = source.loop_of(function, line)
+        if loop is None:
+            return None
+        place = source.name, loop.lineno
+        self._cut.append(place)
+        if source.has_any(loop, self.trainings):
+            if left:
+                return left[0]
+            self._left.append(place)
+        coming = (
+            next((one for one in left[:FUTURE] if test.is_new(one)), None)
+            for test in source.tests_in(function)
+            if source.counts(loop, test)
+        )
+        return min((one for one in coming if one is not None), default=None)
+
     # -- at the end -----------------------------------------------------------------------------
 
     def result(
-        self,
-        done: int,
-        epochs: int,
-        ran: Iterable[Place],
-        frame: FrameType | None,
-        *,
-        grows: bool = False,
+        self, done: int, epochs: int, ran: Iterable[Place], *, grows: bool = False
     ) -> dict[str, Any]:
         """The lines that were not reached, and the steps of the whole training.
 
-        `ran` are lines that allocated memory, and `frame` is the one in which the program is
-        stopped; None at its own end. A loop of rounds whose memory `grows` was not reached whole.
+        `ran` are lines that allocated memory. A loop of rounds whose memory `grows` was not reached
+        whole.
         """
         places = {joined(*place) for place in ran} | self._boundaries
-        found = self._unreached(done, epochs, places, frame, grows=grows)
+        found = self._unreached(done, epochs, places, grows=grows)
         lines = list(dict.fromkeys(shown(name, line) for name, line in sorted(found or ())))
         return {"unreached": lines[:MOST_SHOWN], "of_steps": self._of_steps}
 
     @guarded("the end of the training loop")
-    def _unreached(
-        self, done: int, epochs: int, ran: set[Place], frame: FrameType | None, *, grows: bool
-    ) -> list[Place]:
-        for name, _ in ran:
-            if package_of(name) is None:
-                self._source(name)
-        found = []
+    def _unreached(self, done: int, epochs: int, ran: set[Place], *, grows: bool) -> list[Place]:
+        self._look_back(done, epochs, ran)
+        found = [*self._left, *(self._cut if grows else ())]
         for source in filter(None, list(self._sources.values())):
             for test in source.tests:
-                if test.function in self._on_stack:
-                    if not test.taken:
-                        continue  # not in the loop
-                elif source.is_used(test.function):
-                    _look_back(test, source, done, epochs)
-                else:
-                    continue
-                found += [(source.name, line) for line in source.left_by(test, ran)]
+                if test.taken:  # in the loop
+                    found += [(source.name, line) for line in source.left_by(test, ran)]
             ramps = self._ramps_of(source)
             for ramp in ramps.all:
                 if ramp.function not in self._on_stack and source.is_used(ramp.function):
                     ramps.look_back(ramp, done)
             found += [(source.name, line) for line in ramps.growing(self.steps_left)]
-        return found + list(self._after(frame, ran, grows=grows))
+        return found
 
-    def _after(self, frame: FrameType | None, ran: set[Place], *, grows: bool) -> Iterator[Place]:
-        """The first code after the training that may allocate, where it is stopped.
-
-        It may be a loop of trainings, each with an optimizer of its own, or of rounds.
-        """
-        for one, source, function, line in reversed(list(self._own(frame))):
-            loops = source.loops_at(function, line)
-            names = _names(one)
-            for loop in loops:
-                total, index = _progress(loop, names)
-                is_more = total is None or index + 1 < total
-                if is_more and (grows or source.has_any(loop, self.trainings)):
-                    yield source.name, loop.lineno
-                    return
-            for outer, loop in itertools.pairwise(loops):
-                statements = [s for s in source.after_inner(loop, outer) if not source.ran(s, ran)]
-                found = (source.allocates_at(one, names) for one in statements)
-                yield from ((source.name, place) for place in found if place is not None)
-            for statement in source.after(function, loops[0] if loops else None, line):
-                place = source.allocates_at(statement, names)
-                if place is not None:
-                    yield source.name, place
-                    return
-            if loops:
-                return
+    def _look_back(self, done: int, epochs: int, ran: set[Place]) -> None:
+        """Evaluate the tests in functions that no step ended in, once."""
+        for name, _ in ran:
+            if package_of(name) is None:
+                self._source(name)
+        for source in filter(None, list(self._sources.values())):
+            for test in source.tests:
+                elsewhere = test.function not in self._on_stack and source.is_used(test.function)
+                if elsewhere and not test.taken:
+                    _look_back(test, source, done, epochs)
 
 
 def _names(frame: FrameType) -> dict[str, Any]:
@@ -212,8 +213,8 @@ def _names(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-def _note(test: Test, names: Mapping[str, Any], source: Source, line: int) -> None:
-    """Evaluate a test with the counters of this step."""
+def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is_cut: bool) -> None:
+    """Evaluate a test with the counters of this step; after a cut, the first ones are kept."""
     values: dict[str, Any] = {}
     for name, atom in test.atoms.items():
         value = value_of(atom, names)
@@ -223,9 +224,12 @@ def _note(test: Test, names: Mapping[str, Any], source: Source, line: int) -> No
         values[name] = value + source.shift(test.node, atom, line)
         all_values = source.values(test.node, atom, names)
         test.totals[name] = all_values[-1] if all_values else None
+        if is_cut:
+            test.values.setdefault(name, all_values[0] if all_values else 0)
     test.names = {name: names[name] for name in _plain_names(test, names)}
     test.names |= {name: ON_DEVICE for name in test.kept if is_on_device(names.get(name))}
-    test.values = values
+    if not is_cut:
+        test.values = values
     outcome = test.outcome(values, test.names)
     if outcome is None:
         test.code = None

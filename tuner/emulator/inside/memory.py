@@ -12,7 +12,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +51,9 @@ _GROWS_FROM = 3
 
 _GROWS_FOR = 64
 """Steps that run while memory grows: a queue or a cache that fills up ends to grow."""
+
+_PARTS = 4
+"""Parts of a run that all keep memory if it grows at some of the steps."""
 
 _GROWTH_BYTES = 1 << 16
 """Smaller blocks, such as a loss that is kept, end no run."""
@@ -396,30 +399,39 @@ class MemoryWatch:
 
         The first one makes the optimizer's state, and what the last one made may be on its way. A
         queue that is full has let go of the first, and a cache that has all it needs gets nothing
-        from the last. With `each_epoch` the next epoch began without what was kept.
+        from the last. What is kept at some steps is seen by parts of a run. With `each_epoch` the next epoch began without what was kept.
         """
-        ends, next_us = self._steps_us[:_GROWS_FOR], sys.maxsize
+        ends, next_us = self._steps_us, sys.maxsize
         if len(self._rounds) > 1 and self._rounds[1][2] >= _GROWS_FROM:
             next_us, _, steps = self._rounds[1]
             ends = ends[:steps]
         if len(ends) < _GROWS_FROM:
             return []
         rows: dict[str, Counter[int]] = {}
+        levels: dict[str, Counter[int]] = {}
         dies: dict[str, int] = {}
+        part = len(ends) // _PARTS
+        parts = [ends[part * number - 1] for number in range(1, _PARTS + 1)] if part else []
         for one in blocks:
             step = bisect.bisect_left(ends, one["time_us"])
-            is_kept = one["died_us"] > ends[-1] and one["size"] >= _GROWTH_BYTES
-            if 0 < step < len(ends) and is_kept:
-                line = self._place_of(one)[1]
-                rows.setdefault(line, Counter())[step] += one["size"]
+            if not 0 < step < len(ends) or one["size"] < _GROWTH_BYTES:
+                continue
+            line = self._place_of(one)[1]
+            rows.setdefault(line, Counter())
+            if one["died_us"] > ends[-1]:
+                rows[line][step] += one["size"]
                 dies[line] = max(dies.get(line, 0), one["died_us"])
-        few = 1 + len(ends) // 16
+            there = [one["time_us"] < at < one["died_us"] for at in parts]
+            levels.setdefault(line, Counter()).update(
+                {number: one["size"] for number, is_there in enumerate(there) if is_there}
+            )
         found = []
         for line, kept in rows.items():
-            sizes = sorted(kept[step] for step in range(1, len(ends)))
-            size = sizes[(len(sizes) - 1) // 2]
-            if size and min(kept) <= few and max(kept) >= len(ends) - few:
-                each = next_us < sys.maxsize and dies[line] <= next_us
+            size = _kept_each_step([kept[step] for step in range(1, len(ends))])
+            if not size and part >= _GROWS_FROM:
+                size = _growth_of([levels[line][number] for number in range(_PARTS)]) // part
+            if size:
+                each = next_us < sys.maxsize and dies.get(line, 0) <= next_us
                 found.append({"line": line, "bytes_per_step": size, "each_epoch": each})
         return found
 
@@ -458,6 +470,20 @@ class MemoryWatch:
             own = self._backward_line[max(number, 0)][1]
             library = library or "the backward pass"
         return library or "PyTorch", own or ""
+
+
+def _kept_each_step(sizes: Sequence[int]) -> int:
+    """The bytes that each step keeps, of those that are kept of each; 0 if nothing grows."""
+    few, kept = 1 + len(sizes) // 16, [step for step, size in enumerate(sizes) if size]
+    size = sorted(sizes)[(len(sizes) - 1) // 2]
+    is_whole = kept[:1] < [few] and kept[-1:] >= [len(sizes) - few]
+    return size if size and len(sizes) < _GROWS_FOR and is_whole else 0
+
+
+def _growth_of(levels: Sequence[int]) -> int:
+    """The bytes by which each part of a run ends higher than the one before; 0 if one does not."""
+    grown = [later - before for before, later in itertools.pairwise(levels)]
+    return min(grown) if min(grown) > 3 / 4 * max(grown) else 0
 
 
 def allocated_bytes() -> int:

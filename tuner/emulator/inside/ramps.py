@@ -68,10 +68,11 @@ class Ramp:
     seen: tuple[int, int] | None = None
     values: range | None = None
 
-    def see(self, value: int, names: Mapping[str, Any]) -> None:
-        """Note the size at a value of the counter."""
+    def see(self, value: int, names: Mapping[str, Any], *, is_cut: bool = False) -> None:
+        """Note the size at a value of the counter; after a cut, those between were not seen."""
         self.names = {name: names[name] for name in self.code.co_names if _is_plain(name, names)}
-        self.seen = (self.seen[0] if self.seen else value, value)
+        if not (is_cut and self.seen):
+            self.seen = (self.seen[0] if self.seen else value, value)
         self.most = max(self.most, self._size(value) or 0)
 
     def grows(self, steps_left: int | None) -> bool:
@@ -108,12 +109,13 @@ class Ramps:
         """The ramps in a function."""
         return self._found.get(function, [])
 
-    def see(self, ramp: Ramp, names: Mapping[str, Any], line: int) -> None:
+    def see(self, ramp: Ramp, names: Mapping[str, Any], line: int, *, is_cut: bool) -> None:
         """Note the size of a ramp at the end of a step, in `line` of its function."""
         value = value_of(ramp.atom, names)
         if isinstance(value, int):
             ramp.values = self._source.values(ramp.node, ramp.atom, names)
-            ramp.see(value + self._source.shift(ramp.node, ramp.atom, line), names)
+            value += self._source.shift(ramp.node, ramp.atom, line)
+            ramp.see(value, names, is_cut=is_cut)
 
     def look_back(self, ramp: Ramp, done: int) -> None:
         """Note the sizes of a ramp in a function that no step ended in."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
+import sys
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,6 +22,7 @@ from tuner.emulator.inside.budget import WORTHWHILE, Budget
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.rounds import loops
 from tuner.emulator.inside.row_sizes import (
     ALL,
     RowSizes,
@@ -188,9 +190,10 @@ class Shortening:
         is_over = self._rounds.get(loader, 0) > MOST_ROUNDS and self._done >= self._steps
         if is_over and loader in self._trained:
             rounds = self._rounds[loader] = self._rounds[loader] + 1
-            if loader not in self._exhausted or rounds > MOST_EMPTY_ROUNDS:
+            if loader in self._exhausted and rounds <= MOST_EMPTY_ROUNDS:
+                return
+            if not loops().enclose(sys._getframe()):
                 self._stop()  # it asks for single batches, or until it has done its steps
-            return
         self._turn += 1
         turn = self._turn
         self._turns[turn] = self._backwards

@@ -11,13 +11,12 @@ import ast
 import dis
 import functools
 import itertools
-import linecache
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from tuner.emulator.inside.branches import is_quiet
-from tuner.emulator.inside.lines import BRANCH, SIZE, package_of
+from tuner.emulator.inside.branches import Tree, is_quiet, last_name
+from tuner.emulator.inside.lines import BRANCH, SIZE, package_of, parsed
 
 NOTHING = ""
 _GRAVITY = (NOTHING, BRANCH, SIZE)
@@ -144,19 +143,16 @@ def _site(code: CodeType, at: int) -> _Site | None:
     line = getattr(loop, "lineno", 0) if not isinstance(loop, _FUNCTIONS) else 0
     line = line if isinstance(loop, ast.While) else -line
     # A jump asks a tensor for its truth; a call may read for itself only.
-    reads = "CALL" not in dis.opname[code.co_code[at]] or _name(node.func) in _READS  # type: ignore[attr-defined]
-    calls = _name(node.func) if isinstance(node, ast.Call) else ""
+    reads = "CALL" not in dis.opname[code.co_code[at]] or last_name(node.func) in _READS  # type: ignore[attr-defined]
+    calls = last_name(node.func) if isinstance(node, ast.Call) else ""
     return _Site(kind, found.grows, found.returned, reads, calls, line)
 
 
-class _Source:
-    """The syntax tree of a file."""
+class _Source(Tree):
+    """A syntax tree whose nodes are found by their place."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
-        self.parents = {
-            child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)
-        }
+        super().__init__(tree)
         self._by_place = {p: _asked(node) for node in ast.walk(tree) if (p := _place(node))}
         # A call of a method on lines of its own begins with the method's name.
         self._by_end = {
@@ -169,12 +165,6 @@ class _Source:
         """The innermost node that takes these lines and columns."""
         _, end_line, _, end_column = place
         return self._by_place.get(place) or self._by_end.get((end_line, end_column))
-
-    def around(self, node: ast.AST, kinds: tuple[type, ...]) -> ast.AST:
-        """The innermost node of these kinds around a node."""
-        while node in self.parents and not isinstance(node := self.parents[node], kinds):
-            pass
-        return node
 
 
 def _asked(node: ast.AST) -> ast.AST:
@@ -190,17 +180,15 @@ def _place(node: ast.AST) -> tuple[int, int, int, int] | None:
 
 @functools.cache
 def _source(filename: str) -> _Source | None:
-    try:
-        return _Source(ast.parse("".join(linecache.getlines(filename))))
-    except (SyntaxError, ValueError):
-        return None
+    tree = parsed(filename)
+    return None if tree is None else _Source(tree)
 
 
 class _Following:
     """Follows a value through one function."""
 
     def __init__(self, source: _Source, function: ast.AST) -> None:
-        self._source, self._parents, self._function = source, source.parents, function
+        self._source, self._function = source, function
         self._names: dict[str, list[ast.AST]] = {}
         """By variable, and by attribute with a point before it: where it gets such a value."""
         self._masks: set[str] = set()
@@ -234,14 +222,11 @@ class _Following:
         """True if what is set by a statement may be read here: below it, or around a loop."""
         if key[0] == "." or self._source.around(load, _FUNCTIONS) is not self._function:
             return True
-        line, statement = load.lineno, at
+        line = load.lineno
         if line >= at.lineno:  # type: ignore[attr-defined]
             return True
-        while statement is not self._function and statement in self._parents:
-            statement = self._parents[statement]
-            if isinstance(statement, _LOOPS) and statement.lineno <= line:
-                return True
-        return False
+        around = itertools.takewhile(lambda one: one is not self._function, self._source.up(at))
+        return any(isinstance(one, _LOOPS) and one.lineno <= line for one in around)
 
     def _set(self, names: set[str], at: ast.AST) -> None:
         for name in names:
@@ -252,8 +237,7 @@ class _Following:
     def _climb(self, node: ast.AST) -> str:
         """The use of a value in its statement; names that it is given to are followed."""
         grows, child = True, node
-        while child in self._parents:
-            parent = self._parents[child]
+        for parent in self._source.up(node):
             if isinstance(parent, ast.stmt):
                 return self._in_statement(parent, child, grows=grows)
             found = self._in_expression(parent, child, grows=grows)
@@ -266,7 +250,7 @@ class _Following:
     def _in_expression(self, parent: ast.AST, child: ast.AST, *, grows: bool) -> str | None:
         """The use of a value in `parent`; None if it is that of `parent` itself."""
         if isinstance(parent, ast.Call) and child is not parent.func:
-            is_end = _name(parent.func) in _ENDS
+            is_end = last_name(parent.func) in _ENDS
             return self._size(grows=grows) if _sizes(parent, child) else _nothing(is_end)
         if isinstance(parent, ast.Compare | ast.Attribute):
             return _nothing(_asks(parent))
@@ -301,7 +285,8 @@ class _Following:
     def _branch(self, statement: ast.If | ast.While) -> str:
         """The use of a condition: names that are set under it depend on it as well."""
         if any(
-            isinstance(n, ast.Call) and _name(n.func) in _FINITE for n in ast.walk(statement.test)
+            isinstance(n, ast.Call) and last_name(n.func) in _FINITE
+            for n in ast.walk(statement.test)
         ):
             return NOTHING  # floats are finite
         if isinstance(statement, ast.While):
@@ -318,9 +303,9 @@ class _Following:
 
     def _works(self, node: ast.AST) -> bool:
         """True for a call that may allocate memory."""
-        if not isinstance(node, ast.Call) or _name(node.func) in _COPIES or is_quiet(node):
+        if not isinstance(node, ast.Call) or last_name(node.func) in _COPIES or is_quiet(node):
             return False
-        return not isinstance(self._parents.get(node), ast.Raise)
+        return not isinstance(next(self._source.up(node)), ast.Raise)
 
     def _size(self, *, grows: bool) -> str:
         self.grows = self.grows and grows
@@ -329,7 +314,7 @@ class _Following:
 
 def _sizes(call: ast.Call, argument: ast.AST) -> bool:
     """True if a size of the result of a call follows from this argument."""
-    name, owner = _name(call.func), _name(getattr(call.func, "value", call.func))
+    name, owner = last_name(call.func), last_name(getattr(call.func, "value", call.func))
     if name in _TENSOR_FIRST and owner in _MODULES and argument in call.args[:1]:
         return False
     return name in _SIZED
@@ -352,10 +337,6 @@ def _grows(parent: ast.AST, child: ast.AST) -> bool:
         keeps = isinstance(parent.op, ast.Add | ast.Mult) or child is parent.left
         return keeps and not isinstance(parent.op, ast.Mod)
     return not isinstance(parent, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.IfExp)
-
-
-def _name(function: ast.expr) -> str:
-    return str(getattr(function, "attr", None) or getattr(function, "id", ""))
 
 
 def _targets(target: ast.expr) -> set[str]:

@@ -89,8 +89,12 @@ def _is_stood_for() -> bool:
     rank = os.environ.get("RANK", "0")
     if not rank.isdigit() or int(rank) == 0 or os.environ.get("WORLD_SIZE", "1") == "1":
         return False
-    settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
-    return bool(settings.get("one_rank"))
+    return _is_asked("one_rank")
+
+
+def _is_asked(name: str) -> bool:
+    """True if the emulation has this setting."""
+    return bool(json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}").get(name))
 
 
 @functools.cache
@@ -150,6 +154,8 @@ if "TUNER_EMULATOR" in os.environ:
         os._exit(3)
     _failing().follow_failures()
     _follow_questions()
+    if _is_asked("whole"):
+        _failing().sibling("rounds").follow_loops(_failing().sibling("lines").package_of)
     sys.meta_path.append(_TunerFinder())  # after the program's own packages
     sys.meta_path.insert(0, _TorchWatch())
 _next_sitecustomize()

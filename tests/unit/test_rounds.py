@@ -1,0 +1,150 @@
+"""Loops of a program that train end after enough steps."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import gc
+import weakref
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tuner.emulator.inside.rounds import Rounds, followed
+
+FEW = 3
+"""Steps of a training that are enough."""
+
+
+class Training:
+    """A training that has steps, and branches at these numbers."""
+
+    def __init__(self, *visits: int) -> None:
+        self.steps_done = self.began = 0
+        self.visits = visits
+        self.cuts = self.ends = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return self.steps_done >= self.began + FEW
+
+    def begin_rounds(self) -> None:
+        pass
+
+    def cut(self, frame: FrameType, left: range) -> int | None:
+        self.cuts += 1
+        return next((one for one in self.visits if one in left), None)
+
+    def end_rounds(self) -> None:
+        self.ends += 1
+
+
+def run(
+    text: str, training: Training, monkeypatch: pytest.MonkeyPatch, **names: Any
+) -> dict[str, Any]:
+    rounds = Rounds()
+    rounds.training = training
+    monkeypatch.setattr(builtins, "__tuner_rounds__", rounds, raising=False)
+
+    def step() -> None:
+        training.steps_done += 1
+
+    found = {"step": step, "seen": [], **names}
+    exec(compile(followed(ast.parse(text), Path("nowhere")), "train.py", "exec"), found)  # noqa: S102
+    return found
+
+
+LOOPS = {
+    "for i in range(1000):\n    seen.append(i)\n    step()": [0, 1, 2, 500, 999],
+    "for i in bar(range(1000)):\n    seen.append(i)\n    step()": [0, 1, 2, 500, 999],
+    "for i in range(4):\n    seen.append(i)\n    step()": [0, 1, 2, 3],
+    "for i in range(1000):\n    seen.append(i)": list(range(1000)),
+    "for i in [7] * 16:\n    seen.append(i)\n    step()": [7] * 16,
+    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * 3,
+    "i = 0\nwhile True:\n    seen.append(i)\n    step()\n    i += 1": [0, 1, 2],
+    "for i in range(9):\n    seen.append(i)\n    step()\nelse:\n    seen.append('end')": [
+        *(0, 1, 2, 8),
+        "end",
+    ],
+    "for a in range(9):\n    for i in range(9):\n        seen.append(10 * a + i)\n        step()": [
+        *(0, 1, 2, 8),
+        *(80, 88),
+    ],
+    "def train():\n    for i in range(99):\n        one(i)\n"
+    "def one(i):\n    seen.append(i)\n    step()\ntrain()": [0, 1, 2, 98],
+}
+"""Programs, and the rounds that they have."""
+
+
+@pytest.mark.parametrize("text", LOOPS)
+def test_a_loop_that_trains_ends_after_enough_steps(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bar:
+        def __init__(self, iterable: Any) -> None:
+            self.iterable = iterable
+
+        def __iter__(self) -> Any:
+            return iter(self.iterable)
+
+    training = Training(500)
+    found = run(text, training, monkeypatch, bar=Bar)
+    assert found["seen"] == LOOPS[text]
+    assert (training.ends > 0) == (training.cuts > 0)
+
+
+def test_each_training_of_a_sweep_has_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training()
+
+    def begin() -> None:
+        training.began = training.steps_done
+
+    text = "for size in (8, 64, 16):\n    begin()\n    for i in range(99):\n        step()\n"
+    found = run(text + "        seen.append((size, i))\n", training, monkeypatch, begin=begin)
+    assert found["seen"] == [(size, i) for size in (8, 64, 16) for i in (0, 1, 2, 98)]
+
+
+def test_a_loop_keeps_no_item_and_is_known_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Batch:
+        pass
+
+    alive = weakref.WeakSet[Batch]()
+
+    def batches() -> Any:
+        for _ in range(2):
+            one = Batch()
+            alive.add(one)
+            yield one
+            del one
+
+    known = []
+
+    def look(frame: FrameType) -> None:
+        gc.collect()
+        known.append((len(alive), builtins.__tuner_rounds__.enclose(frame)))  # type: ignore[attr-defined]
+
+    text = "import sys\nfor one in batches():\n    del one\n    step()\n    look(sys._getframe())\n"
+    run(text + "look(sys._getframe())", Training(), monkeypatch, batches=batches, look=look)
+    assert [is_known for _, is_known in known] == [True, True, False]
+    assert known[-1][0] == 0
+
+
+def test_models_are_left_as_they_are_and_places_stay(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text("")
+    text = (
+        "from engine import work\n"
+        "class Net(Module):\n"
+        "    def forward(self, x):\n"
+        "        for layer in self.layers: x = work(layer, x)\n"
+        "for one in things:\n    print(one)\n"
+        "for one in things:\n    work(one)\n"
+    )
+    tree = followed(ast.parse(text), tmp_path)
+    loops = [one for one in ast.walk(tree) if isinstance(one, ast.For)]
+    asked = {one.lineno for one in loops if isinstance(one.iter, ast.Call)}
+    assert asked == {7}
+    plain = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.For)]
+    assert [one.iter.col_offset for one in loops] == [one.iter.col_offset for one in plain]
+    assert ast.unparse(tree).count("__tuner_rounds__") == 1

@@ -1,0 +1,324 @@
+"""Ends the loops of a program that train, after enough steps, so that it comes to its own end.
+
+As one of its own files is compiled, each loop that trains asks here for its next round. One over a
+range goes on with the numbers at which a branch is taken that was not, and with the last one.
+
+`sitecustomize` runs this file in every process before the program. It never imports `tuner`.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+_NAME = "__tuner_rounds__"
+"""The name in `builtins` of the one `Rounds` of a process."""
+
+_TRAINS = re.compile(r"backward|step|fit|_?train(?!ing)\w*|\w*_(train|epoch|step)")
+"""Calls by which a loop trains, if no function of the same file tells it."""
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_MOST_CALLS = 4
+"""Functions through which a call that trains is followed."""
+
+MOST_VISITS = 16
+"""Numbers of a range between the first steps and the last one at which a loop goes on."""
+
+MOST_ITEMS = 16
+"""Items of a list, such as the settings of a sweep, that all have their turn."""
+
+
+class Training(Protocol):
+    """What tells loops of the steps in this process."""
+
+    @property
+    def steps_done(self) -> int:
+        """The steps so far."""
+
+    @property
+    def is_spent(self) -> bool:
+        """True if the running training has had enough steps."""
+
+    def begin_rounds(self) -> None:
+        """A loop begins that has trained before."""
+
+    def cut(self, frame: FrameType, left: range) -> int | None:
+        """Note that a loop leaves out rounds; of the numbers `left`, it has to go on with this."""
+
+    def end_rounds(self) -> None:
+        """A loop ends that left out rounds."""
+
+
+class Rounds:
+    """The followed loops of this process: all call this object, by the name that it has there."""
+
+    def __init__(self) -> None:
+        self.training: Training | None = None
+        self._cut: set[tuple[str, int]] = set()
+        self._whiles: dict[tuple[int, int], int] = {}
+        self._running: dict[int, int] = {}
+
+    def __call__(self, iterable: Iterable[Any]) -> Iterable[Any]:
+        """The rounds of a `for` loop."""
+        if self.training is None:
+            return iterable
+        frame = sys._getframe(1)
+        if (frame.f_code.co_filename, frame.f_lineno) in self._cut:
+            self.training.begin_rounds()
+        return _Loop(self, self.training, iterable)
+
+    def goes_on(self) -> bool:
+        """True if a `while` loop may have another round."""
+        training, frame = self.training, sys._getframe(1)
+        if training is None:
+            return True
+        key = id(frame), frame.f_lineno
+        before = self._whiles.get(key)
+        self._whiles[key] = training.steps_done
+        if before is None or before == training.steps_done or not training.is_spent:
+            return True
+        del self._whiles[key]
+        training.cut(frame, range(0))
+        training.end_rounds()
+        return False
+
+    def enclose(self, frame: FrameType | None) -> bool:
+        """True if a loop that is followed runs in this frame or its callers."""
+        running = {*self._running, *(key[0] for key in self._whiles)}
+        while frame is not None and id(frame) not in running:
+            frame = frame.f_back
+        return frame is not None
+
+    def note(self, frame: FrameType) -> None:
+        """Remember where a loop was cut."""
+        self._cut.add((frame.f_code.co_filename, frame.f_lineno))
+
+    def runs(self, frame: int, more: int) -> None:
+        """Count the loops that run in a frame."""
+        self._running[frame] = self._running.get(frame, 0) + more
+        if self._running[frame] <= 0:
+            del self._running[frame]
+
+
+class _Loop:
+    """The rounds of one `for` loop. It keeps no item, whose memory would stay."""
+
+    def __init__(self, rounds: Rounds, training: Training, iterable: Iterable[Any]) -> None:
+        self._rounds, self._training = rounds, training
+        of = getattr(iterable, "iterable", iterable)  # of a progress bar
+        self._values = of if isinstance(of, range) else None
+        self._left = len(of) if isinstance(of, list | tuple) else math.inf
+        self._following: Iterator[Any] = iter(iterable)
+        self._at = -1
+        self._visits = 0
+        self._before: int | None = None
+        self._frame: int | None = None
+
+    def __iter__(self) -> _Loop:
+        return self
+
+    def __next__(self) -> Any:
+        frame, done = sys._getframe(1), self._training.steps_done
+        if self._frame is None:
+            self._frame = id(frame)
+            self._rounds.runs(self._frame, 1)
+        trained = self._before is not None and done > self._before
+        self._before = done
+        is_spent = bool(self._visits) or (trained and self._training.is_spent)
+        if is_spent and self._left > MOST_ITEMS:
+            return self._next_of_few(frame)
+        self._left -= 1
+        self._at += 1
+        try:
+            return next(self._following)
+        except StopIteration:
+            self._end()
+            raise
+
+    def _next_of_few(self, frame: FrameType) -> int:
+        left = range(0) if self._values is None else self._values[self._at + 1 :]
+        value = None
+        if left or self._values is None:
+            self._rounds.note(frame)
+            value = self._training.cut(frame, left if self._visits < MOST_VISITS else left[-1:])
+        self._visits += 1
+        if not left:
+            self._end()
+            self._training.end_rounds()
+            raise StopIteration
+        value = left[-1] if value is None else value
+        self._at += 1 + left.index(value)
+        return value
+
+    def _end(self) -> None:
+        if self._frame is not None:
+            self._rounds.runs(self._frame, -1)
+            self._frame = None
+
+    def __del__(self) -> None:
+        self._end()
+
+
+# -- the program's files ------------------------------------------------------------------------
+
+
+class _Followed(ast.NodeTransformer):
+    """Has loops that train ask for their rounds; all places stay."""
+
+    def __init__(self, trains: Callable[[ast.AST], bool]) -> None:
+        self._trains = trains
+
+    def visit_For(self, node: ast.For) -> Any:
+        """A loop over `rounds(items)`."""
+        self.generic_visit(node)
+        if self._trains(node):
+            called = ast.Call(ast.Name(_NAME, ast.Load()), [node.iter], [])
+            node.iter = _placed(called, node.iter)
+        return node
+
+    def visit_While(self, node: ast.While) -> Any:
+        """A loop while `test and rounds.goes_on()`."""
+        self.generic_visit(node)
+        if self._trains(node):
+            asked = ast.Attribute(ast.Name(_NAME, ast.Load()), "goes_on", ast.Load())
+            test = ast.BoolOp(ast.And(), [node.test, ast.Call(asked, [], [])])
+            node.test = _placed(test, node.test)
+        return node
+
+
+def _placed(node: ast.expr, place: ast.expr) -> ast.expr:
+    return ast.fix_missing_locations(ast.copy_location(node, place))
+
+
+def followed(tree: ast.Module, folder: Path) -> ast.Module:
+    """The program in which loops that train ask for their rounds.
+
+    A loop trains if it calls what does, or functions of other files in the `folder`. Loops of
+    models are left as they are: torch.compile may compile them.
+    """
+    functions = [one for one in ast.walk(tree) if isinstance(one, _FUNCTIONS)]
+    called = {one: set(_calls(one)) for one in functions}
+    others = set(_from_other_files(tree, folder))
+    training: set[str] = set()
+    for _ in range(_MOST_CALLS):
+        training |= {
+            one.name
+            for one, names in called.items()
+            if names & training or any(map(_TRAINS.fullmatch, names))
+        }
+    models = {
+        one
+        for model in ast.walk(tree)
+        if isinstance(model, ast.ClassDef) and any(_name(f) == "forward" for f in model.body)
+        for one in ast.walk(model)
+    }
+
+    def trains(loop: ast.AST) -> bool:
+        names = {*_calls(loop)}
+        is_plain = bool(names & training) or any(map(_TRAINS.fullmatch, names))
+        return is_plain or (loop not in models and not others.isdisjoint(_names(loop)))
+
+    return _Followed(trains).visit(tree)  # type: ignore[no-any-return]
+
+
+def _from_other_files(tree: ast.Module, folder: Path) -> Iterator[str]:
+    """The names that a file imports from others in its folder."""
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Import | ast.ImportFrom):
+            source = getattr(one, "module", None)
+            for alias in one.names:
+                path = folder / (source or alias.name).partition(".")[0]
+                if getattr(one, "level", 0) or path.is_dir() or path.with_suffix(".py").exists():
+                    yield alias.asname or alias.name.partition(".")[0]
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
+
+
+def _name(node: ast.AST) -> str:
+    return getattr(node, "name", "")
+
+
+def _calls(node: ast.AST) -> Iterator[str]:
+    """The last names of the functions that are called in a part of a program."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Call):
+            yield str(getattr(one.func, "attr", None) or getattr(one.func, "id", ""))
+
+
+def follow_loops(package_of: Callable[[str], str | None]) -> None:
+    """Compile the files of the program, outside of all packages, with followed loops."""
+    setattr(builtins, _NAME, Rounds())
+    read, compiled = SourceFileLoader.get_code, SourceFileLoader.source_to_code
+
+    def code(loader: Any, name: str) -> Any:
+        path = loader.get_filename(name)
+        if package_of(path) is not None:
+            return read(loader, name)
+        return loader.source_to_code(loader.get_data(path), path)  # what is cached has none
+
+    def source_to_code(loader: Any, data: Any, path: Any, **how: Any) -> Any:
+        if package_of(str(path)) is not None:
+            return compiled(loader, data, path, **how)
+        tree = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        return compiled(loader, followed(tree, Path(path).parent), path, **how)  # type: ignore[arg-type]
+
+    SourceFileLoader.get_code = code  # type: ignore[method-assign]
+    SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
+    if _is_script(sys.argv[0]) and package_of(sys.argv[0]) is None:
+        sys.path_hooks.insert(0, _Script)
+
+
+_RUN = """\
+__spec__ = __package__ = __cached__ = None
+exec(__loader__.source_to_code(__loader__.get_data(__file__), __file__))
+"""
+"""Code that runs the script as `python train.py` does."""
+
+
+def _is_script(path: str) -> bool:
+    script = Path(sys.argv[0])
+    return path.endswith(script.name) and script.is_file() and script.samefile(path)
+
+
+class _Script:
+    """Finds the script of the command as `python folder.zip` finds what is in the archive."""
+
+    def __init__(self, path: str) -> None:
+        if not _is_script(path):
+            raise ImportError(path)
+        self._entry, self._path = path, os.path.abspath(path)  # noqa: PTH100 - links stay
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The script, for which Python looks as `__main__`, once."""
+        if name != "__main__":
+            return None
+        sys.path_hooks.remove(_Script)
+        sys.path_importer_cache.pop(self._entry, None)
+        is_safe = getattr(sys.flags, "safe_path", False)
+        sys.path[:1] = [] if is_safe else [str(Path(self._path).resolve().parent)]
+        return spec_from_file_location(name, self._path, loader=_Starter(name, self._path))
+
+
+class _Starter(SourceFileLoader):
+    """Loads the script of the command."""
+
+    def get_code(self, fullname: str) -> Any:
+        return compile(_RUN, "<tuner>", "exec")
+
+
+def loops() -> Rounds:
+    """The followed loops of this process."""
+    found: Rounds = getattr(builtins, _NAME, None) or Rounds()
+    return found
