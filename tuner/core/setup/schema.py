@@ -206,7 +206,7 @@ _KINDS: Mapping[str, Kind] = {
 """The kind of a knob by the annotation of its field."""
 
 
-def knob(name: str, meaning: str, *, default: Any, **more: Any) -> Any:
+def knob(name: str, default: Any, meaning: str, **more: Any) -> Any:
     """The field of a group that is the knob `name`; `more` are fields of `KnobSchema`."""
     return field(default=default, metadata={"name": name, "meaning": meaning, **more})
 
