@@ -197,18 +197,11 @@ def install_command(extra: str) -> str:
 
 
 MODULES = {
-    "accelerate": "peft",
-    "bitsandbytes": "bitsandbytes",
-    "huggingface_hub": "transformers",
-    "optuna": "optuna",
-    "peft": "peft",
-    "ray": "ray",
-    "scipy": "scipy",
-    "threadpoolctl": "threadpoolctl",
-    "tokenizers": "transformers",
-    "torch": "torch",
+    "accelerate": "peft", "bitsandbytes": "bitsandbytes", "huggingface_hub": "transformers",
+    "optuna": "optuna", "peft": "peft", "ray": "ray", "scipy": "scipy",
+    "threadpoolctl": "threadpoolctl", "tokenizers": "transformers", "torch": "torch",
     "transformers": "transformers",
-}
+}  # fmt: skip
 """The package of the extra that brings each module."""
 
 

@@ -13,16 +13,9 @@ from tuner.searches.front import DEVICE_MEMORY, THROUGHPUT, Direction, Objective
 
 UP, DOWN = Direction.MAXIMIZE, Direction.MINIMIZE
 NAMES = (
-    "samples_per_s",
-    "device_bytes",
-    "tokens_per_s",
-    "step_s",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "epoch_usd",
-    "lora_rank",
-    "length_coverage",
-)
+    "samples_per_s", "device_bytes", "tokens_per_s", "step_s", "peak_allocated_bytes",
+    "peak_reserved_bytes", "epoch_usd", "lora_rank", "length_coverage",
+)  # fmt: skip
 
 SHORT = {
     "throughput": "samples_per_s",
