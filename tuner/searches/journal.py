@@ -30,7 +30,14 @@ from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.kinds import SAYS_NOTHING
 from tuner.core.meanwhile import without_collection
-from tuner.core.records import JOURNAL_SCHEMA, Measurement, Source, Status, TrialRecord
+from tuner.core.records import (
+    JOURNAL_SCHEMA,
+    Measurement,
+    Source,
+    Status,
+    TrialRecord,
+    most_known,
+)
 
 
 def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
@@ -71,13 +78,9 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
         speed=speed,
         steps=steps,
         samples_per_s_interval=_interval(runs, speed.samples_per_s),
-        evaluation_peak_bytes=_largest(run.evaluation_peak_bytes for run in runs),
-        checkpoint_bytes=_largest(run.checkpoint_bytes for run in runs),
+        evaluation_peak_bytes=most_known(run.evaluation_peak_bytes for run in runs),
+        checkpoint_bytes=most_known(run.checkpoint_bytes for run in runs),
     )
-
-
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _interval(runs: Sequence[Measurement], rate: float) -> tuple[float, float] | None:

@@ -157,6 +157,11 @@ class MeasureOptions:
     lengths: Literal["full", "data"] = "full"
     instructions: Instructions = PLAIN
 
+    @property
+    def gpu_index(self) -> int | None:
+        """The number of the CUDA device; None on the CPU."""
+        return None if self.device == "cpu" else int(self.device.partition(":")[2] or 0)
+
 
 def outcome_versions(*, ran: bool = True) -> dict[str, str]:
     """The releases of tuner and of each of `OUTCOME_LIBRARIES`, without missing ones.

@@ -87,15 +87,11 @@ def import_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with without_context():
-        _import_rest()
-
-
-def _import_rest() -> None:
-    for name in ("bitsandbytes", "bitsandbytes.optim", "peft", "transformers.models.auto"):
-        importlib.import_module(name)
-    for name in ("device", "synthetic"):
-        importlib.import_module(f"tuner.trial.{name}")
-    importlib.import_module("tuner.predict.training.causal_lm")
+        for name in (
+            "bitsandbytes", "bitsandbytes.optim", "peft", "transformers.models.auto",
+            "tuner.trial.device", "tuner.trial.synthetic", "tuner.predict.training.causal_lm",
+        ):  # fmt: skip
+            importlib.import_module(name)
 
 
 def _import_model(config: object) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,6 +155,11 @@ class StageNumbers:
     device_bytes: Bytes
     samples_per_s: Quantity
     step_s: Quantity
+
+
+def most_known(values: Iterable[int | None]) -> int | None:
+    """The largest of the numbers that are known; None without one."""
+    return max((value for value in values if value is not None), default=None)
 
 
 def hardest_stage(stages: Mapping[str, StageNumbers]) -> str | None:
