@@ -122,7 +122,7 @@ def level_rows(view: View, shown: Sequence[Level]) -> list[dict[str, Any]]:
     return [
         {
             "text": ", ".join(f"{k} {value_text(v)}" for k, v in level.values.items()),
-            "trials": level.trials,
+            "trials": len(level.records),
             "rows": [front_row(view, record) for record in level.front()],
         }
         for level in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -152,13 +153,9 @@ def unbeaten(
     front: list[tuple[tuple[float, ...], TrialRecord]] = []
     for gains_, record in candidates:
         # The last one kept is best in the second objective: with two, checking it is enough.
-        if not any(_covers(kept, gains_) for kept, _ in reversed(front)):
+        if not any(all(map(operator.ge, kept, gains_)) for kept, _ in reversed(front)):
             front.append((gains_, record))
     return tuple(record for _, record in front)
-
-
-def _covers(kept: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a >= b for a, b in zip(kept, other, strict=True))
 
 
 def hypervolume(

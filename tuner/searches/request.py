@@ -45,7 +45,7 @@ class Pruned:
 def write_pruned(folder: ResultsFolder, pruned: Iterable[Pruned]) -> None:
     """Replace `pruned.jsonl` atomically, one line per entry. Raises `UnavailableError`."""
     lines = [json.dumps(entry.to_dict(), separators=(",", ":")) + "\n" for entry in pruned]
-    write_atomically(folder.path / "pruned.jsonl", "".join(lines).encode("ascii"))
+    write_atomically(folder.path / "pruned.jsonl", "".join(lines))
 
 
 class Space(Protocol):

@@ -8,7 +8,7 @@ import click
 
 from tuner.app.cli.options import subcommand
 from tuner.report.terminal.render import print_fields
-from tuner.searches.store import utf8, write_atomically
+from tuner.searches.store import write_atomically
 
 
 @subcommand("calculator", "tuner calculator --output calculator.html")
@@ -30,5 +30,5 @@ def command(*, path: Path) -> None:
     from tuner.app.calculator import calculator_html  # numpy, jinja2
     from tuner.predict.shipped import shipped
 
-    write_atomically(path, utf8(calculator_html(shipped())))
+    write_atomically(path, calculator_html(shipped()))
     print_fields([("written", str(path))])

@@ -358,7 +358,7 @@ def export(*, selected: Selected, criteria: Criteria, name: str, output: Path | 
     if output is None:
         click.echo(exported.text, nl=False)
     else:
-        write_atomically(output, exported.text.encode("utf-8"))
+        write_atomically(output, exported.text)
         echo(f"wrote {output}", err=True)
     for line in exported.left_out:
         echo(f"not said: {line}", err=True)
