@@ -19,6 +19,7 @@ from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
 from tuner.predict.stages import hardest_first
 from tuner.searches.joining import checked_address
+from tuner.searches.nodes import Need
 from tuner.searches.options import Mode, SearchOptions
 from tuner.searches.request import TrialDevice
 from tuner.space import SearchSpace
@@ -265,7 +266,6 @@ def _in_cluster(
     gpu: Gpu, address: str, options: SearchOptions, labels: Mapping[str, str], gpus: int
 ) -> Measuring:
     checked_address(address)
-    from tuner.searches.nodes import Need
     from tuner.searches.ray.nodes import survey  # Ray: seconds to import
 
     resources = {"GPU": float(gpus), "CPU": float(gpus)}

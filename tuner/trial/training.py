@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tuner.core.host import give_back_freed
 from tuner.core.meanwhile import ASK_DRIVER, without_context
@@ -17,9 +16,6 @@ from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.messages import Report
 from tuner.trial.ranks import Rank, run_ranks
 
-if TYPE_CHECKING:  # it imports torch, which is imported with care here
-    from tuner.trial.ranks import Rank
-
 
 class Training:
     """Real training of the job's workload; see `TrialBody`."""
@@ -29,7 +25,7 @@ class Training:
         import_libraries()
         from tuner.predict.training import get_workload
         from tuner.space.models.catalogue import resolve_config
-        from tuner.trial import measure, ranks  # noqa: F401
+        from tuner.trial import measure  # noqa: F401
 
         if job.code_path is not None:
             sys.path.insert(0, job.code_path)
