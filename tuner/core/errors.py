@@ -89,11 +89,7 @@ class InputError(TunerError):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        problems: Iterable[Problem] = (),
+        self, message: str, *, hint: str | None = None, problems: Iterable[Problem] = ()
     ) -> None:
         super().__init__(message, hint=hint)
         self.problems = tuple(problems)

@@ -11,14 +11,7 @@ import yaml
 from tuner.core.expressions import settings_text
 from tuner.core.gpu import Gpu
 from tuner.core.kinds import LOST
-from tuner.core.records import (
-    Configuration,
-    Measurement,
-    Prediction,
-    Source,
-    Status,
-    TrialRecord,
-)
+from tuner.core.records import Configuration, Measurement, Prediction, Source, Status, TrialRecord
 from tuner.core.units import format_duration, format_gib, format_size
 from tuner.searches.cost import (
     MEASURED_PERCENT,

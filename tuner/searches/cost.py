@@ -79,10 +79,7 @@ def run_cost(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> RunCost | None
 
 
 def cost_of(
-    evidence: Prediction | Measurement,
-    configuration: Configuration,
-    space: SpaceFacts,
-    gpu: Gpu,
+    evidence: Prediction | Measurement, configuration: Configuration, space: SpaceFacts, gpu: Gpu
 ) -> RunCost | None:
     """Time and money at a speed; None without a rate or the number of examples."""
     times = _seconds(evidence, space)

@@ -30,14 +30,7 @@ from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.kinds import SAYS_NOTHING
 from tuner.core.meanwhile import without_collection
-from tuner.core.records import (
-    JOURNAL_SCHEMA,
-    Measurement,
-    Source,
-    Status,
-    TrialRecord,
-    most_known,
-)
+from tuner.core.records import JOURNAL_SCHEMA, Measurement, Source, Status, TrialRecord, most_known
 
 
 def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:

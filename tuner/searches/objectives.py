@@ -17,11 +17,7 @@ NAMES = (
     "peak_reserved_bytes", "epoch_usd", "lora_rank", "length_coverage",
 )  # fmt: skip
 
-SHORT = {
-    "throughput": "samples_per_s",
-    "memory": "device_bytes",
-    "cost": "epoch_usd",
-}
+SHORT = {"throughput": "samples_per_s", "memory": "device_bytes", "cost": "epoch_usd"}
 """Short names of the most common objectives."""
 
 NEEDS = {

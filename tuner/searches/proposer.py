@@ -10,12 +10,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 from optuna.study import Study
 
-from tuner.core.records import (
-    Configuration,
-    Prediction,
-    Status,
-    TrialRecord,
-)
+from tuner.core.records import Configuration, Prediction, Status, TrialRecord
 from tuner.core.setup.schemas import MemoryOrder
 from tuner.cost.calibrate import calibrations_from
 from tuner.searches.candidates import Candidates
@@ -230,9 +225,7 @@ class Proposer:
         self.guide: Guided | None = None
         if sampler == "guided" and (knowledge.predictions or knowledge.budget):
             self.guide = Guided(
-                _pool_of(candidates, knowledge),
-                goals=knowledge.goals,
-                repeats=knowledge.repeats,
+                _pool_of(candidates, knowledge), goals=knowledge.goals, repeats=knowledge.repeats
             )
             self._strategy: Strategy = GuidedStrategy(candidates, self.guide)
         else:

@@ -12,13 +12,7 @@ from tuner.core.errors import UnavailableError
 from tuner.core.units import format_gib
 from tuner.emulator.here import is_emulated
 from tuner.space.gpus import MEMORY_TOLERANCE
-from tuner.trial.base import (
-    MeasureOptions,
-    RunnerFactory,
-    TrialJob,
-    TrialRunner,
-    outcome_versions,
-)
+from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob, TrialRunner, outcome_versions
 from tuner.trial.isolated import IsolatedRunner
 
 if TYPE_CHECKING:

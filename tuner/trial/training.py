@@ -55,11 +55,7 @@ TRAINING = Training()
 
 
 def measure_rank(
-    job: TrialJob,
-    configuration: Configuration,
-    options: MeasureOptions,
-    report: Report,
-    rank: Rank,
+    job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report, rank: Rank
 ) -> Measurement:
     """Make this process one of several ranks, and return the rank's measurement."""
     from tuner.predict.training.parallel import import_strategy

@@ -141,10 +141,7 @@ def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 CONTRASTIVE = WorkloadSchema(
-    "contrastive",
-    _vocabulary(Comparison),
-    always=(EFFECTIVE_BATCH,),
-    tokens=_texts_of_a_sample,
+    "contrastive", _vocabulary(Comparison), always=(EFFECTIVE_BATCH,), tokens=_texts_of_a_sample
 )
 
 MULTITASK = WorkloadSchema("multitask", _vocabulary(Tasks), always=(EFFECTIVE_BATCH,))
