@@ -229,11 +229,6 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
     return dataclasses.replace(record, gpu_memory_bytes=now, outcome=outcome)
 
 
-def require_records(target: Target) -> tuple[TrialRecord, ...]:
-    """The comparable records of `target`. Raises `UnavailableError` when there are none."""
-    return usable(target).comparable
-
-
 def usable(target: Target) -> Sorted:
     """The records of `target` by their use; logs a warning about those set aside.
 

@@ -20,7 +20,6 @@ from tuner.searches.cost import (
     RunCost,
     ShownInterval,
     by_gpus,
-    cost_dict,
     interval_dict,
     run_cost,
 )
@@ -28,7 +27,6 @@ from tuner.searches.facts import (
     SpaceFacts,
     counted_gpus,
     limit_text,
-    ranks_dict,
     rounded,
     stages_dict,
     times_text,
@@ -37,6 +35,7 @@ from tuner.searches.front import (
     THROUGHPUT,
     Objective,
     device_bytes,
+    evidence_of,
     fastest_first,
     fits_within,
     rivals,
@@ -220,7 +219,7 @@ class BestTrial:
             "memory": self._memory_dict(),
             "speed": self._speed_dict(),
             **stages_dict(self.record, self.space),
-            "run": cost_dict(self.cost),
+            "run": self.cost.to_dict() if self.cost else None,
             **({"by_gpus": by_gpus} if by_gpus else {}),
             "baseline": self.gain.to_dict() if self.gain else None,
             "trainable_params": self.evidence.trainable_params,
@@ -252,6 +251,7 @@ class BestTrial:
     def _memory_dict(self) -> dict[str, Any]:
         memory = self.evidence.memory
         margin = self.record.budget.margin_bytes
+        ranks = [rank.device_bytes for rank in self.evidence.ranks]
         return {
             "peak_device_memory": format_size(memory.device_bytes),
             "peak_device_bytes": memory.device_bytes,
@@ -265,7 +265,7 @@ class BestTrial:
             "margin_bytes": margin,
             "used_fraction": round(memory.device_bytes / self.memory_bytes, 4),
             "breakdown_bytes": {str(k): v for k, v in memory.breakdown.items()},
-            **ranks_dict(self.evidence),
+            **({"rank_device_bytes": ranks} if ranks else {}),
         }
 
     def _speed_dict(self) -> dict[str, Any]:
@@ -334,14 +334,12 @@ def best_of(  # noqa: PLR0913 - what a recommendation is made from
     if not ranked:
         return None
     best = min(ranked, key=lambda pair: (-pair[0], *fastest_first(pair[1])))[1]
-    evidence = best.outcome.evidence
-    assert evidence is not None  # without numbers a trial does not fit
     # With the same values of the space's capacity knobs (rank, length).
     level, *levels = (r.configuration.values_of(space.capacity) for r in (best, *fitting))
     alike = [record for record, its in zip(fitting, levels, strict=True) if its == level]
     return BestTrial(
         record=best,
-        evidence=evidence,
+        evidence=evidence_of(best),
         gpu=gpu,
         space=space,
         cost=run_cost(best, space, gpu),

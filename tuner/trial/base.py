@@ -111,6 +111,11 @@ class TrialRunner(Protocol):
         ...
 
 
+def call_if_there(runner: TrialRunner | None, name: str) -> None:
+    """Call a method that a runner may have beside `run`: "start", "interrupt" or "close"."""
+    getattr(runner, name, lambda: None)()
+
+
 class RunnerFactory(Protocol):
     """Builds the runner inside the worker, so that only this small object travels there.
 

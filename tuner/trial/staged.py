@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tuner.core.records import (
@@ -16,7 +16,7 @@ from tuner.core.records import (
 )
 from tuner.predict.stages import StageWork, mean_speed, numbers_of, stage_work
 from tuner.space.searchspace import SearchSpace
-from tuner.trial.base import PLAIN, GiveUp, Instructions, RunnerFactory, TrialRunner
+from tuner.trial.base import PLAIN, GiveUp, Instructions, RunnerFactory, TrialRunner, call_if_there
 from tuner.trial.ranks import if_all_known
 
 Orders = Mapping[str, tuple[str, ...]]
@@ -42,16 +42,16 @@ class StagedRunner:
 
     def start(self) -> None:
         """Let the runner prepare what it keeps, where it can."""
-        _call(self._runner, "start")
+        call_if_there(self._runner, "start")
 
     def interrupt(self) -> None:
         """Give up the trial that runs: the stage that it is in, and those that would follow."""
         self._interrupted = True
-        _call(self._runner, "interrupt")
+        call_if_there(self._runner, "interrupt")
 
     def close(self) -> None:
         """Let the runner end what it keeps."""
-        _call(self._runner, "close")
+        call_if_there(self._runner, "close")
 
     def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
         """See `TrialRunner.run`. `duration_s` is that of all stages that were run.
@@ -95,13 +95,6 @@ class StagedFactory:
     def __call__(self) -> TrialRunner:
         """See `RunnerFactory`."""
         return StagedRunner(self.runners(), self.space, self.orders)
-
-
-def _call(runner: TrialRunner, name: str) -> None:
-    """Call what a runner may have beside `run`."""
-    method: Callable[[], None] | None = getattr(runner, name, None)
-    if method is not None:
-        method()
 
 
 def _ended_by(name: str, outcome: Outcome, duration_s: float) -> Outcome:

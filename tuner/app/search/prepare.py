@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions
 from tuner.searches.request import SearchRequest
 from tuner.space import SearchSpace, configure
 from tuner.trial.base import MeasureOptions, RunnerFactory
-from tuner.trial.factories import MeasuredFactory
+from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedFactory
 from tuner.trial.stop_rule import LONGEST_S
 
@@ -122,7 +123,7 @@ def _request(
     options, space = plan.options, plan.part.space
     trials_on, job = plan.trials_on, plan.job
     # Without a device, the runners only describe trials; none runs.
-    runners: RunnerFactory = MeasuredFactory(job, MeasureOptions())
+    runners: RunnerFactory = functools.partial(IsolatedRunner, job, MeasureOptions())
     how: dict[str, Any] = {}
     if isinstance(trials_on, Measuring):
         runners = trials_on.factory(job, measure_options(trials_on, options))

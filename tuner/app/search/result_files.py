@@ -16,7 +16,7 @@ from tuner.app.listener import quiet_libraries
 from tuner.app.plausible import say
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import is_predicted
-from tuner.app.target import Target, check_conditions, require_records, sorted_by_use, with_margin
+from tuner.app.target import Target, check_conditions, sorted_by_use, usable, with_margin
 from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
@@ -135,7 +135,7 @@ def redraw(targets: Sequence[Target], where: tuple[str, ...] = ()) -> list[View]
 
 
 def _contents(target: Target, where: tuple[str, ...]) -> Contents:
-    records = require_records(target)
+    records = usable(target).comparable
     kept = _kept(target.folder.best_yaml)
     search = _mapping(kept.get("search"))
     conditions = where or _texts(_mapping(kept.get("chosen_from")).get("conditions"))

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
@@ -191,6 +191,8 @@ class Prediction:
     """Factors from measured trials on the quantities of `intervals`, already multiplied in."""
     stages: Mapping[str, StageNumbers] = field(default_factory=dict)
     """Numbers of each stage of the training; empty for a training without stages."""
+    ranks: ClassVar[tuple[RankMemory, ...]] = ()
+    """All ranks take the same."""
 
     @property
     def fits(self) -> bool:
@@ -317,6 +319,10 @@ class Measurement:
     """Ranks of a trial on several GPUs: `memory` is the largest, `speed` that of all together."""
     intervals: Mapping[str, Ends] = field(default_factory=dict)
     """90 % intervals of an emulated device's estimates, by the names of `Prediction.intervals`."""
+
+    is_compiled: ClassVar[bool] = False
+    """What ran was measured as it ran, under torch.compile too."""
+    method: ClassVar[str] = ""
 
     @property
     def limiting_stage(self) -> str | None:
