@@ -79,7 +79,6 @@ class BestTrial:
     """
 
     record: TrialRecord
-    evidence: Prediction | Measurement
     gpu: Gpu
     space: SpaceFacts
     cost: RunCost | None
@@ -125,6 +124,11 @@ class BestTrial:
     def to_measure(self) -> tuple[Configuration, ...]:
         """The recommended configuration and the rivals that are worth measuring against it."""
         return tuple(r.configuration for r in worth_measuring(self.record, self.rivals))
+
+    @property
+    def evidence(self) -> Prediction | Measurement:
+        """Its numbers."""
+        return evidence_of(self.record)
 
     @property
     def configuration(self) -> Configuration:
@@ -339,7 +343,6 @@ def best_of(  # noqa: PLR0913 - what a recommendation is made from
     alike = [record for record, its in zip(fitting, levels, strict=True) if its == level]
     return BestTrial(
         record=best,
-        evidence=evidence_of(best),
         gpu=gpu,
         space=space,
         cost=run_cost(best, space, gpu),

@@ -38,8 +38,8 @@ class Encoder(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Group):
-    """The knobs of `contrastive` beside those of its step."""
+class Samples(Group):
+    """The samples of `contrastive` and the adapters of its encoders."""
 
     # fmt: off
     lora_rank: int = knob("lora_rank", 8, "rank of the LoRA adapters", minimum=1, capacity=True)
@@ -61,6 +61,14 @@ class Comparison(Group):
     n_positives: int = knob("n_positives", 1,
         "positives of each anchor, one of them in a step: pairs of an epoch, not size of a step",
         minimum=1)
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Samples):
+    """The knobs of `contrastive` beside those of its step: samples, and how they are compared."""
+
+    # fmt: off
     experts: int = knob("experts", 0,
         "experts after the concatenated channels; 0 for none", minimum=0)
     experts_per_sample: int = knob("experts_per_sample", 2,
@@ -79,8 +87,8 @@ class Comparison(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks(Group):
-    """The knobs of `multitask` beside those of its step."""
+class TaskAdapters(Group):
+    """The LoRA sets of `multitask`, beside a backbone or inside it."""
 
     # fmt: off
     lora_rank: int = knob("lora_rank", 16,
@@ -97,6 +105,14 @@ class Tasks(Group):
         "frozen: it runs under no_grad and the LoRA sets beside it get no gradient; adapted: each "
         "task runs it with its LoRA set inside, which is trained",
         allowed=("adapted", "frozen"))
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks(TaskAdapters):
+    """The knobs of `multitask` beside those of its step: LoRA sets, and what is trained."""
+
+    # fmt: off
     phase: str = knob("phase", "adapters",
         "what is trained: the adapters and heads of trained_tasks; the router, on all tasks with "
         "everything else frozen; or both jointly",
