@@ -361,7 +361,11 @@ def _opened(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _require_file(os.fstat(descriptor).st_mode, path)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a pipe may never end
+                raise InputError(
+                    f"{str(path)!r} is not a file",
+                    hint="move it away, or choose another folder with --results FOLDER",
+                )
             _lock(descriptor, path)
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
@@ -375,15 +379,6 @@ def _opened(path: Path) -> int:
 
 
 _OPENING_TRIES = 10
-
-
-def _require_file(mode: int, path: Path) -> None:
-    """Raise `InputError` unless it is a regular file: reading a device or pipe may never end."""
-    if not stat.S_ISREG(mode):
-        raise InputError(
-            f"{str(path)!r} is not a file",
-            hint="move it away, or choose another folder with --results FOLDER",
-        )
 
 
 def _lock(descriptor: int, path: Path) -> None:

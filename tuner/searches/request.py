@@ -12,7 +12,7 @@ from tuner.core.errors import InputError, TunerError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Prediction, Source, Status, TrialRecord
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
-from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions, check_searcher
+from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions, checked_searcher
 from tuner.searches.progress import Budget, StoppedBy
 from tuner.searches.store import ResultsFolder, write_atomically
 from tuner.space import SearchSpace
@@ -133,7 +133,7 @@ class SearchRequest:
     def __post_init__(self) -> None:
         """Raise `InputError` for invalid values."""
         options = self.options
-        check_searcher(options.searcher)
+        checked_searcher(options.searcher)
         if options.workers is not None and options.workers < 1:
             raise InputError(f"workers is {options.workers}, and must be at least 1")
         check_min_gain(options.min_gain, options.searcher)
