@@ -113,14 +113,14 @@ class InProcess:
         stop = self.stops.get(request.gpu.id)
         if stop is not None:
             left = 0 if isinstance(stop, TunerError) else min(left, 1)
-        return list(request.space.configurations(request.options.where))[known : known + left]
+        return request.candidates[known : known + left]
 
     def _result(self, request, known, new):
         stop = self.stops.get(request.gpu.id, StoppedBy.BUDGET)
         return SearchOutcome(
             records=(*known, *new),
             reused=len(known),
-            candidates=len(list(request.space.configurations(request.options.where))),
+            candidates=len(request.candidates),
             stopped_by=stop if isinstance(stop, StoppedBy) else StoppedBy.INTERRUPTED,
             duration_s=1.0,
             failure=stop if isinstance(stop, TunerError) else None,

@@ -16,7 +16,7 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Status, TrialRecord
 from tuner.searches.candidates import Candidates
-from tuner.searches.options import SEARCHERS, check_searcher
+from tuner.searches.options import SEARCHERS, checked_searcher
 from tuner.searches.proposer import Proposer
 from tuner.searches.strategies import Knowledge, open_mirror, score
 
@@ -81,7 +81,7 @@ def test_a_class_of_samplers_proposes_every_candidate(name):
 )  # fmt: skip
 def test_what_is_no_sampler_is_said_before_a_trial(name, said):
     def begin() -> None:
-        check_searcher(name)
+        checked_searcher(name)
         make(name)
 
     with pytest.raises(InputError, match=said):

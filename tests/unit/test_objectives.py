@@ -82,7 +82,7 @@ class TestLevels:
         found = levels(view)
         values = [tuple(level.values.values()) for level in found]
         assert values == sorted(set(values))
-        assert sum(level.trials for level in found) == 200
+        assert sum(len(level.records) for level in found) == 200
         for level in found:
             alone = [
                 r for r in view.records if level.values.items() <= r.configuration.to_dict().items()

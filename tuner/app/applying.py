@@ -21,7 +21,7 @@ from tuner.program.planned import plan_program
 from tuner.program.program import Program, read_program
 from tuner.program.settings import Settings, settings_of
 from tuner.program.trainer import trainer_of
-from tuner.program.training import NamedModel, named_models
+from tuner.program.training import named_models
 from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import is_meant, read_key, show_path
 from tuner.space.models.catalogue import get_entry, resolve_config
@@ -55,7 +55,10 @@ def applying(
     """
     settings = settings_of(_program(space, words))
     program = settings.program
-    if others := list(_other_models(space, program)):
+    named = named_models(program) if space.model is not None else []
+    alike = {one: same_architecture(one.name, space.model or "") for one in named}
+    others = [one for one, is_alike in alike.items() if is_alike is False]
+    if others and True not in alike.values():
         search = ["tuner", "search", *selected, "--model", others[0].name]
         raise InputError(
             f"the recommendation is for {space.model}, and the program trains another model",
@@ -215,14 +218,6 @@ def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue
     if isinstance(value, float) and value.is_integer() and expression not in values:
         return int(value)
     return value  # type: ignore[no-any-return]
-
-
-def _other_models(space: SearchSpace, program: Program) -> Iterator[NamedModel]:
-    """The models that the program trains, where none is that of the space."""
-    named = named_models(program) if space.model is not None else []
-    same = {one: same_architecture(one.name, space.model or "") for one in named}
-    if True not in same.values():
-        yield from (one for one, is_same in same.items() if is_same is False)
 
 
 def _batch(values: Mapping[str, object]) -> int:

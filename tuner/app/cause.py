@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +37,10 @@ def cause_of(
     """
     parts = memory.breakdown
     part, why = "", ""
-    if settings.get("precision") in QUANTIZED and _has_experts(model):
+    is_mixture = False
+    with contextlib.suppress(TunerError):  # a cause that can't be found costs no answer
+        is_mixture = settings.get("precision") in QUANTIZED and has_experts(model)
+    if is_mixture:
         part = MemoryCategory.WEIGHTS
         why = "bitsandbytes leaves the experts in 16 bits"  # since transformers 5
     elif settings.get("precision") == "fp32":
@@ -48,10 +52,3 @@ def cause_of(
         return ""
     used, whole = (significant(each / GIB) for each in (size, memory.device_bytes))
     return f"{str(part).replace('_', ' ')} {used} of {whole} GiB: {why}"
-
-
-def _has_experts(model: str) -> bool:
-    try:
-        return has_experts(model)
-    except TunerError:  # a cause that can't be found costs no answer
-        return False

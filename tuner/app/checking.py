@@ -268,7 +268,10 @@ class _Search:
                 return None
             if (size, way) == (self.micro_batch, self.checkpointing):
                 return None
-            run = self._verified(size, way)
+            # A run on the larger GPU that stays below the memory of the real one is valid for both.
+            known = [run for run in self._lines[way] if run.micro_batch == size]
+            tried = known[:1] or self._run_all([(size, way)], on_larger_gpu=False)
+            run = next((run for run in tried if run.found.fits), None)
             if run is None or (fits and run.found.verdict is not Verdict.FITS):
                 continue
             step_s = run.step_s(self._rounds(size))
@@ -282,17 +285,6 @@ class _Search:
                 )
             return BetterChange(made, run.found, step_s, base_step_s)
         return None
-
-    def _verified(self, size: int, way: bool | None) -> CheckRun | None:
-        """A run with these values that fits; None if they do not fit or have no effect.
-
-        A run on the larger GPU that stays below the memory of the real one is valid for both.
-        """
-        for run in self._lines[way]:
-            if run.micro_batch == size:
-                return run if run.found.fits else None
-        ran = self._run_all([(size, way)], on_larger_gpu=False)
-        return next((run for run in ran if run.found.fits), None)
 
     def _look(self, *, fits: bool) -> None:
         """Two runs for each way of checkpointing; the program itself is one of them."""

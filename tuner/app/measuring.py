@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
 from tuner.predict.stages import hardest_first
 from tuner.searches.joining import checked_address
+from tuner.searches.nodes import Need
 from tuner.searches.options import Mode, SearchOptions
 from tuner.searches.request import TrialDevice
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE, Gpu, not_predicted
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, RunnerFactory, TrialJob
-from tuner.trial.factories import EmulatedFactory, MeasuredFactory, VerifiedFactory
+from tuner.trial.factories import EmulatedFactory, VerifiedFactory
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedRunner
 
@@ -96,7 +98,7 @@ class Measuring:
         """The factory that makes runners in the workers, after checking the worker's GPU."""
         if self.emulated and "GPU" not in self.resources:
             return EmulatedFactory(job, options, self.gpus)
-        make = MeasuredFactory(job, options)
+        make = functools.partial(IsolatedRunner, job, options)
         if self.device == CPU:
             return make
         return VerifiedFactory(make, self.names, self.sizes_bytes)
@@ -265,7 +267,6 @@ def _in_cluster(
     gpu: Gpu, address: str, options: SearchOptions, labels: Mapping[str, str], gpus: int
 ) -> Measuring:
     checked_address(address)
-    from tuner.searches.nodes import Need
     from tuner.searches.ray.nodes import survey  # Ray: seconds to import
 
     resources = {"GPU": float(gpus), "CPU": float(gpus)}

@@ -141,8 +141,7 @@ def _changed(predictions: ProgramPredictions, values: Values) -> tuple[Change, P
 
 
 def _predicted(
-    predictions: ProgramPredictions,
-    tried: Mapping[str, tuple[Change, ProgramPlan, Configuration]],
+    predictions: ProgramPredictions, tried: Mapping[str, tuple[Change, ProgramPlan, Configuration]]
 ) -> dict[str, PredictedProgram | UnavailableError]:
     """The prediction of each changed program, or why there is none without PyTorch."""
     asked = {key: (changed.after, plan) for key, (changed, plan, _) in tried.items()}

@@ -26,6 +26,7 @@ from tuner.core.records import (
     Verdict,
 )
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
+from tuner.core.supervised import Tail
 from tuner.cost.calibrate import widened
 from tuner.cost.rank_memory import loaded_whole
 from tuner.emulator.emulation import STEPS, Emulation
@@ -343,8 +344,7 @@ class ProgramRuns(ProgramOracle[Emulation]):
 
     def _ask(self, program: Program, *, on_larger_gpu: bool) -> Emulation:
         """One run, judged by the memory that the GPU really has."""
-        from tuner.core.supervised import Tail  # only runs need these
-        from tuner.emulator import Machine
+        from tuner.emulator import Machine  # only runs need it
 
         self.count += 1
         launch = read_launch(program)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.app.target import Target, check_conditions, require_records, with_margin
+from tuner.app.target import Target, check_conditions, usable, with_margin
 from tuner.core.errors import NothingFitsError, UnavailableError
 from tuner.core.expressions import all_of
 from tuner.core.gpu import Gpu
@@ -44,7 +44,7 @@ def recommended(target: Target, criteria: Criteria = ANY_THAT_FITS) -> BestTrial
     Raises `UnavailableError` if nothing was searched yet.
     """
     check_conditions(target, criteria.where)  # report invalid conditions first
-    return recommended_of(target, latest(require_records(target)), criteria)
+    return recommended_of(target, latest(usable(target).comparable), criteria)
 
 
 def recommended_of(target: Target, records: Sequence[TrialRecord], criteria: Criteria) -> BestTrial:

@@ -22,6 +22,7 @@ from tuner.core.units import format_gib
 from tuner.program.export import FORMATS
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.joining import checked_address
+from tuner.searches.nodes import Need
 from tuner.searches.store import ResultsFolder, shipped
 from tuner.searches.view import View, build_view
 from tuner.space import SearchSpace, load_space
@@ -228,11 +229,6 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
     return dataclasses.replace(record, gpu_memory_bytes=now, outcome=outcome)
 
 
-def require_records(target: Target) -> tuple[TrialRecord, ...]:
-    """The comparable records of `target`. Raises `UnavailableError` when there are none."""
-    return usable(target).comparable
-
-
 def usable(target: Target) -> Sorted:
     """The records of `target` by their use; logs a warning about those set aside.
 
@@ -365,7 +361,6 @@ def offered_type(name: str, address: str) -> str:
     if len(ids) < 2:
         return name
     checked_address(address)
-    from tuner.searches.nodes import Need
     from tuner.searches.ray.nodes import survey  # Ray: seconds to import
 
     needs = [Need({"GPU": 1.0}, get_gpu(gpu)).asking() for gpu in ids]

@@ -89,11 +89,7 @@ class InputError(TunerError):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        problems: Iterable[Problem] = (),
+        self, message: str, *, hint: str | None = None, problems: Iterable[Problem] = ()
     ) -> None:
         super().__init__(message, hint=hint)
         self.problems = tuple(problems)
@@ -197,18 +193,11 @@ def install_command(extra: str) -> str:
 
 
 MODULES = {
-    "accelerate": "peft",
-    "bitsandbytes": "bitsandbytes",
-    "huggingface_hub": "transformers",
-    "optuna": "optuna",
-    "peft": "peft",
-    "ray": "ray",
-    "scipy": "scipy",
-    "threadpoolctl": "threadpoolctl",
-    "tokenizers": "transformers",
-    "torch": "torch",
+    "accelerate": "peft", "bitsandbytes": "bitsandbytes", "huggingface_hub": "transformers",
+    "optuna": "optuna", "peft": "peft", "ray": "ray", "scipy": "scipy",
+    "threadpoolctl": "threadpoolctl", "tokenizers": "transformers", "torch": "torch",
     "transformers": "transformers",
-}
+}  # fmt: skip
 """The package of the extra that brings each module."""
 
 

@@ -37,21 +37,9 @@ MAX_MAGNITUDE = 1e30
 MAX_EXPONENT = 64
 
 _NODES = (
-    ast.BinOp,
-    ast.BoolOp,
-    ast.Call,
-    ast.Compare,
-    ast.Constant,
-    ast.IfExp,
-    ast.Name,
-    ast.Tuple,
-    ast.UnaryOp,
-    ast.expr_context,
-    ast.operator,
-    ast.unaryop,
-    ast.boolop,
-    ast.cmpop,
-)
+    ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.Constant, ast.IfExp, ast.Name, ast.Tuple,
+    ast.UnaryOp, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
 
 
 def _number(value: Any) -> float:

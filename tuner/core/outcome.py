@@ -268,7 +268,9 @@ def _cause(ending: Ending) -> tuple[_Verdict | None, Raised]:
 
 def _died(ending: Ending) -> Outcome:
     """Judge by the exit code and the log, without a result or an exception."""
-    if ending.oom_kills and _was_killed(ending.exit_code):
+    code = ending.exit_code
+    # SIGKILL, also as the exit code of a shell in between.
+    if ending.oom_kills and code in (None, -signal.SIGKILL, 128 + signal.SIGKILL):
         text = f"{_exit_text(ending)}: the kernel killed a process for lack of memory"
         return _outcome(ending, Status.OOM, text, exhausted=Exhausted.HOST)
     if ending.starter_died:
@@ -278,12 +280,12 @@ def _died(ending: Ending) -> Outcome:
     log = last_lines(tail, MESSAGE_CHARS // 2)
     # Signals other than abort()'s come from outside or from a bug: the trial survived any lack of
     # memory in its log.
-    verdict = _verdict(tail) if _ended_by_itself(ending.exit_code) else None
+    by_itself = code is not None and (code >= 0 or code == -signal.SIGABRT)
+    verdict = _verdict(tail) if by_itself else None
     if verdict in (_Verdict.DEVICE, _Verdict.HOST):
         return _out_of_memory(ending, verdict, f"{_exit_text(ending)}: {log}")
     text = f"{_exit_text(ending)}; its log ends: {log}" if log else _exit_text(ending)
-    from_outside = ending.exit_code in _FROM_OUTSIDE
-    return _outcome(ending, Status.INTERRUPTED if from_outside else Status.CRASHED, text)
+    return _outcome(ending, Status.INTERRUPTED if code in _FROM_OUTSIDE else Status.CRASHED, text)
 
 
 def _out_of_memory(ending: Ending, verdict: _Verdict, text: str) -> Outcome:
@@ -323,15 +325,6 @@ def _verdict(text: str) -> _Verdict | None:
     if not found:
         return None
     return next(verdict for verdict in _Verdict if found[-1][verdict.value] is not None)
-
-
-def _was_killed(exit_code: int | None) -> bool:
-    """True for SIGKILL, also as the exit code of a shell in between."""
-    return exit_code in (None, -signal.SIGKILL, 128 + signal.SIGKILL)
-
-
-def _ended_by_itself(exit_code: int | None) -> bool:
-    return exit_code is not None and (exit_code >= 0 or exit_code == -signal.SIGABRT)
 
 
 def _exit_text(ending: Ending) -> str:

@@ -30,21 +30,10 @@ _LONGEST_HEADER_BYTES = 100_000_000  # what safetensors itself accepts
 _PROBE_BYTES = 16 * 2**20
 
 ELEMENT_BITS = {
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-    "F32": 32,
-    "I32": 32,
-    "U32": 32,
-    "F16": 16,
-    "BF16": 16,
-    "I16": 16,
-    "U16": 16,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "I8": 8,
-    "U8": 8,
-    "BOOL": 8,
+    **dict.fromkeys(("F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 8),
 }
 """Bits of an element by the format's name of its type."""
 

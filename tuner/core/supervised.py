@@ -136,10 +136,7 @@ class Supervised(Helper):
     """A program that has been started under `tuner.core.supervisor`, and ends with this process."""
 
     def __init__(
-        self,
-        task: ProgramTask,
-        output: IO[Any] | None = None,
-        errors: IO[Any] | None = None,
+        self, task: ProgramTask, output: IO[Any] | None = None, errors: IO[Any] | None = None
     ) -> None:
         command = own_python("tuner.core.supervisor", str(os.getpid()))
         super().__init__(command, task, output, errors=errors)

@@ -13,16 +13,9 @@ GIB = 1024**3
 
 _SIZE = re.compile(r"^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]i?B|B)?\s*$", re.IGNORECASE)
 _FACTORS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": KIB,
-    "mib": MIB,
-    "gib": GIB,
-    "tib": 1024**4,
-}
+    "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4,
+}  # fmt: skip
 
 
 def parse_bytes(text: str, *, what: str = "size") -> int:

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec
 
 from tuner.core import nvml
+from tuner.core.errors import TunerError
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_duration, format_size
 from tuner.integrations.expected import Asked, Expected, Numbers, Prediction, expected_of
 from tuner.program.edit.place import is_same
+from tuner.space.gpus import match_device
 
 STEPS, WARMUP = 10, 2
 """Steps after which the comparison is made, and those of them that are not timed."""
@@ -111,8 +113,6 @@ class RunWatch:
     @guarded
     def begin(self, facts: Callable[[], RunFacts] = RunFacts) -> None:
         """The training begins; `facts` are read here, so that their failure is no other's."""
-        from tuner.core.errors import TunerError
-
         if self._facts is not None:
             return
         self._facts = facts()
@@ -190,8 +190,6 @@ class RunWatch:
             reader.close()
 
     def _compare(self) -> None:
-        from tuner.core.errors import TunerError
-
         assert self._facts is not None
         if self._asked is not None:
             try:
@@ -324,8 +322,6 @@ def _cuda_index() -> int | None:
 
 def device_numbers(reader: nvml.DeviceReader | None) -> DeviceNumbers:
     """The numbers of the GPU of this process, or the name of its processor, without memory."""
-    from tuner.space.gpus import match_device
-
     index = _cuda_index()
     if index is None:
         return DeviceNumbers({}, PROCESSOR)

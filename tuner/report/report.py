@@ -41,7 +41,7 @@ from tuner.searches.best import BestTrial, best_yaml, close_calls_text
 from tuner.searches.cost import COLUMNS, row_texts, trade_text
 from tuner.searches.facts import gpus_text, ranks_text, rounded
 from tuner.searches.front import UNDECIDED
-from tuner.searches.store import ResultsFolder, utf8, write_atomically
+from tuner.searches.store import ResultsFolder, write_atomically
 from tuner.searches.view import SHOWN_LEVELS, Kind, View, levels
 
 if TYPE_CHECKING:
@@ -418,7 +418,7 @@ def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | N
     reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
     disk refuses one.
     """
-    write_atomically(folder.pareto_csv, utf8(pareto_csv(view)))
+    write_atomically(folder.pareto_csv, pareto_csv(view))
     text = best_yaml(
         view.best,
         view.space,
@@ -427,11 +427,11 @@ def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | N
         command=view.command,
         notes=view.notes,
     )
-    write_atomically(folder.best_yaml, utf8(text))
+    write_atomically(folder.best_yaml, text)
     write_atomically(folder.pareto_png, pareto_png(view))
     timeline = None
     if view.best is not None and timeline_of is not None:
         timeline = load_or_trace(folder.memory_timeline, view.best, timeline_of)
         if timeline is not None:
-            write_atomically(folder.memory_timeline, utf8(timeline_json(timeline, view.best)))
-    write_atomically(folder.report_html, utf8(report_html(view, timeline=timeline)))
+            write_atomically(folder.memory_timeline, timeline_json(timeline, view.best))
+    write_atomically(folder.report_html, report_html(view, timeline=timeline))

@@ -11,7 +11,7 @@ from tuner.core.records import KnobValue, TrialRecord
 from tuner.core.units import GIB, format_duration, format_size, significant
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import rows_of
-from tuner.searches.front import room_bytes
+from tuner.searches.front import evidence_of, room_bytes
 from tuner.searches.view import Level, View
 
 _NUMBERS = (
@@ -70,20 +70,17 @@ _RATES = ("samples_per_s", "tokens_per_s", "step_s", "mfu")
 
 def numbers_of(record: TrialRecord, view: View) -> dict[str, float | None]:
     """The numbers of a trial that has some: sizes in bytes, times in seconds, money in USD."""
-    evidence = record.outcome.evidence
-    assert evidence is not None
-    memory, speed, cost = evidence.memory, evidence.speed, run_cost(record, view.space, view.gpu)
+    evidence, cost = evidence_of(record), run_cost(record, view.space, view.gpu)
     return {
-        **{name: getattr(memory, name) for name in _SIZES},
-        **{name: getattr(speed, name) for name in _RATES},
+        **{name: getattr(evidence.memory, name) for name in _SIZES},
+        **{name: getattr(evidence.speed, name) for name in _RATES},
         "epoch_s": cost.epoch_s if cost else None,
         "epoch_usd": cost.epoch_usd if cost else None,
     }
 
 
 def _row(record: TrialRecord, view: View) -> dict[str, Any]:
-    evidence, best = record.outcome.evidence, view.best
-    assert evidence is not None  # without numbers a trial is on no front
+    evidence, best = evidence_of(record), view.best
     numbers = {**numbers_of(record, view), "it_per_s": evidence.speed.it_per_s}
     size = evidence.memory.device_bytes
     digits = {"mfu": ".4f", "epoch_s": ".0f", "epoch_usd": ".2f"}
@@ -102,10 +99,8 @@ def _row(record: TrialRecord, view: View) -> dict[str, Any]:
 
 def front_row(view: View, record: TrialRecord) -> dict[str, Any]:
     """A configuration of the front as a row of the report."""
-    evidence = record.outcome.evidence
-    assert evidence is not None  # without numbers a trial is on no front
+    evidence, best = evidence_of(record), view.best
     size = evidence.memory.device_bytes
-    best = view.best
     return {
         "best": best is not None and best.configuration == record.configuration,
         "undecided": record in view.undecided,
@@ -122,7 +117,7 @@ def level_rows(view: View, shown: Sequence[Level]) -> list[dict[str, Any]]:
     return [
         {
             "text": ", ".join(f"{k} {value_text(v)}" for k, v in level.values.items()),
-            "trials": level.trials,
+            "trials": len(level.records),
             "rows": [front_row(view, record) for record in level.front()],
         }
         for level in shown

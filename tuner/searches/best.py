@@ -11,14 +11,7 @@ import yaml
 from tuner.core.expressions import settings_text
 from tuner.core.gpu import Gpu
 from tuner.core.kinds import LOST
-from tuner.core.records import (
-    Configuration,
-    Measurement,
-    Prediction,
-    Source,
-    Status,
-    TrialRecord,
-)
+from tuner.core.records import Configuration, Measurement, Prediction, Source, Status, TrialRecord
 from tuner.core.units import format_duration, format_gib, format_size
 from tuner.searches.cost import (
     MEASURED_PERCENT,
@@ -27,7 +20,6 @@ from tuner.searches.cost import (
     RunCost,
     ShownInterval,
     by_gpus,
-    cost_dict,
     interval_dict,
     run_cost,
 )
@@ -35,7 +27,6 @@ from tuner.searches.facts import (
     SpaceFacts,
     counted_gpus,
     limit_text,
-    ranks_dict,
     rounded,
     stages_dict,
     times_text,
@@ -44,6 +35,7 @@ from tuner.searches.front import (
     THROUGHPUT,
     Objective,
     device_bytes,
+    evidence_of,
     fastest_first,
     fits_within,
     rivals,
@@ -67,6 +59,16 @@ class Gain:
     speedup: float | None
     saved_bytes: int | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "configuration": self.baseline.configuration.to_dict(),
+            "status": str(self.baseline.outcome.status),
+            "fits": self.baseline_fits,
+            "speedup": round(self.speedup, 4) if self.speedup is not None else None,
+            "saved_bytes": self.saved_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BestTrial:
@@ -77,7 +79,6 @@ class BestTrial:
     """
 
     record: TrialRecord
-    evidence: Prediction | Measurement
     gpu: Gpu
     space: SpaceFacts
     cost: RunCost | None
@@ -123,6 +124,11 @@ class BestTrial:
     def to_measure(self) -> tuple[Configuration, ...]:
         """The recommended configuration and the rivals that are worth measuring against it."""
         return tuple(r.configuration for r in worth_measuring(self.record, self.rivals))
+
+    @property
+    def evidence(self) -> Prediction | Measurement:
+        """Its numbers."""
+        return evidence_of(self.record)
 
     @property
     def configuration(self) -> Configuration:
@@ -203,20 +209,23 @@ class BestTrial:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types, as in `best.yaml` and `tuner best --json`."""
+        verified, knobs = self.record.verified_source, self.space.knobs
+        by_gpus = [row.to_dict(self.names) for row in self.by_gpus]
         return {
             "space": self.space.name,
             "model": self.space.model,
             "gpu": {**_gpu_dict(self.gpu), "count": self.gpus},
             "source": str(self.source),
-            "verified": self._verified_word,
+            # True where a device verified it.
+            "verified": str(verified) if verified is Source.EMULATED else verified is not None,
             "verification": self.verified_text,
             "configuration": self.configuration.to_dict(),
             "memory": self._memory_dict(),
             "speed": self._speed_dict(),
             **stages_dict(self.record, self.space),
-            "run": cost_dict(self.cost),
-            **self._by_gpus_dict(),
-            "baseline": _gain_dict(self.gain),
+            "run": self.cost.to_dict() if self.cost else None,
+            **({"by_gpus": by_gpus} if by_gpus else {}),
+            "baseline": self.gain.to_dict() if self.gain else None,
             "trainable_params": self.evidence.trainable_params,
             "total_params": self.evidence.total_params,
             "chosen_from": {
@@ -227,7 +236,10 @@ class BestTrial:
             },
             "undecided": {
                 "may_be_as_fast": len(self.rivals),
-                "measure": [{"settings": self._of_knobs(c.to_dict())} for c in self.to_measure],
+                "measure": [
+                    {"settings": {n: v for n, v in c.to_dict().items() if n in knobs or not knobs}}
+                    for c in self.to_measure
+                ],
                 **({"not_measured": text} if (text := not_measured_text(self)) else {}),
             },
             "trial": {
@@ -240,22 +252,10 @@ class BestTrial:
             },
         }
 
-    def _by_gpus_dict(self) -> dict[str, Any]:
-        rows = [row.to_dict(self.names) for row in self.by_gpus]
-        return {"by_gpus": rows} if rows else {}
-
-    def _of_knobs(self, settings: dict[str, Any]) -> dict[str, Any]:
-        return {n: v for n, v in settings.items() if n in self.space.knobs or not self.space.knobs}
-
-    @property
-    def _verified_word(self) -> bool | str:
-        """True where a device verified it, "emulated" where an emulated one did."""
-        source = self.record.verified_source
-        return str(source) if source is Source.EMULATED else source is not None
-
     def _memory_dict(self) -> dict[str, Any]:
         memory = self.evidence.memory
         margin = self.record.budget.margin_bytes
+        ranks = [rank.device_bytes for rank in self.evidence.ranks]
         return {
             "peak_device_memory": format_size(memory.device_bytes),
             "peak_device_bytes": memory.device_bytes,
@@ -269,7 +269,7 @@ class BestTrial:
             "margin_bytes": margin,
             "used_fraction": round(memory.device_bytes / self.memory_bytes, 4),
             "breakdown_bytes": {str(k): v for k, v in memory.breakdown.items()},
-            **ranks_dict(self.evidence),
+            **({"rank_device_bytes": ranks} if ranks else {}),
         }
 
     def _speed_dict(self) -> dict[str, Any]:
@@ -338,11 +338,11 @@ def best_of(  # noqa: PLR0913 - what a recommendation is made from
     if not ranked:
         return None
     best = min(ranked, key=lambda pair: (-pair[0], *fastest_first(pair[1])))[1]
-    evidence = best.outcome.evidence
-    assert evidence is not None  # without numbers a trial does not fit
+    # With the same values of the space's capacity knobs (rank, length).
+    level, *levels = (r.configuration.values_of(space.capacity) for r in (best, *fitting))
+    alike = [record for record, its in zip(fitting, levels, strict=True) if its == level]
     return BestTrial(
         record=best,
-        evidence=evidence,
         gpu=gpu,
         space=space,
         cost=run_cost(best, space, gpu),
@@ -351,7 +351,7 @@ def best_of(  # noqa: PLR0913 - what a recommendation is made from
         fitting=len(fitting),
         conditions=tuple(conditions),
         objective=objective,
-        rivals=_rivals(best, fitting, space) if objective.name == THROUGHPUT.name else (),
+        rivals=rivals(best, alike) if objective.name == THROUGHPUT.name else (),
         not_measured=_faster_but_lost(best, gone) if objective.name == THROUGHPUT.name else (),
         by_gpus=by_gpus(fitting, space, gpu),
     )
@@ -382,17 +382,6 @@ def not_measured_text(best: BestTrial) -> str:
         f"{values}, predicted at {first.outcome.prediction.speed.samples_per_s:.3g} samples/s: "
         f"{first.outcome.message.partition(chr(10))[0]}{more}; the same search tries it again"
     )
-
-
-def _rivals(
-    best: TrialRecord, fitting: Iterable[TrialRecord], space: SpaceFacts
-) -> tuple[TrialRecord, ...]:
-    """Rivals of `best` with the same values of the space's capacity knobs (rank, length)."""
-
-    def level(record: TrialRecord) -> list[object]:
-        return [record.configuration.get(name) for name in space.capacity]
-
-    return rivals(best, [record for record in fitting if level(record) == level(best)])
 
 
 def find_baseline(
@@ -478,18 +467,6 @@ def _gpu_dict(gpu: Gpu) -> dict[str, Any]:
         "name": gpu.name,
         "memory": format_gib(gpu.memory_bytes),
         "memory_bytes": gpu.memory_bytes,
-    }
-
-
-def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
-    if gain is None:
-        return None
-    return {
-        "configuration": gain.baseline.configuration.to_dict(),
-        "status": str(gain.baseline.outcome.status),
-        "fits": gain.baseline_fits,
-        "speedup": round(gain.speedup, 4) if gain.speedup is not None else None,
-        "saved_bytes": gain.saved_bytes,
     }
 
 

@@ -11,7 +11,7 @@ from tuner.core.records import Configuration, KnobValue, Measurement, Prediction
 from tuner.core.setup.distributed_knobs import MACHINES, strategy
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.searches.facts import SpaceFacts, counted_gpus, paid_gpus, rounded, seconds_of
-from tuner.searches.front import PAIR_ERROR, fastest_first
+from tuner.searches.front import PAIR_ERROR, evidence_of, fastest_first
 from tuner.space.lengths import steps_per_epoch
 
 PREDICTED_PERCENT = 90
@@ -71,6 +71,23 @@ class RunCost:
             return "all epochs of the stages"
         return f"{self.epochs:g} epoch" + ("" if self.epochs == 1 else "s")
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "examples": self.examples,
+            "epochs": self.epochs,
+            "steps_per_epoch": self.steps_per_epoch,
+            "time_per_epoch": format_duration(self.epoch_s),
+            "time_per_epoch_s": round(self.epoch_s, 3),
+            "time_per_run": format_duration(self.run_s) if self.run_s is not None else None,
+            "time_per_run_s": round(self.run_s, 3) if self.run_s is not None else None,
+            "cost_per_epoch_usd": round(self.epoch_usd, 4) if self.epoch_usd is not None else None,
+            "cost_per_run_usd": round(self.run_usd, 4) if self.run_usd is not None else None,
+            "gpus": self.gpus,
+            "price_usd_per_hour": self.price_usd_per_hour,
+            "price_date": str(self.price_date) if self.price_date is not None else None,
+        }
+
 
 def run_cost(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> RunCost | None:
     """Time and money of an epoch and a run; None without numbers or the number of examples."""
@@ -79,10 +96,7 @@ def run_cost(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> RunCost | None
 
 
 def cost_of(
-    evidence: Prediction | Measurement,
-    configuration: Configuration,
-    space: SpaceFacts,
-    gpu: Gpu,
+    evidence: Prediction | Measurement, configuration: Configuration, space: SpaceFacts, gpu: Gpu
 ) -> RunCost | None:
     """Time and money at a speed; None without a rate or the number of examples."""
     times = _seconds(evidence, space)
@@ -122,26 +136,6 @@ def _seconds(
         return None
     epoch_s = space.examples / rate
     return epoch_s, epoch_s * space.epochs if space.epochs is not None else None
-
-
-def cost_dict(cost: RunCost | None) -> dict[str, Any] | None:
-    """JSON types."""
-    if cost is None:
-        return None
-    return {
-        "examples": cost.examples,
-        "epochs": cost.epochs,
-        "steps_per_epoch": cost.steps_per_epoch,
-        "time_per_epoch": format_duration(cost.epoch_s),
-        "time_per_epoch_s": round(cost.epoch_s, 3),
-        "time_per_run": format_duration(cost.run_s) if cost.run_s is not None else None,
-        "time_per_run_s": round(cost.run_s, 3) if cost.run_s is not None else None,
-        "cost_per_epoch_usd": round(cost.epoch_usd, 4) if cost.epoch_usd is not None else None,
-        "cost_per_run_usd": round(cost.run_usd, 4) if cost.run_usd is not None else None,
-        "gpus": cost.gpus,
-        "price_usd_per_hour": cost.price_usd_per_hour,
-        "price_date": str(cost.price_date) if cost.price_date is not None else None,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +201,7 @@ def _key(configuration: Configuration) -> tuple[int, int, str]:
 
 
 def _row(key: tuple[int, int, str], record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> ByGpus:
-    evidence = record.outcome.evidence
-    assert evidence is not None  # without numbers a trial does not fit
-    cost = cost_of(evidence, record.configuration, space, gpu)
+    evidence, cost = evidence_of(record), run_cost(record, space, gpu)
     gpus, number, way = key
     return ByGpus(
         record,

@@ -128,14 +128,7 @@ def gpus_text(configuration: Configuration, gpu: Gpu) -> str:
 
 def ranks_text(evidence: Prediction | Measurement) -> str:
     """Device memory of each rank that was measured; empty for one GPU."""
-    ranks = evidence.ranks if isinstance(evidence, Measurement) else ()
-    return ", ".join(format_size(rank.device_bytes) for rank in ranks)
-
-
-def ranks_dict(evidence: Prediction | Measurement) -> dict[str, Any]:
-    """JSON types; nothing for one GPU."""
-    ranks = evidence.ranks if isinstance(evidence, Measurement) else ()
-    return {"rank_device_bytes": [rank.device_bytes for rank in ranks]} if ranks else {}
+    return ", ".join(format_size(rank.device_bytes) for rank in evidence.ranks)
 
 
 def rounded(value: float) -> float:

@@ -196,19 +196,13 @@ class Failures:
         most blame comes first.
         """
         if self._closed is None:
-            self._closed = self._closed_now()
+            left, self._closed = self.probability() < LEAST_TO_TRY, {}
+            for suspect, kind, times in self._never_ran():
+                mask = left & self._suspects.has(suspect)
+                if times >= ALIKE_TO_CLOSE and mask.any():
+                    self._closed[_told(self._suspects.text(suspect), times, kind)] = mask
+                    left = left & ~mask
         return self._closed
-
-    def _closed_now(self) -> dict[str, NDArray[np.bool_]]:
-        probability = self.probability()
-        found: dict[str, NDArray[np.bool_]] = {}
-        left = probability < LEAST_TO_TRY
-        for suspect, kind, times in self._never_ran():
-            mask = left & self._suspects.has(suspect)
-            if times >= ALIKE_TO_CLOSE and mask.any():
-                found[_told(self._suspects.text(suspect), times, kind)] = mask
-                left = left & ~mask
-        return found
 
     def suspected(self) -> list[str]:
         """The values that are probably broken, with the number and kind of their failures."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tuner.core.records import Source, Status, TrialRecord
+from tuner.core.records import Measurement, Prediction, Source, Status, TrialRecord
 
 
 class Direction(enum.StrEnum):
@@ -54,18 +55,21 @@ def device_bytes(record: TrialRecord) -> int | None:
     return evidence.memory.device_bytes if evidence else None
 
 
+def evidence_of(record: TrialRecord) -> Prediction | Measurement:
+    """The numbers of a trial that fits: without any it would be on no front."""
+    evidence = record.outcome.evidence
+    assert evidence is not None
+    return evidence
+
+
 def rate_of(record: TrialRecord) -> float:
-    """Throughput in samples/s of a trial that fits, which has numbers."""
-    rate = samples_per_s(record)
-    assert rate is not None
-    return rate
+    """Throughput in samples/s of a trial that fits."""
+    return evidence_of(record).speed.samples_per_s
 
 
 def size_of(record: TrialRecord) -> int:
-    """Peak device memory in bytes of a trial that fits, which has numbers."""
-    size = device_bytes(record)
-    assert size is not None
-    return size
+    """Peak device memory in bytes of a trial that fits."""
+    return evidence_of(record).memory.device_bytes
 
 
 def room_bytes(record: TrialRecord, memory_bytes: int) -> int:
@@ -152,13 +156,9 @@ def unbeaten(
     front: list[tuple[tuple[float, ...], TrialRecord]] = []
     for gains_, record in candidates:
         # The last one kept is best in the second objective: with two, checking it is enough.
-        if not any(_covers(kept, gains_) for kept, _ in reversed(front)):
+        if not any(all(map(operator.ge, kept, gains_)) for kept, _ in reversed(front)):
             front.append((gains_, record))
     return tuple(record for _, record in front)
-
-
-def _covers(kept: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a >= b for a, b in zip(kept, other, strict=True))
 
 
 def hypervolume(

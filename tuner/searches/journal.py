@@ -30,7 +30,7 @@ from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.kinds import SAYS_NOTHING
 from tuner.core.meanwhile import without_collection
-from tuner.core.records import JOURNAL_SCHEMA, Measurement, Source, Status, TrialRecord
+from tuner.core.records import JOURNAL_SCHEMA, Measurement, Source, Status, TrialRecord, most_known
 
 
 def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
@@ -71,13 +71,9 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
         speed=speed,
         steps=steps,
         samples_per_s_interval=_interval(runs, speed.samples_per_s),
-        evaluation_peak_bytes=_largest(run.evaluation_peak_bytes for run in runs),
-        checkpoint_bytes=_largest(run.checkpoint_bytes for run in runs),
+        evaluation_peak_bytes=most_known(run.evaluation_peak_bytes for run in runs),
+        checkpoint_bytes=most_known(run.checkpoint_bytes for run in runs),
     )
-
-
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _interval(runs: Sequence[Measurement], rate: float) -> tuple[float, float] | None:
@@ -365,7 +361,11 @@ def _opened(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _require_file(os.fstat(descriptor).st_mode, path)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a pipe may never end
+                raise InputError(
+                    f"{str(path)!r} is not a file",
+                    hint="move it away, or choose another folder with --results FOLDER",
+                )
             _lock(descriptor, path)
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
@@ -379,15 +379,6 @@ def _opened(path: Path) -> int:
 
 
 _OPENING_TRIES = 10
-
-
-def _require_file(mode: int, path: Path) -> None:
-    """Raise `InputError` unless it is a regular file: reading a device or pipe may never end."""
-    if not stat.S_ISREG(mode):
-        raise InputError(
-            f"{str(path)!r} is not a file",
-            hint="move it away, or choose another folder with --results FOLDER",
-        )
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -6,29 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tuner.core.errors import UnavailableError, unknown
 from tuner.core.gpu import Gpu
-from tuner.core.records import Memory, Speed, Status, TrialRecord
+from tuner.core.records import Measurement, Prediction, Status, TrialRecord
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEVICE_MEMORY, THROUGHPUT, Direction, Objective
 
 UP, DOWN = Direction.MAXIMIZE, Direction.MINIMIZE
 NAMES = (
-    "samples_per_s",
-    "device_bytes",
-    "tokens_per_s",
-    "step_s",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "epoch_usd",
-    "lora_rank",
-    "length_coverage",
-)
+    "samples_per_s", "device_bytes", "tokens_per_s", "step_s", "peak_allocated_bytes",
+    "peak_reserved_bytes", "epoch_usd", "lora_rank", "length_coverage",
+)  # fmt: skip
 
-SHORT = {
-    "throughput": "samples_per_s",
-    "memory": "device_bytes",
-    "cost": "epoch_usd",
-}
+SHORT = {"throughput": "samples_per_s", "memory": "device_bytes", "cost": "epoch_usd"}
 """Short names of the most common objectives."""
 
 NEEDS = {
@@ -48,25 +37,37 @@ def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: Gpu) -> tuple[Ob
     - "length_coverage" is the share of examples that `max_length` does not truncate; without the
       distribution of lengths it is only known if no example is truncated.
     """
-    known = {
-        "samples_per_s": THROUGHPUT,
-        "device_bytes": DEVICE_MEMORY,
-        "tokens_per_s": _of_speed("tokens_per_s", UP, "tokens/s", lambda s: s.tokens_per_s),
-        "step_s": _of_speed("step_s", DOWN, "time of an optimizer step (s)", lambda s: s.step_s),
-        "peak_allocated_bytes": _of_memory(
-            "peak_allocated_bytes", "peak allocated (bytes)", lambda m: m.peak_allocated_bytes
+
+    def usd(record: TrialRecord) -> float | None:
+        cost = run_cost(record, space, gpu)
+        return cost.epoch_usd if cost else None
+
+    def covered(record: TrialRecord) -> float | None:
+        length = _number(record, "max_length")
+        return None if length is None else coverage(space, length)
+
+    every = (
+        THROUGHPUT,
+        DEVICE_MEMORY,
+        _of("tokens_per_s", UP, "tokens/s", lambda e: e.speed.tokens_per_s),
+        _of("step_s", DOWN, "time of an optimizer step (s)", lambda e: e.speed.step_s),
+        _of(
+            "peak_allocated_bytes",
+            DOWN,
+            "peak allocated (bytes)",
+            lambda e: e.memory.peak_allocated_bytes,
         ),
-        "peak_reserved_bytes": _of_memory(
-            "peak_reserved_bytes", "peak reserved (bytes)", lambda m: m.peak_reserved_bytes
+        _of(
+            "peak_reserved_bytes",
+            DOWN,
+            "peak reserved (bytes)",
+            lambda e: e.memory.peak_reserved_bytes,
         ),
-        "epoch_usd": Objective(
-            "epoch_usd", DOWN, "cost per epoch (USD)", lambda r: _epoch_usd(r, space, gpu)
-        ),
-        "lora_rank": Objective("lora_rank", UP, "LoRA rank", _lora_rank),
-        "length_coverage": Objective(
-            "length_coverage", UP, "examples not truncated (share)", lambda r: _coverage(r, space)
-        ),
-    }
+        Objective("epoch_usd", DOWN, "cost per epoch (USD)", usd),
+        Objective("lora_rank", UP, "LoRA rank", lambda record: _number(record, "lora_rank")),
+        Objective("length_coverage", UP, "examples not truncated (share)", covered),
+    )
+    known = {objective.name: objective for objective in every}
     full = dict.fromkeys(SHORT.get(name, name) for name in names)
     for name in full:
         if name not in known:
@@ -85,36 +86,14 @@ def require_known(records: Iterable[TrialRecord], objectives: Iterable[Objective
             )
 
 
-def _of_speed(
-    name: str, direction: Direction, label: str, value: Callable[[Speed], float]
+def _of(
+    name: str, direction: Direction, label: str, value: Callable[[Prediction | Measurement], float]
 ) -> Objective:
     def of(record: TrialRecord) -> float | None:
         evidence = record.outcome.evidence
-        return value(evidence.speed) if evidence else None
+        return value(evidence) if evidence else None
 
     return Objective(name, direction, label, of)
-
-
-def _of_memory(name: str, label: str, value: Callable[[Memory], int]) -> Objective:
-    def of(record: TrialRecord) -> float | None:
-        evidence = record.outcome.evidence
-        return value(evidence.memory) if evidence else None
-
-    return Objective(name, DOWN, label, of)
-
-
-def _epoch_usd(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> float | None:
-    cost = run_cost(record, space, gpu)
-    return cost.epoch_usd if cost else None
-
-
-def _lora_rank(record: TrialRecord) -> float | None:
-    return _number(record, "lora_rank")
-
-
-def _coverage(record: TrialRecord, space: SpaceFacts) -> float | None:
-    length = _number(record, "max_length")
-    return None if length is None else coverage(space, length)
 
 
 def coverage(space: SpaceFacts, max_length: float) -> float | None:

@@ -23,10 +23,11 @@ DEFAULT_SEARCHER = "guided"
 DEFAULT_TRIALS = 40
 
 
-def check_searcher(name: str) -> None:
-    """Raise `InputError` unless there may be a searcher of this name."""
+def checked_searcher(name: str) -> str:
+    """The name of a searcher, or of a class of samplers. Raises `InputError` for another one."""
     if name not in SEARCHERS and ":" not in name:
         raise unknown("searcher", name, (*SEARCHERS, "package.module:Class"))
+    return name
 
 
 class Mode(enum.StrEnum):

@@ -10,12 +10,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 from optuna.study import Study
 
-from tuner.core.records import (
-    Configuration,
-    Prediction,
-    Status,
-    TrialRecord,
-)
+from tuner.core.records import Configuration, Prediction, Status, TrialRecord
 from tuner.core.setup.schemas import MemoryOrder
 from tuner.cost.calibrate import calibrations_from
 from tuner.searches.candidates import Candidates
@@ -66,7 +61,9 @@ class OomFrontier:
         """Note that the configuration at `place` ran out of memory."""
         if self._covering[place]:
             return
-        larger = self._at_least(place)
+        # All that are at least as large, itself included.
+        members = self._members[self._group[place]]
+        larger: Places = members[(self._places[members] >= self._places[place]).all(axis=1)]
         for other in [other for other in larger.tolist() if other in self._known]:
             self._forget(other)
         self._known[place] = larger
@@ -96,12 +93,6 @@ class OomFrontier:
 
     def _forget(self, known: int) -> None:
         self._covering[self._known.pop(known)] -= 1
-
-    def _at_least(self, place: int) -> Places:
-        """Places of all that are at least as large as the one at `place`, itself included."""
-        members = self._members[self._group[place]]
-        larger: Places = members[(self._places[members] >= self._places[place]).all(axis=1)]
-        return larger
 
 
 MOST_RISK = 0.5
@@ -234,9 +225,7 @@ class Proposer:
         self.guide: Guided | None = None
         if sampler == "guided" and (knowledge.predictions or knowledge.budget):
             self.guide = Guided(
-                _pool_of(candidates, knowledge),
-                goals=knowledge.goals,
-                repeats=knowledge.repeats,
+                _pool_of(candidates, knowledge), goals=knowledge.goals, repeats=knowledge.repeats
             )
             self._strategy: Strategy = GuidedStrategy(candidates, self.guide)
         else:
@@ -272,9 +261,7 @@ class Proposer:
 
         None if the sampler does not estimate it, or if no configuration is known to fit.
         """
-        if self.guide is None:
-            return None
-        return self.guide.largest_gain()
+        return None if self.guide is None else self.guide.largest_gain()
 
     def tell(self, record: TrialRecord, pooled: TrialRecord | None = None) -> None:
         """Learn from a trial that was proposed here or in an earlier run.

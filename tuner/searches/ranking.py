@@ -74,7 +74,11 @@ class Ranking:
             self._fitting[configuration] = fitting
             self._enter(fitting)
             if before is None:
-                self._advance(_non_dominated([*self._front, together]))
+                points = (
+                    _Fitting(size_of(r), -rate_of(r), place, r)
+                    for place, r in enumerate([*self._front, together])
+                )
+                self._advance(_staircase(sorted(points)))
         if before is not None:  # others may come back to the front
             self._advance(_staircase(self._by_size))
 
@@ -177,13 +181,6 @@ def to_verify(ranking: Ranking, first: Objective = THROUGHPUT) -> Configuration 
     failed = sum(not record.verified for record in tried)
     was_tried = any(record.configuration == best for record in tried)
     return None if was_tried or failed >= MOST_FAILED_VERIFICATIONS else best
-
-
-def _non_dominated(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """The Pareto front of the records, the smallest first."""
-    return _staircase(
-        sorted(_Fitting(size_of(r), -rate_of(r), place, r) for place, r in enumerate(records))
-    )
 
 
 def _staircase(by_size: Iterable[_Fitting]) -> list[TrialRecord]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from tuner.core.errors import InputError, TunerError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue, Prediction, Source, Status, TrialRecord
+from tuner.core.records import Configuration, Prediction, Source, Status, TrialRecord
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
-from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions, check_searcher
+from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions, checked_searcher
 from tuner.searches.progress import Budget, StoppedBy
 from tuner.searches.store import ResultsFolder, write_atomically
+from tuner.space import SearchSpace
 from tuner.trial.base import RunnerFactory, outcome_versions
 
 
@@ -45,30 +45,7 @@ class Pruned:
 def write_pruned(folder: ResultsFolder, pruned: Iterable[Pruned]) -> None:
     """Replace `pruned.jsonl` atomically, one line per entry. Raises `UnavailableError`."""
     lines = [json.dumps(entry.to_dict(), separators=(",", ":")) + "\n" for entry in pruned]
-    write_atomically(folder.path / "pruned.jsonl", "".join(lines).encode("ascii"))
-
-
-class Space(Protocol):
-    """The part of a search space that a search needs."""
-
-    @property
-    def name(self) -> str:
-        """The name under which results are filed."""
-        ...
-
-    @property
-    def knobs(self) -> Mapping[str, Any]:
-        """The knobs by name; a search varies only these."""
-        ...
-
-    @property
-    def memory(self) -> Mapping[str, tuple[KnobValue, ...]]:
-        """Values of some knobs from least to most memory, with all else equal."""
-        ...
-
-    def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
-        """All valid configurations that meet `where`, always in the same order."""
-        ...
+    write_atomically(folder.path / "pruned.jsonl", "".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +87,7 @@ class SearchRequest:
       journal. `metrics` and `dashboard` of a cluster that is joined are its own.
     - `objectives` are for "guided" only, the first is primary; empty means throughput and memory,
       the only objectives of other searchers.
+    - `configurations` are those to choose from; None for all that meet the options' `where`.
     - `initial` runs first, in its order; invalid configurations are skipped.
     - `resume` holds the journal. Records of this space, GPU, memory, library versions and
       trial_device are not run again; the searcher learns from them.
@@ -131,11 +109,12 @@ class SearchRequest:
     - `tell` is called with a line for each address at which the search can be watched.
     """
 
-    space: Space
+    space: SearchSpace
     gpu: Gpu
     runner_factory: RunnerFactory
     options: SearchOptions = field(default_factory=SearchOptions)
     objectives: Sequence[Objective] = ()
+    configurations: Sequence[Configuration] | None = None
     initial: Sequence[Configuration] = ()
     resume: Sequence[TrialRecord] = ()
     trial_device: TrialDevice | None = None
@@ -154,7 +133,7 @@ class SearchRequest:
     def __post_init__(self) -> None:
         """Raise `InputError` for invalid values."""
         options = self.options
-        check_searcher(options.searcher)
+        checked_searcher(options.searcher)
         if options.workers is not None and options.workers < 1:
             raise InputError(f"workers is {options.workers}, and must be at least 1")
         check_min_gain(options.min_gain, options.searcher)
@@ -166,6 +145,13 @@ class SearchRequest:
     def budget(self) -> Budget:
         """The limits of the search. Raises `InputError` for invalid ones."""
         return Budget(self.options, self.gpu.price_usd_per_hour)
+
+    @property
+    def candidates(self) -> list[Configuration]:
+        """The configurations to choose from, in the order of the space."""
+        if self.configurations is not None:
+            return list(self.configurations)
+        return list(self.space.configurations(self.options.where))
 
     @property
     def gpus_per_trial(self) -> float:

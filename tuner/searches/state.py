@@ -192,10 +192,7 @@ class SearchState:
         if retries and (again := self.open.hand_out_again(ray_id, lost=True)) is not None:
             return again.configuration
         if proposed is None:
-            waits = self._options.verify or reason in (
-                StoppedBy.BUDGET,
-                *STOPPED_BY_WHAT_IS_LEFT,
-            )
+            waits = self._options.verify or reason in (StoppedBy.BUDGET, *STOPPED_BY_WHAT_IS_LEFT)
             if not (waits and self.open.on_workers):  # running trials may change the decision
                 self.stopped_by = self.stopped_by or reason  # unless interrupted meanwhile
             return None
@@ -410,8 +407,7 @@ class SearchState:
 
 def _no_worker(message: str) -> UnavailableError:
     return UnavailableError(
-        message,
-        hint="the trials are not the cause; check the memory of their machines",
+        message, hint="the trials are not the cause; check the memory of their machines"
     )
 
 

@@ -139,11 +139,14 @@ def shipped(space: str, gpu: str) -> ResultsFolder | None:
     return next((folder for folder in folders if folder.has_results), None)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | str) -> None:
     """Write `path` through a temporary file beside it; a failure leaves no partial file.
 
-    Raises `UnavailableError` if writing fails.
+    A text becomes UTF-8; lone surrogates, which JSON allows and UTF-8 does not, are escaped. Raises
+    `UnavailableError` if writing fails.
     """
+    if isinstance(data, str):
+        data = data.encode("utf-8", "backslashreplace")
     # The name is random, so that others cannot place a link there to be written through.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -170,8 +173,3 @@ def safe_name(name: str) -> str:
     digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:8]
     readable = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:60]
     return f"{readable}-{digest}" if readable else f"unnamed-{digest}"
-
-
-def utf8(text: str) -> bytes:
-    """UTF-8; lone surrogates, which JSON allows and UTF-8 does not, are escaped."""
-    return text.encode("utf-8", "backslashreplace")

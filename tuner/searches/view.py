@@ -206,11 +206,6 @@ class Level:
     values: Mapping[str, KnobValue]
     records: Sequence[TrialRecord]
 
-    @property
-    def trials(self) -> int:
-        """Number of configurations with a record."""
-        return len(self.records)
-
     def front(self) -> tuple[TrialRecord, ...]:
         """The Pareto front of the level, worst in the first objective first; empty if none fits."""
         chosen = trusted(self.records, self.view.gpu.memory_bytes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tuner.core.environment import trial_environment
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.records import Configuration, Outcome, Status
-from tuner.trial.base import Instructions, RunnerFactory, TrialRunner
+from tuner.trial.base import Instructions, RunnerFactory, TrialRunner, call_if_there
 from tuner.trial.preflight import says_device_is_lost
 
 
@@ -50,9 +50,7 @@ class TrialWorker:
             os.chdir(self._plan.folder)
         try:
             self._runner = self._plan.runner_factory()
-            start = getattr(self._runner, "start", None)
-            if start is not None:
-                start()
+            call_if_there(self._runner, "start")
         except TunerError as error:
             return error
         return None
@@ -77,9 +75,7 @@ class TrialWorker:
 
     def close(self) -> None:
         """Let the runner end what it keeps."""
-        close = getattr(self._runner, "close", None)
-        if close is not None:
-            close()
+        call_if_there(self._runner, "close")
 
 
 def _lost_device(text: str) -> UnavailableError:

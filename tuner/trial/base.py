@@ -111,6 +111,11 @@ class TrialRunner(Protocol):
         ...
 
 
+def call_if_there(runner: TrialRunner | None, name: str) -> None:
+    """Call a method that a runner may have beside `run`: "start", "interrupt" or "close"."""
+    getattr(runner, name, lambda: None)()
+
+
 class RunnerFactory(Protocol):
     """Builds the runner inside the worker, so that only this small object travels there.
 
@@ -156,6 +161,11 @@ class MeasureOptions:
     weights: str = "synthetic"
     lengths: Literal["full", "data"] = "full"
     instructions: Instructions = PLAIN
+
+    @property
+    def gpu_index(self) -> int | None:
+        """The number of the CUDA device; None on the CPU."""
+        return None if self.device == "cpu" else int(self.device.partition(":")[2] or 0)
 
 
 def outcome_versions(*, ran: bool = True) -> dict[str, str]:

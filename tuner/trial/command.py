@@ -231,7 +231,7 @@ class CommandTrial:
         samples_per_step = command.samples(configuration)
         device = _device_name(options)
         report({"device": device})
-        memory = TreeMemory(os.getpid(), _gpu_index(options))
+        memory = TreeMemory(os.getpid(), options.gpu_index)
         with _started(command, configuration, options) as process:
             heard = CommandProgress(options, command.progress)
             listener = _Listener(process, heard, memory, options)
@@ -289,7 +289,10 @@ class _Listener:
             used_bytes = self._memory.look()
             if self._limit_bytes is not None and used_bytes > self._limit_bytes:
                 self._stop()
-                raise _over_the_limit(used_bytes, self._limit_bytes)
+                raise MemoryError(
+                    f"GPU out of memory: the command holds {format_gib(used_bytes)}, and may use "
+                    f"{format_gib(self._limit_bytes)}"
+                )
             needed_s = self._heard.needed_s
             if needed_s is not None and not told_pace:
                 report({NEEDED_S: needed_s})
@@ -407,13 +410,6 @@ def nothing_heard(log_tail: str) -> Exception:
     return NoStepsError(f"{text}; its log ends: {lines}" if lines else text)
 
 
-def _over_the_limit(used_bytes: int, limit_bytes: int) -> Exception:
-    return MemoryError(
-        f"GPU out of memory: the command holds {format_gib(used_bytes)}, and may use "
-        f"{format_gib(limit_bytes)}"
-    )
-
-
 def _command(job: TrialJob) -> Command:
     assert job.command is not None
     return job.command
@@ -423,16 +419,11 @@ def _program(name: str, cwd: str, path: str | None = None) -> str | None:
     return find_program(str(Path(cwd, name)) if "/" in name else name, path)
 
 
-def _gpu_index(options: MeasureOptions) -> int | None:
-    return None if options.device == "cpu" else int(options.device.partition(":")[2] or 0)
-
-
 def _device_name(options: MeasureOptions) -> str:
     """The exact name of the trial's device. Raises `UnavailableError` without a driver for it."""
-    index = _gpu_index(options)
-    if index is None:
+    if options.gpu_index is None:
         return cpu_name()
-    identity = nvml.device_identity(index)
+    identity = nvml.device_identity(options.gpu_index)
     if identity is None:
         raise UnavailableError(f"no NVIDIA driver works for {options.device}")
     return identity.name

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tuner.core.errors import InputError
+from tuner.core.gpu import Gpu
 from tuner.core.host import cpu_name, data_bytes, peak_resident_bytes, resident_bytes
 from tuner.core.nvml import DeviceReader, DeviceUse, device_use, open_reader
 from tuner.core.records import Configuration, Memory, Phase
@@ -295,7 +296,7 @@ class GpuWatch:
 
 
 class ProcessDevice:
-    """The device of a trial: its name, the GPU type it really is, and its memory."""
+    """The device of a trial: its name, the GPU type it really is (if known), and its memory."""
 
     def __init__(self, job: TrialJob, options: MeasureOptions) -> None:
         self._device = parse_device(options.device)
@@ -306,7 +307,10 @@ class ProcessDevice:
             self._footprint = Footprint(self._device)
             torch.zeros(1, device=self._device)  # creates the context
             self.name = torch.cuda.get_device_name(self._device)
-            self.gpu = self._real_gpu()
+            self.gpu: Gpu | None = job.gpu
+            if self.name not in job.gpu.device_names:
+                total = torch.cuda.get_device_properties(self._device).total_memory
+                self.gpu = match_device(self.name, total)
         else:
             self.name = cpu_name()
             self.gpu = job.gpu
@@ -346,13 +350,6 @@ class ProcessDevice:
     def alloc_retries(self) -> int | None:
         """The number of times the allocator freed its cached blocks; None on the processor."""
         return alloc_retries(self._device)
-
-    def _real_gpu(self) -> Any:
-        """The catalogue entry of the actual device; None if it has none."""
-        if self.name in self._job.gpu.device_names:
-            return self._job.gpu
-        total = torch.cuda.get_device_properties(self._device).total_memory
-        return match_device(self.name, total)
 
     def _context_bytes(self, known: DeviceMemory | None = None) -> int:
         assert self._footprint is not None

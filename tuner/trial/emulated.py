@@ -78,8 +78,8 @@ class EmulatedRunner(IsolatedRunner):
         super().__init__(
             job,
             options,
-            preflight=_is_free,
-            answers=_always,
+            preflight=lambda options, within: True,  # no other process can use it
+            answers=lambda options: None,  # it is never lost
             environment=self._session.environment(base),
         )
         self._counted: Counter[str] = Counter()
@@ -99,7 +99,8 @@ class EmulatedRunner(IsolatedRunner):
         """See `IsolatedRunner.run`. Calls that the emulator does not know are noted."""
         before = {account.pid for account in self._session.accounts()}
         outcome = super().run(configuration, instructions, on_progress=on_progress)
-        unknown = self._unknown_calls()
+        calls = Counter(self._session.unknown_calls())
+        unknown, self._counted = calls - self._counted, calls
         own = [a for a in self._session.accounts() if a.pid not in before]
         if outcome.emulation is not None:
             # Only the machine counts managed memory.
@@ -107,21 +108,6 @@ class EmulatedRunner(IsolatedRunner):
             memory = replace(outcome.emulation.memory, paged_bytes=paged_bytes)
             outcome = outcome.with_ran(replace(outcome.emulation, memory=memory))
         return noted(outcome, unknown)
-
-    def _unknown_calls(self) -> Counter[str]:
-        """Calls of functions that the emulator does not know, since the last time."""
-        now = Counter(self._session.unknown_calls())
-        new, self._counted = now - self._counted, now
-        return new
-
-
-def _is_free(options: MeasureOptions, within: object) -> bool:
-    """An emulated device is always free: no other process can use it."""
-    return True
-
-
-def _always(options: MeasureOptions) -> None:
-    """An emulated device is never lost."""
 
 
 def noted(outcome: Outcome, unknown: Counter[str]) -> Outcome:
@@ -325,22 +311,19 @@ def _with_findings(outcome: Outcome, found: Emulation) -> Outcome:
     if outcome.exhausted is Exhausted.DEVICE and found.ended is not Ended.OOM:
         # The log has the words, and no device refused anything for good.
         outcome = replace(outcome, status=Status.CRASHED, exhausted=None, requested_bytes=None)
+    refused = found.refused
     if found.survived and outcome.status is Status.OK:
-        message = f"out of memory at {found.survived[-1].line}; the command trained on without it"
-        return Outcome(
-            Status.OOM,
-            requested_bytes=found.survived[-1].bytes,
-            message=message,
-            duration_s=outcome.duration_s,
-            exhausted=Exhausted.DEVICE,
-        )
-    if found.ended is Ended.OOM and outcome.status in (Status.OK, Status.CRASHED):
+        refused = found.survived[-1]
+        message = f"out of memory at {refused.line}; the command trained on without it"
+    elif found.ended is Ended.OOM and outcome.status in (Status.OK, Status.CRASHED):
         where = f" at {found.error.line}" if found.error and found.error.line else ""
-        return Outcome(
-            Status.OOM,
-            requested_bytes=found.refused.bytes if found.refused else None,
-            message=f"out of memory{where}; the command does not show it",
-            duration_s=outcome.duration_s,
-            exhausted=Exhausted.DEVICE,
-        )
-    return noted(outcome, Counter(found.unknown_calls))
+        message = f"out of memory{where}; the command does not show it"
+    else:
+        return noted(outcome, Counter(found.unknown_calls))
+    return Outcome(
+        Status.OOM,
+        requested_bytes=refused.bytes if refused else None,
+        message=message,
+        duration_s=outcome.duration_s,
+        exhausted=Exhausted.DEVICE,
+    )

@@ -12,29 +12,10 @@ from tuner.core.errors import UnavailableError
 from tuner.core.units import format_gib
 from tuner.emulator.here import is_emulated
 from tuner.space.gpus import MEMORY_TOLERANCE
-from tuner.trial.base import (
-    MeasureOptions,
-    RunnerFactory,
-    TrialJob,
-    TrialRunner,
-    outcome_versions,
-)
-from tuner.trial.isolated import IsolatedRunner
+from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob, TrialRunner, outcome_versions
 
 if TYPE_CHECKING:
     from tuner.trial.emulated import EmulatedCommandRunner, EmulatedRunner
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredFactory:
-    """Makes runners that train for real, each trial in a process of its own."""
-
-    job: TrialJob
-    options: MeasureOptions
-
-    def __call__(self) -> TrialRunner:
-        """See `RunnerFactory`."""
-        return IsolatedRunner(self.job, self.options)
 
 
 @dataclass(frozen=True, slots=True)

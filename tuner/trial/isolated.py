@@ -116,10 +116,10 @@ class IsolatedRunner:
         if self._warm is not None and not self._warm.is_alive:
             self._drop_warm()
         if self._warm is None:
-            self._warm = _Warm(
-                Start(self._job, self._options, self._body, _path_of_trials(self._environment)),
-                self._environment,
-            )
+            paths = self._environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")
+            path = joined(*paths) if any(paths) else None
+            start = Start(self._job, self._options, self._body, path)
+            self._warm = _Warm(start, self._environment)
         try:
             self._warm.await_ready()
         except BaseException:
@@ -139,7 +139,8 @@ class IsolatedRunner:
         `UnavailableError` if others use the device, or if the machine lacks something. An
         exception that is raised meanwhile (Ctrl-C) ends the trial and is passed on.
         """
-        self._forget_interrupt()
+        while self._interrupted.poll():  # it was of an earlier trial
+            self._interrupted.recv_bytes()
         self.last_log = ""
         if not self._is_free():
             return classify(Ending(device=self._options.device, given_up=True))
@@ -150,7 +151,7 @@ class IsolatedRunner:
                 Run(configuration.to_dict(), instructions),
                 self._interrupted,
                 self._options,
-                _ignore if on_progress is None else on_progress,
+                (lambda facts: None) if on_progress is None else on_progress,
             )
         except BaseException:
             self._drop_warm()
@@ -174,7 +175,9 @@ class IsolatedRunner:
         """As the preflight; what may be in use by a trial that was killed is waited for."""
         while True:
             try:
-                return self._preflight(self._options, self._is_interrupted_within)
+                return self._preflight(
+                    self._options, lambda seconds: bool(wait([self._interrupted], seconds))
+                )
             except (DeviceLostError, UnknownDeviceError):
                 raise
             except UnavailableError:
@@ -193,14 +196,6 @@ class IsolatedRunner:
         warm, self._warm = self._warm, None
         if warm is not None:
             warm.end()
-
-    def _forget_interrupt(self) -> None:
-        while self._interrupted.poll():
-            self._interrupted.recv_bytes()
-
-    def _is_interrupted_within(self, seconds: float) -> bool:
-        """Wait; returns early, and True, when the trial is given up."""
-        return bool(wait([self._interrupted], seconds))
 
 
 def secrets_of(
@@ -334,13 +329,3 @@ class _Warm(Helper):
         size = os.fstat(self._log).st_size
         data = os.pread(self._log, _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
         return masked(data.decode(errors="replace").strip(), secret_values(os.environ))
-
-
-def _path_of_trials(environment: Mapping[str, str]) -> str | None:
-    """The value of PYTHONPATH that trials are to see."""
-    parts = environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")
-    return joined(*parts) if any(parts) else None
-
-
-def _ignore(facts: Mapping[str, Any]) -> None:
-    """Ignore the facts."""

@@ -10,14 +10,14 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
 import torch
 
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Measurement, Memory, Phase, Source, Speed
+from tuner.core.records import Configuration, Measurement, Phase, Source, Speed
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.cost.speed.rates import matmul_peak
 from tuner.emulator.here import is_emulated
@@ -279,19 +279,46 @@ def measure(
         )
         environment.synchronize()
         load_s = time.perf_counter() - started
-        report(_loaded(session, load_s))
+        report(
+            {
+                "load_s": load_s,
+                "trainable_params": session.trainable_params,
+                "total_params": session.total_params,
+            }
+        )
         ran = _train(session, environment, plan, place, report)
         memory, device_memory = place.memory(environment)
         session.close()
-    timed = ran.timed
-    measurement = ran.measurement(memory, mfu(timed.flops_per_s, configuration, place.gpu))
-    return replace(
-        _emulated(measurement) if emulated else measurement,
+    timed, step_s = ran.timed, ran.timed.step_s
+    return Measurement(
+        memory=memory,
+        speed=Speed(
+            step_s=step_s,
+            it_per_s=timed.micro_steps_per_step / step_s,
+            samples_per_s=timed.samples / step_s,
+            tokens_per_s=timed.tokens / step_s,
+            mfu=mfu(timed.flops_per_s, configuration, place.gpu),
+        ),
         trainable_params=session.trainable_params,
         total_params=session.total_params,
         device=place.name,
+        steps=timed.interval.count,
+        timed_micro_steps=timed.micro_steps,
+        loss_finite=timed.loss_finite,
+        source=Source.EMULATED if emulated else Source.MEASURED,
+        warmup_steps=ran.warmup_steps,
         load_s=None if emulated else load_s,
+        first_step_s=ran.first_step_s,
+        # The emulated clock has no scatter, and doesn't wait for data.
+        samples_per_s_interval=None if emulated else timed.interval.rates(timed.samples),
+        data_wait_fraction=None if emulated else timed.data_wait_s / step_s,
+        stopped_by=timed.stopped_by,
+        padded_tokens_per_s=timed.padded_tokens / step_s,
+        evaluation_peak_bytes=ran.evaluation_peak_bytes,
+        checkpoint_bytes=ran.checkpoint_bytes,
         num_alloc_retries=place.alloc_retries(),
+        timed_alloc_retries=timed.alloc_retries,
+        gpu_utilization=timed.gpu_utilization,
         nvml_process_bytes=device_memory.process_bytes,
         nvml_device_bytes=device_memory.device_bytes,
         memory_limit_bytes=options.memory_limit_bytes,
@@ -299,13 +326,6 @@ def measure(
         lengths=options.lengths,
         cpu_threads=torch.get_num_threads() if options.device == "cpu" else None,
         notes=tuple(filter(None, (*notes, *place.notes, timed.note))),
-    )
-
-
-def _emulated(measurement: Measurement) -> Measurement:
-    """`measurement` marked as emulated, without intervals: the emulated clock has no scatter."""
-    return replace(
-        measurement, source=Source.EMULATED, samples_per_s_interval=None, data_wait_fraction=None
     )
 
 
@@ -318,36 +338,6 @@ class _Ran:
     first_step_s: float
     evaluation_peak_bytes: int | None = None
     checkpoint_bytes: int | None = None
-
-    def measurement(self, memory: Memory, share_of_peak: float | None) -> Measurement:
-        """The results of the steps; the caller adds the device and the model."""
-        timed, step_s = self.timed, self.timed.step_s
-        return Measurement(
-            memory=memory,
-            speed=Speed(
-                step_s=step_s,
-                it_per_s=timed.micro_steps_per_step / step_s,
-                samples_per_s=timed.samples / step_s,
-                tokens_per_s=timed.tokens / step_s,
-                mfu=share_of_peak,
-            ),
-            trainable_params=0,
-            total_params=0,
-            device="",
-            steps=timed.interval.count,
-            timed_micro_steps=timed.micro_steps,
-            loss_finite=timed.loss_finite,
-            warmup_steps=self.warmup_steps,
-            first_step_s=self.first_step_s,
-            samples_per_s_interval=timed.interval.rates(timed.samples),
-            stopped_by=timed.stopped_by,
-            padded_tokens_per_s=timed.padded_tokens / step_s,
-            data_wait_fraction=timed.data_wait_s / step_s,
-            evaluation_peak_bytes=self.evaluation_peak_bytes,
-            checkpoint_bytes=self.checkpoint_bytes,
-            timed_alloc_retries=timed.alloc_retries,
-            gpu_utilization=timed.gpu_utilization,
-        )
 
 
 def _train(
@@ -373,14 +363,6 @@ def _train(
     timed = time_steps(stepper, plan, rule, warm.timed_micro_steps)
     peak, saved = evaluate_and_save(session, call, environment) if call else (None, None)
     return _Ran(timed, rule.warmup_steps, warm.first_step_s, peak, saved)
-
-
-def _loaded(session: TrainingSession, load_s: float) -> dict[str, Any]:
-    return {
-        "load_s": load_s,
-        "trainable_params": session.trainable_params,
-        "total_params": session.total_params,
-    }
 
 
 @contextlib.contextmanager

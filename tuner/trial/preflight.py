@@ -54,9 +54,9 @@ def obstacle(options: MeasureOptions) -> str | None:
     the trial itself will show it. Raises `UnavailableError` if the driver has no such GPU, or
     can't talk to it.
     """
-    if options.device == "cpu":
+    index = options.gpu_index
+    if index is None:
         return _host_obstacle(options.memory_limit_bytes)
-    index = _index(options)
     processes = nvml.device_processes(index)
     use = nvml.device_use(index)
     others = [process for process in processes or () if process.pid != os.getpid()]
@@ -70,15 +70,9 @@ def require_answer(options: MeasureOptions) -> None:
 
     A failure on such a device says nothing about the configuration.
     """
-    if options.device == "cpu":
-        return
-    fault = nvml.device_fault(_index(options))
-    if fault is not None:
+    index = options.gpu_index
+    if index is not None and (fault := nvml.device_fault(index)) is not None:
         raise nvml.DeviceLostError(fault)
-
-
-def _index(options: MeasureOptions) -> int:
-    return int(options.device.partition(":")[2] or 0)
 
 
 def _memory_obstacle(options: MeasureOptions, use: nvml.DeviceUse) -> str | None:

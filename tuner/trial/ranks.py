@@ -269,16 +269,16 @@ def merged(ranks: list[Measurement]) -> Measurement:
     fullest = max(ranks, key=lambda m: m.memory.device_bytes)
     return replace(
         fullest,
-        load_s=_of(max, (m.load_s for m in ranks)),
-        data_wait_fraction=_of(max, (m.data_wait_fraction for m in ranks)),
-        num_alloc_retries=_of(max, (m.num_alloc_retries for m in ranks)),
-        timed_alloc_retries=_of(max, (m.timed_alloc_retries for m in ranks)),
-        gpu_utilization=_of(fmean, (m.gpu_utilization for m in ranks)),
+        load_s=if_all_known(max, (m.load_s for m in ranks)),
+        data_wait_fraction=if_all_known(max, (m.data_wait_fraction for m in ranks)),
+        num_alloc_retries=if_all_known(max, (m.num_alloc_retries for m in ranks)),
+        timed_alloc_retries=if_all_known(max, (m.timed_alloc_retries for m in ranks)),
+        gpu_utilization=if_all_known(fmean, (m.gpu_utilization for m in ranks)),
         ranks=tuple(RankMemory.of(m.memory) for m in ranks),
     )
 
 
-def _of(how: Callable[[list[Any]], Any], values: Iterator[Any]) -> Any:
+def if_all_known(how: Callable[[list[Any]], Any], values: Iterator[Any]) -> Any:
     """`how` of the values; None if one of them is unknown."""
     found = list(values)
     return None if any(value is None for value in found) else how(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tuner.core.records import (
@@ -12,10 +12,12 @@ from tuner.core.records import (
     Speed,
     Status,
     hardest_stage,
+    most_known,
 )
 from tuner.predict.stages import StageWork, mean_speed, numbers_of, stage_work
 from tuner.space.searchspace import SearchSpace
-from tuner.trial.base import PLAIN, GiveUp, Instructions, RunnerFactory, TrialRunner
+from tuner.trial.base import PLAIN, GiveUp, Instructions, RunnerFactory, TrialRunner, call_if_there
+from tuner.trial.ranks import if_all_known
 
 Orders = Mapping[str, tuple[str, ...]]
 """Names of stages in the order in which they are to run, by the key of the configuration."""
@@ -40,16 +42,16 @@ class StagedRunner:
 
     def start(self) -> None:
         """Let the runner prepare what it keeps, where it can."""
-        _call(self._runner, "start")
+        call_if_there(self._runner, "start")
 
     def interrupt(self) -> None:
         """Give up the trial that runs: the stage that it is in, and those that would follow."""
         self._interrupted = True
-        _call(self._runner, "interrupt")
+        call_if_there(self._runner, "interrupt")
 
     def close(self) -> None:
         """Let the runner end what it keeps."""
-        _call(self._runner, "close")
+        call_if_there(self._runner, "close")
 
     def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
         """See `TrialRunner.run`. `duration_s` is that of all stages that were run.
@@ -71,16 +73,12 @@ class StagedRunner:
             else:
                 ended = self._runner.run(values, instructions)
             found[values] = ended
-            if self._ends_trial(ended, rule):
+            too_large = ended.ran is not None and rule.is_too_large(ended.ran.memory.device_bytes)
+            if ended.status is not Status.OK or too_large:
                 return _ended_by(name, ended, sum(o.duration_s for o in found.values()))
         by_name = {name: found[values] for name, values in stages.items()}
         together = _together(by_name, stage_work(self._space))
         return replace(together, duration_s=sum(o.duration_s for o in found.values()))
-
-    def _ends_trial(self, outcome: Outcome, rule: GiveUp) -> bool:
-        evidence = outcome.ran
-        too_large = evidence is not None and rule.is_too_large(evidence.memory.device_bytes)
-        return outcome.status is not Status.OK or too_large
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +95,6 @@ class StagedFactory:
     def __call__(self) -> TrialRunner:
         """See `RunnerFactory`."""
         return StagedRunner(self.runners(), self.space, self.orders)
-
-
-def _call(runner: TrialRunner, name: str) -> None:
-    """Call what a runner may have beside `run`."""
-    method: Callable[[], None] | None = getattr(runner, name, None)
-    if method is not None:
-        method()
 
 
 def _ended_by(name: str, outcome: Outcome, duration_s: float) -> Outcome:
@@ -148,29 +139,20 @@ def _measured(
         stages[limiting],
         speed=speed,
         steps=sum(found.steps for found in distinct),
-        timed_micro_steps=_sum([found.timed_micro_steps for found in distinct]),
+        timed_micro_steps=if_all_known(sum, (found.timed_micro_steps for found in distinct)),
         loss_finite=all(found.loss_finite for found in every),
         samples_per_s_interval=_interval(stages, speed, work),
         padded_tokens_per_s=None,
         data_wait_fraction=None,
         gpu_utilization=None,
-        evaluation_peak_bytes=_largest([found.evaluation_peak_bytes for found in every]),
-        checkpoint_bytes=_largest([found.checkpoint_bytes for found in every]),
+        evaluation_peak_bytes=most_known(found.evaluation_peak_bytes for found in every),
+        checkpoint_bytes=most_known(found.checkpoint_bytes for found in every),
         notes=(
             *dict.fromkeys(note for found in every for note in found.notes),
             f"memory of stage {limiting}, speed of {len(stages)} stages",
         ),
         stages=numbers,
     )
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _largest(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _interval(

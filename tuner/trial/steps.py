@@ -17,11 +17,6 @@ from tuner.trial.step_plan import StepPlan
 from tuner.trial.stop_rule import MeanInterval, RunningMean, StopRule
 
 
-def step_clock(device: str) -> Callable[[], float]:
-    """A clock in seconds for steps on `device`, a torch device string."""
-    return emulated_clock() if is_emulated() and device != "cpu" else time.perf_counter
-
-
 @dataclass(frozen=True, slots=True)
 class StepParts:
     """Seconds of the parts of one optimizer step; the update is all work after the micro-steps."""
@@ -103,7 +98,8 @@ class Stepper:
         self.session = session
         self.environment = environment
         self.micro_steps = micro_steps
-        self._now = step_clock(environment.device)
+        is_real = environment.device == "cpu" or not is_emulated()
+        self._now = time.perf_counter if is_real else emulated_clock()
         self._clock = PartClock(environment.synchronize, self._now)
 
     def whole(self) -> StepTime:
@@ -254,7 +250,9 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
             stopped_by = rule.reason_to_stop(mean, samples, spent_s) if finite else "loss"
     after, end_retries = session.counts, alloc_retries(device)
     share /= count
-    flops = _difference(after.model_flops, before.model_flops)
+    flops = None
+    if after.model_flops is not None and before.model_flops is not None:
+        flops = (after.model_flops - before.model_flops) * share
     return TimedSteps(
         interval=mean.interval(),
         micro_steps=count * micro_steps,
@@ -262,14 +260,10 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
         samples=rank.total((after.samples - before.samples) * share),
         tokens=rank.total((after.tokens - before.tokens) * share),
         padded_tokens=rank.total((after.padded_tokens - before.padded_tokens) * share),
-        model_flops=None if flops is None else flops * share,
+        model_flops=flops,
         data_wait_s=(after.data_wait_s - before.data_wait_s) * share,
         loss_finite=finite,
         stopped_by=stopped_by,
         alloc_retries=None if end_retries is None else end_retries - (retries or 0),
         gpu_utilization=watch.utilization,
     )
-
-
-def _difference(after: float | None, before: float | None) -> float | None:
-    return None if after is None or before is None else after - before

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tuner.core.host import give_back_freed
 from tuner.core.meanwhile import ASK_DRIVER, without_context
@@ -17,9 +16,6 @@ from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.messages import Report
 from tuner.trial.ranks import Rank, run_ranks
 
-if TYPE_CHECKING:  # it imports torch, which is imported with care here
-    from tuner.trial.ranks import Rank
-
 
 class Training:
     """Real training of the job's workload; see `TrialBody`."""
@@ -29,7 +25,7 @@ class Training:
         import_libraries()
         from tuner.predict.training import get_workload
         from tuner.space.models.catalogue import resolve_config
-        from tuner.trial import measure, ranks  # noqa: F401
+        from tuner.trial import measure  # noqa: F401
 
         if job.code_path is not None:
             sys.path.insert(0, job.code_path)
@@ -59,11 +55,7 @@ TRAINING = Training()
 
 
 def measure_rank(
-    job: TrialJob,
-    configuration: Configuration,
-    options: MeasureOptions,
-    report: Report,
-    rank: Rank,
+    job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report, rank: Rank
 ) -> Measurement:
     """Make this process one of several ranks, and return the rank's measurement."""
     from tuner.predict.training.parallel import import_strategy
@@ -87,15 +79,11 @@ def import_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with without_context():
-        _import_rest()
-
-
-def _import_rest() -> None:
-    for name in ("bitsandbytes", "bitsandbytes.optim", "peft", "transformers.models.auto"):
-        importlib.import_module(name)
-    for name in ("device", "synthetic"):
-        importlib.import_module(f"tuner.trial.{name}")
-    importlib.import_module("tuner.predict.training.causal_lm")
+        for name in (
+            "bitsandbytes", "bitsandbytes.optim", "peft", "transformers.models.auto",
+            "tuner.trial.device", "tuner.trial.synthetic", "tuner.predict.training.causal_lm",
+        ):  # fmt: skip
+            importlib.import_module(name)
 
 
 def _import_model(config: object) -> None:

@@ -44,8 +44,7 @@ from tuner.core.records import Configuration
 from tuner.core.supervised import Helper
 from tuner.predict.training import load_object
 from tuner.trial.base import Instructions, MeasureOptions
-from tuner.trial.child import ChildTask, ProgressParser, child_main
-from tuner.trial.messages import Run, Start, TrialBody
+from tuner.trial.messages import ChildTask, ProgressParser, Run, Start, TrialBody, child_main
 from tuner.trial.stop_rule import STARTED_AGAIN, Deadline
 
 END_WITHIN_S = 20.0

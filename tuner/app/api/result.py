@@ -22,7 +22,7 @@ from tuner.app.recommendation import (
 )
 from tuner.app.search.plan import SkippedGpu
 from tuner.app.search.run import SearchedGpu
-from tuner.app.target import Target, check_conditions, require_records
+from tuner.app.target import Target, check_conditions, usable
 from tuner.core.gpu import Gpu
 from tuner.core.records import TrialRecord
 from tuner.searches import best as results
@@ -131,7 +131,7 @@ class SearchResult:
     def read(cls, target: Target, where: tuple[str, ...] = ()) -> SearchResult:
         """The result in the journal of `target`. Raises `UnavailableError` without one."""
         check_conditions(target, where)  # report invalid conditions first
-        return cls(target, target.view(require_records(target), where), where=where)
+        return cls(target, target.view(usable(target).comparable, where), where=where)
 
     @property
     def space(self) -> str:

@@ -25,13 +25,7 @@ from tuner.report.terminal.front import (
     sources_text,
 )
 from tuner.report.terminal.recommendation import print_recommendation
-from tuner.report.terminal.render import (
-    differing,
-    echo,
-    print_fields,
-    print_json,
-    size_text,
-)
+from tuner.report.terminal.render import differing, echo, print_fields, print_json, size_text
 from tuner.report.terminal.tables import print_settings
 from tuner.searches.best import BestTrial
 from tuner.searches.facts import OF_ONE, times_text

@@ -173,10 +173,7 @@ def _print_space(space: SearchSpace) -> None:
         ("held fixed", [(name, show(value)) for name, value in space.fixed.items()]),
         ("derived", list(space.derived.items())),
         ("baseline", [(n, show(v)) for n, v in (space.baseline or {}).items()]),
-        (
-            "stages",
-            [(one.name, settings_text(one.values, between=", ")) for one in space.stages],
-        ),
+        ("stages", [(one.name, settings_text(one.values, between=", ")) for one in space.stages]),
     ):
         if pairs:
             echo(f"\n{title}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -177,76 +177,58 @@ def _print(report: dict[str, Any], lengths: TokenLengths, source: str) -> None:
         ]
     )
     rows = report["max_lengths"]
-    _print_truncation(rows)
+    _print_table(
+        "truncation, optimizer steps an epoch (packed: rows of max_length, nothing cut)",
+        rows,
+        {
+            "truncated": lambda row: _percent(row["truncated_examples_share"]),
+            "tokens lost": lambda row: _percent(row["lost_tokens_share"]),
+            "steps/epoch": lambda row: count(row["steps_per_epoch"]["longest"]),
+            "packed steps": lambda row: count(row["steps_per_epoch"]["packing"]),
+            "examples/row": lambda row: _number(
+                row["padding"]["packing"][0]["samples_per_sequence"], "{:.2f}"
+            ),
+        },
+    )
     sizes = [entry["micro_batch"] for entry in rows[0]["padding"]["longest"]]
     chosen = list(range(len(sizes)))
     if len(sizes) > MAX_COLUMNS:  # evenly spread, both ends included
         chosen = [round(i * (len(sizes) - 1) / (MAX_COLUMNS - 1)) for i in range(MAX_COLUMNS)]
-    _print_by_batch(rows, [sizes[i] for i in chosen], chosen)
+
+    def of_batches(shown: Callable[[dict[str, Any]], str]) -> dict[str, Callable[..., str]]:
+        return {
+            f"batch {sizes[i]}": lambda row, i=i: shown(row["padding"]["longest"][i])
+            for i in chosen
+        }
+
+    _print_table(
+        "length of a micro-batch that is padded to its longest example",
+        rows,
+        {
+            **of_batches(lambda batch: _number(batch["expected_length"], "{:.0f}")),
+            "worst": lambda row: str(row["padding"]["longest"][0]["worst_length"]),
+        },
+    )
+    _print_table(
+        "share of padding, padded to the longest example and to max_length (packed: none)",
+        rows,
+        {
+            **of_batches(lambda batch: _percent(batch["padding_share"])),
+            "to max_length": lambda row: _percent(row["padding"]["max_length"][0]["padding_share"]),
+        },
+    )
     if len(chosen) < len(sizes):
         echo(f"\n{len(sizes) - len(chosen)} more micro-batches: see --json, or --set one")
 
 
-def _print_truncation(rows: list[dict[str, Any]]) -> None:
-    columns = (
-        "max_length",
-        "truncated",
-        "tokens lost",
-        "steps/epoch",
-        "packed steps",
-        "examples/row",
-    )
-    echo("\ntruncation, optimizer steps an epoch (packed: rows of max_length, nothing cut)")
-    print_rows(
-        columns,
-        [
-            (
-                str(row["max_length"]),
-                _percent(row["truncated_examples_share"]),
-                _percent(row["lost_tokens_share"]),
-                count(row["steps_per_epoch"]["longest"]),
-                count(row["steps_per_epoch"]["packing"]),
-                _number(row["padding"]["packing"][0]["samples_per_sequence"], "{:.2f}"),
-            )
-            for row in rows
-        ],
-        right=columns,
-    )
-
-
-def _print_by_batch(rows: list[dict[str, Any]], sizes: list[int], chosen: list[int]) -> None:
-    def cells(row: dict[str, Any], mode: str, key: str) -> list[dict[str, float | None]]:
-        return [row["padding"][mode][i][key] for i in chosen]
-
-    batches = [f"batch {size}" for size in sizes]
-    columns = ("max_length", *batches, "worst")
-    echo("\nlength of a micro-batch that is padded to its longest example")
-    print_rows(
-        columns,
-        [
-            (
-                str(row["max_length"]),
-                *(_number(c, "{:.0f}") for c in cells(row, "longest", "expected_length")),
-                str(row["padding"]["longest"][0]["worst_length"]),
-            )
-            for row in rows
-        ],
-        right=columns,
-    )
-    columns = ("max_length", *batches, "to max_length")
-    echo("\nshare of padding, padded to the longest example and to max_length (packed: none)")
-    print_rows(
-        columns,
-        [
-            (
-                str(row["max_length"]),
-                *(_percent(c) for c in cells(row, "longest", "padding_share")),
-                _percent(row["padding"]["max_length"][0]["padding_share"]),
-            )
-            for row in rows
-        ],
-        right=columns,
-    )
+def _print_table(
+    title: str, rows: list[dict[str, Any]], cells: Mapping[str, Callable[[dict[str, Any]], str]]
+) -> None:
+    """A line for each max length; `cells` write the columns beside it, by their names."""
+    columns = ("max_length", *cells)
+    lines = [(str(row["max_length"]), *(cell(row) for cell in cells.values())) for row in rows]
+    echo(f"\n{title}")
+    print_rows(columns, lines, right=columns)
 
 
 def _percent(bounds: dict[str, float | None]) -> str:

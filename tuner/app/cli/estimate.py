@@ -1,4 +1,4 @@
-"""`tuner estimate`: the memory and speed of one configuration on one GPU, without running it."""
+"""`tuner estimate` and `calculator`: memory and speed of a configuration, without running it."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ from tuner.searches.facts import (
     stage_rows,
     times_text,
 )
+from tuner.searches.store import write_atomically
 from tuner.space.models.trainable import model_defaults
 
 
@@ -249,3 +250,26 @@ def _correction_text(found: Estimate) -> str:
         f"corrected by {of}{'s' * (found.corrected_by > 1)} of this space on this GPU: "
         f"{', '.join(factors)} (as predicted: --results none)"
     )
+
+
+@subcommand("calculator", "tuner calculator --output calculator.html")
+@click.option(
+    "--output",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    default="calculator.html",
+    show_default=True,
+    metavar="FILE",
+    help="Page to write.",
+)
+def calculator(*, path: Path) -> None:
+    """Write a page with a form for model, GPU and settings, which answers as `tuner estimate` does.
+
+    The page is one file that needs no server and no network. It has the models and settings whose
+    timelines come with tuner, and all GPU types.
+    """
+    from tuner.app.calculator import calculator_html  # numpy, jinja2
+    from tuner.predict.shipped import shipped
+
+    write_atomically(path, calculator_html(shipped()))
+    print_fields([("written", str(path))])

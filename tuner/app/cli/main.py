@@ -86,6 +86,7 @@ FIRST = frozenset({
 
 _SHARED = {
     "catalogues": ("gpus", "spaces"),
+    "estimate": ("estimate", "calculator"),
     "machine": ("calibrate", "doctor"),
     "results": ("best", "show", "report", "apply", "export"),
 }

@@ -18,7 +18,7 @@ from tuner.app.cli.helping import RareOption
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
 from tuner.searches.objectives import NAMES, SHORT
-from tuner.searches.options import OPTIONS, Mode, SearchOptions, check_searcher
+from tuner.searches.options import OPTIONS, Mode, SearchOptions, checked_searcher
 from tuner.space import parse_settings
 from tuner.space.gpus import LIMIT_OF_TYPE
 
@@ -103,12 +103,6 @@ def _objective(text: str, _: str) -> str:
     return str(name)
 
 
-def _searcher(text: str, _: str) -> str:
-    """The name of a searcher, or of a class of samplers."""
-    check_searcher(text)
-    return text
-
-
 def _finite(text: str) -> float | None:
     """The number that `text` is, None where it is none or is not finite."""
     try:
@@ -157,10 +151,6 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
     )
 
 
-def _unless_all(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
-    return None if name == "all" else name
-
-
 def _gpu_and_memory(gpu_help: str, *, required: bool = True) -> Callable[[_Decorated], _Decorated]:
     return together(
         click.option(
@@ -168,7 +158,7 @@ def _gpu_and_memory(gpu_help: str, *, required: bool = True) -> Callable[[_Decor
             "gpu_name",
             metavar="GPU",
             required=required,
-            callback=None if required else _unless_all,
+            callback=None if required else lambda _, __, name: None if name == "all" else name,
             help=gpu_help,
         ),
         click.option(
@@ -224,7 +214,10 @@ _KINDS: dict[str, dict[str, Any]] = {
     "number": {"type": click.IntRange(0), "show_default": True},
     "objective": {"type": Parsed("objective", _objective), "multiple": True},
     "off": {"is_flag": True, "flag_value": False},
-    "searcher": {"type": Parsed("searcher", _searcher), "show_default": True},
+    "searcher": {
+        "type": Parsed("searcher", lambda text, _: checked_searcher(text)),
+        "show_default": True,
+    },
     "setting": {"multiple": True, "callback": lambda _, __, texts: parse_settings(texts)},
     "share": {"type": Parsed("share", _share)},
     "size": {"type": SIZE},

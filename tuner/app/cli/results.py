@@ -51,7 +51,6 @@ from tuner.searches.best import check_text
 from tuner.searches.facts import gpus_text
 from tuner.searches.objectives import require_known
 from tuner.searches.store import write_atomically
-from tuner.searches.view import View
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -164,7 +163,18 @@ def show(
     view = target.view(records, where, objectives=objectives)
     require_known(view.records, view.objectives)
     if as_json:
-        print_json(_front_dict(target, view))
+        print_json(
+            {
+                "space": target.space.name,
+                "gpu": target.gpu.id,
+                "source": view.source,
+                "conditions": list(view.conditions),
+                "trials": len(view.records),
+                "objectives": [objective.name for objective in view.objectives],
+                "front": [record_dict(record) for record in view.front],
+                "best": view.best.to_dict() if view.best else None,
+            }
+        )
         return
     print_fields(
         [
@@ -180,19 +190,6 @@ def show(
         raise nothing_fits_error(target, met, view.conditions)
     echo()
     print_front(view)
-
-
-def _front_dict(target: Target, view: View) -> dict[str, Any]:
-    return {
-        "space": target.space.name,
-        "gpu": target.gpu.id,
-        "source": view.source,
-        "conditions": list(view.conditions),
-        "trials": len(view.records),
-        "objectives": [objective.name for objective in view.objectives],
-        "front": [record_dict(record) for record in view.front],
-        "best": view.best.to_dict() if view.best else None,
-    }
 
 
 def _show_trial(
@@ -358,7 +355,7 @@ def export(*, selected: Selected, criteria: Criteria, name: str, output: Path | 
     if output is None:
         click.echo(exported.text, nl=False)
     else:
-        write_atomically(output, exported.text.encode("utf-8"))
+        write_atomically(output, exported.text)
         echo(f"wrote {output}", err=True)
     for line in exported.left_out:
         echo(f"not said: {line}", err=True)

@@ -74,9 +74,7 @@ _OF_TRIALS = {
     help="Run trials on an emulated GPU or on a real one.",
 )
 @click.option(
-    "--predict",
-    is_flag=True,
-    help="Predict all of them from the program's settings; run nothing.",
+    "--predict", is_flag=True, help="Predict all of them from the program's settings; run nothing."
 )
 @click.option(
     "--apply",

@@ -21,7 +21,6 @@ from tuner.predict.candidates import Bound, undecided
 from tuner.predict.predictor import RESERVED_TOLERANCE
 from tuner.searches.front import DEFAULT_OBJECTIVES, rate_of
 from tuner.searches.interrupts import Interrupts
-from tuner.searches.journal import read_journal
 from tuner.searches.options import SearchOptions
 from tuner.searches.progress import Progress, StoppedBy
 from tuner.searches.request import SearchOutcome
@@ -111,8 +110,8 @@ def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
     """
     folder = plan.target.folder
     kept = {record.configuration.key: record for record in records}
-    if not plan.options.fresh and folder.predicted.exists():
-        for record in comparable(read_journal(folder.predicted).records, plan.target):
+    if not plan.options.fresh:
+        for record in comparable(folder.read_predicted(), plan.target):
             if record.versions == plan.versions:
                 kept.setdefault(record.configuration.key, record)
     folder.write_predicted(kept.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions
 from tuner.searches.request import SearchRequest
 from tuner.space import SearchSpace, configure
 from tuner.trial.base import MeasureOptions, RunnerFactory
-from tuner.trial.factories import MeasuredFactory
+from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedFactory
 from tuner.trial.stop_rule import LONGEST_S
 
@@ -122,7 +123,7 @@ def _request(
     options, space = plan.options, plan.part.space
     trials_on, job = plan.trials_on, plan.job
     # Without a device, the runners only describe trials; none runs.
-    runners: RunnerFactory = MeasuredFactory(job, MeasureOptions())
+    runners: RunnerFactory = functools.partial(IsolatedRunner, job, MeasureOptions())
     how: dict[str, Any] = {}
     if isinstance(trials_on, Measuring):
         runners = trials_on.factory(job, measure_options(trials_on, options))
@@ -139,7 +140,8 @@ def _request(
         }
     return SearchRequest(
         runner_factory=_in_stages(plan, runners, predictions),
-        space=plan.part,
+        space=space,
+        configurations=plan.part.supported,
         gpu=plan.target.gpu,
         # Any trial of a command already runs its worst case.
         options=dataclasses.replace(options, verify=options.verify and job.command is None),
@@ -193,7 +195,7 @@ def _predicted_s(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[fl
     if not any(prediction.fits for prediction in predictions):
         return []
     assert isinstance(plan.trials_on, Measuring)
-    candidates = Candidates(plan.part.supported, tuple(plan.part.knobs))
+    candidates = Candidates(plan.part.supported, tuple(plan.part.space.knobs))
     how = measure_options(plan.trials_on, plan.options)
     times = Pool.of(candidates, predictions, how).trial_s.tolist()
     return [s for s, prediction in zip(times, predictions, strict=True) if prediction.fits]
@@ -339,7 +341,7 @@ def _inert(
     if not predictions:
         return ()
     terms = plan.part.space.terms  # predictions say nothing of a knob that they leave out
-    knobs = tuple(name for name in plan.part.knobs if terms[name].modelled)
+    knobs = tuple(name for name in plan.part.space.knobs if terms[name].modelled)
     found = inert_knobs(plan.part.supported, predictions, knobs)
     notes = tuple(f"{inert} (predicted)" for inert in found)
     for note in notes:

@@ -16,7 +16,7 @@ from tuner.app.listener import quiet_libraries
 from tuner.app.plausible import say
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import is_predicted
-from tuner.app.target import Target, check_conditions, require_records, sorted_by_use, with_margin
+from tuner.app.target import Target, check_conditions, sorted_by_use, usable, with_margin
 from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
@@ -25,7 +25,7 @@ from tuner.report.memory_timeline import TimelineOf
 from tuner.report.report import write_view
 from tuner.searches.best import BestTrial
 from tuner.searches.facts import SpaceFacts
-from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.journal import JournalWriter
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import View, build_view
 from tuner.space import SearchSpace
@@ -69,13 +69,10 @@ def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRec
 
 def _change_margin(plan: SearchPlan) -> None:
     """Write the kept predictions again with the margin of this search."""
-    folder = plan.target.folder
-    if plan.options.fresh or not folder.predicted.exists():
-        return
-    before = read_journal(folder.predicted).records
+    before = () if plan.options.fresh else plan.target.folder.read_predicted()
     after = tuple(with_margin(record, plan.margin_bytes) for record in before)
     if after != before:
-        folder.write_predicted(after)
+        plan.target.folder.write_predicted(after)
 
 
 def _remove_empty(folder: ResultsFolder, existed: Sequence[Path]) -> None:
@@ -138,7 +135,7 @@ def redraw(targets: Sequence[Target], where: tuple[str, ...] = ()) -> list[View]
 
 
 def _contents(target: Target, where: tuple[str, ...]) -> Contents:
-    records = require_records(target)
+    records = usable(target).comparable
     kept = _kept(target.folder.best_yaml)
     search = _mapping(kept.get("search"))
     conditions = where or _texts(_mapping(kept.get("chosen_from")).get("conditions"))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tuner.app.device import can_emulate, is_cpu
 from tuner.app.measuring import Measuring, Predicting
 from tuner.app.target import CannotRunError
 from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, KnobValue
+from tuner.core.records import Configuration
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.space import SearchSpace
@@ -30,30 +29,9 @@ class SupportedSpace:
     """
 
     space: SearchSpace
-    where: tuple[str, ...]
     supported: tuple[Configuration, ...]
     left_out: int
     reasons: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The space's name."""
-        return self.space.name
-
-    @property
-    def knobs(self) -> Mapping[str, Any]:
-        """The space's knobs."""
-        return self.space.knobs
-
-    @property
-    def memory(self) -> Mapping[str, tuple[KnobValue, ...]]:
-        """The space's declared order of values by memory."""
-        return self.space.memory
-
-    def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
-        """The supported configurations, in the space's order; `where` must be that of this part."""
-        assert tuple(where) == self.where
-        return iter(self.supported)
 
 
 COMPILED = (
@@ -106,7 +84,7 @@ def supported_part(
         ] = len(supported) - len(predicted)
         left_out += len(supported) - len(predicted)
         supported = predicted
-    return SupportedSpace(space, where, tuple(supported), left_out, reasons)
+    return SupportedSpace(space, tuple(supported), left_out, reasons)
 
 
 def _problems(

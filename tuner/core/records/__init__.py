@@ -18,32 +18,14 @@ from tuner.core.records.evidence import (
     Speed,
     StageNumbers,
     hardest_stage,
+    most_known,
     parse_margin,
 )
 from tuner.core.records.trial import JOURNAL_SCHEMA, Outcome, TrialRecord
 
 __all__ = [
-    "DEFAULT_MARGIN_FRACTION",
-    "JOURNAL_SCHEMA",
-    "Configuration",
-    "Doubt",
-    "Exhausted",
-    "KnobValue",
-    "Measurement",
-    "Memory",
-    "MemoryBudget",
-    "MemoryCategory",
-    "Outcome",
-    "Phase",
-    "Prediction",
-    "RankMemory",
-    "RunTime",
-    "Source",
-    "Speed",
-    "StageNumbers",
-    "Status",
-    "TrialRecord",
-    "Verdict",
-    "hardest_stage",
-    "parse_margin",
-]
+    "DEFAULT_MARGIN_FRACTION", "JOURNAL_SCHEMA", "Configuration", "Doubt", "Exhausted", "KnobValue",
+    "Measurement", "Memory", "MemoryBudget", "MemoryCategory", "Outcome", "Phase", "Prediction",
+    "RankMemory", "RunTime", "Source", "Speed", "StageNumbers", "Status", "TrialRecord", "Verdict",
+    "hardest_stage", "most_known", "parse_margin",
+]  # fmt: skip

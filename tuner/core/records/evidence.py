@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
@@ -157,6 +157,11 @@ class StageNumbers:
     step_s: Quantity
 
 
+def most_known(values: Iterable[int | None]) -> int | None:
+    """The largest of the numbers that are known; None without one."""
+    return max((value for value in values if value is not None), default=None)
+
+
 def hardest_stage(stages: Mapping[str, StageNumbers]) -> str | None:
     """The stage that needs the most memory; None without stages."""
     return max(stages, key=lambda name: stages[name].device_bytes, default=None)
@@ -186,6 +191,8 @@ class Prediction:
     """Factors from measured trials on the quantities of `intervals`, already multiplied in."""
     stages: Mapping[str, StageNumbers] = field(default_factory=dict)
     """Numbers of each stage of the training; empty for a training without stages."""
+    ranks: ClassVar[tuple[RankMemory, ...]] = ()
+    """All ranks take the same."""
 
     @property
     def fits(self) -> bool:
@@ -312,6 +319,10 @@ class Measurement:
     """Ranks of a trial on several GPUs: `memory` is the largest, `speed` that of all together."""
     intervals: Mapping[str, Ends] = field(default_factory=dict)
     """90 % intervals of an emulated device's estimates, by the names of `Prediction.intervals`."""
+
+    is_compiled: ClassVar[bool] = False
+    """What ran was measured as it ran, under torch.compile too."""
+    method: ClassVar[str] = ""
 
     @property
     def limiting_stage(self) -> str | None:

@@ -45,62 +45,34 @@ PEFT_OPTIONS: Mapping[str, type] = {
 class Adapter(Group):
     """The adapters of a model, or none (rank 0)."""
 
-    rank: int = knob(
-        "lora_rank",
+    # fmt: off
+    rank: int = knob("lora_rank", 16,
         "rank of the LoRA adapters; 0 for none: full fine-tuning, which trains every weight",
-        default=16,
-        minimum=0,
-        capacity=True,
-    )
-    alpha: int = knob(
-        "lora_alpha",
-        "scale of the LoRA adapters: no effect on memory or time",
-        default=32,
-        default_rule="2 * lora_rank if lora_rank else 1",
-        minimum=1,
-    )
-    dropout: float = knob(
-        "lora_dropout", "dropout before each adapter", default=0.0, minimum=0, below=1
-    )
-    targets: tuple[str, ...] = knob(
-        "lora_targets", "modules that get an adapter", default=ALL_LINEAR
-    )
-    modules_to_save: tuple[str, ...] = knob(
-        "modules_to_save",
-        "modules trained as full copies beside the adapters, such as lm_head or "
-        "embed_tokens; none for no module",
-        default=NO_NAMES,
-        optional=True,
-    )
-    dtype: str = knob(
-        "adapter_dtype",
-        "dtype of the adapters: fp32, as peft makes them, or bf16, as TRL's trainers "
-        "keep those of a quantised model",
-        default="fp32",
-        allowed=("fp32", "bf16"),
-        optional=True,
-    )
-    kind: str = knob(
-        "adapter",
-        "kind of the adapters: lora; rslora, scaled by the root of the rank, which "
-        "takes as much; dora, with a magnitude for each output, whose passes make "
-        "the whole adapted weight; lora_fa, of which the second matrix alone is trained; bdlora, "
-        "of matrices in blocks; or another of peft's methods by its name, with adapter_options "
-        "(predictions only)",
-        default="lora",
-        allowed=("lora", "rslora", "dora", LORA_FA, BLOCKS, *PEFT_METHODS),
-        optional=True,
-        refused={"adalora": "lora with lora_rank at its init_r comes nearest"},
-    )
-    options: str = knob(
-        "adapter_options",
+        minimum=0, capacity=True)
+    alpha: int = knob("lora_alpha", 32, "scale of the LoRA adapters: no effect on memory or time",
+        default_rule="2 * lora_rank if lora_rank else 1", minimum=1)
+    dropout: float = knob("lora_dropout", 0.0, "dropout before each adapter", minimum=0, below=1)
+    targets: tuple[str, ...] = knob("lora_targets", ALL_LINEAR, "modules that get an adapter")
+    modules_to_save: tuple[str, ...] = knob("modules_to_save", NO_NAMES,
+        "modules trained as full copies beside the adapters, such as lm_head or embed_tokens; "
+        "none for no module",
+        optional=True)
+    dtype: str = knob("adapter_dtype", "fp32",
+        "dtype of the adapters: fp32, as peft makes them, or bf16, as TRL's trainers keep those "
+        "of a quantised model",
+        allowed=("fp32", "bf16"), optional=True)
+    kind: str = knob("adapter", "lora",
+        "kind of the adapters: lora; rslora, scaled by the root of the rank, which takes as much; "
+        "dora, with a magnitude for each output, whose passes make the whole adapted weight; "
+        "lora_fa, of which the second matrix alone is trained; bdlora, of matrices in blocks; or "
+        "another of peft's methods by its name, with adapter_options (predictions only)",
+        allowed=("lora", "rslora", "dora", LORA_FA, BLOCKS, *PEFT_METHODS), optional=True,
+        refused={"adalora": "lora with lora_rank at its init_r comes nearest"})
+    options: str = knob("adapter_options", "",
         "arguments of a peft method's configuration beside its rank and its targets, such as "
         "num_virtual_tokens:20",
-        default="",
-        kind="text",
-        allowed=tuple(PEFT_OPTIONS),
-        optional=True,
-    )
+        kind="text", allowed=tuple(PEFT_OPTIONS), optional=True)
+    # fmt: on
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -128,61 +100,35 @@ class Adapter(Group):
 class Examples(Group):
     """The examples, and what is asked of the model about each."""
 
-    labels: int = knob(
-        "num_labels",
+    # fmt: off
+    labels: int = knob("num_labels", 0,
         "train a classifier of whole texts with this number of labels, as "
         "AutoModelForSequenceClassification; 1 is a regression, 0 a language model",
-        default=0,
-        minimum=0,
-        optional=True,
-    )
-    reference: bool = knob(
-        "reference_pass",
-        "after each forward pass another one without gradients and adapters: the "
-        "reference of preference training (DPO), whose chosen and rejected answers are "
-        "a sequence each",
-        default=False,
-        optional=True,
-    )
-    reference_model: bool = knob(
-        "reference_model",
-        "with reference_pass: the reference is a second model in memory, not this one "
-        "without its adapters",
-        default=False,
-        optional=True,
-    )
-    length: int = knob(
-        "max_length",
-        "longest sequence in tokens; longer examples are cut",
-        default=1024,
-        minimum=1,
-        capacity=True,
-    )
-    images: int = knob(
-        "images",
-        "images of each example, whose tokens are part of max_length; of models that "
-        "cut an image into tiles, the tiles",
-        default=0,
-        minimum=0,
-        optional=True,
-    )
-    image_size: int = knob(
-        "image_size",
-        "pixels of an image's sides, of models that take any size; 0 is the size that "
-        "the vision tower was made for",
-        default=0,
-        minimum=0,
-        optional=True,
-    )
-    padding: str = knob(
-        "padding",
-        "max_length: every example is padded, so attention gets a mask; none: the "
-        "longest example of a batch has no padding, and no mask where all are as long; "
-        "packed: the batch is one row of several examples with a mask of their ends",
-        default="none",
-        allowed=("none", "max_length", "packed"),
-        optional=True,
-    )
+        minimum=0, optional=True)
+    reference: bool = knob("reference_pass", False,
+        "after each forward pass another one without gradients and adapters: the reference of "
+        "preference training (DPO), whose chosen and rejected answers are a sequence each",
+        optional=True)
+    reference_model: bool = knob("reference_model", False,
+        "with reference_pass: the reference is a second model in memory, not this one without its "
+        "adapters",
+        optional=True)
+    length: int = knob("max_length", 1024,
+        "longest sequence in tokens; longer examples are cut", minimum=1, capacity=True)
+    images: int = knob("images", 0,
+        "images of each example, whose tokens are part of max_length; of models that cut an image "
+        "into tiles, the tiles",
+        minimum=0, optional=True)
+    image_size: int = knob("image_size", 0,
+        "pixels of an image's sides, of models that take any size; 0 is the size that the vision "
+        "tower was made for",
+        minimum=0, optional=True)
+    padding: str = knob("padding", "none",
+        "max_length: every example is padded, so attention gets a mask; none: the longest example "
+        "of a batch has no padding, and no mask where all are as long; packed: the batch is one "
+        "row of several examples with a mask of their ends",
+        allowed=("none", "max_length", "packed"), optional=True)
+    # fmt: on
 
     @property
     def padded(self) -> bool:
@@ -199,49 +145,30 @@ class Examples(Group):
 class Precision(Group):
     """Dtypes of weights and products."""
 
-    weights: str = knob(
-        "precision",
-        "how the base weights are kept: nf4 and int8 are quantised by bitsandbytes, "
-        "tf32 is fp32 weights with TF32 matrix products",
-        default="bf16",
+    # fmt: off
+    weights: str = knob("precision", "bf16",
+        "how the base weights are kept: nf4 and int8 are quantised by bitsandbytes, tf32 is fp32 "
+        "weights with TF32 matrix products",
         allowed=("fp32", "tf32", "fp16", "bf16", "int8", "nf4"),
         refused={
-            "awq": "nf4, of 4 bits, comes nearest",
-            "gptq": "nf4, of 4 bits, comes nearest",
-            "hqq": "nf4, of 4 bits, comes nearest",
-            "mxfp4": "nf4, of 4 bits, comes nearest",
-            "fp4": "nf4 has the same size",
-            "fp8": "int8, of as many bits, comes nearest",
-        },
-    )
-    autocast: str = knob(
-        "mixed_precision",
+            **dict.fromkeys(("awq", "gptq", "hqq", "mxfp4"), "nf4, of 4 bits, comes nearest"),
+            "fp4": "nf4 has the same size", "fp8": "int8, of as many bits, comes nearest"})
+    autocast: str = knob("mixed_precision", "bf16",
         "autocast of the forward pass, as Trainer's bf16=True and fp16=True",
-        default="bf16",
         default_rule="'no' if precision in ('fp32', 'tf32') else "
         "'fp16' if precision == 'fp16' else 'bf16'",
-        allowed=("no", "bf16", "fp16"),
-    )
-    compute: str = knob(
-        "compute_dtype",
-        "dtype of products with nf4 and int8 layers and of what is not quantised; auto "
-        "is that of mixed_precision, else bf16",
-        default="auto",
-        allowed=("auto", "fp32", "fp16", "bf16"),
-    )
-    double_quant: bool = knob(
-        "double_quant",
-        "nf4 only: keep the scales of weight blocks in 8 bits too (bnb_4bit_use_double_quant)",
-        default=True,
-    )
-    preparation: str = knob(
-        "kbit_preparation",
+        allowed=("no", "bf16", "fp16"))
+    compute: str = knob("compute_dtype", "auto",
+        "dtype of products with nf4 and int8 layers and of what is not quantised; auto is that of "
+        "mixed_precision, else bf16",
+        allowed=("auto", "fp32", "fp16", "bf16"))
+    double_quant: bool = knob("double_quant", True,
+        "nf4 only: keep the scales of weight blocks in 8 bits too (bnb_4bit_use_double_quant)")
+    preparation: str = knob("kbit_preparation", "peft",
         "nf4 and int8 with adapters: widen what is not quantised to fp32, as peft's "
-        "prepare_model_for_kbit_training, only the norms of it, as trl's SFTTrainer, or "
-        "nothing",
-        default="peft",
-        allowed=("peft", "trl", "none"),
-    )
+        "prepare_model_for_kbit_training, only the norms of it, as trl's SFTTrainer, or nothing",
+        allowed=("peft", "trl", "none"))
+    # fmt: on
 
     @property
     def is_quantized(self) -> bool:
@@ -253,31 +180,19 @@ class Precision(Group):
 class Loss(Group):
     """The treatment of the logits by the loss."""
 
-    kind: str = knob(
-        "loss",
-        "how the loss treats the logits: as the installed transformers does; as "
-        "versions 4.46 to 4.48 did, with a copy; as 4.45 did, whose model returned them "
-        "in fp32 as well; unwidened, in their own precision; chunked, as TRL's trainers since "
-        "1.16, which never have them; or liger, whose gradients are computed with the loss",
-        default="transformers",
-        allowed=(
-            "transformers",
-            "transformers_4_46",
-            "transformers_4_45",
-            "unwidened",
-            "chunked",
-            "liger",
-        ),
-        refused={
-            "cut_cross_entropy": "chunked, which never has the whole logits either, comes nearest",
-            "unsloth": "chunked, which never has the whole logits either, comes nearest",
-        },
-    )
-    fused: bool = knob(
-        "fused_loss",
-        "a fused cross entropy that turns the logits into their gradient in place",
-        default=False,
-    )
+    # fmt: off
+    kind: str = knob("loss", "transformers",
+        "how the loss treats the logits: as the installed transformers does; as versions 4.46 to "
+        "4.48 did, with a copy; as 4.45 did, whose model returned them in fp32 as well; "
+        "unwidened, in their own precision; chunked, as TRL's trainers since 1.16, which never "
+        "have them; or liger, whose gradients are computed with the loss",
+        allowed=("transformers", "transformers_4_46", "transformers_4_45", "unwidened", "chunked",
+                 "liger"),
+        refused=dict.fromkeys(("cut_cross_entropy", "unsloth"),
+            "chunked, which never has the whole logits either, comes nearest"))
+    fused: bool = knob("fused_loss", False,
+        "a fused cross entropy that turns the logits into their gradient in place")
+    # fmt: on
 
 
 OFFLOAD_ACTIVATIONS = "activation_offloading"
@@ -287,26 +202,18 @@ OFFLOAD_ACTIVATIONS = "activation_offloading"
 class Recompute(Group):
     """Gradient checkpointing."""
 
-    enabled: bool = knob(
-        "gradient_checkpointing",
-        "recompute each layer's activations in the backward pass instead of keeping them",
-        default=True,
-    )
-    reentrant: bool = knob(
-        "use_reentrant",
-        "with gradient_checkpointing: PyTorch's older way (use_reentrant=True), which "
-        "keeps less of a layer at once; what checkpoints have that are enabled without "
-        "keyword arguments",
-        default=False,
-        optional=True,
-    )
-    on_host: bool = knob(
-        OFFLOAD_ACTIVATIONS,
-        "predictions only: with gradient_checkpointing, keep the checkpoints on the host until the "
-        "backward pass (torchtune's enable_activation_offloading)",
-        default=False,
-        optional=True,
-    )
+    # fmt: off
+    enabled: bool = knob("gradient_checkpointing", True,
+        "recompute each layer's activations in the backward pass instead of keeping them")
+    reentrant: bool = knob("use_reentrant", False,
+        "with gradient_checkpointing: PyTorch's older way (use_reentrant=True), which keeps less "
+        "of a layer at once; what checkpoints have that are enabled without keyword arguments",
+        optional=True)
+    on_host: bool = knob(OFFLOAD_ACTIVATIONS, False,
+        "predictions only: with gradient_checkpointing, keep the checkpoints on the host until "
+        "the backward pass (torchtune's enable_activation_offloading)",
+        optional=True)
+    # fmt: on
 
 
 IN_BACKWARD = "optimizer_in_backward"
@@ -333,85 +240,52 @@ PROGRAM_WAYS: Mapping[str, str] = {
 class Update(Group):
     """The step: optimizer, attention, clipping, and who runs it."""
 
-    optimizer: str = knob(
-        "optimizer",
+    # fmt: off
+    optimizer: str = knob("optimizer", "adamw_torch",
         "optimizer by its name in transformers' TrainingArguments",
-        default="adamw_torch",
-        allowed=tuple(OPTIMIZERS),
-        refused=REFUSED,
-    )
-    attention: str = knob(
-        "attention",
-        "attn_implementation of transformers; or sdpa on repeated heads, as transformers "
-        "4.49 and programs of one's own call it, and the same with a dense mask (masked_heads)",
-        default="sdpa",
-        allowed=("eager", "sdpa", "flash_attention_2", "repeated_heads", "masked_heads"),
-    )
-    max_grad_norm: float = knob(
-        "max_grad_norm",
+        allowed=tuple(OPTIMIZERS), refused=REFUSED)
+    attention: str = knob("attention", "sdpa",
+        "attn_implementation of transformers; or sdpa on repeated heads, as transformers 4.49 and "
+        "programs of one's own call it, and the same with a dense mask (masked_heads)",
+        allowed=("eager", "sdpa", "flash_attention_2", "repeated_heads", "masked_heads"))
+    max_grad_norm: float = knob("max_grad_norm", 1.0,
         "gradients are clipped to this norm; 0 does not clip (TrainingArguments' default is 1)",
-        default=1.0,
-        minimum=0,
-    )
-    loop: str = knob(
-        "training_loop",
-        "who runs the step: transformers' Trainer; a function of one's own, which holds "
-        "the model's outputs (the logits) until backward has ended; or the body of a "
-        "loop, whose variables hold them until the next forward pass has ended",
-        default="trainer",
-        allowed=("trainer", "function", "loop"),
-    )
-    in_backward: bool = knob(
-        IN_BACKWARD,
-        "update each parameter in the backward pass as soon as it has its gradient, which is freed "
-        "(torchtune's optimizer_in_bwd); without accumulation and clipping",
-        default=False,
-        optional=True,
-    )
-
-    ways: tuple[str, ...] = knob(
-        "program_ways",
+        minimum=0)
+    loop: str = knob("training_loop", "trainer",
+        "who runs the step: transformers' Trainer; a function of one's own, which holds the "
+        "model's outputs (the logits) until backward has ended; or the body of a loop, whose "
+        "variables hold them until the next forward pass has ended",
+        allowed=("trainer", "function", "loop"))
+    in_backward: bool = knob(IN_BACKWARD, False,
+        "update each parameter in the backward pass as soon as it has its gradient, which is "
+        "freed (torchtune's optimizer_in_bwd); without accumulation and clipping",
+        optional=True)
+    ways: tuple[str, ...] = knob("program_ways", NO_NAMES,
         "predictions only: what a program does in its own way: "
         + "; ".join(f"{name}: {text}" for name, text in PROGRAM_WAYS.items()),
-        default=NO_NAMES,
-        optional=True,
-    )
+        optional=True)
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluating(Group):
     """The evaluation between steps, which predictions have after the last one."""
 
-    batch: int = knob(
-        "eval_batch",
+    # fmt: off
+    batch: int = knob("eval_batch", 0,
         "predictions only: samples in one forward pass of an evaluation; 0 for no evaluation",
-        default=0,
-        minimum=0,
-        optional=True,
-    )
-    kept: int = knob(
-        "eval_kept",
-        "with eval_batch: batches whose logits stay on the GPU, as Trainer with "
-        "compute_metrics keeps eval_accumulation_steps of them",
-        default=0,
-        minimum=0,
-        optional=True,
-    )
+        minimum=0, optional=True)
+    kept: int = knob("eval_kept", 0,
+        "with eval_batch: batches whose logits stay on the GPU, as Trainer with compute_metrics "
+        "keeps eval_accumulation_steps of them",
+        minimum=0, optional=True)
+    # fmt: on
 
 
 _GROUPS: tuple[type[Group], ...] = (
-    Batch,
-    Adapter,
-    Examples,
-    Precision,
-    Loss,
-    Recompute,
-    Update,
-    Evaluating,
-    Process,
-    Loader,
-    Ranks,
-)
+    Batch, Adapter, Examples, Precision, Loss, Recompute, Update, Evaluating, Process,
+    Loader, Ranks,
+)  # fmt: skip
 
 EFFECTIVE_BATCH = "effective_batch == micro_batch * grad_accum"
 

@@ -49,67 +49,39 @@ _NOT_PREDICTED: Mapping[str, str] = dict.fromkeys(
 class Ranks(Group):
     """The GPUs of a training, and how they share the work."""
 
-    count: int = knob(
-        "gpus_per_trial",
-        "GPUs that train one configuration together, one process each: of one machine, "
-        "or of all `machines` together",
-        default=1,
-        minimum=1,
-        below=MAX_GPUS * MAX_MACHINES + 1,
-        optional=True,
-    )
-    machines: int = knob(
-        "machines",
-        "machines that the GPUs of a configuration stand in, as many in each: "
-        "predicted, and no trial runs",
-        default=1,
-        minimum=1,
-        below=MAX_MACHINES + 1,
-        optional=True,
-    )
-    strategy: str = knob(
-        "distributed",
-        "with gpus_per_trial above 1: ddp keeps a whole model on each GPU and adds up "
-        "gradients, fsdp2 (fully_shard) keeps a share of weights, gradients and "
-        "optimizer state on each, hsdp does so inside groups of dp_shard_size GPUs and "
-        "adds up gradients between them; zero1, zero2 and zero3 are DeepSpeed's, which "
-        "share the optimizer state, the gradients too, and the weights too",
-        default="ddp",
-        allowed=("ddp", "fsdp2", "hsdp", *ZERO_STAGES),
-        optional=True,
-        refused=_NOT_PREDICTED,
-    )
-    reshard: bool = knob(
-        "reshard_after_forward",
-        "under fsdp2 and hsdp: false keeps the gathered weights of a layer until its "
-        "backward pass has ended, which sends less and takes more memory (as ZeRO-2)",
-        default=True,
-        optional=True,
-    )
-    sync: bool = knob(
-        SYNC,
+    # fmt: off
+    count: int = knob("gpus_per_trial", 1,
+        "GPUs that train one configuration together, one process each: of one machine, or of all "
+        "`machines` together",
+        minimum=1, below=MAX_GPUS * MAX_MACHINES + 1, optional=True)
+    machines: int = knob("machines", 1,
+        "machines that the GPUs of a configuration stand in, as many in each: predicted, and no "
+        "trial runs",
+        minimum=1, below=MAX_MACHINES + 1, optional=True)
+    strategy: str = knob("distributed", "ddp",
+        "with gpus_per_trial above 1: ddp keeps a whole model on each GPU and adds up gradients, "
+        "fsdp2 (fully_shard) keeps a share of weights, gradients and optimizer state on each, "
+        "hsdp does so inside groups of dp_shard_size GPUs and adds up gradients between them; "
+        "zero1, zero2 and zero3 are DeepSpeed's, which share the optimizer state, the gradients "
+        "too, and the weights too",
+        allowed=("ddp", "fsdp2", "hsdp", *ZERO_STAGES), optional=True, refused=_NOT_PREDICTED)
+    reshard: bool = knob("reshard_after_forward", True,
+        "under fsdp2 and hsdp: false keeps the gathered weights of a layer until its backward "
+        "pass has ended, which sends less and takes more memory (as ZeRO-2)",
+        optional=True)
+    sync: bool = knob(SYNC, False,
         "under fsdp2 and hsdp with accumulation: true exchanges gradients after each micro-step, "
         "where false keeps whole ones until the last (accelerate's no_sync)",
-        default=False,
-        optional=True,
-    )
-    shard_size: int = knob(
-        "dp_shard_size",
-        "under hsdp: GPUs that share one copy of the model (accelerate's "
-        "dp_shard_size); 0 is those of a machine, with several machines",
-        default=0,
-        minimum=0,
-        below=MAX_GPUS * MAX_MACHINES,
-        optional=True,
-    )
-    bucket: int = knob(
-        "reduce_bucket_size",
-        "under zero1 to zero3: gradients that are exchanged at once, as numbers; a rank "
-        "has room for them beside its gradients, whatever the size of the model",
-        default=REDUCE_BUCKET_ELEMENTS,
-        minimum=1,
-        optional=True,
-    )
+        optional=True)
+    shard_size: int = knob("dp_shard_size", 0,
+        "under hsdp: GPUs that share one copy of the model (accelerate's dp_shard_size); 0 is "
+        "those of a machine, with several machines",
+        minimum=0, below=MAX_GPUS * MAX_MACHINES, optional=True)
+    bucket: int = knob("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS,
+        "under zero1 to zero3: gradients that are exchanged at once, as numbers; a rank has room "
+        "for them beside its gradients, whatever the size of the model",
+        minimum=1, optional=True)
+    # fmt: on
 
 
 _ONE = "micro_batch * grad_accum"

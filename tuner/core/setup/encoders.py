@@ -16,214 +16,126 @@ from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, Group, KnobSchema, Wor
 class Encoder(Group):
     """The step around an encoder, whatever its model computes."""
 
-    length: int = knob(
-        "max_length",
-        "longest sequence in tokens; longer texts are cut",
-        default=512,
-        minimum=1,
-        capacity=True,
-    )
-    padding: str = knob(
-        "padding",
+    # fmt: off
+    length: int = knob("max_length", 512,
+        "longest sequence in tokens; longer texts are cut", minimum=1, capacity=True)
+    padding: str = knob("padding", "max_length",
         "max_length: sequences are padded, so attention gets a mask; none: every sequence is full",
-        default="max_length",
-        allowed=("max_length", "none"),
-    )
-    precision: str = knob(
-        "precision",
+        allowed=("max_length", "none"))
+    precision: str = knob("precision", "fp32",
         "how the weights are kept: tf32 is fp32 weights with TF32 matrix products",
-        default="fp32",
-        allowed=("fp32", "tf32"),
-    )
-    autocast: str = knob(
-        "mixed_precision",
+        allowed=("fp32", "tf32"))
+    autocast: str = knob("mixed_precision", "fp16",
         "autocast of the forward pass; fp16 scales the loss (GradScaler)",
-        default="fp16",
-        allowed=("no", "bf16", "fp16"),
-    )
-    optimizer: str = knob(
-        "optimizer",
-        "optimizer by its name in transformers' TrainingArguments",
-        default="adamw_torch",
-        allowed=tuple(OPTIMIZERS),
-    )
-    attention: str = knob(
-        "attention",
-        "attn_implementation of transformers",
-        default="sdpa",
-        allowed=("eager", "sdpa"),
-    )
-    max_grad_norm: float = knob(
-        "max_grad_norm",
-        "gradients are clipped to this norm; 0 does not clip",
-        default=1.0,
-        minimum=0,
-    )
+        allowed=("no", "bf16", "fp16"))
+    optimizer: str = knob("optimizer", "adamw_torch",
+        "optimizer by its name in transformers' TrainingArguments", allowed=tuple(OPTIMIZERS))
+    attention: str = knob("attention", "sdpa",
+        "attn_implementation of transformers", allowed=("eager", "sdpa"))
+    max_grad_norm: float = knob("max_grad_norm", 1.0,
+        "gradients are clipped to this norm; 0 does not clip", minimum=0)
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Group):
-    """The knobs of `contrastive` beside those of its step."""
+class Samples(Group):
+    """The samples of `contrastive` and the adapters of its encoders."""
 
-    lora_rank: int = knob(
-        "lora_rank", "rank of the LoRA adapters", default=8, minimum=1, capacity=True
-    )
-    lora_alpha: int = knob(
-        "lora_alpha",
+    # fmt: off
+    lora_rank: int = knob("lora_rank", 8, "rank of the LoRA adapters", minimum=1, capacity=True)
+    lora_alpha: int = knob("lora_alpha", 16,
         "scale of the LoRA adapters: no effect on memory or time",
-        default=16,
-        default_rule="2 * lora_rank",
-        minimum=1,
-    )
-    lora_targets: tuple[str, ...] = knob(
-        "lora_targets", "modules that get an adapter", default=ALL_LINEAR
-    )
-    gradient_checkpointing: bool = knob(
-        "gradient_checkpointing",
-        "recompute each layer's activations in the backward pass instead of keeping them",
-        default=True,
-    )
-    channels: tuple[str, ...] = knob(
-        "channels", "texts of a sample; each has its own encoder", default=("text",)
-    )
-    short_channels: tuple[str, ...] = knob(
-        "short_channels",
-        "channels cut at short_length instead of max_length; none for no channel",
-        default=NO_NAMES,
-    )
-    short_length: int = knob(
-        "short_length", "length of the short channels in tokens", default=32, minimum=1
-    )
-    n_negatives: int = knob(
-        "n_negatives",
+        default_rule="2 * lora_rank", minimum=1)
+    lora_targets: tuple[str, ...] = knob("lora_targets", ALL_LINEAR, "modules that get an adapter")
+    gradient_checkpointing: bool = knob("gradient_checkpointing", True,
+        "recompute each layer's activations in the backward pass instead of keeping them")
+    channels: tuple[str, ...] = knob("channels", ("text",),
+        "texts of a sample; each has its own encoder")
+    short_channels: tuple[str, ...] = knob("short_channels", NO_NAMES,
+        "channels cut at short_length instead of max_length; none for no channel")
+    short_length: int = knob("short_length", 32,
+        "length of the short channels in tokens", minimum=1)
+    n_negatives: int = knob("n_negatives", 8,
         "negatives of each anchor: all go through the encoders in every step",
-        default=8,
-        minimum=1,
-        capacity=True,
-    )
-    n_positives: int = knob(
-        "n_positives",
+        minimum=1, capacity=True)
+    n_positives: int = knob("n_positives", 1,
         "positives of each anchor, one of them in a step: pairs of an epoch, not size of a step",
-        default=1,
-        minimum=1,
-    )
-    experts: int = knob(
-        "experts", "experts after the concatenated channels; 0 for none", default=0, minimum=0
-    )
-    experts_per_sample: int = knob(
-        "experts_per_sample", "experts that each sample uses", default=2, minimum=1
-    )
-    expert_hidden: int = knob(
-        "expert_hidden", "width of the hidden layer of an expert", default=1024, minimum=1
-    )
-    geometry: str = knob(
-        "geometry",
-        "distances: on the hyperboloid (Lorentz model) or between unit vectors",
-        default="cosine",
-        allowed=("lorentz", "cosine"),
-    )
-    temperature: float = knob(
-        "temperature",
-        "of the InfoNCE loss: no effect on memory or time",
-        default=0.07,
-        minimum=1e-06,
-    )
-    load_balancing: float = knob(
-        "load_balancing",
-        "weight of the loss that keeps experts equally busy: no effect on memory or time",
-        default=0.01,
-        minimum=0,
-    )
+        minimum=1)
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks(Group):
-    """The knobs of `multitask` beside those of its step."""
+class Comparison(Samples):
+    """The knobs of `contrastive` beside those of its step: samples, and how they are compared."""
 
-    lora_rank: int = knob(
-        "lora_rank",
-        "rank of the LoRA set of each generation task",
-        default=16,
-        minimum=1,
-        capacity=True,
-    )
-    lora_alpha: int = knob(
-        "lora_alpha",
-        "scale of the LoRA sets: no effect on memory or time",
-        default=32,
-        default_rule="2 * lora_rank",
-        minimum=1,
-    )
-    classification_rank: int = knob(
-        "classification_rank",
-        "rank of the LoRA set of each classification task",
-        default=16,
-        minimum=1,
-    )
-    extraction_rank: int = knob(
-        "extraction_rank", "rank of the LoRA set of each extraction task", default=16, minimum=1
-    )
-    lora_targets: tuple[str, ...] = knob(
-        "lora_targets",
-        "modules that get an adapter in each set",
-        default=("query", "key", "value", "dense"),
-    )
-    backbone: str = knob(
-        "backbone",
+    # fmt: off
+    experts: int = knob("experts", 0,
+        "experts after the concatenated channels; 0 for none", minimum=0)
+    experts_per_sample: int = knob("experts_per_sample", 2,
+        "experts that each sample uses", minimum=1)
+    expert_hidden: int = knob("expert_hidden", 1024,
+        "width of the hidden layer of an expert", minimum=1)
+    geometry: str = knob("geometry", "cosine",
+        "distances: on the hyperboloid (Lorentz model) or between unit vectors",
+        allowed=("lorentz", "cosine"))
+    temperature: float = knob("temperature", 0.07,
+        "of the InfoNCE loss: no effect on memory or time", minimum=1e-06)
+    load_balancing: float = knob("load_balancing", 0.01,
+        "weight of the loss that keeps experts equally busy: no effect on memory or time",
+        minimum=0)
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAdapters(Group):
+    """The LoRA sets of `multitask`, beside a backbone or inside it."""
+
+    # fmt: off
+    lora_rank: int = knob("lora_rank", 16,
+        "rank of the LoRA set of each generation task", minimum=1, capacity=True)
+    lora_alpha: int = knob("lora_alpha", 32, "scale of the LoRA sets: no effect on memory or time",
+        default_rule="2 * lora_rank", minimum=1)
+    classification_rank: int = knob("classification_rank", 16,
+        "rank of the LoRA set of each classification task", minimum=1)
+    extraction_rank: int = knob("extraction_rank", 16,
+        "rank of the LoRA set of each extraction task", minimum=1)
+    lora_targets: tuple[str, ...] = knob("lora_targets", ("query", "key", "value", "dense"),
+        "modules that get an adapter in each set")
+    backbone: str = knob("backbone", "adapted",
         "frozen: it runs under no_grad and the LoRA sets beside it get no gradient; adapted: each "
         "task runs it with its LoRA set inside, which is trained",
-        default="adapted",
-        allowed=("adapted", "frozen"),
-    )
-    phase: str = knob(
-        "phase",
+        allowed=("adapted", "frozen"))
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks(TaskAdapters):
+    """The knobs of `multitask` beside those of its step: LoRA sets, and what is trained."""
+
+    # fmt: off
+    phase: str = knob("phase", "adapters",
         "what is trained: the adapters and heads of trained_tasks; the router, on all tasks with "
         "everything else frozen; or both jointly",
-        default="adapters",
-        allowed=("adapters", "router", "joint"),
-    )
-    trained_tasks: tuple[str, ...] = knob(
-        "trained_tasks",
-        "tasks that a step of phase adapters trains; all for every task",
-        default=("all",),
-    )
-    classification_tasks: tuple[str, ...] = knob(
-        "classification_tasks",
-        "tasks with one of two classes per sample; none for no task",
-        default=("classification",),
-    )
-    extraction_tasks: tuple[str, ...] = knob(
-        "extraction_tasks",
-        "tasks with a start and an end position in the sample; none for no task",
-        default=NO_NAMES,
-    )
-    generation_tasks: tuple[str, ...] = knob(
-        "generation_tasks",
-        "tasks with logits over the vocabulary at each target position; none for no task",
-        default=NO_NAMES,
-    )
-    target_length: int = knob(
-        "target_length", "target positions of generation tasks", default=128, minimum=1
-    )
-    short_target_tasks: tuple[str, ...] = knob(
-        "short_target_tasks",
-        "generation tasks with short_target_length positions instead; none for no task",
-        default=NO_NAMES,
-    )
-    training_loop: str = knob(
-        "training_loop",
+        allowed=("adapters", "router", "joint"))
+    trained_tasks: tuple[str, ...] = knob("trained_tasks", ("all",),
+        "tasks that a step of phase adapters trains; all for every task")
+    classification_tasks: tuple[str, ...] = knob("classification_tasks", ("classification",),
+        "tasks with one of two classes per sample; none for no task")
+    extraction_tasks: tuple[str, ...] = knob("extraction_tasks", NO_NAMES,
+        "tasks with a start and an end position in the sample; none for no task")
+    generation_tasks: tuple[str, ...] = knob("generation_tasks", NO_NAMES,
+        "tasks with logits over the vocabulary at each target position; none for no task")
+    target_length: int = knob("target_length", 128,
+        "target positions of generation tasks", minimum=1)
+    short_target_tasks: tuple[str, ...] = knob("short_target_tasks", NO_NAMES,
+        "generation tasks with short_target_length positions instead; none for no task")
+    training_loop: str = knob("training_loop", "frees",
         "who holds the outputs of the tasks: none (frees), a function that runs the step, until "
         "backward has ended, or the body of a loop, until the next forward pass has ended",
-        default="frees",
-        allowed=("frees", "function", "loop"),
-        optional=True,
-    )
-    short_target_length: int = knob(
-        "short_target_length",
-        "target positions of the short generation tasks",
-        default=64,
-        minimum=1,
-    )
+        allowed=("frees", "function", "loop"), optional=True)
+    short_target_length: int = knob("short_target_length", 64,
+        "target positions of the short generation tasks", minimum=1)
+    # fmt: on
 
 
 def _vocabulary(own: type[Group]) -> dict[str, KnobSchema]:
@@ -245,10 +157,7 @@ def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 CONTRASTIVE = WorkloadSchema(
-    "contrastive",
-    _vocabulary(Comparison),
-    always=(EFFECTIVE_BATCH,),
-    tokens=_texts_of_a_sample,
+    "contrastive", _vocabulary(Comparison), always=(EFFECTIVE_BATCH,), tokens=_texts_of_a_sample
 )
 
 MULTITASK = WorkloadSchema("multitask", _vocabulary(Tasks), always=(EFFECTIVE_BATCH,))

@@ -93,7 +93,8 @@ class KnobSchema:
         if self.kind == "word":
             return value in self.allowed
         if self.kind == "text":
-            return not value or set(_option_names(str(value))) <= set(self.allowed)
+            options = BETWEEN_OPTIONS.split(str(value)) if value else ()
+            return {option.partition(":")[0] for option in options} <= set(self.allowed)
         if isinstance(value, bool | str | tuple):
             return True
         return self.minimum <= value < self.below and abs(value) <= _MAX_INT
@@ -137,10 +138,6 @@ def _read_bool(value: Any) -> bool | None:
     return _BOOLEANS.get(value.lower()) if isinstance(value, str) else None
 
 
-def _read_word(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def is_pattern(name: str) -> bool:
     """True for a regular expression over names of modules, as peft's `target_modules` takes it."""
     return _NAME.fullmatch(name) is None
@@ -175,15 +172,11 @@ def _read_any(value: Any) -> KnobValue | None:
     return value if isinstance(value, bool | int | float | str | tuple) else None
 
 
-def _option_names(text: str) -> list[str]:
-    return [part.partition(":")[0] for part in BETWEEN_OPTIONS.split(text)]
-
-
-_READERS = {
+_READERS: Mapping[str, Callable[[Any], KnobValue | None]] = {
     "int": _read_int,
     "float": _read_float,
     "bool": _read_bool,
-    "word": _read_word,
+    "word": lambda value: value if isinstance(value, str) else None,
     "names": _read_names,
     "text": _read_text,
     "any": _read_any,
@@ -206,7 +199,7 @@ _KINDS: Mapping[str, Kind] = {
 """The kind of a knob by the annotation of its field."""
 
 
-def knob(name: str, meaning: str, *, default: Any, **more: Any) -> Any:
+def knob(name: str, default: Any, meaning: str, **more: Any) -> Any:
     """The field of a group that is the knob `name`; `more` are fields of `KnobSchema`."""
     return field(default=default, metadata={"name": name, "meaning": meaning, **more})
 
@@ -229,11 +222,6 @@ class Group:
         return cls(**{f.name: values[f.metadata["name"]] for f in fields(cls)})
 
 
-def _one_sequence(configuration: Mapping[str, Any]) -> int:
-    """The tokens of a sample that is one sequence."""
-    return int(configuration["max_length"])
-
-
 @dataclass(frozen=True, slots=True)
 class WorkloadSchema:
     """Every name of one workload, and the conditions that hold in each of its spaces."""
@@ -241,8 +229,8 @@ class WorkloadSchema:
     workload: str
     terms: Mapping[str, KnobSchema]
     always: tuple[str, ...] = ()
-    tokens: Callable[[Mapping[str, Any]], int] = _one_sequence
-    """Tokens of one sample of a configuration, at full length."""
+    tokens: Callable[[Mapping[str, Any]], int] = lambda values: int(values["max_length"])
+    """Tokens of one sample of a configuration, at full length; by default of one sequence."""
 
     def values(self, given: Mapping[str, KnobValue]) -> dict[str, Any]:
         """The value of every knob: the given one, checked, or its default.

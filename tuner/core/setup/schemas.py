@@ -61,7 +61,9 @@ class MemoryOrder:
         """
         places: dict[str, float] = {}
         others: list[tuple[str, KnobValue]] = []
-        unordered = self.of_adapters if _trains_weights(configuration) else frozenset()
+        saved = configuration.get("modules_to_save", NO_NAMES)
+        trains_weights = configuration.get("lora_rank") == 0 or saved != NO_NAMES
+        unordered = self.of_adapters if trains_weights else frozenset()
         for name, value in configuration.items():
             order = () if name in unordered else self.knobs.get(name, ())
             if order is None and isinstance(value, int | float):
@@ -74,12 +76,6 @@ class MemoryOrder:
             elif name not in self.without_effect:
                 others.append((name, value))
         return places, tuple(others)
-
-
-def _trains_weights(configuration: Configuration) -> bool:
-    """True if weights of the base are trained: all of them, or copies of whole modules."""
-    saved = configuration.get("modules_to_save", NO_NAMES)
-    return configuration.get("lora_rank") == 0 or saved != NO_NAMES
 
 
 MEMORY_ORDERS: Mapping[str, MemoryOrder] = {

@@ -41,7 +41,6 @@ def evidence_fields(
     `budget` is the memory that there is, of a rank where there are several, and the margin;
     `versions` are the releases that a prediction stands for.
     """
-    is_compiled = isinstance(evidence, Prediction) and evidence.is_compiled
     size = _interval_text(evidence, "device_bytes", format_size)
     return [
         ("source", str(evidence.source)),
@@ -49,14 +48,14 @@ def evidence_fields(
         ("verdict", verdict_text(evidence, budget)),
         ("memory", peak_text(evidence.memory, size)),
         ("ranks", ranks_text(evidence)),
-        ("speed", UNKNOWN_SPEED if is_compiled else _speed_text(evidence)),
+        ("speed", UNKNOWN_SPEED if evidence.is_compiled else _speed_text(evidence)),
         ("limited by", limit_text(_breakdown_s(evidence))),
         (
             "parameters",
             f"{count(evidence.trainable_params)} trainable of {count(evidence.total_params)}",
         ),
         # It ends with the settings and the layers that the numbers know nothing of.
-        ("method", evidence.method if isinstance(evidence, Prediction) else ""),
+        ("method", evidence.method),
     ]
 
 
@@ -75,8 +74,7 @@ def print_parts(source: str, memory: Memory, breakdown_s: Mapping[str, float]) -
 
 
 def _breakdown_s(evidence: Evidence) -> Mapping[str, float]:
-    is_compiled = isinstance(evidence, Prediction) and evidence.is_compiled
-    return {} if is_compiled else evidence.speed.breakdown_s
+    return {} if evidence.is_compiled else evidence.speed.breakdown_s
 
 
 _IN_WORDS = {

@@ -14,7 +14,7 @@ from tuner.report.terminal.render import differing, echo, print_fields, say
 from tuner.report.terminal.tables import print_rows, print_settings
 from tuner.searches.cost import run_cost
 from tuner.searches.facts import OF_ONE, counted_gpus
-from tuner.searches.front import UNDECIDED, room_bytes
+from tuner.searches.front import UNDECIDED, evidence_of, room_bytes
 from tuner.searches.view import View
 
 QUANTITIES: Sequence[tuple[str, str, Callable[[Prediction | Measurement], float]]] = (
@@ -142,9 +142,7 @@ def print_front(view: View, *, best: str = "recommended") -> None:
 
 def front_numbers(record: TrialRecord, view: View) -> list[str]:
     """The numbers of a configuration of the front, as in the columns of the table."""
-    evidence = record.outcome.evidence
-    assert evidence is not None  # without numbers a trial is on no front
-    cost = run_cost(record, view.space, view.gpu)
+    evidence, cost = evidence_of(record), run_cost(record, view.space, view.gpu)
     used_bytes = evidence.memory.device_bytes
     return [
         format_size(used_bytes),

@@ -13,6 +13,7 @@ import click
 from tuner.core.expressions import settings_text
 from tuner.core.units import format_duration, format_size, printable, significant
 from tuner.report.terminal.render import PIPE_WIDTH, echo, is_interactive
+from tuner.report.terminal.tables import console
 from tuner.searches.progress import Progress
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
         return
     if is_interactive(sys.stderr if err else sys.stdout):
         from rich.live import Live
-
-        from tuner.report.terminal.tables import console
 
         with Live(console=console(err=err), transient=True, refresh_per_second=4) as live:
             yield lambda states: live.update(drawn(states))
@@ -62,8 +61,6 @@ class Waiting:
         if not quiet and is_interactive(sys.stderr):
             from rich.progress import Progress as Spinner
             from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            from tuner.report.terminal.tables import console
 
             columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
             shown = console(err=True)

@@ -56,11 +56,7 @@ class Sheet:
     """
 
     def __init__(
-        self,
-        columns: Sequence[str],
-        *,
-        right: Sequence[str] = (),
-        drop: Sequence[str] = (),
+        self, columns: Sequence[str], *, right: Sequence[str] = (), drop: Sequence[str] = ()
     ) -> None:
         self._columns = [_Column(printable(name), name in right) for name in columns]
         others = [column for column in self._columns if column.name not in drop]

@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 from tuner.searches.failures import Suspects
 from tuner.searches.guided.goals import LogNormal, staircase
 from tuner.searches.guided.pool import Pool
-from tuner.searches.guided.regression import (
-    Belief,
-    Fit,
-    Floats,
-    ResidualModel,
-    Trials,
-    features,
-)
+from tuner.searches.guided.regression import Belief, Fit, Floats, ResidualModel, Trials, features
 
 LEAST_PROBABLE = 0.02
 """Causes that are less probable are left out."""

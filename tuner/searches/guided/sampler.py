@@ -158,11 +158,7 @@ class Guided:
         return int(places[best]), float(worth[best])
 
     def _told(
-        self,
-        places: NDArray[np.intp],
-        safe: NDArray[np.bool_],
-        chances: Floats,
-        gains: Floats,
+        self, places: NDArray[np.intp], safe: NDArray[np.bool_], chances: Floats, gains: Floats
     ) -> Floats:
         """The gain that each of `places` is expected to open by telling what caused earlier trials.
 

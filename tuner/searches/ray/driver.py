@@ -118,7 +118,7 @@ def _states(
 def proposer_of(request: SearchRequest) -> Proposer:
     """The proposer of the trials of `request`. Raises `InputError` without configurations."""
     options = request.options
-    configurations = list(request.space.configurations(options.where))
+    configurations = request.candidates
     if not configurations:
         conditions = " and ".join(options.where)
         raise InputError(

@@ -51,7 +51,7 @@ GAUGES: Mapping[str, str] = {
     "tuner_hypervolume": "Area under the front, in samples/s x bytes, to 0 and the GPU's memory.",
 }
 HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "tuner_trial_memory_ratio": ("Peak device memory of a trial / the GPU's memory.", SHARES),
+    "tuner_trial_memory_ratio": ("Peak device memory of a trial / the GPU's memory.", SHARES)
 }
 MORE_TAGS: Mapping[str, tuple[str, ...]] = {"tuner_trials": ("outcome", "source")}
 
@@ -63,10 +63,7 @@ class SearchMetrics:
     """
 
     def __init__(
-        self,
-        requests: Sequence[SearchRequest],
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, requests: Sequence[SearchRequest], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._gpus = [request.gpu for request in requests]
         self._tags = {

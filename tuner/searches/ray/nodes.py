@@ -13,13 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tuner.core.errors import UnavailableError
-from tuner.searches.nodes import (
-    ACCELERATOR,
-    ACCELERATOR_RESOURCE,
-    Need,
-    Node,
-    Nodes,
-)
+from tuner.searches.nodes import ACCELERATOR, ACCELERATOR_RESOURCE, Need, Node, Nodes
 from tuner.searches.options import SearchOptions
 from tuner.searches.ray.cluster import connected, quiet
 from tuner.space.gpus import accelerator_names

@@ -272,6 +272,5 @@ def _trainable(crew: Crew) -> type[TrialTrainable]:
 def _resources(config: Mapping[str, Any], *, needs: Sequence[Need]) -> tune.PlacementGroupFactory:
     """The resources of a trial, on the node that was chosen for it."""
     return tune.PlacementGroupFactory(
-        [{}, dict(needs[config[INDEX]].resources)],
-        bundle_label_selector=[{NODE_ID: config[NODE]}],
+        [{}, dict(needs[config[INDEX]].resources)], bundle_label_selector=[{NODE_ID: config[NODE]}]
     )
